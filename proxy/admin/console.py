@@ -1,6 +1,6 @@
-"""The console at ``/``: a page for a browser, made of the documented pages of the admin address.
+"""The console at ``/``: a page for a browser, made of the documented pages of the admin address; and their description.
 
-Plain HTML, CSS and a JavaScript module, in the package as they are. They come from nowhere else, and the policy that
+Plain HTML, CSS and JavaScript modules, in the package as they are. They come from nowhere else, and the policy that
 goes with them lets the browser ask no other server than this sidecar and run nothing that stands in the page itself.
 """
 
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from functools import partial
 from importlib.resources import files
+from pathlib import PurePath
 
 from aiohttp import web
 
 from proxy.admin.server import GuardedRoute
 
-_FILES = {
-    "/": ("index.html", "text/html"),
-    "/console.css": ("console.css", "text/css"),
-    "/console.js": ("console.js", "text/javascript"),
-}
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
+#: Where files are that do not have their own name as path.
+_PATHS = {"index.html": "/", "openapi.json": "/api/openapi.json"}
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
@@ -32,10 +31,13 @@ _HEADERS = {
 
 def console_routes() -> list[GuardedRoute]:
     """Return the page and its files, read now."""
-    folder = files("proxy.admin") / "static"
     return [
-        GuardedRoute("GET", path, partial(_answer, (folder / name).read_bytes(), kind))
-        for path, (name, kind) in _FILES.items()
+        GuardedRoute(
+            "GET",
+            _PATHS.get(file.name, f"/{file.name}"),
+            partial(_answer, file.read_bytes(), _TYPES[PurePath(file.name).suffix]),
+        )
+        for file in (files("proxy.admin") / "static").iterdir()
     ]
 
 

@@ -65,8 +65,9 @@ class ExplainPage:
             if question.vhost is None:
                 known = replace(question, queues=question.queues.union(*queues.values()))
             states = {state.name: state for state in self._states()}
+            at = self._clock() if known.at is None else known.at
             # In a thread: the walk visits every binding.
-            return _OK, await asyncio.to_thread(lambda: render(explain(live, known, self._clock(), states)))
+            return _OK, await asyncio.to_thread(lambda: render(explain(live, known, at, states)))
         except ConfigErrors as errors:
             return _UNUSABLE, {"errors": [str(error) for error in errors.errors]}
 

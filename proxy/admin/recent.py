@@ -47,6 +47,8 @@ class RecentPublishes:
         self._bytes = 0
         #: how many there have been
         self._count = 0
+        #: those up to here have been given to who follows
+        self._followed = 0
         self._end: asyncio.TimerHandle | None = None
 
     @property
@@ -79,6 +81,17 @@ class RecentPublishes:
         first = self._count - len(self._kept) + 1
         new = enumerate(islice(self._kept, max(0, number - first + 1), None), max(first, number + 1))
         return {"count": self._count, "publishes": [self._shown(each, failed) for each, failed in new]}
+
+    def whole(self) -> dict[str, object]:
+        """Return what is kept, for who begins to follow."""
+        self.watch()
+        return self.after(0)
+
+    def news(self) -> dict[str, object] | None:
+        """Return what has come since the last call, for all who follow; None: nothing."""
+        self.watch()
+        before, self._followed = self._followed, self._count
+        return self.after(before) if before != self._count else None
 
     async def _get(self, request: web.Request) -> web.Response:
         asked = request.query.get("after", "0")

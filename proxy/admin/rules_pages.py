@@ -1,19 +1,29 @@
-"""``GET /api/rules`` and ``GET /api/routes``: the rules in force as they were written, and what they route where."""
+"""The rules in force: as written, what they route where, notes at their lines, and how they differ from the disk."""
 
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
 
 from proxy.admin.explain import live_rules
 from proxy.admin.server import GuardedRoute, json_route
+from proxy.errors import ConfigErrors
 from proxy.relay.vhost import VhostState
-from proxy.rules.loader import LoadedRules
+from proxy.rules.lint.bindings import lint_bindings
+from proxy.rules.loader import LoadedRules, compile_rules, rules_version
+from proxy.rules.message import text
 from proxy.rules.overview import overview
+from proxy.rules.schema import ParsedFile
+from proxy.yamlfile.document import ConfigWarning
 from proxy.yamlfile.masking import masked
 
-_OK = 200
+_OK, _UNUSABLE = 200, 422
+#: Runs something that compiles rules in a thread.
+Compiling: TypeAlias = Callable[[Callable[[], str]], Awaitable[str]]
 
 
 class RulesPages:
@@ -23,6 +33,8 @@ class RulesPages:
         loaded: returns the rules in force.
         states: returns the virtual hosts as the relays see them.
         missing: returns destinations that do not exist, and why, by virtual host.
+        files: lists the rules files as the configuration names them.
+        compiling: runs what compiles rules.
     """
 
     def __init__(
@@ -30,14 +42,25 @@ class RulesPages:
         loaded: Callable[[], LoadedRules],
         states: Callable[[], Iterable[VhostState]],
         missing: Callable[[], Mapping[str, Mapping[str, str]]],
+        files: Callable[[], Sequence[Path]],
+        compiling: Compiling,
     ) -> None:
         self._loaded = loaded
         self._states = states
         self._missing = missing
+        self._files = files
+        self._compiling = compiling
+        #: version of rules, and the notes about them: they take a compilation
+        self._noted = ("", "")
 
     @property
     def routes(self) -> list[GuardedRoute]:
-        return [json_route("GET", "/api/rules", self.rules), json_route("GET", "/api/routes", self.overview)]
+        return [
+            json_route("GET", "/api/rules", self.rules),
+            json_route("GET", "/api/rules/notes", self.notes),
+            json_route("GET", "/api/rules/changes", self.changes),
+            json_route("GET", "/api/routes", self.overview),
+        ]
 
     async def rules(self, _body: bytes) -> tuple[int, object]:
         """Return the files in force, with secrets masked."""
@@ -45,17 +68,70 @@ class RulesPages:
 
         def render() -> str:
             files = [{"name": name, "text": masked(data.decode())} for name, data in loaded.contents]
-            return _text({"rules": loaded.rules.version, "files": files})
+            return _json({"rules": loaded.rules.version, "files": files})
 
         # In a thread: files may have ten thousand bindings.
         return _OK, await asyncio.to_thread(render)
+
+    async def notes(self, _body: bytes) -> tuple[int, object]:
+        """Return where each binding is written, and the warnings of ``oxproxy check``."""
+        loaded = self._loaded()
+        version, notes = self._noted
+        if version != loaded.rules.version:
+            notes = await self._compiling(lambda: _notes(loaded))
+            self._noted = (loaded.rules.version, notes)
+        return _OK, notes
+
+    async def changes(self, _body: bytes) -> tuple[int, object]:
+        """Return how the files on disk differ from those in force, with secrets masked."""
+        loaded = self._loaded()
+        try:
+            return _OK, await asyncio.to_thread(lambda: _changes(loaded, self._files()))
+        except ConfigErrors as errors:
+            return _UNUSABLE, {"errors": [str(error) for error in errors.errors]}
+        except OSError as error:
+            return _UNUSABLE, {"errors": [f"{error.filename}: can't be read: {error.strerror}"]}
 
     async def overview(self, _body: bytes) -> tuple[int, object]:
         """Return every exchange with its bindings, those of clients too."""
         live, _ = live_rules(self._loaded(), self._states())
         missing = {vhost: dict(names) for vhost, names in self._missing().items()}
-        return _OK, await asyncio.to_thread(lambda: _text({**overview(live), "missing": missing}))
+        return _OK, await asyncio.to_thread(lambda: _json({**overview(live), "missing": missing}))
 
 
-def _text(value: object) -> str:
+def _notes(loaded: LoadedRules) -> str:
+    bindings: list[dict[str, object]] = []
+    warnings: list[ConfigWarning] = [*loaded.warnings]
+
+    def note(files: Sequence[ParsedFile], compiled: LoadedRules) -> None:
+        warnings.extend(lint_bindings(files, compiled))
+        for file in files:
+            for exchange in file.exchanges:
+                place = {"file": file.source, "vhost": file.vhost, "exchange": text(exchange.name)}
+                for binding in exchange.bindings:
+                    bindings.append({**place, "line": binding.place.line, "binding": binding.binding.id})
+
+    compile_rules(loaded.contents, on_compiled=note)
+    listed = [
+        {"file": warning.place.source, "line": warning.place.line, "key": warning.key, "message": warning.message}
+        for warning in warnings
+    ]
+    return _json({"rules": loaded.rules.version, "bindings": bindings, "warnings": listed})
+
+
+def _changes(loaded: LoadedRules, paths: Sequence[Path]) -> str:
+    contents = [(str(path), path.read_bytes()) for path in paths]
+    in_force = {name: masked(data.decode()) for name, data in loaded.contents}
+    on_disk = {name: masked(data.decode(errors="replace")) for name, data in contents}
+    differences = []
+    for name in {**in_force, **on_disk}:
+        old, new = in_force.get(name, "").splitlines(), on_disk.get(name, "").splitlines()
+        lines = list(difflib.unified_diff(old, new, "in force", "on disk", lineterm=""))
+        if lines or (name in in_force) != (name in on_disk):
+            differences.append({"file": name, "diff": lines})
+    same = rules_version(contents) == loaded.rules.version
+    return _json({"rules": loaded.rules.version, "same": same, "differences": differences})
+
+
+def _json(value: object) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)

@@ -44,8 +44,11 @@ STOP_SECONDS = 1.0
 MAX_BODY_BYTES = 1 << 20
 #: Connections at a time; for one more, the one that has been idle for longest is closed (`net.listener` has room).
 MOST_CONNECTIONS = 64
+#: Seconds in which a connection is not idle yet: its request may be on its way. Where all are new, one more is 503.
+NEW_SECONDS = 1.0
 #: Seconds for a request to come whole, and for its answer to be read.
 REQUEST_SECONDS = 30.0
+_NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 #: Host names of guarded pages, in addition to addresses and `admin.hosts`.
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 
@@ -150,7 +153,7 @@ class AdminServer:
         if len(self._connections) >= MOST_CONNECTIONS:
             _log.warning("too many admin connections", limit=MOST_CONNECTIONS, repeat="admin")
             idle = next((connection for connection in self._connections.values() if connection.waiting), None)
-            if idle is None:
+            if idle is None or asyncio.get_running_loop().time() - idle.since < NEW_SECONDS:
                 return _Refused()
             idle.abort()
         connection = self._connections[handler] = _Connection(handler, self._connections)
@@ -175,6 +178,9 @@ class AdminServer:
             host = request.headers.get("Host", "")
             # A page in an operator's browser can reach loopback as well; browsers say so, tools never do.
             if request.headers.get("Origin", f"http://{host}") != f"http://{host}":
+                raise web.HTTPForbidden(text="not for other pages in a browser\n")
+            site, mode = request.headers.get("Sec-Fetch-Site", "none"), request.headers.get("Sec-Fetch-Mode")
+            if site not in ("none", "same-origin") and mode != "navigate":  # a link to the console may be followed
                 raise web.HTTPForbidden(text="not for other pages in a browser\n")
             if not self._is_named(host):
                 text = f"Host {host}: expected localhost, an address, or a name of admin.hosts\n"
@@ -232,8 +238,10 @@ class _Refused(asyncio.Protocol):
     """A connection for which there is no room."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Close it at once."""
-        cast(asyncio.Transport, transport).abort()
+        """Say so, and close it at once."""
+        socket = cast(asyncio.Transport, transport)
+        socket.write(_NO_ROOM)
+        socket.close()
 
 
 class _Connection(asyncio.Protocol):
@@ -249,6 +257,8 @@ class _Connection(asyncio.Protocol):
         self._among = among
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        #: when it began to wait, in seconds of the event loop
+        self.since = 0.0
 
     @property
     def waiting(self) -> bool:
@@ -284,7 +294,9 @@ class _Connection(asyncio.Protocol):
         self.answering()
         if self._among.pop(self._inner, None) is not None:
             self._among[self._inner] = self
-            self._deadline = asyncio.get_running_loop().call_later(REQUEST_SECONDS, self.abort)
+            loop = asyncio.get_running_loop()
+            self.since = loop.time()
+            self._deadline = loop.call_later(REQUEST_SECONDS, self.abort)
 
     def answering(self) -> None:
         """Have no deadline."""

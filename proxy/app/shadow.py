@@ -138,13 +138,18 @@ class Shadow:
         _log.info("shadow begins", candidate=loaded.rules.version, rules=self._reload.loaded.rules.version)
         return _OK, self._report(run)
 
-    async def report(self, _body: bytes) -> tuple[int, object]:
-        """Report what was found so far; 404 if there is no candidate."""
+    def state(self) -> object:
+        """Return the report for who follows it, None if there is no candidate."""
         run = self._run
         if run is None:
-            return _NOT_FOUND, {"errors": ["there is no shadow"]}
+            return None
         run.last_read = self._timer()
-        return _OK, self._report(run)
+        return self._report(run)
+
+    async def report(self, _body: bytes) -> tuple[int, object]:
+        """Report what was found so far; 404 if there is no candidate."""
+        state = self.state()
+        return (_NOT_FOUND, {"errors": ["there is no shadow"]}) if state is None else (_OK, state)
 
     async def end(self, _body: bytes) -> tuple[int, object]:
         """Drop the candidate and report what was found; 404 if there is none."""

@@ -24,9 +24,11 @@ import structlog
 from proxy.addressing.targets import Remote
 from proxy.admin.console import console_routes
 from proxy.admin.explain import ExplainPage
+from proxy.admin.live import LiveFeed, LiveTopic
 from proxy.admin.recent import RecentPublishes
 from proxy.admin.rules_pages import RulesPages
 from proxy.admin.server import AdminServer
+from proxy.admin.traffic import TrafficSampler
 from proxy.app.composition import (
     audit_policy,
     audit_privacy,
@@ -164,6 +166,7 @@ class Sidecar:
         self._environ = environ
         self._loaded = loaded
         self._version = product_version()
+        self._started_at = time.time()
         self._counters = counters = Counters(settings.metrics.bindings, self._version)
         self._states = {
             name: VhostState(name, loaded.routers[name], owned_exchanges(vhost), addresses=loaded.books.get(name))
@@ -183,6 +186,7 @@ class Sidecar:
         self._reload: Reload | None = None
         self._shadow: Shadow | None = None
         self._admin: AdminServer | None = None
+        self._live: LiveFeed | None = None
         self._stopping = asyncio.Event()
         self._signals = 0
         self._listening = False
@@ -206,6 +210,8 @@ class Sidecar:
             stack.push_async_callback(tasks.ended)
             keep = self._topology.supervisor.keep
             tasks.start(keep("gauges", self._watch, steady_seconds=_STEADY_SECONDS), "gauges")
+            if self._live is not None:
+                tasks.start(keep("live", self._live.run, steady_seconds=_STEADY_SECONDS), "live events")
             tasks.start(keep("start", partial(self._control, tasks, listener)), "control plane")
             await self._stopping.wait()
             if self._refused is not None:
@@ -345,15 +351,21 @@ class Sidecar:
     def status(self) -> dict[str, object]:
         return {
             "version": self._version,
+            "build": BUILD,
+            "started_at": self._started_at,
             "worker": None if self._slot is None else self._slot.number,
+            "worker_ports": [address.port for address in self._written.admin_addresses],
             "process": os.getpid(),
             "rules": self._counters.rules.version,
+            "rules_since": self._counters.rules.last_success_seconds,
             "last_reload": None if self._reload is None or self._reload.last is None else self._reload.last.as_json(),
             "shadow": None if self._shadow is None else self._shadow.version,
             "ready": not self.not_ready(),
             "not_ready": self.not_ready(),
             "degraded": self._topology.degraded,
             "audit_failure": None if self._audit is None else self._audit.failure,
+            "upstream": _links(self._counters),
+            "remotes": [] if self._remotes is None else self._remotes.status(),
             "vhosts": [{name: getattr(vhost, name) for name in vhost.__slots__} for vhost in self._topology.status()],
         }
 
@@ -427,8 +439,17 @@ class Sidecar:
 
     def _make_admin(self, vhosts: Vhosts, reload: Reload, shadow: Shadow, recent: RecentPublishes) -> AdminServer:
         explain = ExplainPage(lambda: reload.loaded, lambda: vhosts.states)
-        rules = RulesPages(lambda: reload.loaded, lambda: vhosts.states, self._missing)
-        routes = [reload.route, explain.route, *rules.routes, *shadow.routes, recent.route, *console_routes()]
+        files = partial(rules_files, self._settings)
+        rules = RulesPages(lambda: reload.loaded, lambda: vhosts.states, self._missing, files, reload.compile_in_thread)
+        traffic = TrafficSampler(self._counters)
+        topics = {
+            "status": LiveTopic(self.status),
+            "recent": LiveTopic(recent.whole, recent.news),
+            "shadow": LiveTopic(shadow.state),
+        }
+        live = self._live = LiveFeed(traffic, topics)
+        pages = [reload.route, explain.route, *rules.routes, *shadow.routes, recent.route]
+        routes = [*pages, *live.routes, *console_routes()]
         exposition = Exposition(self._counters, None if self._slot is None else self._slot.number)
         allow = self._settings.admin.allow
         hosts = self._settings.admin.hosts
@@ -467,3 +488,13 @@ class Sidecar:
             replace(limits, connections=admitted_connections(limits.connections, kept, asked)),
             self._tls.providers(),
         )
+
+
+def _links(counters: Counters) -> dict[str, object]:
+    """Return the connections to RabbitMQ, attempts to open one by result, and the last that failed."""
+    links, error = counters.upstream, counters.upstream.last_error
+    return {
+        "connections": links.open,
+        "attempts": links.results,
+        "last_error": None if error is None else {"at": error[0], "error": error[1]},
+    }

@@ -102,7 +102,8 @@ def run(options: argparse.Namespace) -> int:
         return _ask_running(admin_clients(options, "oxproxy explain"), data, options)
     question: ExplainRequest = read_explain_request(data, source)
     loaded = load_rules_of(options.rules, os.environ)
-    explanation = explain(loaded, question, time.time() if options.at is None else options.at)
+    at = question.at if options.at is None else options.at
+    explanation = explain(loaded, question, time.time() if at is None else at)
     _print(explanation, options.json)
     return _expected(options.expect, explanation.result.queues)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, time
 
 import structlog
 
@@ -100,9 +100,7 @@ class Opening:
         failure = None
         if isinstance(error, ssl.SSLError) and self._handshake.ending is None:
             failure = UpstreamError(UpstreamFailure.TLS, words(error))
-            self._failure = failure.failure.value
-            self._shared.counters.upstream.attempt(self._failure)
-            self._log.warning("upstream not reachable", error=str(failure))
+            self._upstream_failed(failure)
         self._handshake.upstream_lost(failure)
         self._go_on()
 
@@ -121,6 +119,7 @@ class Opening:
         if ending is not None and not self._failure:
             if ending.side is HandshakeSide.UPSTREAM:
                 self._shared.counters.upstream.attempt("refused")
+                self._shared.counters.upstream.last_error = (time(), f"{ending.reply_code} {ending.text}")
             elif wrong_header or ending.reply_code >= _FAULTS:
                 result = "protocol_error"
         self._shared.counters.downstream.attempt(result)
@@ -155,11 +154,15 @@ class Opening:
         try:
             await self._shared.upstream.connect(lambda: self._upstream)
         except UpstreamError as error:
-            self._failure = error.failure.value
-            self._shared.counters.upstream.attempt(self._failure)
-            self._log.warning("upstream not reachable", error=str(error))
+            self._upstream_failed(error)
             self._handshake.upstream_lost(error)
             self._go_on()
+
+    def _upstream_failed(self, error: UpstreamError) -> None:
+        self._failure = error.failure.value
+        self._shared.counters.upstream.attempt(self._failure)
+        self._shared.counters.upstream.last_error = (time(), str(error))
+        self._log.warning("upstream not reachable", error=str(error))
 
     async def _adopt(self, control: ControlPlane) -> None:
         """Learn what clients declared in a virtual host before its first producer goes on."""

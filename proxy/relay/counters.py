@@ -337,10 +337,12 @@ class ConnectionCounters:
     Args:
         open: gauge, connections whose handshake is done.
         results: by a name of RESULTS, how attempts ended.
+        last_error: when the last attempt failed (seconds since 1970), and why; None before the first.
     """
 
     open: int = 0
     results: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RESULTS, 0))
+    last_error: tuple[float, str] | None = None
 
     def attempt(self, result: str) -> None:
         """Count how an attempt to open a connection ended (a name of RESULTS)."""

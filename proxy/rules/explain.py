@@ -25,6 +25,7 @@ from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import BindingStep, ExchangeStep, FilterStep, OperatorStep, Trace
 from proxy.rules import wire
 from proxy.rules.evaluation import PASSED, RoutingResult, decide, mentioned_queues, routing_result, translate_publish
+from proxy.rules.file_tests import Time
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import (
     DescribedMessage,
@@ -166,12 +167,14 @@ class ExplainRequest:
         vhost: the virtual host, None where only one has such an exchange.
         queues: queues that exist in addition to those that the rules mention.
         source: where it was read from.
+        at: when it is published, in seconds since the epoch; None for now.
     """
 
     message: DescribedMessage
     vhost: str | None = None
     queues: frozenset[bytes] = frozenset()
     source: str = "message"
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +209,7 @@ class _RequestModel(MessageModel):
 
     vhost: Annotated[str, Expected("the name of a virtual host", "text")] = NOTHING
     queues: Annotated[tuple[Annotated[str, Expected("the name of a queue", "text")], ...], LISTED] = ()
+    at: Time = NOTHING
 
 
 def read_explain_request(data: bytes, source: str) -> ExplainRequest:
@@ -225,7 +229,7 @@ def read_explain_request(data: bytes, source: str) -> ExplainRequest:
     faults.check()
     if model is None or message is None:
         raise ConfigErrors(faults.errors)
-    return ExplainRequest(message, model.vhost, frozenset(name.encode() for name in model.queues), source)
+    return ExplainRequest(message, model.vhost, frozenset(name.encode() for name in model.queues), source, model.at)
 
 
 def _joined(escape: re.Match[bytes]) -> bytes:

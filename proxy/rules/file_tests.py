@@ -86,6 +86,8 @@ def _time(written: str) -> float:
 
 
 _TIME = "a time with its zone such as 2026-11-21T08:00:00Z"
+#: A moment, in seconds since the epoch.
+Time: TypeAlias = Annotated[float, Parsed(_TIME, _time, written={"type": "string", "description": _TIME})]
 _Names: TypeAlias = Annotated[tuple[Annotated[str, Expected("a name", "text")], ...], LISTED]
 
 
@@ -104,7 +106,7 @@ class FileTestModel(FileModel):
 
     name: Annotated[str, Expected("a sentence that says what must hold", "text")]
     publish: MessageModel = Field(description="the message to publish")
-    at: Annotated[float, Parsed(_TIME, _time, written={"type": "string", "description": _TIME})] = NOTHING
+    at: Time = NOTHING
     queues: Annotated[tuple[Annotated[str, Expected("the name of a queue", "text")], ...], LISTED] = Field(
         default=(), description="queues that exist in this test, beside those that the rules mention"
     )

@@ -297,6 +297,7 @@ async def test_for_one_connection_too_many_the_one_that_was_idle_for_longest_goe
     start: Start, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(admin, "NEW_SECONDS", 0.0)
     base = await start()
     silent = [await raw(base) for _ in range(3)]
     async with http.get(base + "/livez") as response:
@@ -307,7 +308,18 @@ async def test_for_one_connection_too_many_the_one_that_was_idle_for_longest_goe
         writer.close()
 
 
-async def test_where_all_connections_are_being_answered_one_more_is_closed(
+async def test_where_all_connections_are_new_one_more_is_told_so(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "MOST_CONNECTIONS", 3)
+    base = await start()
+    silent = [await raw(base) for _ in range(3)]
+    surplus = await raw(base)
+    assert (await ended(surplus[0])).startswith(b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\n")
+    assert not silent[0][0].at_eof()
+    for _, writer in (*silent, surplus):
+        writer.close()
+
+
+async def test_where_all_connections_are_being_answered_one_more_is_told_so(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin, "MOST_CONNECTIONS", 2)
@@ -323,7 +335,7 @@ async def test_where_all_connections_are_being_answered_one_more_is_closed(
     for _ in busy:
         await asked.acquire()
     surplus = await raw(base)
-    assert await ended(surplus[0]) == b""
+    assert (await ended(surplus[0])).startswith(b"HTTP/1.1 503 ")
     go_on.set()
     for reader, _ in busy:
         assert (await ended(reader)).endswith(b"done")

@@ -88,6 +88,13 @@ class RemotePool:
             self._running[found] = self._tasks.start(driver.run(), f"link to {found.label}")
         return driver
 
+    def status(self) -> list[dict[str, object]]:
+        """Return for each link its broker, whether it is connected, why not, and how many messages wait on it."""
+        return [
+            {"broker": key.label, "connected": not link.failure, "error": link.failure, "under_way": link.under_way}
+            for key, link in self._drivers.items()
+        ]
+
     @property
     def under_way(self) -> int:
         """Messages that are not settled, on all links."""

@@ -1,0 +1,167 @@
+"""``GET /api/live``: server-sent events of what changes while somebody looks; ``GET /api/traffic``: rates as a page.
+
+One task samples, and makes each event once for all streams. A stream has a short queue of events: a client that does
+not read them is disconnected, and nothing waits for it. Streams are bounded in number; one more is 503.
+
+Source: HTML Living Standard, 9.2 "Server-sent events".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from proxy.admin.server import GuardedRoute, json_response
+from proxy.admin.traffic import SAMPLE_SECONDS, TrafficSampler
+
+#: Streams at a time, half of the connections of the admin address: probes and Prometheus keep the others.
+MOST_STREAMS = 32
+#: Events that wait for a client, which is disconnected when they are more.
+QUEUED_EVENTS = 8
+#: A pause is at least this many times as long as the sampling before it took.
+RESTS = 50
+#: Seconds after a request for `/api/traffic` in which rates of bindings are known for the next one.
+_LOOKING_SECONDS = 10.0
+_TRAFFIC = "traffic"
+_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+#: Shows that the sidecar is alive, and finds out whether the client is.
+_COMMENT = b":\n\n"
+
+
+class LiveTopic:
+    """What can be followed.
+
+    Args:
+        whole: returns everything, for a stream that begins.
+        news: returns what has changed since the last call, None for nothing; default: everything, if it differs.
+    """
+
+    def __init__(self, whole: Callable[[], object], news: Callable[[], object] | None = None) -> None:
+        self.whole = whole
+        self._news = news
+        self._last = b""
+
+    def event(self, name: str) -> bytes:
+        """Return an event of what has changed, empty where nothing has."""
+        if self._news is not None:
+            news = self._news()
+            return b"" if news is None else _event(name, news)
+        last, self._last = self._last, _event(name, self.whole())
+        return b"" if self._last == last else self._last
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """One client.
+
+    Args:
+        topics: what it follows.
+        request: has its connection.
+        events: wait to be sent; None ends the stream.
+    """
+
+    topics: tuple[str, ...]
+    request: web.Request
+    events: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue(QUEUED_EVENTS))
+
+    def put(self, event: bytes) -> None:
+        """Send an event soon; disconnect a client that has not read those before."""
+        try:
+            self.events.put_nowait(event)
+        except asyncio.QueueFull:
+            if self.request.transport is not None:
+                self.request.transport.abort()
+
+    def end(self) -> None:
+        with suppress(asyncio.QueueFull):
+            self.events.put_nowait(None)
+
+
+class LiveFeed:
+    """Samples traffic, and sends what changes to who follows it.
+
+    Args:
+        traffic: the sampler, which is followed as topic `traffic`.
+        topics: what else can be followed, by name.
+        timer: returns seconds of a clock that never jumps.
+    """
+
+    def __init__(
+        self, traffic: TrafficSampler, topics: Mapping[str, LiveTopic], timer: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._traffic = traffic
+        self._topics = topics
+        self._timer = timer
+        self._streams: set[_Stream] = set()
+        self._looking_until = 0.0
+
+    @property
+    def routes(self) -> list[GuardedRoute]:
+        return [
+            GuardedRoute("GET", "/api/live", self._follow),
+            GuardedRoute("GET", "/api/traffic", self._get_traffic),
+        ]
+
+    async def run(self) -> None:
+        """Sample, and send events; returns only by cancellation, which ends all streams."""
+        try:
+            while True:
+                began = self._timer()
+                await self._turn()
+                await asyncio.sleep(max(SAMPLE_SECONDS, RESTS * (self._timer() - began)))
+        finally:
+            for stream in tuple(self._streams):
+                stream.end()
+
+    async def _turn(self) -> None:
+        followed = {topic for stream in self._streams for topic in stream.topics}
+        detailed = _TRAFFIC in followed or self._timer() < self._looking_until
+        await self._traffic.sample(detailed)
+        events = {name: topic.event(name) for name, topic in self._topics.items() if name in followed}
+        if _TRAFFIC in followed:
+            # In a thread: there may be thousands of bindings.
+            events[_TRAFFIC] = await asyncio.to_thread(lambda: _event(_TRAFFIC, self._traffic.news()))
+        for stream in tuple(self._streams):
+            stream.put(b"".join(events.get(name, b"") for name in stream.topics) or _COMMENT)
+
+    async def _get_traffic(self, _request: web.Request) -> web.Response:
+        self._looking_until = self._timer() + _LOOKING_SECONDS
+        return json_response(await self._traffic.look())
+
+    async def _follow(self, request: web.Request) -> web.StreamResponse:
+        names = (_TRAFFIC, *self._topics)
+        topics = tuple(dict.fromkeys(request.query.get("topics", ",".join(names)).split(",")))
+        unknown = [topic for topic in topics if topic not in names]
+        if unknown:
+            return json_response({"errors": [f"topics: seen {unknown[0]!r}, expected some of {', '.join(names)}"]}, 422)
+        if len(self._streams) >= MOST_STREAMS:
+            text = f"{MOST_STREAMS} event streams are open, which is the limit\n"
+            return web.Response(status=503, text=text, headers={"Retry-After": "5", "Connection": "close"})
+        stream = _Stream(topics, request)
+        self._streams.add(stream)
+        response = web.StreamResponse(headers=_HEADERS)
+        try:
+            await response.prepare(request)
+            await response.write(b"".join([event async for event in self._whole(topics)]))
+            while (event := await stream.events.get()) is not None:
+                await response.write(event)
+        except ConnectionError:
+            pass  # the client has left, or was disconnected
+        finally:
+            self._streams.discard(stream)
+        return response
+
+    async def _whole(self, topics: Iterable[str]) -> AsyncIterator[bytes]:
+        for name in topics:
+            whole = await self._traffic.look() if name == _TRAFFIC else self._topics[name].whole()
+            yield await asyncio.to_thread(_event, name, whole)
+
+
+def _event(name: str, data: object) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False, default=list)}\n\n".encode(errors="replace")
