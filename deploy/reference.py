@@ -30,7 +30,11 @@ def _operators(section: OperatorSection) -> tuple[str, str, Callable[[], str]]:
     """Return where the table of some operators is, its head, and its rows."""
     if section is MATCH_TYPES:
         head = f"| {section.first} | {section.column} |\n|---|---|\n"
-        return "reference/rules.md", head, lambda: _rows((_codes(entry.keys), entry.meaning) for entry in section.entries)
+        return (
+            "reference/rules.md",
+            head,
+            lambda: _rows((_codes(entry.keys), entry.meaning) for entry in section.entries),
+        )
     head = f"| {section.first} | value | {section.column} | example |\n|---|---|---|---|\n"
     return (
         "reference/rules.md",

@@ -1,8 +1,8 @@
 """The command ``oxproxy``: one module per command, with its arguments, exit status and output.
 
 `main` runs the module of the command that was typed; no other command's module is imported. `commands` has the
-description, examples and exit statuses of every command, from which help, man page and docs/reference/cli.md are made. `console`
-has what commands share: exit statuses, standard output and standard error, input files, width.
+description, examples and exit statuses of every command, from which help, man page and docs/reference/cli.md are made.
+`console` has what commands share: exit statuses, standard output and standard error, input files, width.
 
 A running sidecar: `serve`; `status`, `top`, `tail`, `routes`, `rules`, `explain` and `shadow` ask one, each of its
 workers, by `admin_client`; `top` and `status` read its metrics by `metrics_page`. Files: `check` (`check_broker` for

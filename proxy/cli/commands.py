@@ -1,7 +1,7 @@
 """Every command: its module, what it does, examples and exit statuses.
 
-``--help``, the shell completion, the man page and docs/reference/cli.md are made of this table and of the arguments that the
-modules define. It imports no module of a command; `load` imports one.
+``--help``, the shell completion, the man page and docs/reference/cli.md are made of this table and of the arguments
+that the modules define. It imports no module of a command; `load` imports one.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from proxy.errors import ConfigError, ConfigErrors
 
 _SETTINGS = """\
 # Configuration of oxproxy. `oxproxy check oxproxy.yaml` reads it and the rules that it names; every key and its default
-# are in docs/reference/configuration.md. OXPROXY_UPSTREAM__ADDRESS=... in the environment overrides upstream.address, and so on.
+# are in docs/reference/configuration.md. OXPROXY_UPSTREAM__ADDRESS=... in the environment overrides upstream.address,
+# and so on.
 
 listen:                                  # where producers connect instead of to the broker
   - address: 127.0.0.1:5673

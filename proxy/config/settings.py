@@ -1,6 +1,7 @@
 """The configuration: every key with its default and what it does, one model per section, and `Settings` for all of it.
 
-Every key has an effect and unknown keys are errors. docs/reference/configuration.md lists every key; a test compares the two.
+Every key has an effect and unknown keys are errors. docs/reference/configuration.md lists every key; a test compares
+the two.
 """
 
 from __future__ import annotations
@@ -185,7 +186,10 @@ class AdminSection(FileModel):
 
 
 class AuditSection(FileModel):
-    """The audit log; see docs/reference/audit.md for what each mode promises. `hash_key` holds the key of the hashes."""
+    """The audit log; see docs/reference/audit.md for what each mode promises.
+
+    `hash_key` holds the key of the hashes.
+    """
 
     directory: Text | None = Field(
         default=None, description="folder of the audit log, made if its parent exists; `null`: no audit log"

@@ -1,7 +1,7 @@
 """Every metric of the sidecar: its name, labels and help text, and the counter that it is read from.
 
-The names are promises to users (docs/reference/metrics.md). Labels come from closed sets or from the rules files; never from
-routing keys, users, peers or queues that producers named.
+The names are promises to users (docs/reference/metrics.md). Labels come from closed sets or from the rules files; never
+from routing keys, users, peers or queues that producers named.
 
 Nothing is counted here. Rows are read in another thread than the one that counts: numbers are read as they are, and
 dictionaries that may grow are copied first, which is one step for the interpreter.

@@ -1,8 +1,8 @@
 """What each operator, effect, permission and filter of an open exchange means, with an example.
 
 The only place where this is written down: ``oxproxy operators`` prints it, ``python -m deploy.reference`` writes it
-as the tables of docs/reference/rules.md, and messages and the JSON Schema of rules files are made of it. A test compares the keys
-with those that `routing` reads, and compiles every example.
+as the tables of docs/reference/rules.md, and messages and the JSON Schema of rules files are made of it. A test
+compares the keys with those that `routing` reads, and compiles every example.
 """
 
 from __future__ import annotations

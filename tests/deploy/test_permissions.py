@@ -1,4 +1,6 @@
-"""Do the lines of docs/explanation/security.md give control user and producers just what they need? Run as they stand, on a broker.
+"""Do the lines of docs/explanation/security.md give control user and producers just what they need?
+
+Run as they stand, on a broker.
 
 Each user can do what its line is for, and is refused one step further. What each single permission is for is tested in
 tests/broker/delivery/test_permissions.py.

@@ -1,4 +1,4 @@
-"""docs/explanation/architecture.md describes the tree as it is: its picture, and each path, class, thread and bound it names."""
+"""docs/explanation/architecture.md describes the tree as it is: its picture, and each path, class, thread and bound."""
 
 from __future__ import annotations
 

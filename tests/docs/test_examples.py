@@ -1,4 +1,7 @@
-"""Do the examples do what they say: the files under config/ and the YAML in docs/reference/rules.md and docs/reference/configuration.md?"""
+"""Do the examples do what they say?
+
+They are the files under config/ and the YAML in docs/reference/rules.md and docs/reference/configuration.md.
+"""
 
 from __future__ import annotations
 

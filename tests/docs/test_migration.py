@@ -1,4 +1,4 @@
-"""docs/how-to/migration.md, tried: what a broker has, exported by rabbitmqctl and imported, routes as it did on the broker."""
+"""docs/how-to/migration.md, tried: an export by rabbitmqctl, imported, routes as on the broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/how-to/missing-message.md, followed with a message that does not arrive: each command answers what the page says."""
+"""docs/how-to/missing-message.md, followed with a message that does not arrive: each command answers as it says."""
 
 from __future__ import annotations
 
