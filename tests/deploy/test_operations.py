@@ -26,7 +26,15 @@ DOCS = ROOT / "docs"
 PAGES = [
     *(
         DOCS / f"{name}.md"
-        for name in ("how-to/operations", "explanation/security", "explanation/lifecycle", "how-to/migration")
+        for name in (
+            "how-to/operations",
+            "how-to/install",
+            "how-to/cut-over",
+            "how-to/tls",
+            "explanation/security",
+            "explanation/lifecycle",
+            "how-to/migration",
+        )
     ),
     *sorted((DOCS / "runbooks").glob("*.md")),
 ]
@@ -112,8 +120,8 @@ def test_every_setting_that_the_pages_name_is_one() -> None:
     assert wrong == []
 
 
-def test_the_configuration_in_operations_is_right() -> None:
-    (text,) = re.findall(r"```yaml\n(listen:.*?)```", (DOCS / "how-to" / "operations.md").read_text(), re.DOTALL)
+def test_the_configuration_of_the_install_page_is_right() -> None:
+    (text,) = re.findall(r"```yaml\n(listen:.*?)```", (DOCS / "how-to" / "install.md").read_text(), re.DOTALL)
     faults = Faults()
     settings = parse_settings(text.encode(), Path("/etc/oxproxy/oxproxy.yaml"), {}, faults, secrets_required=False)
     assert settings.upstream.management == "https://rabbit.example:15671"

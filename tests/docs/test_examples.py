@@ -31,6 +31,16 @@ from proxy.yamlfile.models import key_names
 ROOT = Path(__file__).resolve().parents[2]
 RULES_FILES = sorted((ROOT / "config").glob("*/*.yaml"))
 RULES_TEXT = (ROOT / "docs" / "reference" / "rules.md").read_text()
+#: Pages whose YAML blocks are rules files.
+PAGES_WITH_RULES = (
+    "tutorial/first-message.md",
+    "how-to/time-windows.md",
+    "how-to/multi-tenant.md",
+    "how-to/another-vhost.md",
+    "how-to/other-brokers.md",
+    "reference/header-types.md",
+    "reference/rules.md",
+)
 CONFIGURATION_TEXT = (ROOT / "docs" / "reference" / "configuration.md").read_text()
 
 
@@ -84,9 +94,12 @@ def test_the_examples_can_be_loaded_together() -> None:
     )
 
 
-@pytest.mark.parametrize("number", range(len(blocks(RULES_TEXT))))
-def test_a_rules_file_of_the_documentation_is_good_and_its_tests_hold(number: int) -> None:
-    loaded = compile_rules([("docs/reference/rules.md", blocks(RULES_TEXT)[number].encode())])
+@pytest.mark.parametrize(
+    ("page", "number"),
+    [(page, number) for page in PAGES_WITH_RULES for number in range(len(blocks((ROOT / "docs" / page).read_text())))],
+)
+def test_a_rules_file_of_the_documentation_is_good_and_its_tests_hold(page: str, number: int) -> None:
+    loaded = compile_rules([(page, blocks((ROOT / "docs" / page).read_text())[number].encode())])
     assert loaded.tests
     assert [str(found) for found in (*loaded.warnings, *loaded.failures())] == []
     assert untested_bindings(loaded) == set()

@@ -1,0 +1,25 @@
+"""The diagrams of docs/pictures are those that their sources describe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from deploy.diagrams import Diagram, pictures
+from tests.deploy.prometheus import ROOT
+
+PICTURES = pictures()
+
+
+@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
+def test_a_diagram_is_what_its_source_describes(path: Path) -> None:
+    assert path.read_text() == PICTURES[path], "run python -m deploy.diagrams"
+    assert any(path.name in page.read_text() for page in (ROOT / "docs").rglob("*.md")), "no page shows it"
+
+
+def test_text_in_a_source_is_escaped() -> None:
+    source = "{title: a <b>, grid: {columns: 1, width: 200, height: 90}, boxes: {'<x>': {at: [0, 0]}}, arrows: []}"
+    texts = [element.text for element in ElementTree.fromstring(Diagram(source).svg()).iter()]
+    assert {"a <b>", "<x>"} <= set(texts)
