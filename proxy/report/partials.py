@@ -3,8 +3,8 @@
 A segment is read once in its life: what this module makes of it is all that tables and page need later. DuckDB parses
 and aggregates (docs/explanation/performance.md has the measurement that chose it); Spark only brings the bytes and
 takes the result. A partial is a set of small tables (`PARTIALS`). Sums, least and greatest values merge by themselves;
-times and sizes are histograms of rounded values, which merge by adding counts; numbers of a channel are ranges; examples
-are bounded.
+times and sizes are histograms of rounded values, which merge by adding counts; numbers of a channel are ranges;
+examples are bounded.
 
 A publish and the settle record that says it was returned may lie in two segments. A partial therefore keeps every
 returned settle, the publishes that those of the same segment name, and the last publishes of the segment (`TAIL`): a
