@@ -1,10 +1,7 @@
 """Reads the methods that the proxy looks into, and builds the methods that it sends itself.
 
-Each reader takes a method frame's payload (ids included) that is known to be that method, and leaves out reserved
-arguments. Strings and tables are bytes; a table is given as its entries, without its own length. Every reader raises
-``ProtocolError`` 502 with class and method ids where the arguments don't fill the payload.
-
-Builders take names and keys as bytes of at most 255. Everything else is built by ``methods.method_frame``.
+Strings and tables are bytes; a table is given as its entries, without its own length. Builders take names and keys as
+bytes of at most 255. Everything else is built by ``methods.method_frame``.
 
 Source: AMQP 0-9-1 spec, 1.2 "Constants" (reply codes), 1.3 to 1.8; reply texts as RabbitMQ writes them; RabbitMQ
 "Exchange to exchange bindings".
@@ -12,7 +9,7 @@ Source: AMQP 0-9-1 spec, 1.2 "Constants" (reply codes), 1.3 to 1.8; reply texts 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from proxy.amqp import methods
 from proxy.amqp.methods import arguments, method_frame
@@ -80,12 +77,21 @@ class QueueDeclareOk(NamedTuple):
 
 
 class QueueBind(NamedTuple):
-    """``Queue.Bind`` or ``Queue.Unbind`` (which has no nowait bit: False)."""
+    """``Queue.Bind``."""
 
     queue: bytes
     exchange: bytes
     routing_key: bytes
     nowait: bool
+    arguments: bytes
+
+
+class QueueUnbind(NamedTuple):
+    """``Queue.Unbind``; it has no nowait bit."""
+
+    queue: bytes
+    exchange: bytes
+    routing_key: bytes
     arguments: bytes
 
 
@@ -151,66 +157,16 @@ class Nack(NamedTuple):
     requeue: bool
 
 
-def read_close(payload: bytes) -> Close:
-    """Read ``Connection.Close`` or ``Channel.Close``."""
-    return Close._make(arguments(payload))
+Fields = TypeVar("Fields", bound=NamedTuple)
 
 
-def read_exchange_declare(payload: bytes) -> ExchangeDeclare:
-    return ExchangeDeclare._make(arguments(payload)[1:])
+def read_method(method: type[Fields], payload: bytes) -> Fields:
+    """Read a method frame's payload (ids included) that is known to be that method, without its reserved arguments.
 
-
-def read_exchange_delete(payload: bytes) -> ExchangeDelete:
-    return ExchangeDelete._make(arguments(payload)[1:])
-
-
-def read_exchange_bind(payload: bytes) -> ExchangeBind:
-    return ExchangeBind._make(arguments(payload)[1:])
-
-
-def read_queue_declare(payload: bytes) -> QueueDeclare:
-    return QueueDeclare._make(arguments(payload)[1:])
-
-
-def read_queue_declare_ok(payload: bytes) -> QueueDeclareOk:
-    return QueueDeclareOk._make(arguments(payload))
-
-
-def read_queue_bind(payload: bytes) -> QueueBind:
-    return QueueBind._make(arguments(payload)[1:])
-
-
-def read_queue_unbind(payload: bytes) -> QueueBind:
-    *names, entries = arguments(payload)[1:]
-    return QueueBind._make((*names, False, entries))
-
-
-def read_queue_delete(payload: bytes) -> QueueDelete:
-    return QueueDelete._make(arguments(payload)[1:])
-
-
-def read_publish(payload: bytes) -> Publish:
-    return Publish._make(arguments(payload)[1:])
-
-
-def read_return(payload: bytes) -> Return:
-    return Return._make(arguments(payload))
-
-
-def read_deliver(payload: bytes) -> Deliver:
-    return Deliver._make(arguments(payload))
-
-
-def read_get_ok(payload: bytes) -> GetOk:
-    return GetOk._make(arguments(payload))
-
-
-def read_ack(payload: bytes) -> Ack:
-    return Ack._make(arguments(payload))
-
-
-def read_nack(payload: bytes) -> Nack:
-    return Nack._make(arguments(payload))
+    Raises:
+        ProtocolError: 502 with class and method ids, the arguments don't fill the payload.
+    """
+    return method._make(arguments(payload)[-len(method._fields) :])  # what is reserved comes first
 
 
 #: Reply code -> its name, the way RabbitMQ begins a reply text.

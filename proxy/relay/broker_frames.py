@@ -28,7 +28,7 @@ from proxy.amqp.frames import (
     body_frames,
     check_head,
 )
-from proxy.amqp.method_frames import read_return
+from proxy.amqp.method_frames import Return, read_method
 from proxy.errors import ProtocolError
 from proxy.relay.broker_methods import BrokerMethods
 from proxy.relay.channel import Channel
@@ -322,7 +322,7 @@ class BrokerFrames:
     @staticmethod
     def _is_last(channel: Channel, method: bytes, header: bytes) -> bool:
         """Whether a return goes to the producer: no copy of its publish is out any more."""
-        _, _, exchange, routing_key = read_return(method[7:-1])
+        _, _, exchange, routing_key = read_method(Return, method[7:-1])
         assert channel.confirms.returns is not None  # noqa: S101 -- asked before
         return channel.confirms.returns.returned(fingerprint(exchange, routing_key, header))
 

@@ -11,11 +11,12 @@ from functools import partial
 from proxy.amqp import methods
 from proxy.amqp.frames import U32
 from proxy.amqp.method_frames import (
+    Ack,
+    Nack,
+    QueueDeclareOk,
     channel_close_ok,
     connection_close_ok,
-    read_ack,
-    read_nack,
-    read_queue_declare_ok,
+    read_method,
 )
 from proxy.amqp.methods import method_frame
 from proxy.relay.channel import Channel, ExpectedReply
@@ -99,11 +100,11 @@ class BrokerMethods:
         return False
 
     def _ack(self, channel: Channel, frame: bytes) -> bool:
-        tag, multiple = read_ack(frame[7:-1])
+        tag, multiple = read_method(Ack, frame[7:-1])
         return self._settle(channel, tag, multiple, ack=True) and not self._connection.delay_confirm(channel, frame)
 
     def _nack(self, channel: Channel, frame: bytes) -> bool:
-        tag, multiple, _ = read_nack(frame[7:-1])
+        tag, multiple, _ = read_method(Nack, frame[7:-1])
         return self._settle(channel, tag, multiple, ack=False) and not self._connection.delay_confirm(channel, frame)
 
     def _commit_ok(self, channel: Channel, frame: bytes) -> bool:
@@ -174,7 +175,7 @@ class BrokerMethods:
     def _declared(self, channel: Channel, frame: bytes, asked: ExpectedReply) -> bool:
         """Keep a declare-ok back until the queue has its tokens."""
         connection = self._connection
-        queue = read_queue_declare_ok(frame[7:-1]).queue
+        queue = read_method(QueueDeclareOk, frame[7:-1]).queue
         channel.last_queue = queue
         exclusive = asked.exclusive and not asked.passive
         connection.inventory.queue_declared(queue, exclusive)

@@ -608,7 +608,7 @@ class ConnectionState:
         self.plans.counters.returns += 1
         if self.audit is None and self.plans.failures is None:
             return
-        code, text, exchange, routing_key = method_frames.read_return(method[7:-1])
+        code, text, exchange, routing_key = method_frames.read_method(method_frames.Return, method[7:-1])
         reason = f"{code} {text.decode(errors='backslashreplace')}"
         self.plans.fail(self.user, channel.number, "returned", reason, (exchange, routing_key), header)
         if self.audit is not None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from proxy.addressing.targets import AddressBook, Publication, Target
 from proxy.amqp import methods
 from proxy.amqp.frames import HEADER, U16, U32, frame, shortstr
-from proxy.amqp.method_frames import Deliver, GetOk, Return, read_deliver, read_get_ok, read_return
+from proxy.amqp.method_frames import Deliver, GetOk, Return, read_method
 from proxy.amqp.methods import method_frame
 from proxy.amqp.properties import table_span
 from proxy.amqp.tables import decode_value, pick, without
@@ -168,11 +168,11 @@ def _restored(state: VhostState, method: bytes, header: bytes) -> tuple[bytes, b
     index = U32.unpack_from(payload)[0]
     fields: Deliver | GetOk | Return
     if index == methods.BASIC_DELIVER:
-        fields = read_deliver(payload)
+        fields = read_method(Deliver, payload)
     elif index == methods.BASIC_GET_OK:
-        fields = read_get_ok(payload)
+        fields = read_method(GetOk, payload)
     else:
-        fields = read_return(payload)
+        fields = read_method(Return, payload)
     span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
     if span is None:
         return None

@@ -22,7 +22,7 @@ from proxy.addressing import table as address_patterns
 from proxy.addressing.address import Address, InvalidAddress, parse_address
 from proxy.addressing.table import AddressPattern, AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook, FailedTranslation, Publication
-from proxy.amqp.method_frames import read_deliver
+from proxy.amqp.method_frames import Deliver, read_method
 from proxy.amqp.methods import BASIC_DELIVER, method_frame
 from proxy.relay.original_address import OriginalAddress, entry, read, restored_content
 from proxy.relay.vhost import VhostState
@@ -136,7 +136,7 @@ def _received(table: AddressTable, original: Publication) -> Publication | None:
     state = VhostState("/", Router([]))
     state.set_addresses(book)
     restored, _ = restored_content(state, method, content_header(1, 0, entries))
-    delivered = read_deliver(restored[7:-1])
+    delivered = read_method(Deliver, restored[7:-1])
     return Publication(delivered.exchange, delivered.routing_key)
 
 

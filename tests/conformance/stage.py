@@ -15,12 +15,13 @@ from typing import NamedTuple, Self
 from pamqp import commands
 
 from proxy.amqp.method_frames import (
+    Close,
     exchange_bind,
     exchange_declare,
     exchange_unbind,
     queue_bind,
     queue_unbind,
-    read_close,
+    read_method,
 )
 from proxy.amqp.tables import decode_table, encode_table
 from proxy.values import Table
@@ -153,7 +154,7 @@ class Stage:
     def _expect(self, *names: str) -> Frame:
         found = self._producer.frame()
         if found.name in ("Channel.Close", "Connection.Close"):
-            code, text, _, _ = read_close(found.payload)
+            code, text, _, _ = read_method(Close, found.payload)
             raise Refused(found.channel, code, text)
         assert found.name in names, (names, found)
         return found

@@ -25,12 +25,13 @@ from typing import NamedTuple
 from proxy.amqp import methods
 from proxy.amqp.frames import OVERHEAD, U32
 from proxy.amqp.method_frames import (
+    ExchangeBind,
+    QueueBind,
+    QueueUnbind,
     bind,
     empty_ok,
     look_for,
-    read_exchange_bind,
-    read_queue_bind,
-    read_queue_unbind,
+    read_method,
     unbind,
 )
 from proxy.amqp.tables import decode_table
@@ -132,10 +133,12 @@ def read_bind_request(channel: Channel, index: int, frame: bytes) -> BindRequest
     """
     payload = frame[7:-1]
     if index in (methods.EXCHANGE_BIND, methods.EXCHANGE_UNBIND):
-        name, source, key, nowait, entries = read_exchange_bind(payload)
-        return BindRequest(EXCHANGE, name, source, key, nowait, entries, index)
-    read = read_queue_bind if index == methods.QUEUE_BIND else read_queue_unbind
-    name, source, key, nowait, entries = read(payload)
+        exchange = read_method(ExchangeBind, payload)
+        return BindRequest(EXCHANGE, *exchange, index)
+    if index == methods.QUEUE_BIND:
+        name, source, key, nowait, entries = read_method(QueueBind, payload)
+    else:
+        (name, source, key, entries), nowait = read_method(QueueUnbind, payload), False
     if not name:  # the queue declared last on the channel, and its name for an empty key (RabbitMQ does so)
         name = channel.last_queue
         key = key or channel.last_queue

@@ -17,11 +17,11 @@ from typing import NamedTuple
 from proxy.amqp import methods
 from proxy.amqp.method_frames import (
     ExchangeDeclare,
+    ExchangeDelete,
     empty_ok,
     exchange_declare,
     exchange_delete,
-    read_exchange_declare,
-    read_exchange_delete,
+    read_method,
 )
 from proxy.amqp.tables import MAX_NESTING, decode_table, too_deep
 from proxy.errors import ProtocolError, Scope
@@ -165,7 +165,7 @@ class ClientExchanges:
         Raises:
             ProtocolError: 403 and 406 on the channel.
         """
-        request = read_exchange_declare(frame[7:-1])
+        request = read_method(ExchangeDeclare, frame[7:-1])
         refuse_nested(request.arguments, "exchange", request.exchange, self._state.name, _DECLARE)
         refuse_own_arguments(request.arguments, _DECLARE)
         owned = self._state.exchanges.get(request.exchange)
@@ -185,7 +185,7 @@ class ClientExchanges:
         Raises:
             ProtocolError: 403 for what a rules file owns, 406 where it is in use, on the channel.
         """
-        request = read_exchange_delete(frame[7:-1])
+        request = read_method(ExchangeDelete, frame[7:-1])
         owned = self._state.exchanges.get(request.exchange)
         if owned is None or owned.unmatched_pass:  # the broker's own, with one of ours in addition
             self._pass(channel, request.nowait, methods.EXCHANGE_DELETE_OK)

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from proxy.amqp import methods
 from proxy.amqp.frames import U32
-from proxy.amqp.method_frames import channel_close_ok, channel_open, read_close
+from proxy.amqp.method_frames import Close, channel_close_ok, channel_open, read_method
 
 #: called with None when the method was done, with the broker's text when it was refused
 Done: TypeAlias = Callable[[str | None], None]
@@ -68,7 +68,7 @@ class SidecarChannel:
         if index == methods.CHANNEL_OPEN_OK:
             self._state = _State.IDLE
         elif index == methods.CHANNEL_CLOSE and self.number is not None:
-            code, text, _, _ = read_close(payload)
+            code, text, _, _ = read_method(Close, payload)
             self._out.append(channel_close_ok(self.number))
             waiting = self._state is _State.WAITING
             self._state = _State.CLOSED

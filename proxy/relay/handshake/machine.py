@@ -26,7 +26,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from proxy.amqp.frames import HEARTBEAT, METHOD, FrameBuffer, RawFrame
-from proxy.amqp.method_frames import connection_close, connection_close_ok, read_close, reply_text
+from proxy.amqp.method_frames import Close, connection_close, connection_close_ok, read_method, reply_text
 from proxy.amqp.methods import (
     CONNECTION_CLOSE,
     CONNECTION_CLOSE_OK,
@@ -379,7 +379,7 @@ class Handshake:
         return HandshakeState.AWAITING_OPEN_OK
 
     def _producer_closes(self, frame: RawFrame) -> HandshakeState:
-        close = read_close(frame.payload)
+        close = read_method(Close, frame.payload)
         self._note(HandshakeSide.PRODUCER, close.reply_code, close.reply_text.decode(errors="replace"))
         self.to_producer.append(connection_close_ok())
         return self._close()
@@ -412,7 +412,7 @@ class Handshake:
         return HandshakeState.OPEN
 
     def _upstream_closes(self, frame: RawFrame) -> HandshakeState:
-        close = read_close(frame.payload)
+        close = read_method(Close, frame.payload)
         self.to_upstream.append(connection_close_ok())
         self._end(
             frame.raw, Ending(HandshakeSide.UPSTREAM, close.reply_code, close.reply_text.decode(errors="replace"))

@@ -15,10 +15,10 @@ from proxy.amqp import methods
 from proxy.amqp.frames import HEARTBEAT, METHOD, OVERHEAD, U32
 from proxy.amqp.method_frames import (
     QueueDeclare,
+    QueueDelete,
     channel_close_ok,
     connection_close_ok,
-    read_queue_declare,
-    read_queue_delete,
+    read_method,
 )
 from proxy.amqp.tables import decode_value, pick
 from proxy.errors import ProtocolError, Scope
@@ -247,7 +247,7 @@ class ProducerFrames:
     def _queue_declare(self, channel: Channel, frame: bytes) -> bool:
         connection = self._connection
         inventory = connection.inventory
-        request = read_queue_declare(frame[7:-1])
+        request = read_method(QueueDeclare, frame[7:-1])
         refuse_nested(request.arguments, "queue", request.queue, connection.plans.state.name, _QUEUE_DECLARE)
         _refuse_dead_letter_key(request)
         refuse_own_arguments(request.arguments, _QUEUE_DECLARE)
@@ -268,7 +268,7 @@ class ProducerFrames:
         return True
 
     def _queue_delete(self, channel: Channel, payload: bytes) -> None:
-        delete = read_queue_delete(payload)
+        delete = read_method(QueueDelete, payload)
         queue = delete.queue or channel.last_queue
         if not delete.nowait:
             channel.replies.append(ExpectedReply(methods.QUEUE_DELETE_OK, queue))

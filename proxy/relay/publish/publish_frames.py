@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from proxy.amqp import methods
 from proxy.amqp.frames import BASIC, BODY, CONTENT_HEAD, HEADER, HEARTBEAT, METHOD, OVERHEAD, U64
-from proxy.amqp.method_frames import read_publish
+from proxy.amqp.method_frames import Publish, read_method
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import HEADER_TO_COME, Channel, CollectedPublish, ContentUnderWay, PendingPublish
 from proxy.relay.channel_state import CONFIRM, TX, ChannelEvent
@@ -45,7 +45,7 @@ class PublishFrames:
         Raises:
             ProtocolError: 502 on the connection, 403 on the channel.
         """
-        exchange, routing_key, mandatory, _ = read_publish(frame[7:-1])
+        exchange, routing_key, mandatory, _ = read_method(Publish, frame[7:-1])
         refuse_reserved(routing_key, b"")
         channel.content = ContentUnderWay(PendingPublish(frame, exchange, routing_key, channel, mandatory))
         return False

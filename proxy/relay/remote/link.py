@@ -29,13 +29,14 @@ from proxy.amqp.frames import (
     check_head,
 )
 from proxy.amqp.method_frames import (
+    Ack,
+    Close,
+    Nack,
+    Return,
     channel_close_ok,
     connection_close,
     connection_close_ok,
-    read_ack,
-    read_close,
-    read_nack,
-    read_return,
+    read_method,
 )
 from proxy.amqp.methods import NAMES, arguments, method_frame, method_of
 from proxy.amqp.properties import table_span
@@ -119,7 +120,7 @@ class RemoteLogin:
         """
         method = method_of(payload)
         if method == methods.CONNECTION_CLOSE:
-            close = read_close(payload)
+            close = read_method(Close, payload)
             self.failure = f"refused: {close.reply_code} {close.reply_text.decode(errors='replace')}"
             self.to_send.append(connection_close_ok())
         elif method != self._expected:
@@ -303,7 +304,7 @@ class RemoteLink:
     def _connection(self, frame: RawFrame) -> None:
         method = method_of(frame.payload)
         if method == methods.CONNECTION_CLOSE:
-            close = read_close(frame.payload)
+            close = read_method(Close, frame.payload)
             self.to_send.append(connection_close_ok())
             self.lost(f"closed: {close.reply_code} {close.reply_text.decode(errors='replace')}")
         elif method == methods.CONNECTION_BLOCKED:
@@ -327,17 +328,17 @@ class RemoteLink:
         if lane is None:
             return
         if method == methods.BASIC_ACK:
-            lane.confirmed(*read_ack(frame.payload), RemoteResult.ACKED)
+            lane.confirmed(*read_method(Ack, frame.payload), RemoteResult.ACKED)
         elif method == methods.BASIC_NACK:
-            tag, multiple, _ = read_nack(frame.payload)
+            tag, multiple, _ = read_method(Nack, frame.payload)
             lane.confirmed(tag, multiple, RemoteResult.NACKED)
         elif method == methods.BASIC_RETURN:
-            _, _, exchange, key = read_return(frame.payload)
+            _, _, exchange, key = read_method(Return, frame.payload)
             self._returned[number] = (exchange, key)
         elif method == methods.CONFIRM_SELECT_OK:
             lane.selected()
         elif method == methods.CHANNEL_CLOSE:
-            close = read_close(frame.payload)
+            close = read_method(Close, frame.payload)
             lane.closed(f"channel closed: {close.reply_code} {close.reply_text.decode(errors='replace')}")
 
 

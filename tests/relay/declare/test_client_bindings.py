@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.method_frames import exchange_bind, queue_bind, queue_unbind, read_queue_bind, read_queue_unbind
+from proxy.amqp.method_frames import QueueBind, QueueUnbind, exchange_bind, queue_bind, queue_unbind, read_method
 from proxy.amqp.tables import encode_table
 from proxy.relay.connection_state import BindDestinations, PermissionCheck
 from proxy.relay.declare.storage import PIN, STORAGE
@@ -51,14 +51,14 @@ def closed(made: Wire, data: bytes = b"") -> tuple[object, str]:
 
 
 def keys(frames: list[Frame]) -> list[bytes]:
-    return [read_queue_bind(frame.payload).routing_key for frame in frames]
+    return [read_method(QueueBind, frame.payload).routing_key for frame in frames]
 
 
 def test_the_first_bind_of_a_destination_is_kept_under_its_token() -> None:
     made = wire()
     (stored,) = split(made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES)))
-    assert read_queue_bind(stored.payload).routing_key == token("queue", b"b")
-    assert read_queue_bind(stored.payload).arguments.startswith(ENTRIES)
+    assert read_method(QueueBind, stored.payload).routing_key == token("queue", b"b")
+    assert read_method(QueueBind, stored.payload).arguments.startswith(ENTRIES)
     assert made.answer(BIND_OK) == BIND_OK
     assert len(made.state.exchanges[b"xo"].clients) == 1
     assert made.state.exchanges[b"xo"].bound == {("queue", b"a"), ("queue", b"b")}
@@ -75,9 +75,9 @@ def test_the_same_bind_again_is_kept_in_the_same_place() -> None:
 def test_a_bind_where_messages_find_the_destination_is_made_twice_and_answered_once() -> None:
     made = marked()
     stored, tokened = split(made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES)))
-    assert read_queue_bind(stored.payload).routing_key.startswith(STORAGE)
-    assert read_queue_bind(stored.payload).arguments.startswith(ENTRIES)
-    assert read_queue_bind(tokened.payload).routing_key == token("queue", b"b")
+    assert read_method(QueueBind, stored.payload).routing_key.startswith(STORAGE)
+    assert read_method(QueueBind, stored.payload).arguments.startswith(ENTRIES)
+    assert read_method(QueueBind, tokened.payload).routing_key == token("queue", b"b")
     assert made.answer(BIND_OK) == b""
     assert made.answer(BIND_OK) == BIND_OK
     assert len(made.state.exchanges[b"xo"].clients) == 1
@@ -159,7 +159,7 @@ def test_no_more_binds_are_under_way_than_the_broker_is_to_be_given_at_once() ->
 def test_a_token_that_this_connection_has_bound_is_not_bound_again() -> None:
     made = bound()
     [stored] = split(made.produce(numbered(1)))
-    assert read_queue_bind(stored.payload).routing_key.startswith(STORAGE)
+    assert read_method(QueueBind, stored.payload).routing_key.startswith(STORAGE)
     assert made.answer(BIND_OK) == BIND_OK
 
 
@@ -218,7 +218,7 @@ def test_an_empty_queue_name_is_the_queue_declared_last() -> None:
 
 def unbound(frames: list[Frame]) -> list[tuple[bytes, bool]]:
     """Key of each unbind, and whether it is one of a client's own binding."""
-    fields = [read_queue_unbind(frame.payload) for frame in frames]
+    fields = [read_method(QueueUnbind, frame.payload) for frame in frames]
     return [(one.routing_key, bool(one.arguments)) for one in fields]
 
 
@@ -236,7 +236,7 @@ def test_the_token_stays_while_another_binding_needs_it() -> None:
     made.produce(queue_bind(1, b"b", b"xo", b"", OTHER))
     made.answer(BIND_OK)
     (frame,) = split(made.produce(queue_unbind(1, b"b", b"xo", b"", OTHER)))
-    assert read_queue_unbind(frame.payload).routing_key.startswith(STORAGE)
+    assert read_method(QueueUnbind, frame.payload).routing_key.startswith(STORAGE)
 
 
 @pytest.mark.parametrize("refusal", [b"", say(OWN, commands.Channel.Close(404, "NOT_FOUND - no queue 'b'", 50, 20))])
@@ -248,8 +248,8 @@ def test_a_token_comes_in_place_of_a_binding_by_which_others_are_found(refusal: 
     made.answer(say(1, commands.Exchange.DeclareOk()))
     made.answer(say(OWN, commands.Channel.OpenOk()))
     _, plain = split(made.upstream())
-    assert (read_queue_bind(plain.payload).routing_key, plain.channel) == (token("queue", b"b"), OWN)
-    assert PIN in read_queue_bind(plain.payload).arguments
+    assert (read_method(QueueBind, plain.payload).routing_key, plain.channel) == (token("queue", b"b"), OWN)
+    assert PIN in read_method(QueueBind, plain.payload).arguments
     made.answer(refusal or OWN_BIND_OK)
     gone = [frame for frame in split(made.upstream()) if frame.name == "Queue.Unbind"]
     assert unbound(gone) == [(token("queue", b"b"), True)]
@@ -264,7 +264,7 @@ def test_with_no_channel_of_ours_the_token_comes_on_the_clients() -> None:
     made.answer(BIND_OK)
     made.relay.connection.upstream.sidecar_channel.number = None
     (plain,) = split(made.produce(queue_unbind(1, b"b", b"xo", b"", ENTRIES)))
-    assert (plain.name, read_queue_bind(plain.payload).routing_key) == ("Queue.Bind", token("queue", b"b"))
+    assert (plain.name, read_method(QueueBind, plain.payload).routing_key) == ("Queue.Bind", token("queue", b"b"))
     assert made.answer(BIND_OK) == b""
     assert unbound(split(made.upstream())) == [(token("queue", b"b"), True)]
     assert made.answer(UNBIND_OK) == UNBIND_OK
@@ -275,7 +275,7 @@ def test_who_binds_while_the_last_binding_goes_relies_on_a_binding_of_its_own() 
     other = Wire(made.state, rules=ClientRules()).open()
     made.produce(queue_unbind(1, b"b", b"xo", b"", ENTRIES))
     (mark,) = split(other.produce(queue_bind(1, b"b", b"xo", b"", OTHER)))
-    assert read_queue_bind(mark.payload).routing_key == token("queue", b"b")
+    assert read_method(QueueBind, mark.payload).routing_key == token("queue", b"b")
     other.answer(BIND_OK)
     made.answer(UNBIND_OK * 2)
     assert ("queue", b"b") in made.state.exchanges[b"xo"].bound
@@ -386,7 +386,7 @@ def test_what_routes_choose_is_asked_before_the_binding_is_kept() -> None:
     assert keys(split(made.upstream())) == [grant_key("", *C)]
     made.answer(OWN_BIND_OK)
     (kept,) = split(made.upstream())
-    assert read_queue_bind(kept.payload).routing_key.startswith(STORAGE)
+    assert read_method(QueueBind, kept.payload).routing_key.startswith(STORAGE)
     assert not made.state.exchanges[b"xo"].clients
     assert made.answer(BIND_OK) == BIND_OK
     (stored,) = made.state.exchanges[b"xo"].clients.values()
@@ -400,7 +400,7 @@ def test_a_queue_that_the_client_may_not_bind_refuses_a_binding_that_names_it() 
     assert not made.state.exchanges[b"xo"].clients
     made.answer(say(OWN, commands.Channel.OpenOk()))
     gone = [frame for frame in split(made.upstream()) if frame.name == "Queue.Unbind"]
-    assert [read_queue_unbind(frame.payload).routing_key for frame in gone] == [token("queue", b"b")]
+    assert [read_method(QueueUnbind, frame.payload).routing_key for frame in gone] == [token("queue", b"b")]
 
 
 def test_a_queue_that_the_client_may_not_bind_is_out_of_reach_of_a_regex() -> None:
@@ -443,10 +443,10 @@ def test_what_was_asked_for_a_client_goes_with_its_last_binding() -> None:
     made.produce(queue_unbind(1, b"b", b"xo", b"", entries))
     assert made.answer(UNBIND_OK, UNBIND_OK) == b""
     (frame,) = split(made.upstream())
-    assert read_queue_unbind(frame.payload).routing_key == token(*C)
+    assert read_method(QueueUnbind, frame.payload).routing_key == token(*C)
     made.answer(say(OWN, commands.Queue.UnbindOk()))
     (frame,) = split(made.upstream())
-    assert read_queue_unbind(frame.payload).routing_key == grant_key("", *C)
+    assert read_method(QueueUnbind, frame.payload).routing_key == grant_key("", *C)
     assert made.answer(say(OWN, commands.Queue.UnbindOk())) == UNBIND_OK
     assert not made.state.exchanges[b"xo"].reaches
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.method_frames import exchange_bind, exchange_declare, exchange_delete, queue_bind, read_exchange_declare
+from proxy.amqp.method_frames import (
+    ExchangeDeclare,
+    exchange_bind,
+    exchange_declare,
+    exchange_delete,
+    queue_bind,
+    read_method,
+)
 from proxy.amqp.tables import decode_table, encode_table
 from proxy.relay.connection_state import LookUpExchange
 from proxy.relay.declare.storage import KEPT, MARK, unpack
@@ -30,7 +37,7 @@ DECLARE_OK = say(1, commands.Exchange.DeclareOk())
 def asked_before(wire: Wire, *pieces: bytes) -> None:
     """The client declares; what it asked before is answered first."""
     (frame,) = split(wire.produce(*pieces))
-    asked = read_exchange_declare(frame.payload)
+    asked = read_method(ExchangeDeclare, frame.payload)
     assert (asked.exchange, asked.passive) == (b"amq.direct", True)
     assert wire.answer(DECLARE_OK) == b""
 
@@ -68,7 +75,7 @@ def test_the_broker_is_looked_at_before_anything_is_declared() -> None:
     wire = Wire().open()
     asked_before(wire, declare())
     (frame,) = split(looked_up(wire))
-    asked = read_exchange_declare(frame.payload)
+    asked = read_method(ExchangeDeclare, frame.payload)
     assert (asked.exchange, asked.exchange_type, asked.durable) == (b"mine", b"direct", True)
     table = dict(decode_table(asked.arguments, 0, len(asked.arguments)))
     assert table[MARK] == Value("t", True)
@@ -95,7 +102,7 @@ def test_flags_go_to_the_broker_as_they_came() -> None:
     wire = Wire().open()
     asked_before(wire, declare(durable=False, auto_delete=True, internal=True))
     (frame,) = split(looked_up(wire))
-    asked = read_exchange_declare(frame.payload)
+    asked = read_method(ExchangeDeclare, frame.payload)
     assert (asked.durable, asked.auto_delete, asked.internal) == (False, True, True)
 
 
@@ -183,7 +190,7 @@ def test_a_delivery_that_nobody_knows_is_refused() -> None:
 def test_names_that_are_the_brokers_own_are_refused_by_the_broker(name: bytes) -> None:
     wire = Wire().open()
     (frame,) = split(wire.produce(exchange_declare(1, name, b"x-open")))
-    assert read_exchange_declare(frame.payload).exchange == name
+    assert read_method(ExchangeDeclare, frame.payload).exchange == name
     assert not wire.relay.connection.pending.requests
 
 

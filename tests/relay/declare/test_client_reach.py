@@ -8,7 +8,7 @@ from datetime import UTC
 import pytest
 from pamqp import commands
 
-from proxy.amqp.method_frames import read_queue_unbind
+from proxy.amqp.method_frames import QueueUnbind, read_method
 from proxy.relay.declare.bindings import CHECKED_AT_ONCE, ClientReach
 from proxy.relay.declare.storage import storage_key
 from proxy.relay.tokens import grant_key, token
@@ -50,7 +50,7 @@ class Client:
             if frame.name == "Channel.Open":
                 self.wire.answer(say(OWN, commands.Channel.OpenOk()))
             else:
-                unbound.append(read_queue_unbind(frame.payload).routing_key)
+                unbound.append(read_method(QueueUnbind, frame.payload).routing_key)
                 self.wire.answer(say(OWN, commands.Queue.UnbindOk()))
         return unbound
 
