@@ -41,24 +41,15 @@ KINDS = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
-    """Build one frame around a payload."""
     return FRAME_HEAD.pack(kind, channel, len(payload)) + payload + b"\xce"
 
 
 def shortstr(text: bytes) -> bytes:
-    """Encode a short string (at most 255 bytes)."""
     return bytes((len(text),)) + text
 
 
 def check_head(kind: int, channel: int, size: int, frame_max: int, fudge: int = 0) -> None:
     """Refuse a frame as soon as its head is read, before anything of it is buffered.
-
-    Args:
-        kind: frame type.
-        channel: channel number.
-        size: announced payload size in bytes.
-        frame_max: largest whole frame agreed on, in bytes.
-        fudge: bytes above it that are tolerated.
 
     Raises:
         ProtocolError: 501 for an unknown type or a frame above frame-max (spec, 4.2.3; RabbitMQ answers the same).
@@ -72,13 +63,7 @@ def check_head(kind: int, channel: int, size: int, frame_max: int, fudge: int = 
 
 
 def body_frames(channel: int, body: bytes, frame_max: int) -> list[bytes]:
-    """Cut a body (or a piece of one) into body frames.
-
-    Args:
-        channel: channel number.
-        body: bytes to send, possibly empty (then no frame).
-        frame_max: largest whole frame in bytes.
-    """
+    """Cut a body (or a piece of one) into body frames."""
     piece = frame_max - OVERHEAD
     return [frame(BODY, channel, body[at : at + piece]) for at in range(0, len(body), piece)]
 
@@ -115,7 +100,6 @@ class PartialFrame:
         self._whole = 0
 
     def __len__(self) -> int:
-        """Bytes that are kept."""
         return self._size
 
     def keep(self, data: bytes) -> None:
@@ -131,7 +115,6 @@ class PartialFrame:
         return self.take() if self._size >= self._whole else b""
 
     def take(self) -> bytes:
-        """Give what is kept, and keep nothing."""
         data = b"".join(self._pieces)
         self._pieces.clear()
         self._size = 0
@@ -153,7 +136,6 @@ class FrameBuffer:
         self._waiting = bytearray()
 
     def __len__(self) -> int:
-        """Bytes that wait."""
         return len(self._waiting)
 
     def feed(self, data: bytes) -> None:
@@ -161,17 +143,14 @@ class FrameBuffer:
         self._waiting += data
 
     def peek(self, size: int) -> bytes:
-        """Look at the first bytes, at most ``size``."""
         return bytes(self._waiting[:size])
 
     def take(self, size: int) -> bytes:
-        """Take the first bytes, at most ``size``."""
         taken = bytes(self._waiting[:size])
         del self._waiting[:size]
         return taken
 
     def clear(self) -> None:
-        """Forget everything that waits."""
         self._waiting.clear()
 
     def next_frame(self) -> RawFrame | None:

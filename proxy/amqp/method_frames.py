@@ -200,12 +200,7 @@ _UTF8_LONGEST = 4
 
 
 def reply_text(reply_code: int, text: bytes) -> bytes:
-    """Give a reply text as RabbitMQ would: name of the code, `` - ``, text, cut to 255 bytes.
-
-    Args:
-        reply_code: AMQP reply code; for an unknown one the text stands alone.
-        text: what happened; cut between two UTF-8 characters where it is too long.
-    """
+    """Give a reply text as RabbitMQ would: name of the code, `` - ``, text, cut to 255 bytes."""
     name = REPLY_NAMES.get(reply_code)
     whole = name + b" - " + text if name else text
     if len(whole) <= MAX_REPLY_TEXT_BYTES:
@@ -219,19 +214,11 @@ def reply_text(reply_code: int, text: bytes) -> bytes:
 
 
 def connection_close(reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> bytes:
-    """Build ``Connection.Close``.
-
-    Args:
-        reply_code: AMQP reply code.
-        text: the whole reply text, at most 255 bytes: from `reply_text`, or the broker's own.
-        class_id: class of the offending method, 0 where there is none.
-        method_id: its method id.
-    """
+    """Build ``Connection.Close``."""
     return method_frame(0, methods.CONNECTION_CLOSE, reply_code, text, class_id, method_id)
 
 
 def connection_close_ok() -> bytes:
-    """Build ``Connection.CloseOk``."""
     return method_frame(0, methods.CONNECTION_CLOSE_OK)
 
 
@@ -245,12 +232,10 @@ def channel_close(channel: int, reply_code: int, text: bytes, class_id: int = 0,
 
 
 def channel_close_ok(channel: int) -> bytes:
-    """Build ``Channel.CloseOk``."""
     return method_frame(channel, methods.CHANNEL_CLOSE_OK)
 
 
 def empty_ok(channel: int, method: int) -> bytes:
-    """Build a reply without arguments, such as ``Queue.BindOk`` or ``Exchange.DeclareOk``."""
     return method_frame(channel, method)
 
 
@@ -266,7 +251,6 @@ def exchange_declare(
     internal: bool = False,
     nowait: bool = False,
 ) -> bytes:
-    """Build ``Exchange.Declare`` with these argument entries."""
     bits = (passive, durable, auto_delete, internal, nowait)
     return method_frame(channel, methods.EXCHANGE_DECLARE, 0, exchange, exchange_type, *bits, entries)
 
@@ -278,33 +262,28 @@ def exchange_delete(channel: int, exchange: bytes, *, if_unused: bool = False, n
 def exchange_bind(
     channel: int, destination: bytes, source: bytes, key: bytes, entries: bytes = b"", *, nowait: bool = False
 ) -> bytes:
-    """Build ``Exchange.Bind`` with these argument entries."""
     return method_frame(channel, methods.EXCHANGE_BIND, 0, destination, source, key, nowait, entries)
 
 
 def exchange_unbind(
     channel: int, destination: bytes, source: bytes, key: bytes, entries: bytes = b"", *, nowait: bool = False
 ) -> bytes:
-    """Build ``Exchange.Unbind`` with these argument entries."""
     return method_frame(channel, methods.EXCHANGE_UNBIND, 0, destination, source, key, nowait, entries)
 
 
 def queue_bind(
     channel: int, queue: bytes, exchange: bytes, key: bytes, entries: bytes = b"", *, nowait: bool = False
 ) -> bytes:
-    """Build ``Queue.Bind`` with these argument entries."""
     return method_frame(channel, methods.QUEUE_BIND, 0, queue, exchange, key, nowait, entries)
 
 
 def queue_unbind(channel: int, queue: bytes, exchange: bytes, key: bytes, entries: bytes = b"") -> bytes:
-    """Build ``Queue.Unbind`` with these argument entries."""
     return method_frame(channel, methods.QUEUE_UNBIND, 0, queue, exchange, key, entries)
 
 
 def queue_declare(
     channel: int, queue: bytes, entries: bytes = b"", *, passive: bool = False, durable: bool = True
 ) -> bytes:
-    """Build ``Queue.Declare`` with these argument entries."""
     return method_frame(channel, methods.QUEUE_DECLARE, 0, queue, passive, durable, False, False, False, entries)
 
 
@@ -330,7 +309,6 @@ def look_for(channel: int, destination: Destination) -> bytes:
 
 
 def basic_publish(channel: int, exchange: bytes, key: bytes, *, mandatory: bool = False) -> bytes:
-    """Build ``Basic.Publish``; content header and body must follow."""
     return method_frame(channel, methods.BASIC_PUBLISH, 0, exchange, key, mandatory, False)
 
 

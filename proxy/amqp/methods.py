@@ -138,9 +138,6 @@ def method_of(payload: bytes) -> int:
 def arguments(payload: bytes) -> tuple[Argument, ...]:
     """Read the arguments of a method.
 
-    Args:
-        payload: a method frame's payload, ids included.
-
     Returns:
         Arguments in wire order, reserved ones included; a table as its entries, which have been walked, not
         decoded.
@@ -181,11 +178,6 @@ def nowait(payload: bytes) -> bool:
 
 def method_frame(channel: int, method: int, *values: Argument) -> bytes:
     """Build a method frame.
-
-    Args:
-        channel: channel number.
-        method: one of the constants above.
-        values: its arguments in wire order, reserved ones included; a table as its entries.
 
     Raises:
         LocalProtocolError: the values don't fit the method.

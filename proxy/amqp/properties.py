@@ -90,12 +90,6 @@ def table_span(data: bytes, start: int, flags: int, end: int | None = None) -> t
 def strings_end(data: bytes, start: int, flags: int, end: int) -> int:
     """Find where the header table stands, or would stand: after content type and content encoding.
 
-    Args:
-        data: bytes with the content header in them.
-        start: offset just after the property flags.
-        flags: the property flags.
-        end: offset after the last property.
-
     Raises:
         ProtocolError: 502, they do not end within ``end``.
     """

@@ -83,12 +83,6 @@ def pick(data: bytes, start: int, end: int, wanted: frozenset[bytes]) -> list[tu
 def without(data: bytes, start: int, end: int, names: frozenset[bytes]) -> bytes:
     """Give the entries with every entry of some names cut out; the other bytes stay as they are.
 
-    Args:
-        data: bytes with the table in them.
-        start: offset of the first entry.
-        end: offset after the last entry.
-        names: names whose entries go.
-
     Raises:
         ProtocolError: 502 as in `pick`.
     """
@@ -116,11 +110,6 @@ def without(data: bytes, start: int, end: int, names: frozenset[bytes]) -> bytes
 def decode_table(data: bytes, start: int, end: int) -> Table:
     """Decode every entry.
 
-    Args:
-        data: bytes with the table in them.
-        start: offset of the first entry (after the table's own length).
-        end: offset after the last entry.
-
     Raises:
         ProtocolError: 502, malformed, or nested deeper than `MAX_NESTING`.
     """
@@ -136,9 +125,6 @@ def too_deep(entries: bytes) -> bytes | None:
     """Find an argument that `decode_table` would refuse because tables and arrays nest deeper than `MAX_NESTING`.
 
     Walks with a list of its own instead of the stack. Malformed values are left to the broker to refuse.
-
-    Args:
-        entries: a table's entries.
 
     Returns:
         The name of the first such top-level argument; None where there is none.
@@ -174,9 +160,6 @@ def too_deep(entries: bytes) -> bytes | None:
 
 def decode_value(raw: bytes) -> Value:
     """Decode one value.
-
-    Args:
-        raw: letter and value bytes, nothing after them.
 
     Raises:
         ProtocolError: 502 as in `decode_table`.

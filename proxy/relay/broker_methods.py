@@ -41,11 +41,7 @@ _WITH_CONTENT = frozenset((methods.BASIC_DELIVER, methods.BASIC_GET_OK))
 
 
 class BrokerMethods:
-    """Takes the broker's methods that are looked at.
-
-    Args:
-        connection: what both directions share.
-    """
+    """Takes the broker's methods that are looked at."""
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection = connection
@@ -135,7 +131,6 @@ class BrokerMethods:
 
     @staticmethod
     def _refused(channel: Channel, tag: int, multiple: bool) -> Sequence[int]:
-        """Tags that a nack settles."""
         settled, published = channel.confirms.settled, channel.confirms.published
         return settled.outstanding(min(tag or published, published)) if multiple else (tag,)
 

@@ -121,7 +121,6 @@ class ContentUnderWay:
 
     @property
     def expects(self) -> str:
-        """What comes next, for texts."""
         return "a content header frame" if self.remaining == HEADER_TO_COME else "a content body frame"
 
     @property
@@ -131,11 +130,7 @@ class ContentUnderWay:
 
 
 class HeldFrames:
-    """Frames of the producer that wait, in the states of `HOLDING` alone.
-
-    Args:
-        backlog: counts the bytes of the connection.
-    """
+    """Frames of the producer that wait, in the states of `HOLDING` alone."""
 
     __slots__ = ("_backlog", "_size_bytes", "binds", "frames", "marking")
 
@@ -149,18 +144,15 @@ class HeldFrames:
         self.marking: set[Hashable] = set()
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
         return bool(self.frames)
 
     def keep(self, frames: list[bytes]) -> None:
-        """Keep frames after those that are kept."""
         size = sum(map(len, frames))
         self.frames += frames
         self._size_bytes += size
         self._backlog.held += size
 
     def take(self) -> list[bytes]:
-        """Give the frames that were kept, and keep none."""
         frames, self.frames = self.frames, []
         self._backlog.held -= self._size_bytes
         self._size_bytes = 0
@@ -168,11 +160,7 @@ class HeldFrames:
 
 
 class ProducerOutput:
-    """What of the frames for the producer is not simply copied.
-
-    Args:
-        backlog: counts the bytes of the connection.
-    """
+    """What of the frames for the producer is not simply copied."""
 
     __slots__ = ("_backlog", "close_oks", "deferred", "held_back", "returned", "swallowed")
 
@@ -195,7 +183,6 @@ class ProducerOutput:
 
     @property
     def holds_back(self) -> bool:
-        """Whether frames of the broker are kept."""
         return self.held_back is not None
 
     def hold_back(self, frame: bytes) -> None:
@@ -206,7 +193,6 @@ class ProducerOutput:
         self._backlog.held_back += len(frame)
 
     def release(self) -> list[bytes]:
-        """Give the frames that were kept, and keep none."""
         frames, self.held_back = self.held_back or [], None
         self._backlog.held_back -= sum(map(len, frames))
         return frames
@@ -232,7 +218,6 @@ class PendingConfirms:
 
     @property
     def total(self) -> int:
-        """Publishes since the channel was opened."""
         return self.before + self.published
 
     @property
@@ -290,11 +275,7 @@ class ExpectedReply(NamedTuple):
 
 
 class Replies:
-    """The answers that a channel waits for, in order.
-
-    Args:
-        backlog: counts those of the connection.
-    """
+    """The answers that a channel waits for, in order."""
 
     __slots__ = ("_backlog", "_expected")
 
@@ -303,7 +284,6 @@ class Replies:
         self._expected: deque[ExpectedReply] = deque()
 
     def __len__(self) -> int:
-        """How many are to come."""
         return len(self._expected)
 
     @property
@@ -312,29 +292,21 @@ class Replies:
         return self._expected[0]
 
     def append(self, expected: ExpectedReply) -> None:
-        """Wait for one more."""
         self._backlog.unanswered += expected.weight
         self._expected.append(expected)
 
     def popleft(self) -> ExpectedReply:
-        """The next one has come."""
         expected = self._expected.popleft()
         self._backlog.unanswered -= expected.weight
         return expected
 
     def clear(self) -> None:
-        """None will come: the channel has ended."""
         self._backlog.unanswered -= sum([expected.weight for expected in self._expected])
         self._expected.clear()
 
 
 class Channel:
-    """State of one channel of a connection.
-
-    Args:
-        number: its number.
-        backlog: counts what the connection keeps and waits for.
-    """
+    """State of one channel of a connection."""
 
     __slots__ = (
         "audit",

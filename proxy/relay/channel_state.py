@@ -256,11 +256,6 @@ def next_state(state: ChannelState, event: ChannelEvent, method: int = 0) -> Cha
 def next_mode(mode: ChannelMode, selected: ChannelMode, method: int) -> ChannelMode:
     """Give the mode of a channel after Confirm.Select or Tx.Select; a mode is never left.
 
-    Args:
-        mode: of the channel.
-        selected: what the method asks for.
-        method: class << 16 | method.
-
     Raises:
         ProtocolError: 406 on the channel with RabbitMQ's text, the other mode was selected before.
     """

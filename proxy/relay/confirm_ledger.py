@@ -108,13 +108,7 @@ class Ledger:
         self._remote: dict[int, _Entry] = {}
 
     def add(self, producer_tag: int, copies: int, apart: int = 0) -> None:
-        """Enter a publish, in this order after all before it.
-
-        Args:
-            producer_tag: its tag.
-            copies: upstream publishes that it leaves as.
-            apart: copies that others settle, see `settle_remote`.
-        """
+        """Enter a publish, in this order after all before it; `apart` further copies are settled by `settle_remote`."""
         entry = _Entry(producer_tag, copies + apart)
         if apart:
             self._remote[producer_tag] = entry
@@ -141,11 +135,6 @@ class Ledger:
 
     def settle(self, upstream_tag: int, multiple: bool, ack: bool) -> list[tuple[int, bool]]:
         """Enter an upstream ack or nack.
-
-        Args:
-            upstream_tag: its delivery tag; 0 with `multiple`: all.
-            multiple: whether all up to it are meant.
-            ack: False for a nack.
 
         Returns:
             (producer tag, acked) of each publish that is settled now, ascending.

@@ -83,7 +83,6 @@ class DelayedConfirms:
         self._sealed: list[bytes] = []
 
     def __bool__(self) -> bool:
-        """Whether anything waits."""
         return bool(self._waiting) or self.until is not None
 
     @property
@@ -118,12 +117,7 @@ class DelayedConfirms:
         self.size_bytes += len(frames) + _ENTRY_BYTES
 
     def end(self, number: int, interrupted: bool) -> None:
-        """A channel ends: what is said next to the producer may be its close.
-
-        Args:
-            number: its number.
-            interrupted: whether a content is on its way to the producer, so that nothing can be said before the close.
-        """
+        """A channel ends: what is said next may be its close; `interrupted`: after a content that is on its way."""
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             return
@@ -199,7 +193,6 @@ class ConnectionAudit:
         self._opening = ""
 
     def begin(self) -> None:
-        """Something was read: take the time."""
         self._opening = self._journal.opening()
 
     def origin(self, channel: int) -> str:
@@ -249,20 +242,7 @@ class ConnectionAudit:
         size: int,
         decide_us: float,
     ) -> None:
-        """Write the line of a publish, which its channel has counted already.
-
-        Args:
-            channel: where it came from.
-            template: what the decision fixes.
-            exchange: as the producer named it.
-            routing_key: likewise.
-            mandatory: whether a return may name it.
-            data: bytes with the content header frame in them.
-            start: its offset.
-            stop: offset after it.
-            size: bytes of the body.
-            decide_us: microseconds of its decision; negative where that was known.
-        """
+        """Write the line of a publish, which its channel has counted already."""
         trail = channel.audit
         origin = trail.origin
         if not origin:

@@ -183,11 +183,7 @@ class Lifecycle:
 
 
 class UpstreamLink:
-    """The leased connection to the broker: the sidecar's own channel on it, and how it ends.
-
-    Args:
-        sidecar_channel: the sidecar's own channel.
-    """
+    """The leased connection to the broker: the sidecar's own channel on it, and how it ends."""
 
     __slots__ = ("blocked", "closing", "done", "kept", "may_be_kept", "sidecar_channel")
 
@@ -275,19 +271,13 @@ class ConnectionTraffic:
         return self.confirmed.confirms.outstanding if self.confirmed is not None else 0
 
     def channel_ended(self, channel: Channel) -> None:
-        """Count what was published on a channel, which will not have a confirm any more."""
         self.before += channel.confirms.total
         if channel is self.confirmed:
             self.confirmed = None
 
 
 class RemoteBrokers(NamedTuple):
-    """Other brokers, for publishes that the address table sends there.
-
-    Args:
-        remotes: the links.
-        notify: called when they have brought something that is to be sent, outside of the driver's own calls.
-    """
+    """Other brokers, for publishes that the address table sends there."""
 
     remotes: Remotes
     notify: Callable[[], None]
@@ -354,11 +344,6 @@ class ConnectionState:
 
     def change(self, channel: Channel, event: ChannelEvent, method: int = 0) -> None:
         """Send an event to a channel; the only way in which its state changes.
-
-        Args:
-            channel: its record.
-            event: what happens to it.
-            method: (class << 16 | method) of the frame that it comes from, if it comes from one.
 
         Raises:
             ProtocolError: see `next_state`.
@@ -427,7 +412,6 @@ class ConnectionState:
 
     @property
     def published(self) -> int:
-        """Publishes since the connection was opened."""
         return self.traffic.before + sum([channel.confirms.total for channel in self.channels.values()])
 
     @property
@@ -440,7 +424,6 @@ class ConnectionState:
 
     @property
     def holds(self) -> bool:
-        """Whether frames of the producer wait on a channel."""
         return any(channel.state in HOLDING for channel in self.channels.values())
 
     def close_remote_publishers(self, channel: Channel) -> None:
@@ -461,9 +444,6 @@ class ConnectionState:
         """The producer's Connection.Close goes upstream; what the broker still has for it is relayed.
 
         It is answered here where the upstream connection is as new, and kept.
-
-        Args:
-            frame: the method's frame.
         """
         if self.upstream.as_new and not self.channels and not self.deliveries.unfinished:
             self.upstream.keep()
@@ -482,7 +462,6 @@ class ConnectionState:
         self.to_producer += [method_frames.connection_close_ok()] * self.lifecycle.answer_closes()
 
     def finish(self) -> None:
-        """Both sides have said their last word."""
         self.lifecycle.end(Phase.CLOSED)
         self.forget_all()
 
@@ -498,12 +477,7 @@ class ConnectionState:
             self.to_producer.append(frames)
 
     def start_audit(self, conn: str, lines: AuditCommits | None = None) -> None:
-        """Write this connection's publishes to the audit log, if there is one.
-
-        Args:
-            conn: id of the connection.
-            lines: the log, where confirms have to wait until the lines of their publishes are on disk.
-        """
+        """Write this connection's publishes to the audit log, if there is one."""
         journal, delayed_confirms = self.plans.journal, None
         if journal is None:
             return
@@ -532,7 +506,6 @@ class ConnectionState:
             self.delayed_confirms.end(channel.number, channel.number in self.deliveries.unfinished)
 
     def time_confirm(self, channel: Channel) -> None:
-        """Observe the confirm that is being timed, once it is there."""
         confirms = channel.confirms
         if confirms.sample is not None and confirms.settled.low >= confirms.sample[0]:
             tag, since = confirms.sample
@@ -548,13 +521,7 @@ class ConnectionState:
         channel.audit.forget_mandatory(channel.confirms.before + channel.confirms.settled.low)
 
     def send_confirm(self, channel: Channel, producer_tag: int, acked: bool) -> None:
-        """Ack or nack one publish whose confirm is ours to make, since several brokers or publishes have a part in it.
-
-        Args:
-            channel: where it came from; it has a ledger.
-            producer_tag: its delivery tag.
-            acked: False for a nack.
-        """
+        """Ack or nack a publish whose confirm is ours to make, since several brokers or publishes have a part in it."""
         confirms = channel.confirms
         if confirms.returns:
             confirms.returns.settled(producer_tag)
@@ -578,13 +545,7 @@ class ConnectionState:
             self.send_to_producer(channel, frame)
 
     def send_return(self, publish: PendingPublish, header: bytes, body: bytes) -> None:
-        """Return a mandatory publish that no broker had a queue for.
-
-        Args:
-            publish: its method.
-            header: its content header frame, as it came.
-            body: its body.
-        """
+        """Return a mandatory publish that no broker had a queue for."""
         channel = publish.channel
         self.plans.counters.returns += 1
         address = (publish.exchange, publish.routing_key)
@@ -598,13 +559,7 @@ class ConnectionState:
         self.send_to_producer(channel, b"".join((method, header, *body_parts)))
 
     def note_return(self, channel: Channel, method: bytes, header: bytes = b"") -> None:
-        """The broker returns a publish to the producer.
-
-        Args:
-            channel: where it came from.
-            method: the frame of Basic.Return, with the producer's address.
-            header: the content header frame after it, where it is looked at.
-        """
+        """The broker returns a publish to the producer."""
         self.plans.counters.returns += 1
         if self.audit is None and self.plans.failures is None:
             return
@@ -615,7 +570,6 @@ class ConnectionState:
             self.audit.returned(channel, exchange, routing_key)
 
     def note_nack(self, channel: Channel, producer_tag: int) -> None:
-        """A publish is nacked to the producer."""
         number = channel.confirms.before + producer_tag
         self.plans.fail(self.user, channel.number, "nacked", f"the broker refused publish {number} of the channel")
 
@@ -656,14 +610,7 @@ class ConnectionState:
         self.close(error.reply_code, error.text, error.class_id, error.method_id)
 
     def close(self, reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> None:
-        """Close both connections on our own account, unless they are being closed already.
-
-        Args:
-            reply_code: AMQP reply code.
-            text: reply text without the code's name.
-            class_id: offending class, if any.
-            method_id: offending method, if any.
-        """
+        """Close both connections on our own account, unless they are being closed already."""
         if self.lifecycle.phase is not Phase.OPEN:
             return
         self.close_upstream()

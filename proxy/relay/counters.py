@@ -43,12 +43,7 @@ LIMITS = ("publish_rate", "publish_bytes", "patience", "message_size", "idle", "
 
 @dataclass(slots=True, eq=False)
 class ExchangeCounters:
-    """Publishes to one exchange by outcome, and the bytes of their bodies.
-
-    Args:
-        vhost: virtual host.
-        exchange: name, or b"other" for all that no rule names.
-    """
+    """Publishes to one exchange by outcome, and the bytes of their bodies."""
 
     vhost: str
     exchange: bytes
@@ -61,7 +56,6 @@ class ExchangeCounters:
     body_bytes: int = 0
 
     def add(self, outcome: str, publishes: int, body_bytes: int) -> None:
-        """Count publishes of one outcome (a name of OUTCOMES)."""
         setattr(self, outcome, getattr(self, outcome) + publishes)
         self.body_bytes += body_bytes
 
@@ -104,11 +98,7 @@ class Tally:
 
 
 class Traffic:
-    """Totals of publishes per exchange, binding and destination.
-
-    Args:
-        binding_limit: bindings with a total of their own; the rest count as `other`.
-    """
+    """Totals of publishes per exchange, binding and destination."""
 
     __slots__ = (
         "__weakref__",
@@ -143,11 +133,6 @@ class Traffic:
 
         What is named starts at zero and what stays named keeps its total. What is no longer named loses it,
         but for bindings that no rules ever named (declared by clients): those keep theirs.
-
-        Args:
-            exchanges: (vhost, exchange).
-            bindings: (vhost, exchange, binding id), in the order of the files: the first ones get the totals.
-            destinations: (vhost, name) of queues and exchanges that messages are routed to.
         """
         for _ in self.folding():
             pass
@@ -168,13 +153,6 @@ class Traffic:
         self, vhost: str, exchange: bytes, outcome: str, matched: Matched, destinations: tuple[bytes, ...]
     ) -> Tally:
         """Give the tally of a decision: the same one as long as somebody holds it.
-
-        Args:
-            vhost: virtual host of the publish.
-            exchange: exchange of the publish.
-            outcome: a name of OUTCOMES.
-            matched: bindings that were true.
-            destinations: names of the destinations.
 
         Returns:
             The tally to keep with the cached plan and to count in.
@@ -266,7 +244,6 @@ class Histogram:
         self.total_seconds = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one duration."""
         self.buckets[bisect_left(self.bounds, seconds)] += 1
         self.total_seconds += seconds
 
@@ -320,24 +297,19 @@ class RelayCounters:
     protocol_errors: dict[int, int] = field(default_factory=dict)
 
     def spend(self, owners: Iterable[str]) -> None:
-        """Count a decision in which the regex budgets of some owners were spent."""
         self.regex_budgets_spent += 1
         for owner in owners:
             self.regex_owners[owner] += 1
 
     def protocol_error(self, reply_code: int) -> None:
-        """Count a close that we sent."""
         self.protocol_errors[reply_code] = self.protocol_errors.get(reply_code, 0) + 1
 
 
 @dataclass(slots=True, eq=False)
 class ConnectionCounters:
-    """Connections of one side.
+    """Connections of one side: those open (a gauge), how attempts ended (a name of RESULTS), and the last failure.
 
-    Args:
-        open: gauge, connections whose handshake is done.
-        results: by a name of RESULTS, how attempts ended.
-        last_error: when the last attempt failed (seconds since 1970), and why; None before the first.
+    `last_error` is when it was (seconds since 1970), and why; None before the first.
     """
 
     open: int = 0
@@ -345,7 +317,6 @@ class ConnectionCounters:
     last_error: tuple[float, str] | None = None
 
     def attempt(self, result: str) -> None:
-        """Count how an attempt to open a connection ended (a name of RESULTS)."""
         self.results[result] += 1
 
 
@@ -453,7 +424,6 @@ class Counters:
         self.certificates: dict[tuple[str, str], float] = {}
 
     def relay(self, vhost: str) -> RelayCounters:
-        """Give the counters that all relays of a virtual host share."""
         found = self.relays.get(vhost)
         if found is None:
             found = self.relays[vhost] = RelayCounters(vhost)

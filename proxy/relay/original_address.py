@@ -40,7 +40,6 @@ class OriginalAddress(NamedTuple):
 
 
 def longstr_entry(name: bytes, text: bytes) -> bytes:
-    """Encode one table entry that holds a long string."""
     return shortstr(name) + b"S" + U32.pack(len(text)) + text
 
 
@@ -111,10 +110,6 @@ def refuse_forged(state: VhostState, entries: bytes) -> None:
 
     What passes untouched keeps its bytes, so the header can't be cut out; what no sidecar would restore may stay.
 
-    Args:
-        state: the virtual host.
-        entries: of the header table of a publish that nothing of ours changes.
-
     Raises:
         ProtocolError: 403 on the channel.
     """
@@ -151,11 +146,6 @@ def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[b
 
     What is malformed stays as it came: one message that somebody else has stored must not end the connection of
     everybody who gets it.
-
-    Args:
-        state: the virtual host.
-        method: the broker's method frame.
-        header: the content header frame after it.
     """
     try:
         return _restored(state, method, header) or (method, header)

@@ -47,7 +47,6 @@ class TokenBucket:
         return -self._level / self._rate if self._level < 0 else 0.0
 
     def full(self, now: float) -> bool:
-        """Whether nothing was taken for as long as it takes to fill up."""
         self.take(0, now)
         return self._level >= self._most
 
@@ -69,11 +68,7 @@ class RateLimits(NamedTuple):
 
 
 class UserRateLimit:
-    """What one user may publish, over all of its connections.
-
-    Args:
-        rates: the limits.
-    """
+    """What one user may publish, over all of its connections."""
 
     __slots__ = ("_publishes", "_read_bytes", "connections", "owes_since", "rates")
 
@@ -87,11 +82,6 @@ class UserRateLimit:
 
     def take(self, publishes: int, read_bytes: int, now: float) -> tuple[float, str]:
         """Charge what has been read.
-
-        Args:
-            publishes: messages.
-            read_bytes: bytes.
-            now: monotonic seconds.
 
         Returns:
             Seconds until nothing is owed, and which limit says so: ``publish_rate``, ``publish_bytes``, or empty.
@@ -119,11 +109,7 @@ class UserRateLimit:
 
 
 class UserRateLimits:
-    """All users' allowances.
-
-    Args:
-        rates: the limits, the same for each of them.
-    """
+    """All users' allowances."""
 
     __slots__ = ("_by_user", "_rates")
 
@@ -132,7 +118,6 @@ class UserRateLimits:
         self._by_user: dict[str, UserRateLimit] = {}
 
     def __bool__(self) -> bool:
-        """Whether there is any limit."""
         return bool(self._rates.publishes or self._rates.read_bytes)
 
     def acquire(self, user: str, now: float) -> UserRateLimit:
@@ -146,5 +131,4 @@ class UserRateLimits:
         return found
 
     def release(self, allowance: UserRateLimit) -> None:
-        """One of the user's connections has ended."""
         allowance.connections -= 1

@@ -33,13 +33,6 @@ from proxy.relay.publish.publish_pass import PublishPass
 class Relay:
     """Both directions of one producer connection.
 
-    Args:
-        tuning: what the handshake agreed on, both sides.
-        plans: the virtual host's plans.
-        inventory: the control plane.
-        limits: see Limits.
-        user: the name that the producer logged in with.
-
     Attributes:
         connection: what both directions share.
     """
@@ -64,24 +57,14 @@ class Relay:
         return self._publishing.interrupted
 
     def producer_sent(self, data: bytes, now: float) -> None:
-        """Take bytes from the producer.
-
-        Args:
-            data: any piece of the stream.
-            now: monotonic seconds.
-        """
+        """Take bytes from the producer."""
         connection = self.connection
         connection.traffic.now = now
         self._publishing.read_producer(data)
         self._go_on()
 
     def broker_sent(self, data: bytes, now: float) -> None:
-        """Take bytes from the broker.
-
-        Args:
-            data: any piece of the stream.
-            now: monotonic seconds.
-        """
+        """Take bytes from the broker."""
         connection = self.connection
         connection.traffic.now = now
         try:
@@ -134,9 +117,6 @@ class Relay:
         """Close what publishes too much: 406 on its channel, or 320 where it can't be said which one or when.
 
         A channel can be closed between two publishes only, and is to blame only where no other publishes.
-
-        Args:
-            text: which limit, for the producer.
         """
         connection = self.connection
         publishing = [

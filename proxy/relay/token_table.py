@@ -189,25 +189,21 @@ class TokenTable:
         return self._records.get(destination, _ABSENT).state
 
     def reason(self, destination: Destination) -> str:
-        """Return why a destination's token is missing; empty where it is not."""
         return self._records.get(destination, _ABSENT).reason
 
     # -- who needs a token -------------------------------------------------------------------------------------
 
     def need(self, destination: Destination, need: Need) -> None:
-        """Somebody needs the destination."""
         record = self._record(destination)
         record.needs |= need
         record.idle_since = None
 
     def no_need(self, destination: Destination, need: Need) -> None:
-        """Somebody does not need the destination any more."""
         record = self._records.get(destination)
         if record is not None:
             record.needs &= ~need
 
     def needs(self, destination: Destination) -> Need:
-        """Return who needs a destination."""
         return self._records.get(destination, _ABSENT).needs
 
     def rules_need(self, wanted: frozenset[Destination]) -> None:
@@ -231,13 +227,7 @@ class TokenTable:
         self._set(destination, self._change(destination), TokenState.BOUND)
 
     def refused(self, destination: Destination, reason: str, *, keeps: bool = False) -> None:
-        """The broker refused to bind.
-
-        Args:
-            destination: what was to be bound.
-            reason: why.
-            keeps: whether a row that stood before may still stand.
-        """
+        """The broker refused to bind; with `keeps` a row that stood before may still stand."""
         record = self._change(destination)
         if record.state is TokenState.BOUND and keeps:
             return
@@ -330,13 +320,7 @@ class TokenTable:
         self._set(destination, record, TokenState.BOUND)
 
     def unbind_plan(self, destination: Destination, marks: Collection[int], *, needed: bool) -> UnbindPlan:
-        """Decide what happens under a token when a client's binding is unbound.
-
-        Args:
-            destination: of the binding.
-            marks: sequences of its copies that lie under the token.
-            needed: whether anything else that this process knows needs the destination.
-        """
+        """Decide what happens under a token when a client's binding is unbound."""
         record = self._records.get(destination, _ABSENT)
         foreign = self.shared and not (record.marks.issuperset(marks) or self._settled(record, marks))
         pin = bool(marks) and (foreign or (needed and not record.pins))
@@ -382,13 +366,7 @@ class TokenTable:
         return Look(self._events, now)
 
     def listed(self, look: Look, rows: Mapping[Destination, frozenset[Row]], now: float) -> None:
-        """The listing arrived; what happened since it was asked for counts more.
-
-        Args:
-            look: its beginning.
-            rows: by destination, the rows under its token; none of them empty.
-            now: when it arrived.
-        """
+        """The listing arrived; what happened since it was asked for counts more."""
         for destination in [one for one in self._records if one not in rows]:
             self._listed(destination, self._records[destination], frozenset(), look, now)
         for destination, there in rows.items():
@@ -414,12 +392,7 @@ class TokenTable:
             self._tidy(destination, record)
 
     def idle(self, needed: Callable[[Destination], bool], now: float) -> list[Destination]:
-        """Return what has been needless for the grace period, as listings show; call it after each listing.
-
-        Args:
-            needed: says whether anything that this process knows needs a destination.
-            now: when the listing was asked for.
-        """
+        """Return what has been needless for the grace period, as listings show; call it after each listing."""
         due: list[Destination] = []
         for destination, record in self._records.items():
             if not (record.listed or record.state is TokenState.BOUND) or needed(destination):

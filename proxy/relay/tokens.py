@@ -57,19 +57,12 @@ def token(kind: str, name: bytes) -> bytes:
 
 @lru_cache(maxsize=65536)
 def grant_key(client: str, kind: str, name: bytes) -> bytes:
-    """Give the key under which a destination is bound in witness that a client could bind it; no publish uses it.
-
-    Args:
-        client: user name.
-        kind: ``queue`` or ``exchange``.
-        name: the destination's name.
-    """
+    """Give the key under which a destination is bound in witness that a client could bind it; no publish uses it."""
     witness = repr((client, kind, name)).encode()
     return GRANTS + blake2b(witness, digest_size=8).hexdigest().encode()
 
 
 def is_keyed(routing_key: bytes) -> bool:
-    """Say whether a routing key has the form of a keyed token, of whatever secret."""
     return routing_key.startswith(_KEYED_PREFIXES)
 
 

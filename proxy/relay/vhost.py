@@ -73,7 +73,6 @@ class BindingCopy(NamedTuple):
 
     @property
     def signed(self) -> bool:
-        """Whether a sidecar made it."""
         return self.secret is not None
 
 
@@ -101,17 +100,14 @@ class StoredBinding(NamedTuple):
 
     @property
     def signed(self) -> bool:
-        """Whether a sidecar made it."""
         return self.copies[0].signed
 
     @property
     def sequences(self) -> tuple[int, ...]:
-        """The sequence of each copy."""
         return tuple(copy.sequence for copy in self.copies)
 
     @property
     def destination(self) -> Destination:
-        """Kind and name of its destination."""
         return self.binding.destination_type, self.binding.destination
 
     @property
@@ -173,7 +169,6 @@ class OwnedExchange:
     regexes: Counter[str] = field(default_factory=Counter)
 
     def reach(self, client: str) -> Reach:
-        """Give the reach of a client's routes."""
         found = self.reaches.get(client)
         if found is None:
             found = self.reaches[client] = Reach(client)
@@ -279,11 +274,9 @@ class VhostState:
     regex_budget: int = DEFAULT_BUDGET
 
     def __post_init__(self) -> None:
-        """Derive what is derived."""
         self._derive()
 
     def carried(self) -> list[OwnedExchange]:
-        """Give the exchanges that have a carrier on the broker."""
         return [owned for owned in self.exchanges.values() if owned.delivery is Delivery.CARRIER]
 
     def has_queue(self, name: bytes) -> bool:
@@ -310,14 +303,12 @@ class VhostState:
         self.epoch += 1
 
     def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
-        """Evaluate by other rules from now on."""
         self.exchanges = exchanges
         self.router = router
         self._derive()
         self.changed()
 
     def set_addresses(self, addresses: AddressBook | None) -> None:
-        """Look addresses up in another table from now on."""
         self.addresses = addresses
         self._derive()
         self.changed()
@@ -328,12 +319,10 @@ class VhostState:
         self._derive()
 
     def set_tokens(self, tokens: Tokens) -> None:
-        """Publish under other tokens from now on."""
         self.tokens = tokens
         self.changed()
 
     def add_exchange(self, owned: OwnedExchange, exchange: Exchange) -> None:
-        """Evaluate one more exchange here."""
         self.exchanges[owned.name] = owned
         self.router.add(exchange)
         self._derive()
@@ -397,11 +386,9 @@ class VhostState:
             self.remove_exchange(owned.name)
 
     def regexes(self, client: str) -> int:
-        """Count the regular expressions in the bindings of a client."""
         return sum(owned.regexes[client] for owned in self.exchanges.values())
 
     def owner_of(self, reach: Reach) -> OwnedExchange | None:
-        """Give the exchange that a reach belongs to; None where it is gone."""
         for owned in self.exchanges.values():
             if owned.reaches.get(reach.client) is reach:
                 return owned

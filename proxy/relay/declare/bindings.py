@@ -96,21 +96,17 @@ class BindRequest(NamedTuple):
 
     @property
     def receiver(self) -> Destination:
-        """Kind and name of the destination."""
         return self.kind, self.destination
 
     @property
     def ids(self) -> tuple[int, int]:
-        """Class and method, for errors."""
         return self.method >> 16, self.method & 0xFFFF
 
     @property
     def key(self) -> bytes:
-        """The key under which the broker keeps the binding."""
         return storage_key(self.kind, self.destination, self.routing_key, self.entries)
 
     def answer(self, channel: Channel) -> bytes:
-        """Build the answer for the client; b"" where it expects none."""
         return b"" if self.nowait else empty_ok(channel.number, _REPLIES[self.method])
 
     def pass_on(self, channel: Channel) -> bool:
@@ -122,11 +118,6 @@ class BindRequest(NamedTuple):
 
 def read_bind_request(channel: Channel, index: int, frame: bytes) -> BindRequest:
     """Read a bind or unbind.
-
-    Args:
-        channel: where it came: it knows the queue declared last.
-        index: which of the four it is.
-        frame: the whole frame.
 
     Raises:
         ProtocolError: 502 on the connection, malformed arguments.
@@ -152,11 +143,7 @@ def is_bind(frame: bytes) -> int:
 
 
 class ClientReach:
-    """Asks for one connection what its client may bind.
-
-    Args:
-        connection: what both directions share.
-    """
+    """Asks for one connection what its client may bind."""
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection = connection
@@ -198,13 +185,7 @@ class ClientReach:
         check_next()
 
     def refusal(self, owned: OwnedExchange, named: Iterable[Destination], ids: tuple[int, int]) -> ProtocolError | None:
-        """Give the broker's refusal of something that a client named itself, if there is one.
-
-        Args:
-            owned: the exchange.
-            named: what was asked about.
-            ids: class and method of the client's request.
-        """
+        """Give the broker's refusal of something that a client named itself, if there is one."""
         refused = owned.reach(self._connection.user).refused
         for one in named:
             text = refused.get(one, "")
@@ -215,14 +196,7 @@ class ClientReach:
     def remove_unneeded(
         self, owned: OwnedExchange, client: str, tokens: Collection[Destination], then: Callable[[], None]
     ) -> None:
-        """Take away what was bound for a client's routes, once it has no binding there any more.
-
-        Args:
-            owned: the exchange.
-            client: the user whose binding has gone, or was not made.
-            tokens: destinations whose tokens were bound for it.
-            then: called when it is done.
-        """
+        """Take away what was bound for a client's routes, once it has no binding there any more."""
         if self._state.exchanges.get(owned.name) is not owned or self._connection.lifecycle.phase is not Phase.OPEN:
             then()
             return
@@ -307,11 +281,7 @@ class _PlannedBind(NamedTuple):
 
 
 class ClientBindings:
-    """Takes binds and unbinds of one connection.
-
-    Args:
-        connection: what both directions share.
-    """
+    """Takes binds and unbinds of one connection."""
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection = connection
@@ -486,7 +456,6 @@ class ClientBindings:
         return _Pin(destination, self._connection.next_pin(table), table.superseded(destination), now)
 
     def _pin_steps(self, channel: Channel, owned: OwnedExchange, pins: Iterable[_Pin]) -> list[bytes]:
-        """Bind pins, then unbind those that they replace."""
         steps: list[bytes] = []
         for pin in pins:
             steps += self._token_steps(bind, channel, owned, pin.destination, pin.row)
@@ -772,7 +741,6 @@ class ClientBindings:
             raise ProtocolError(406, "binding arguments do not match", Scope.CHANNEL, *request.ids)
 
     def _look_steps(self, channel: Channel, request: BindRequest) -> list[bytes]:
-        """Ask whether the destination exists, and nothing else."""
         return [] if self._evaluated(request) else [look_for(channel.number, request.receiver)]
 
 

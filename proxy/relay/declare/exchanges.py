@@ -66,13 +66,6 @@ def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str, ids: tup
     The broker takes and keeps any depth, and its management API then lists what no client decodes: a queue declared so
     would hide every queue of the virtual host from every sidecar.
 
-    Args:
-        entries: raw entries of the argument table.
-        target: ``queue``, ``exchange`` or ``binding to queue`` and so on: what the arguments are of.
-        name: its name.
-        vhost: for the text.
-        ids: class and method.
-
     Raises:
         ProtocolError: 406 on the channel.
     """
@@ -86,7 +79,6 @@ def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str, ids: tup
 
 
 def inequivalent_type(exchange: bytes, vhost: str, received: bytes, current: str) -> str:
-    """Say that an exchange exists with another type."""
     return (
         f"inequivalent arg 'type' for exchange '{_utf8(exchange)}' in vhost '{vhost}': "
         f"received '{_utf8(received)}' but current is '{current}'"
@@ -95,12 +87,6 @@ def inequivalent_type(exchange: bytes, vhost: str, received: bytes, current: str
 
 def inequivalence(owned: OwnedExchange, table: Table, request: ExchangeDeclare, vhost: str) -> str:
     """Find the first argument that differs.
-
-    Args:
-        owned: the exchange that is there.
-        table: arguments of the new declare.
-        request: the new declare.
-        vhost: for the text.
 
     Returns:
         The reply text, "" where all are equal.
@@ -149,11 +135,7 @@ class _NewExchange(NamedTuple):
 
 
 class ClientExchanges:
-    """Takes exchange.declare and exchange.delete of one connection.
-
-    Args:
-        connection: what both directions share.
-    """
+    """Takes exchange.declare and exchange.delete of one connection."""
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection = connection
@@ -218,7 +200,6 @@ class ClientExchanges:
         return False
 
     def _gone(self, owned: OwnedExchange) -> None:
-        """An exchange is deleted: with it went its bindings, and those to it."""
         self._state.remove_exchange(owned.name)
         self._connection.inventory.changed(owned.name)
 

@@ -31,18 +31,11 @@ def hold_channel(connection: ConnectionState, channel: Channel) -> None:
 
 
 def is_held(channel: Channel) -> bool:
-    """Return whether a channel that was held still is: it may have been closed since."""
     return channel.state is DECLARING
 
 
 def reply_and_resume(connection: ConnectionState, channel: Channel, answer: bytes) -> None:
-    """Answer the client and let its frames go on, unless the channel has been closed meanwhile.
-
-    Args:
-        connection: state of the connection.
-        channel: the channel that was held.
-        answer: frames for the client, b"" where it expects none.
-    """
+    """Answer the client and let its frames go on, unless the channel has been closed meanwhile."""
     if not is_held(channel):
         return
     if answer:
@@ -78,15 +71,7 @@ def inject_held(
     then: Callable[[], None],
     request_method: int = 0,
 ) -> None:
-    """Send methods in order on a client's channel that is held already.
-
-    Args:
-        connection: state of the connection.
-        channel: the client's channel.
-        steps: frames of methods of ours, none of them nowait; at least one.
-        then: called when all were answered.
-        request_method: see `inject`.
-    """
+    """Send methods in order on a client's channel that is held already."""
 
     def answered(frame: bytes, last: bool) -> bool:
         if last:
@@ -105,14 +90,7 @@ def inject_held(
 def inject_and_reply(
     connection: ConnectionState, channel: Channel, steps: Sequence[bytes], done: Callable[[], bytes]
 ) -> None:
-    """Run methods as `inject` does, then answer the client and let its frames go on.
-
-    Args:
-        connection: state of the connection.
-        channel: the client's channel.
-        steps: see `inject`.
-        done: called when all were answered; gives the frames for the client.
-    """
+    """Run methods as `inject` does, then answer the client and let its frames go on."""
     inject(connection, channel, steps, lambda: reply_and_resume(connection, channel, done()))
 
 

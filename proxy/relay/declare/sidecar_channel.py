@@ -46,12 +46,10 @@ class SidecarChannel:
 
     @property
     def busy(self) -> bool:
-        """Whether a method of ours is not answered yet."""
         return bool(self._queue)
 
     @property
     def used(self) -> bool:
-        """Whether the broker knows this channel."""
         return self._state is not _State.CLOSED or bool(self._queue)
 
     def run(self, frame: bytes, done: Done) -> None:

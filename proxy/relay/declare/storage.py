@@ -130,10 +130,6 @@ def signed_copy(
 def refuse_own_arguments(entries: bytes, ids: tuple[int, int]) -> None:
     """Refuse arguments of a client's declare or bind that sidecars alone write.
 
-    Args:
-        entries: raw entries of the table.
-        ids: class and method, for the error.
-
     Raises:
         ProtocolError: 403 on the channel.
     """
@@ -151,14 +147,7 @@ def exchange_arguments(sequence: int, entries: bytes) -> bytes:
 
 
 def storage_key(kind: str, destination: bytes, routing_key: bytes, entries: bytes) -> bytes:
-    """Give the key under which a client's binding is stored: equal bindings, equal keys; the sequence is not in it.
-
-    Args:
-        kind: ``queue`` or ``exchange``.
-        destination: the destination's name.
-        routing_key: the client's routing key.
-        entries: the client's raw arguments.
-    """
+    """Give the key under which a client's binding is stored: equal bindings, equal keys; the sequence is not in it."""
     table = decode_table(entries, 0, len(entries))
     identity = repr((kind, destination, routing_key, typed_arguments(table))).encode()
     return STORAGE + blake2b(identity, digest_size=8).hexdigest().encode()

@@ -37,14 +37,7 @@ def bind_tokens(
     done: Callable[[], None],
     refused: Callable[[Destination, str], None],
 ) -> None:
-    """Bind tokens on the connection's own channel, one after another.
-
-    Args:
-        connection: state of the connection.
-        wanted: (carrier's exchange, destination) of each token; not empty.
-        done: called when all are bound or refused.
-        refused: called with each destination that was refused, and the reason.
-    """
+    """Bind tokens on the connection's own channel, one after another."""
     waiting = len(wanted)
     state = connection.plans.state
 
@@ -98,15 +91,7 @@ def check_permission(
     destination: Destination,
     done: Callable[[], None],
 ) -> None:
-    """Ask whether a client may bind a destination, on a connection of that client, and note the answer in its reach.
-
-    Args:
-        connection: state of a connection of the client.
-        owned: the exchange.
-        reach: how far the client's routes reach from there.
-        destination: what is asked about.
-        done: called when it is known.
-    """
+    """Ask whether a client may bind a destination, on a connection of that client, and note the answer in its reach."""
     key = grant_key(reach.client, *destination)
 
     def witnessed(text: str | None) -> None:
@@ -158,13 +143,7 @@ def withdraw(
 ) -> None:
     """Unbind tokens and grants that nothing needs any more; a refusal leaves them to the control plane.
 
-    Args:
-        connection: state of any connection.
-        owned: the exchange.
-        tokens: destinations whose token goes.
-        grants: keys that go.
-        done: called when the broker has answered all.
-        plain: whether what the control plane has bound goes as well.
+    With `plain` what the control plane has bound goes as well.
     """
     number = connection.upstream.sidecar_channel.number or 0
     table, gone = owned.tokens, list(tokens)

@@ -92,13 +92,7 @@ class Tuning:
 
 
 def offer(broker: TuningLimits, frame_max_bytes: int, most_channels: int = _TOP_CHANNEL) -> TuningLimits:
-    """Say what the producer is offered.
-
-    Args:
-        broker: the broker's Tune.
-        frame_max_bytes: largest frame that we handle.
-        most_channels: most channels of one connection.
-    """
+    """Say what the producer is offered."""
     channels = broker.channel_max or _TOP_CHANNEL
     # 0 would mean "no limit": with a single channel the producer gets it and we have none.
     channel_max = min(max(channels - 1, 1), most_channels)
@@ -110,12 +104,6 @@ def agree(
     broker: TuningLimits, offered: TuningLimits, answer: TuningLimits, frame_min_bytes: int = FRAME_MIN_BYTES
 ) -> Tuning:
     """Join the producer's answer with the broker's offer.
-
-    Args:
-        broker: the broker's Tune.
-        offered: what `offer` made of it.
-        answer: the producer's TuneOk; a 0 for channels or frame size takes what was offered.
-        frame_min_bytes: smallest frame-max that the broker accepts.
 
     Raises:
         ProtocolError: 530 with the ids of Tune, a value outside what was offered (RabbitMQ's ids and text).
@@ -179,10 +167,6 @@ class Client(NamedTuple):
 
 def read_start(payload: bytes, version: str) -> Server:
     """Read the broker's Start and put our version into it.
-
-    Args:
-        payload: payload of the method frame.
-        version: version of this proxy.
 
     Raises:
         ProtocolError: 502, malformed.

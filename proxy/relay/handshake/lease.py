@@ -82,9 +82,6 @@ class LeaseNegotiation:
     def take(self, frames: list[bytes]) -> bytes:
         """Take what the handshake has for the broker, and clear the list.
 
-        Args:
-            frames: the protocol header, or whole frames.
-
         Returns:
             The answer in the broker's place, empty where there is none.
         """

@@ -215,12 +215,10 @@ class Handshake:
 
     @property
     def leftover_producer(self) -> bytes:
-        """Bytes of the producer after the handshake."""
         return self._producer.peek(len(self._producer))
 
     @property
     def leftover_upstream(self) -> bytes:
-        """Bytes of the broker after the handshake."""
         return self._upstream.peek(len(self._upstream))
 
     @property
@@ -236,7 +234,6 @@ class Handshake:
             self._run()
 
     def receive_from_upstream(self, data: bytes) -> None:
-        """Take bytes of the broker."""
         if self.state not in WITHOUT_BROKER:
             self._upstream.feed(data)
             self._run()
@@ -248,11 +245,7 @@ class Handshake:
         self._close()
 
     def upstream_lost(self, failure: UpstreamError | None) -> None:
-        """The upstream socket is gone, could not be had, or the broker does not answer.
-
-        Args:
-            failure: what went wrong; None: the broker closed the socket.
-        """
+        """The upstream socket is gone, could not be had, or the broker does not answer."""
         if self.state in WITHOUT_BROKER or self.state is HandshakeState.OPEN:
             return
         if failure is None and self.state is HandshakeState.AWAITING_TUNE and not self._is_told_of_refusals():
@@ -270,7 +263,6 @@ class Handshake:
         self._run()
 
     def _run(self) -> None:
-        """Go on until neither side has a frame whose turn it is."""
         while self._step_producer() or self._step_upstream():
             pass
 

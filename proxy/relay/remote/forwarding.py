@@ -79,16 +79,7 @@ def send_alone(
     header: bytes,
     body: bytes,
 ) -> None:
-    """Send a whole publish that goes to one other broker and nowhere else; the channel has counted it already.
-
-    Args:
-        connection: state of the connection.
-        channel: where it came from; it has a ledger, where it is in confirm mode.
-        publisher: the channel's way to that broker.
-        target: where it goes.
-        header: payload of the content header frame.
-        body: its body.
-    """
+    """Send a whole publish that goes to one other broker and nowhere else; the channel has counted it already."""
     tag = channel.confirms.published if channel.mode is CONFIRM else 0
     publisher.send(_OnlyCopy(connection, channel, target, tag, header, body))
 
@@ -103,14 +94,7 @@ def copy_ids(remote_targets: RemoteTargets, producer_tag: int) -> list[Hashable]
 def send_remote_copies(
     connection: ConnectionState, collected: CollectedPublish, remote_targets: RemoteTargets, names: Sequence[Hashable]
 ) -> None:
-    """Send the copies of a publish that go to other brokers; ledger and returns know of them already.
-
-    Args:
-        connection: state of the connection.
-        collected: the publish.
-        remote_targets: where it goes.
-        names: from `copy_ids`.
-    """
+    """Send the copies of a publish that go to other brokers; ledger and returns know of them already."""
     publish = collected.publish
     channel = publish.channel
     tag = channel.confirms.published if channel.mode is CONFIRM else 0

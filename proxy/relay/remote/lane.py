@@ -62,7 +62,6 @@ class RemoteMessage:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that are held for it."""
         return len(self.header) + len(self.body)
 
     def settled(self, result: RemoteResult, reason: str) -> None:
@@ -148,11 +147,9 @@ class Lane:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing is unconfirmed."""
         return not self.waiting and not self.unconfirmed
 
     def open(self, link: LaneTransport, number: int) -> None:
-        """Take a channel on a link."""
         self._link = link
         self._open(link, number)
 
@@ -165,7 +162,6 @@ class Lane:
         link.to_send += (channel_open(number), confirm_select(number))
 
     def close(self) -> None:
-        """Give the channel back."""
         link, self._link = self._link, None
         if link is not None and self.number:
             link.to_send.append(channel_close(self.number, 200, b"done"))
@@ -182,7 +178,6 @@ class Lane:
             self._write(link, message)
 
     def flush(self) -> None:
-        """Send what waits, if it can be sent now."""
         link = self._link
         while self.waiting and link is not None and self.stage is Stage.READY and not link.paused:
             self._write(link, self.waiting.popleft())
@@ -217,7 +212,6 @@ class Lane:
     # -- what the broker says --------------------------------------------------------------------------------------
 
     def selected(self) -> None:
-        """The channel is open and confirms."""
         self.stage = Stage.READY
         self.flush()
 
@@ -247,14 +241,7 @@ class Lane:
     def returned(
         self, exchange: bytes, routing_key: bytes, fingerprint_of: Callable[[bytes], Hashable], header: bytes
     ) -> None:
-        """A mandatory message came back: returns come in the order of publishes.
-
-        Args:
-            exchange: of the return.
-            routing_key: of the return.
-            fingerprint_of: gives what is equal in a sent and a returned content header.
-            header: payload of the returned content header.
-        """
+        """A mandatory message came back: returns come in the order of publishes."""
         seen = fingerprint_of(header)
         while self._mandatory:
             message = self._mandatory.popleft()
@@ -276,7 +263,6 @@ class Lane:
             self._open(link, number)
 
     def lost(self, reason: str) -> None:
-        """The link is gone."""
         self._link = None
         self.number = 0
         self.stage = Stage.NONE
@@ -289,12 +275,7 @@ class Lane:
             self._settle(message, result, reason)
 
     def expire(self, before: float, why: str) -> None:
-        """Give up everything that came before a time.
-
-        Args:
-            before: on the driver's monotonic clock.
-            why: what kept it.
-        """
+        """Give up everything that came before a time."""
         while self.waiting and self.waiting[0].since < before:
             self._settle(self.waiting.popleft(), RemoteResult.LOST, why)
         while self.unconfirmed:

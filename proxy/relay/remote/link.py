@@ -112,9 +112,6 @@ class RemoteLogin:
     def take(self, payload: bytes) -> None:
         """Take a method of channel 0.
 
-        Args:
-            payload: of the method frame.
-
         Raises:
             ProtocolError: it is malformed.
         """
@@ -196,7 +193,6 @@ class RemoteLink:
         self._returned: dict[int, tuple[bytes, bytes]] = {}
 
     def receive(self, data: bytes) -> None:
-        """Take bytes from the broker."""
         if self._tail:
             data = self._tail + data
         try:
@@ -207,7 +203,6 @@ class RemoteLink:
         self._tail = data[at:]
 
     def _run(self, data: bytes) -> int:
-        """Take whole frames; answer the offset of what is left."""
         at, end = 0, len(data)
         while end - at >= FRAME_HEAD.size and self.failure is None:
             kind, number, size = FRAME_HEAD.unpack_from(data, at)
@@ -343,11 +338,7 @@ class RemoteLink:
 
 
 def fingerprint(header: bytes) -> Hashable:
-    """Give what is equal in a sent and a returned content header: all but the header table.
-
-    Args:
-        header: payload of a content header frame.
-    """
+    """Give what is equal in a sent and a returned content header: all but the header table."""
     fixed = CONTENT_HEAD.size - FRAME_HEAD.size
     flags = U16.unpack_from(header, fixed)[0]
     span = table_span(header, fixed + 2, flags)
