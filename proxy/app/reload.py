@@ -172,7 +172,7 @@ class Reload:
     async def watch(self) -> None:
         """Reload whenever the files change; returns only by cancellation."""
         for path in await asyncio.to_thread(self._lone_mounts):
-            _log.warning("file is mounted alone (subPath): it will never change, mount its folder", file=path)
+            _log.warning("file is mounted alone (subPath): it will never change, mount its directory", file=path)
         again_at = None
         loop = asyncio.get_running_loop()
         while True:

@@ -315,7 +315,7 @@ class Sidecar:
     def _stop(self) -> None:
         self._signals += 1
         if self._signals > 1 and self._slot is None:  # a supervisor kills: it may not be the only sender of the first
-            _log.warning("told to stop twice: ending at once")
+            _log.warning("second signal: ending immediately")
             sys.stderr.flush()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
@@ -338,7 +338,7 @@ class Sidecar:
             await asyncio.sleep(_WATCH_SECONDS)
 
     def not_ready(self) -> list[str]:
-        reasons = [f"vhost {name}: inventory and carriers don't stand yet" for name in self._topology.waiting]
+        reasons = [f"vhost {name}: inventory and carriers are not complete yet" for name in self._topology.waiting]
         reasons += self._topology.supervisor.failing
         if self._audit is not None and self._audit.failure and (self._audit.strict or self._audit.full):
             reasons.append(f"audit log: {self._audit.failure}")

@@ -200,7 +200,7 @@ class Workers:
             self._reload()
         elif number in (signal.SIGTERM, signal.SIGINT):
             if self._kill_at is not None:
-                _log.warning("told to stop twice: ending at once")
+                _log.warning("second signal: ending immediately")
                 for worker in self._workers:
                     worker.signal(signal.SIGKILL)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

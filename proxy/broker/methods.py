@@ -36,7 +36,7 @@ MARK = b"x-open-exchange"
 
 EXCLUSIVE = "exclusive queue of another connection"
 ABSENT = "does not exist"
-INTERNAL = "is internal: nobody can publish to it"
+INTERNAL = "is internal: clients cannot publish to it"
 
 
 class Method(Protocol):

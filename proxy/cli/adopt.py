@@ -105,7 +105,7 @@ async def _finish(adoption: Adoption, vhost: str, dry_run: bool) -> bool:
 async def _sign(adoption: Adoption, binding: UnsignedBinding, options: argparse.Namespace) -> str | None:
     """Sign a binding; return why it was not signed."""
     if binding.foreign_signature and not options.doubtful:
-        return "left, since no version of oxproxy leaves it so (--doubtful signs it)"
+        return "left, since no version of oxproxy creates such a binding (--doubtful signs it)"
     if options.dry_run:
         return "would be signed"
     reason = await adoption.sign(binding)

@@ -70,7 +70,7 @@ COMMANDS = {
         done="drained",
         wrong="wrong configuration or rules, or refused by the broker",
         interrupted="",
-        more=((143, "told to stop a second time before it had drained"),),
+        more=((143, "ended by a second signal before it had drained"),),
     ),
     "check": CommandEntry(
         "check configuration and rules files and run the tests they carry",
@@ -86,12 +86,12 @@ COMMANDS = {
                 "what the broker would refuse, and the plan",
             ),
         ),
-        no="a test fails; with --strict, there is a warning; tests make fewer bindings true than --fail-under says",
+        no="a test fails; with --strict, there is a warning; tests make fewer bindings true than --fail-under requires",
         done="a sidecar would start with these files",
     ),
     "explain": CommandEntry(
         "why one message goes where it goes",
-        "Says for one message which bindings it visits, what their conditions saw, and which queues it reaches. "
+        "Shows for one message which bindings it visits, what their conditions saw, and which queues it reaches. "
         "--rules evaluates files; without it a running sidecar is asked, which also knows what clients declared. "
         "The message comes from --message or from the options --exchange, --key, --header and so on. A header is "
         "NAME=VALUE, a string, or NAME:TYPE=VALUE with a type of "

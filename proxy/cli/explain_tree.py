@@ -65,7 +65,7 @@ def _exchange(step: ExchangeStep) -> Tree:
     for visit in step.visits:
         tree.add(_binding(visit))
     if step.alternate is not None:
-        tree.add(Text(f"no destination: goes on to the alternate exchange {_escaped(step.alternate)}", "yellow"))
+        tree.add(Text(f"no destination: continues at the alternate exchange {_escaped(step.alternate)}", "yellow"))
     return tree
 
 
@@ -105,7 +105,7 @@ def _effects(step: BindingStep) -> list[tuple[str, str]]:
     if step.removed:
         lines.append(("- " + ", ".join(map(_named, step.removed)), "red"))
     if step.jump is not None:
-        lines.append((f"goes on at order {step.jump}", "yellow"))
+        lines.append((f"continues at order {step.jump}", "yellow"))
     if step.stopped:
         lines.append(("stops here", "yellow"))
     if step.error:

@@ -15,9 +15,9 @@ from proxy.report.request import KnownBinding, Request, day, setting
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--input", metavar="DIR", required=True, help="folder of the audit log, or URI such as s3a://..."
+        "--input", metavar="DIR", required=True, help="directory of the audit log, or URI such as s3a://..."
     )
-    parser.add_argument("--output", metavar="DIR", required=True, help="folder of tables and page, likewise")
+    parser.add_argument("--output", metavar="DIR", required=True, help="directory of tables and pages, or URI")
     parser.add_argument(
         "--rules", metavar="FILE", type=Path, action="append", help="tell dead bindings; may be repeated"
     )
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="with --stream: end when what is there has been counted")
     parser.add_argument("--trace", action="store_true", help="also the table of all messages, as large as the log")
     parser.add_argument("--forget", action="store_true", help="no longer count segments that are gone")
-    add_days_and_spark(parser, "of a Spark cluster; default: this machine, or what spark-submit says")
+    add_days_and_spark(parser, "of a Spark cluster; default: this machine, or what spark-submit sets")
 
 
 def add_days_and_spark(parser: argparse.ArgumentParser, master: str) -> None:

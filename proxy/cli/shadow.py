@@ -103,13 +103,13 @@ def _wait(admins: Sequence[AdminClient], seconds: float | None) -> None:
 def print_tables(report: Report, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     console.print(
-        f"candidate {report['candidate']} beside the live rules {report['live']}, {report['seconds']:.0f} s: "
+        f"candidate {report['candidate']} alongside the rules in force {report['live']}, {report['seconds']:.0f} s: "
         f"{report['compared']} publishes compared, {report['equal']} equal, {report['different']} different",
         soft_wrap=True,
     )
     for count, what in (
         (report["random"], "not comparable: a rule picks a queue at random"),
-        (report["skipped"], "skipped: more than could be compared beside the traffic, or without a readable header"),
+        (report["skipped"], "skipped: more than could be compared alongside the traffic, or without a readable header"),
     ):
         if count:
             console.print(f"{count} {what}", soft_wrap=True)

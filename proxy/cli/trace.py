@@ -12,7 +12,7 @@ from proxy.report.request import Request, day, setting
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("message_id", metavar="MESSAGE_ID", help="as the audit log has it")
-    parser.add_argument("--input", metavar="DIR", required=True, help="folder of the audit log, a path or URI")
+    parser.add_argument("--input", metavar="DIR", required=True, help="directory of the audit log, a path or URI")
     parser.add_argument("--output", metavar="DIR", help="that of oxproxy report, to read only segments that matter")
     add_days_and_spark(parser, "of Spark, which reads paths that are not of this machine")
 

@@ -113,7 +113,7 @@ def read_settings(
     tls.upstream(settings.upstream.tls, "upstream.tls", settings.upstream.addresses)
     directory = settings.audit.directory
     if directory is not None and not secrets_required and not (path.parent / directory).parent.is_dir():
-        message = f"{path.parent / directory}: there is no folder {(path.parent / directory).parent} to make it in"
+        message = f"{path.parent / directory}: there is no directory {(path.parent / directory).parent} to make it in"
         faults.warn(settings.place("audit.directory"), "audit.directory", message)
     faults.check()
     return settings
@@ -149,7 +149,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
         if not address.port and settings.workers > 1:
             faults.error(settings.place(key), key, "port 0 would be another port for each worker, expected a fixed one")
         elif not address.port:
-            message = "port 0 is any free port, another one at each start; the log says which"
+            message = "port 0 is any free port, another one at each start; the log shows it"
             faults.warn(settings.place(key), key, message)
     here = [(address.host, address.port) for _, address in listening]
     for address in settings.upstream.addresses:
@@ -195,7 +195,7 @@ class TlsChecks:
         if (tls.certificate is None) != (tls.key is None):
             self._error(path, path, "certificate and key go together")
         if not tls.verify:
-            message = "whoever is in between can pretend to be the broker, and read passwords"
+            message = "anyone on the network path can impersonate the broker and read passwords"
             self.faults.warn(self._place(join(path, "verify"), path), join(path, "verify"), message)
         self._files(path, ca=tls.ca, certificate=tls.certificate, key=tls.key)
 

@@ -136,7 +136,7 @@ class InventorySection(FileModel):
         default=5.0, alias="refresh", description="how often the management API is read"
     )
     foreign_bindings: Literal["report", "remove"] = Field(
-        default="report", description="bindings that others made on a carrier, past the rules: `report` or `remove`"
+        default="report", description="bindings of others on a carrier, which bypass the rules: `report` or `remove`"
     )
 
 
@@ -177,11 +177,11 @@ class AdminSection(FileModel):
     )
     allow: Annotated[tuple[Network, ...], ONE_OR_MORE] = Field(
         default=(),
-        description="addresses or networks (CIDR) beside loopback that may read `/status`, reload, explain, shadow",
+        description="addresses or networks (CIDR), in addition to loopback, that may read `/status`, reload, explain, shadow",
     )
     hosts: Texts = Field(
         default=(),
-        description="names under which these pages may be asked for, beside `localhost`, addresses and the host's name",
+        description="names under which these endpoints may be requested, in addition to `localhost`, addresses and the host's name",
     )
 
 
@@ -192,7 +192,7 @@ class AuditSection(FileModel):
     """
 
     directory: Text | None = Field(
-        default=None, description="folder of the audit log, made if its parent exists; `null`: no audit log"
+        default=None, description="directory of the audit log, created if its parent exists; `null`: no audit log"
     )
     scope: Literal["all", "ruled"] = Field(
         default="all", description="`all` publishes, or only those to exchanges that are evaluated here: `ruled`"
@@ -218,7 +218,7 @@ class AuditSection(FileModel):
     keep_mib: Annotated[int, Whole(1, 2**40)] | None = Field(
         default=None, description="MiB of segments that are kept, oldest go first; `null`: size does not matter"
     )
-    headers: Texts = Field(default=(), description="headers whose values may stand in records")
+    headers: Texts = Field(default=(), description="headers whose values may appear in records")
     hash: Annotated[tuple[Literal["message_id", "user", "rk"], ...], ONE_OR_MORE] = Field(
         default=(), description="fields written as keyed hashes: `message_id`, `user`, `rk`"
     )
@@ -264,12 +264,12 @@ class LimitsSection(FileModel):
     patience_seconds: Wait | None = Field(
         default=60.0,
         alias="patience",
-        description="longest time a user above its rate is only slowed down, then 406 or 320; `null`: without end",
+        description="longest time a user above its rate is only slowed down, then 406 or 320; `null`: no limit",
     )
     idle_timeout_seconds: Annotated[float, Duration(0.1, 604_800)] | None = Field(
         default=None,
         alias="idle_timeout",
-        description="longest time without any frame but heartbeats, then 320; `null`: without end",
+        description="longest time without any frame but heartbeats, then 320; `null`: no limit",
     )
     regex_budget: Annotated[int, Whole(1000, 1_000_000_000)] = Field(
         default=DEFAULT_BUDGET,

@@ -324,7 +324,7 @@ METRICS: tuple[MetricSpec, ...] = (
         GAUGE,
         "",
         relays("paused_producers"),
-        "Producers whose socket is not being read, because something behind it is slow.",
+        "Producers whose socket is not being read, because something after it is slow.",
     ),
     _metric(
         "throttled_producers",
@@ -415,7 +415,7 @@ METRICS: tuple[MetricSpec, ...] = (
         single(lambda counters: counters.audit.failing),
         "1 while the disk refuses audit lines or does not answer.",
     ),
-    _metric("remote_up", GAUGE, "broker", remote_up, "Whether the link to another broker stands."),
+    _metric("remote_up", GAUGE, "broker", remote_up, "Whether the link to another broker is up."),
     _metric(
         "remote_publishes_total",
         COUNTER,

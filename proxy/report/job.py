@@ -73,7 +73,7 @@ class Summary:
             reasons = ", ".join(f"{count} {why}" for why, count in figures.rejected.items())
             yield f"kept aside in {self.output}/{names.REJECTED}: {reasons}"
         if figures.late:
-            yield f"{several(figures.late, 'record')} in the folder of another day, counted on their own day"
+            yield f"{several(figures.late, 'record')} in the directory of another day, counted on their own day"
         if figures.unmatched:
             yield f"{several(figures.unmatched, 'return')} without a publish in the log"
         if figures.duplicates:
@@ -115,7 +115,7 @@ def run(spark: SparkSession, request: Request) -> Summary:
     storage = Storage(spark)
     try:
         if not storage.is_folder(request.input):
-            raise ConfigError(request.input, 0, "--input", "no such folder")
+            raise ConfigError(request.input, 0, "--input", "no such directory")
         with tempfile.TemporaryDirectory(prefix="oxproxy-report-") as work, duckdb.connect() as duck:
             duck.execute(f"SET TimeZone = 'UTC'; SET memory_limit = '700MB'; SET temp_directory = '{work}/spill'")
             duck.execute("SET preserve_insertion_order = false")

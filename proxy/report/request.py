@@ -29,8 +29,8 @@ class KnownBinding:
 class Request:
     """One run of the report."""
 
-    input: str  # folder of the audit log, a path or URI as Hadoop reads it
-    output: str  # folder of tables and page, likewise
+    input: str  # directory of the audit log, a path or URI as Hadoop reads it
+    output: str  # directory of tables and pages, or URI
     since: date | None = None  # first day (UTC); None: the oldest in the log
     until: date | None = None  # last day; None: the newest
     master: str | None = None  # of Spark; None: what spark-submit says, else all cores of this machine

@@ -141,7 +141,7 @@ class Storage:
         with self._at(path) as (files, target):
             made = files.mkdirs(target)
         if not made:
-            raise StorageError(f"{path}: the folder can't be made")
+            raise StorageError(f"{path}: the directory cannot be created")
 
     def remove(self, path: str) -> bool:
         """Remove a file or a folder with all that is in it; whether there was one."""

@@ -38,12 +38,12 @@ def trace(message_id: str, request: Request, report: str | None) -> Found:
     """Find every record of a message; partials of a report's output say which segments can be left out.
 
     Raises:
-        ConfigError: there is no such folder, or it can't be read.
+        ConfigError: there is no such directory, or it can't be read.
     """
     try:
         with _files(request, report) as files, tempfile.TemporaryDirectory(prefix="oxproxy-trace-") as work:
             if not files.is_folder(request.input):
-                raise ConfigError(request.input, 0, "--input", "no such folder")
+                raise ConfigError(request.input, 0, "--input", "no such directory")
             found = find_segments(files, request.input, request.wants)
             search = _Search(files, Path(work), message_id)
             possible = [segment for segment in found if segment.path not in search.impossible(report, found)]

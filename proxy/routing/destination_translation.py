@@ -21,7 +21,7 @@ from proxy.values import EXCHANGE, QUEUE, Destination
 #: Two unlike routing keys: a translation that does not depend on the key leads both to the same place.
 _PROBE_KEYS = (b"a", b"b/c.d")
 #: Why a destination's translation to an exchange of the rules is none: nothing is evaluated behind a decision.
-EVALUATED_HERE = "an exchange that is evaluated here, behind one that was"
+EVALUATED_HERE = "an exchange that is evaluated here, after one that was"
 
 
 class TranslatedDestinations(NamedTuple):

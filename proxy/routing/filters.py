@@ -173,7 +173,7 @@ def argument_faults(arguments: Table, also_known: Collection[bytes] = ()) -> Ite
 def _unknown(name: bytes, known: Collection[bytes]) -> ArgumentFault:
     text = name.decode("utf-8", "backslashreplace")
     if name.removesuffix(_SILENT) in _HEADERS:
-        return ArgumentFault(name, f"unknown argument; {text.removesuffix('-silent')} has no silent form")
+        return ArgumentFault(name, f"unknown argument; {text.removesuffix('-silent')} has no `-silent` form")
     names = sorted(each.decode() for each in known)
     near = difflib.get_close_matches(text.lower().replace("_", "-"), names, 1, 0.75)
     if near:

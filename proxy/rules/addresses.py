@@ -159,7 +159,7 @@ def read_broker(name: Scalar, node: Node, faults: Faults) -> BrokerRule | None:
     warn_of_variables(node, path, faults)
     model = read_model(BrokerModel, node, faults, path)
     if not name.text or any(sign in name.text for sign in "/:@[]~") or len(name.text.encode()) > _LONGEST_NAME:
-        faults.error(name.place, path, "a broker's name is what stands for a host: no / : @ [ ] ~ in it")
+        faults.error(name.place, path, "a broker's name takes the place of a host: no / : @ [ ] ~ in it")
         return None
     if model is None:
         return None

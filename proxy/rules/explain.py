@@ -428,7 +428,7 @@ def _exchange_lines(step: ExchangeStep) -> Iterator[str]:
     if not step.visits and not any(each.breach for each in step.filters):
         yield "  no binding"
     if step.alternate is not None:
-        yield f"  no destination: goes on to the alternate exchange {text(step.alternate)}"
+        yield f"  no destination: continues at the alternate exchange {text(step.alternate)}"
 
 
 def _filter_words(step: FilterStep) -> str:
@@ -450,7 +450,7 @@ def _binding_lines(step: BindingStep) -> Iterator[str]:
     if step.removed:
         yield "      removes " + ", ".join(map(destination_text, step.removed))
     if step.jump is not None:
-        yield f"      goes on at order {step.jump}"
+        yield f"      continues at order {step.jump}"
     if step.stopped:
         yield "      stops here"
     if step.error:

@@ -94,7 +94,7 @@ _Names: TypeAlias = Annotated[tuple[Annotated[str, Expected("a name", "text")], 
 class ExpectationModel(FileModel):
     """What a test of a rules file expects; lists that it does not name are empty."""
 
-    queues: _Names = Field(default=(), description="every queue that the message lies in")
+    queues: _Names = Field(default=(), description="every queue that receives the message")
     exchanges: _Names = Field(default=(), description="every exchange outside that it goes to")
     remotes: _Names = Field(default=(), description="every other broker that it goes to")
     outcome: Annotated[str, one_of(*OUTCOMES)] = NOTHING
@@ -104,11 +104,11 @@ class ExpectationModel(FileModel):
 class FileTestModel(FileModel):
     """One test of a rules file."""
 
-    name: Annotated[str, Expected("a sentence that says what must hold", "text")]
+    name: Annotated[str, Expected("a sentence: what must hold", "text")]
     publish: MessageModel = Field(description="the message to publish")
     at: Time = NOTHING
     queues: Annotated[tuple[Annotated[str, Expected("the name of a queue", "text")], ...], LISTED] = Field(
-        default=(), description="queues that exist in this test, beside those that the rules mention"
+        default=(), description="queues that exist in this test, in addition to those that the rules mention"
     )
     expect: ExpectationModel = Field(description="queues, exchanges, remotes, outcome or error")
 

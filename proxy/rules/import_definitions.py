@@ -29,7 +29,7 @@ _CARRIER = "{}.oxproxy"
 #: What the keys of bindings begin with that a sidecar made: the exchange is a carrier of rules that exist.
 _RESERVED = "x.o.p.e.n.x."
 _HEADER = (
-    "# Bindings of one order stand as the definitions list them, which says nothing about when each was declared.\n"
+    "# Bindings of one order are in the order of the definitions, which is not the order in which they were declared.\n"
 )
 
 

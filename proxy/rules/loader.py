@@ -126,7 +126,7 @@ def _read(source: RulesSource, files: list[ParsedFile], faults: Faults) -> None:
     if source.root is not None:
         files.append(read_rules_file(source.root, source, faults))
     elif not source.faults.errors:
-        faults.warn(Place(source.name, 0), "", "the file says nothing")
+        faults.warn(Place(source.name, 0), "", "the file defines nothing")
 
 
 def _compile(

@@ -283,7 +283,7 @@ FILTERS = OperatorSection(
         _ENTRY(
             ("max-headers-depth",),
             "levels",
-            "lists lie deeper inside each other; 2 where only a size is given",
+            "lists are nested deeper; 2 if only a size is given",
             "max-headers-depth: 1",
         ),
     ),

@@ -66,7 +66,7 @@ def test_a_rules_file_that_is_mounted_alone_is_warned_about(serve: Serve, tmp_pa
     alone.write_text("queues: []\n")
     running = serve(wrap=[*unshare, "sh", "-ec", _MOUNTED_ALONE, str(alone), str(rules)], workers=workers)
     running.await_log("file is mounted alone (subPath)")
-    warned = f'event="file is mounted alone (subPath): it will never change, mount its folder" file={rules}'
+    warned = f'event="file is mounted alone (subPath): it will never change, mount its directory" file={rules}'
     until(lambda: running.log.read_text().count(warned) == workers)  # each worker follows the files
 
 
@@ -78,7 +78,7 @@ def test_producers_get_in_only_when_inventory_and_carriers_stand(serve: Serve, o
     until(lambda: running.get("/livez")[0] == 200)  # the line may be that of another worker
     status, page = running.get("/readyz")
     assert status == 503
-    assert f"vhost {outside.vhost}: inventory and carriers don't stand yet" in page
+    assert f"vhost {outside.vhost}: inventory and carriers are not complete yet" in page
     assert not running.listens()
     with Tap(outside.broker.host, outside.broker.port, later):
         running.await_ready()

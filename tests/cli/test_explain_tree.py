@@ -34,7 +34,7 @@ def test_the_whole_walk_is_there() -> None:
         "✓ 100 first → queue q (all)",
         "✓  x-?hkv= a  1  saw 1",
         "+ queue q",
-        "goes on at order 900",
+        "continues at order 900",
         "- queue q",
         "stops here",
         "outcome  routed",

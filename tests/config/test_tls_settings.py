@@ -134,7 +134,7 @@ def test_passwords_in_plain_text_to_a_broker_elsewhere_are_a_warning(folder: Pat
 
 def test_a_broker_whose_certificate_is_not_checked_is_a_warning(folder: Path) -> None:
     (warning,) = load(folder, "upstream:\n  tls: {verify: false}\n")[1]
-    assert warning.startswith("oxproxy.yaml:2:9: upstream.tls.verify: warning: whoever is in between")
+    assert warning.startswith("oxproxy.yaml:2:9: upstream.tls.verify: warning: anyone on the network path")
 
 
 def test_a_file_that_can_not_even_be_looked_for_is_said(folder: Path) -> None:

@@ -222,7 +222,7 @@ def test_a_log_of_rubbish_alone_gives_the_friendly_page_too(place: Place) -> Non
 
 def test_an_input_that_is_not_there_is_a_fault_that_names_it(place: Place) -> None:
     place.input.rmdir()
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match="no such directory"):
         place.run()
 
 

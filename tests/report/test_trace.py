@@ -71,4 +71,4 @@ def test_a_folder_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
     command = [program, "trace", "m", "--input", str(tmp_path / "none")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "no such folder" in done.stderr
+    assert "no such directory" in done.stderr

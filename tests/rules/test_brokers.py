@@ -89,7 +89,7 @@ def test_a_broker_says_how_it_is_reached() -> None:
         (f"addresses: [{{pattern: a, translation: 'http://u:{SECRET}@h/q'}}]", "addresses[0].translation: the scheme"),
         ("brokers: {a: {}}", "brokers.a.address: seen nothing, expected host:port"),
         ("brokers: {a: {address: h}}", "brokers.a.address: seen the text"),
-        ("brokers: {'a/b': {address: 'h:1'}}", 'brokers["a/b"]: a broker\'s name is what stands for a host'),
+        ("brokers: {'a/b': {address: 'h:1'}}", 'brokers["a/b"]: a broker\'s name takes the place of a host'),
         ("brokers: {a: {address: 'h:1', tls: true}}", "brokers.a.tls: seen the boolean true, expected a mapping"),
         ("brokers: {a: {address: 'h:1', tls: {certificate: c.pem}}}", "brokers.a.tls: certificate and key go together"),
         ("brokers: {a: {address: 'h:1', tls: {verify: false}}}", "brokers.a.tls.verify: unknown key"),

@@ -51,7 +51,7 @@ def test_the_text_tells_each_visit_with_each_operator_s_verdict_and_what_it_saw(
         "      match     x-?pr> priority: 4, saw 9",
         '      match     x-?hkv= kind: "urgent", saw "urgent"',
         "      adds queue a",
-        "      goes on at order 400",
+        "      continues at order 400",
         "  400 last -> queue c: false (all)",
         '      mismatch  x-?rkre: "^x", saw "k"',
         "  500 on -> exchange chain: true (all)",
@@ -104,7 +104,7 @@ def test_the_text_tells_of_the_alternate_exchange() -> None:
     lines = as_text(explained("exchange: e", rules)).splitlines()
     assert lines[-6:] == [
         "  no binding",
-        "  no destination: goes on to the alternate exchange rest",
+        "  no destination: continues at the alternate exchange rest",
         "",
         "outcome   unrouted",
         "exchanges rest",

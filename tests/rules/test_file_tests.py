@@ -133,7 +133,7 @@ def test_a_test_that_can_not_be_read_is_a_fault(test: str, message: str) -> None
 
 def test_a_test_needs_a_name_a_message_and_an_expectation() -> None:
     assert faults("tests: [{}]") == [
-        "a.yaml:1:9: tests[0].name: seen nothing, expected a sentence that says what must hold",
+        "a.yaml:1:9: tests[0].name: seen nothing, expected a sentence: what must hold",
         "a.yaml:1:9: tests[0].publish: seen nothing, expected the message to publish",
         "a.yaml:1:9: tests[0].expect: seen nothing, expected queues, exchanges, remotes, outcome or error",
     ]

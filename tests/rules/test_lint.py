@@ -87,7 +87,7 @@ def test_what_passes_unmatched_messages_has_no_alternate_that_is_evaluated_here(
 
 def test_an_alternate_beside_unmatched_pass_is_a_warning() -> None:
     assert warnings("exchanges: [{name: e, carrier: c, unmatched: pass, arguments: {alternate-exchange: f}}]") == [
-        "a.yaml:1:64: exchanges[0].arguments.alternate-exchange: warning: unmatched: pass wins: only what a silent "
+        "a.yaml:1:64: exchanges[0].arguments.alternate-exchange: warning: unmatched: pass wins: only what a `-silent` "
         "filter dropped goes there"
     ]
 
@@ -108,7 +108,7 @@ def test_an_exchange_that_passes_unmatched_messages_is_reached_by_producers_alon
 def test_a_carrier_is_not_a_destination() -> None:
     text = "exchanges: [{name: e, carrier: c}, {name: f, bindings: [{exchange: c}]}]"
     assert faults(text) == [
-        "a.yaml:1:57: exchanges[1].bindings[0].exchange: this is a carrier: name the exchange it stands for"
+        "a.yaml:1:57: exchanges[1].bindings[0].exchange: this is a carrier: name the exchange that it represents"
     ]
 
 

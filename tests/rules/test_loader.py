@@ -105,7 +105,7 @@ def test_every_fault_of_every_file_is_reported_at_once() -> None:
 
 
 def test_a_file_that_says_nothing_is_a_warning() -> None:
-    assert warnings("# later\n") == ["a.yaml: warning: the file says nothing"]
+    assert warnings("# later\n") == ["a.yaml: warning: the file defines nothing"]
 
 
 def test_no_file_gives_no_rules() -> None:

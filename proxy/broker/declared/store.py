@@ -301,7 +301,7 @@ class BindingListings:
             identity, stored = decoded
             (copy,) = stored.copies
             if not copy.signed:
-                unsigned.append(f"{info}, which says user {copy.client!r}: {why_unsigned(info)}")
+                unsigned.append(f"{info}, which names user {copy.client!r}: {why_unsigned(info)}")
             previous += bool(copy.secret)
             known = joined.get(identity)
             if known is not None and known.entries != stored.entries:

@@ -329,7 +329,7 @@ class Observer:
         fresh = [binding for binding in foreign if binding not in last]
         if fresh:
             log.warning(
-                "bindings that are not ours route past the rules",
+                "bindings of others bypass the rules",
                 vhost=self._vhost,
                 carrier=_text(carrier),
                 count=len(foreign),

@@ -285,7 +285,7 @@ class Plans:
                 interest = state.router.interest(owned.name)
                 return Plan(self, owned, interest, source=source, routing_key=target.publication.routing_key)
             if target.publication.exchange in state.carriers:
-                target = FailedTranslation(target.rule, "a carrier, not the exchange it stands for")
+                target = FailedTranslation(target.rule, "a carrier, not the exchange that it represents")
             elif target.publication == publication:
                 return self._passing(publication)
         there = target.publication if isinstance(target, Target) else Publication(b"", b"")

@@ -86,7 +86,7 @@ def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[Compiled
             if jump > greatest:
                 yield compiled, key, f"no binding has order {jump} or a greater one: the visit ends here"
             elif jump <= compiled.order:
-                yield compiled, key, f"order {jump} is not behind this binding's own, {compiled.order}: no jump"
+                yield compiled, key, f"order {jump} is not after this binding's own, {compiled.order}: no jump"
 
 
 def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:

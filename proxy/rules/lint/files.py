@@ -108,7 +108,7 @@ def _alternate(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], fau
         message = "an exchange with unmatched: pass can't have an alternate that is evaluated here"
         faults.error(place, path, message)
     elif exchange.unmatched_pass:
-        faults.warn(place, path, "unmatched: pass wins: only what a silent filter dropped goes there")
+        faults.warn(place, path, "unmatched: pass wins: only what a `-silent` filter dropped goes there")
     elif alternate in owned and owned[alternate].unmatched_pass:
         faults.error(place, path, _UNREACHABLE)
 
@@ -209,7 +209,7 @@ def _destinations(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], 
         for place, path, name in _named_exchanges(parsed):
             target = owned.get(name)
             if target is None and name in carriers:
-                faults.error(place, path, "this is a carrier: name the exchange it stands for")
+                faults.error(place, path, "this is a carrier: name the exchange that it represents")
             elif target is not None and target.unmatched_pass and target is not exchange:
                 faults.error(place, path, _UNREACHABLE)
 

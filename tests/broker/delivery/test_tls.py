@@ -416,7 +416,7 @@ def test_without_verification_any_certificate_will_do_with_a_warning(world: Worl
     more = {"address": f"127.0.0.1:{world.tls_port}", "tls": {"ca": str(other), "verify": False}}
     with Sealed(world, {"upstream": more}) as sidecar, sidecar.producer() as producer:
         assert producer.send_settled("post").acked
-        assert sidecar.logged("can pretend to be the broker")
+        assert sidecar.logged("can impersonate the broker")
     assert take(world) == [b"body"]
 
 
