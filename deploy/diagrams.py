@@ -77,7 +77,8 @@ class Diagram:
         ours = ' class="ours"' if box.get("ours") else ""
         raised = _LINE if caption else 0
         rows = [
-            f'<rect x="{x - _BOX_WIDTH / 2:g}" y="{y - _BOX_HEIGHT / 2:g}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}" rx="6"{ours}/>',
+            f'<rect x="{x - _BOX_WIDTH / 2:g}" y="{y - _BOX_HEIGHT / 2:g}" width="{_BOX_WIDTH}" '
+            f'height="{_BOX_HEIGHT}" rx="6"{ours}/>',
             f'<text x="{x:g}" y="{y - raised:g}">{escape(box.get("text", name))}</text>',
         ]
         if caption:

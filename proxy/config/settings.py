@@ -177,11 +177,13 @@ class AdminSection(FileModel):
     )
     allow: Annotated[tuple[Network, ...], ONE_OR_MORE] = Field(
         default=(),
-        description="addresses or networks (CIDR), in addition to loopback, that may read `/status`, reload, explain, shadow",
+        description="addresses or networks (CIDR), in addition to loopback, that may read `/status`, reload, explain, "
+        "shadow",
     )
     hosts: Texts = Field(
         default=(),
-        description="names under which these endpoints may be requested, in addition to `localhost`, addresses and the host's name",
+        description="names under which these endpoints may be requested, in addition to `localhost`, addresses and the "
+        "host's name",
     )
 
 
