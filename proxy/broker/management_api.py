@@ -107,6 +107,14 @@ class BindingInfo(NamedTuple):
         return f"{self.destination_type} {name} under key {key!r}"
 
 
+class Permissions(NamedTuple):
+    """What a user may do in a virtual host: regular expressions of names."""
+
+    configure: str
+    write: str
+    read: str
+
+
 def queue_info(item: Mapping[str, Any]) -> QueueInfo:
     # A queue whose process is starting may be listed without its statistics, these columns included.
     return QueueInfo(item["name"].encode(), bool(item.get("exclusive")), item.get("arguments") or _NO_ARGUMENTS)
@@ -237,6 +245,15 @@ class ManagementApi:
         """List the virtual hosts that the control user may see."""
         path = "/vhosts?columns=name"
         return set(_read(lambda item: str(item["name"]), await self._get(path), path))
+
+    async def permissions(self, vhost: str, user: str) -> Permissions | None:
+        """Return what a user may do in a virtual host, None where that is nothing; only administrators may ask."""
+        path = f"/permissions/{_quoted(vhost)}/{_quoted(user)}"
+        try:
+            found = await self._get(path)
+        except NotListed:
+            return None
+        return _read(lambda item: Permissions(item["configure"], item["write"], item["read"]), [found], path)[0]
 
     async def declare_marker(self, vhost: str, name: bytes) -> None:
         """Declare a durable exchange that says something by being there."""

@@ -23,7 +23,13 @@ from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.addresses import broker_password
 from proxy.rules.file_tests import TestFailure
 from proxy.rules.lint.bindings import UntestedBindings, lint_bindings, untested_bindings
-from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination, destinations, evaluated_exchanges
+from proxy.rules.lint.destinations import (
+    EvaluatedExchange,
+    NamedDestination,
+    declared_queues,
+    destinations,
+    evaluated_exchanges,
+)
 from proxy.rules.lint.loops import Listening, check_loops
 from proxy.rules.loader import LoadedRules, compile_sources
 from proxy.rules.schema import TOP_KEYS, ParsedFile, RulesSource, read_source
@@ -54,8 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--broker",
         metavar="URL",
-        help="ask a broker what it would refuse and which destinations exist: http(s)://USER:PASSWORD@HOST:15672 or "
-        "amqp(s)://...; TLS as the configuration says under upstream.tls",
+        help="ask a broker what it would refuse and which destinations exist: amqp(s)://USER:PASSWORD@HOST:5672, or "
+        "http(s)://USER:PASSWORD@HOST:15672 of an administrator, which also gives the plan and the permissions that "
+        "the control user lacks; TLS as the configuration says under upstream.tls",
     )
 
 
@@ -134,6 +141,7 @@ class Findings:
         sets: every set of rules that could be compiled.
         untested: bindings that no test makes true, by exchange.
         destinations: what must exist on the broker.
+        queues: those that the rules declare.
         exchanges: what the rules evaluate.
         settings: every configuration that could be read.
         walks: by the place of each test that fails, why its message goes where it goes.
@@ -149,6 +157,7 @@ class Findings:
     sets: list[LoadedRules] = field(default_factory=list)
     untested: list[UntestedBindings] = field(default_factory=list)
     destinations: list[NamedDestination] = field(default_factory=list)
+    queues: list[NamedDestination] = field(default_factory=list)
     exchanges: list[EvaluatedExchange] = field(default_factory=list)
     settings: list[Settings] = field(default_factory=list)
     walks: dict[Place, str] = field(default_factory=dict)
@@ -351,6 +360,7 @@ def _rules(
         findings.warnings += [*loaded.warnings, *lint_bindings(files, loaded)]
         findings.untested += untested_bindings(files, loaded)
         findings.destinations += destinations(files, loaded)
+        findings.queues += declared_queues(files)
         findings.exchanges += evaluated_exchanges(files, loaded)
         findings.files.update(file.tests_file.path for file in files if file.tests_file is not None)
 
@@ -419,11 +429,6 @@ def _check_broker(url: str, findings: Findings) -> None:
     from proxy.cli.check_broker import ask_broker
 
     try:
-        answer = ask_broker(url, findings.destinations, findings.exchanges, findings.settings, findings.sets)
+        ask_broker(url, findings)
     except ConfigErrors as errors:
         findings.errors += errors.errors
-    else:
-        findings.warnings += answer.missing
-        findings.errors += answer.conflicts
-        if answer.plan is not None:
-            findings.plan = [(vhost, str(action)) for vhost, action in answer.plan]

@@ -1,85 +1,50 @@
-"""``oxproxy check --broker``: what a broker would refuse of rules, which destinations it lacks, and the plan.
+"""``oxproxy check --broker``: what a start with these rules would do on a broker, and what would prevent or refuse it.
 
-The plan is what a sidecar with these rules would declare, bind and unbind there at its start.
-
-The broker is asked over its management API or over AMQP, with TLS as a sidecar of the same configuration would use it.
-Nothing is created: queues and exchanges are listed, or declared passively; over AMQP an exchange that exists is
-declared as a sidecar would declare it, so that the broker compares.
+Over the management API queues, exchanges and permissions are listed, so that there is a plan. Over AMQP queues and
+exchanges are declared passively, and a carrier that exists is declared as a sidecar would declare it, so that the
+broker compares. Nothing is created. TLS is that of the configuration. What can't be asked is an error.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from proxy.broker.connection import ControlConnection, ControlSettings
-from proxy.broker.management_api import ManagementApi
+from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi, Permissions, QueueInfo
 from proxy.broker.reconcile.checks import carrier_conflict, carrier_difference, internal_conflicts
-from proxy.broker.reconcile.desired import desired_state
+from proxy.broker.reconcile.desired import DesiredState, desired_state
 from proxy.broker.reconcile.diff import Action, DeclareCarrier, Observation, RemoveBinding, diff
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.config.settings import Settings, UpstreamSection, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 from proxy.net.tls_config import SidecarTls
+from proxy.relay.vhost import OwnedExchange
+from proxy.routing.bindings.patterns import Budget, InvalidPattern, compile_pattern
 from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination
 from proxy.rules.loader import LoadedRules
-from proxy.rules.ruleset import VhostRules
+from proxy.rules.ruleset import QueueRule, VhostRules
 from proxy.rules.wire import owned_exchange
-from proxy.values import Destination
+from proxy.values import EXCHANGE, QUEUE, Destination
 from proxy.yamlfile.document import ConfigWarning
+
+if TYPE_CHECKING:
+    from proxy.cli.check import Findings
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 _CARRIER = "carrier"
 
 
-@dataclass(slots=True)
-class BrokerAnswer:
-    """What a broker lacks and refuses.
-
-    Args:
-        missing: one warning for each destination that does not exist.
-        conflicts: why a sidecar with these rules would not start.
-        plan: virtual host, and what a sidecar would do there at its start; None where the broker lists nothing.
-    """
-
-    missing: list[ConfigWarning] = field(default_factory=list)
-    conflicts: list[ConfigError] = field(default_factory=list)
-    plan: list[tuple[str, Action]] | None = None
-
-    def add_missing(self, destinations: Iterable[NamedDestination]) -> None:
-        """Add destinations that do not exist."""
-        for destination in destinations:
-            text = f"the broker has no such {destination.kind}"
-            if destination.translated:
-                shown = destination.name.decode("utf-8", "backslashreplace")
-                text = f"the broker has no {destination.kind} {shown}, where the address table sends it"
-            self.missing.append(ConfigWarning(destination.place, destination.path, text))
-
-    def add_conflict(self, exchange: EvaluatedExchange, reason: str) -> None:
-        """Add an exchange that prevents the start."""
-        place = exchange.place
-        self.conflicts.append(ConfigError(place.source, place.line, exchange.path, reason, place.column))
-
-
-def ask_broker(
-    address: str,
-    named: Sequence[NamedDestination],
-    exchanges: Sequence[EvaluatedExchange] = (),
-    configured: Iterable[Settings] = (),
-    sets: Sequence[LoadedRules] = (),
-) -> BrokerAnswer:
-    """Ask a broker.
+def ask_broker(address: str, findings: Findings) -> None:
+    """Ask a broker about the rules that were checked, and add what it answers to the findings.
 
     Args:
         address: ``http(s)://user:password@host:port`` of the management API, or ``amqp(s)://user:password@host:port``.
-        named: the destinations of the rules.
-        exchanges: the exchanges of the rules.
-        configured: the first of these with `upstream.tls` defines TLS; without one, the system's authorities are
-            trusted.
-        sets: the compiled rules, for the plan.
+        findings: the first of its configurations with `upstream.tls` defines TLS; without one, the system's authorities
+            are trusted. The first configuration defines the control user; without one it is the user of the address.
 
     Raises:
         ConfigErrors: the address is invalid, the broker could not be asked, or files of TLS can't be used; never with a
@@ -92,7 +57,7 @@ def ask_broker(
         parts, port = urlsplit(""), None
     if parts.scheme not in ("http", "https", *_PORTS) or not parts.hostname:
         raise _wrong("expected http(s)://user:password@host:15672 or amqp(s)://user:password@host:5672")
-    tls = _tls(address, configured) if parts.scheme in ("https", "amqps") else None
+    tls = _tls(address, findings.settings) if parts.scheme in ("https", "amqps") else None
     settings = ControlSettings(
         hosts=((parts.hostname, port or _PORTS.get(parts.scheme, 0)),),
         username=unquote(parts.username or "guest"),
@@ -102,11 +67,9 @@ def ask_broker(
         management_tls=tls.management() if tls is not None else None,
     )
     passively = parts.scheme in _PORTS
+    asking = _ask_amqp(settings, unquote(parts.path[1:]) or "/", findings) if passively else _list(settings, findings)
     try:
-        answer = asyncio.run(_ask(settings, named, exchanges, passively, unquote(parts.path[1:]) or "/"))
-        if not passively:
-            answer.plan = asyncio.run(_plan(settings, sets))
-        return answer
+        asyncio.run(asking)
     except UpstreamError as error:
         raise _wrong(f"could not ask the broker: {error}") from error
 
@@ -129,125 +92,215 @@ def _wrong(message: str) -> ConfigErrors:
     return ConfigErrors([ConfigError("--broker", 0, "", message)])
 
 
-async def _ask(
-    settings: ControlSettings,
-    named: Sequence[NamedDestination],
-    exchanges: Sequence[EvaluatedExchange],
-    passively: bool,
-    default: str,
-) -> BrokerAnswer:
-    answer = BrokerAnswer()
-    vhosts = sorted({destination.vhost for destination in named} | {exchange.vhost for exchange in exchanges})
-    if not vhosts and not passively:
-        await _reach(settings)
+def _vhosts(findings: Findings) -> list[str]:
+    """Return the virtual hosts in which the rules need something."""
+    needed = {each.vhost for each in (*findings.destinations, *findings.queues)}
+    return sorted(needed.union(exchange.vhost for exchange in findings.exchanges))
+
+
+def _add_missing(destinations: Iterable[NamedDestination], findings: Findings) -> None:
+    for destination in destinations:
+        text = f"the broker has no such {destination.kind}"
+        if destination.translated:
+            shown = destination.name.decode("utf-8", "backslashreplace")
+            text = f"the broker has no {destination.kind} {shown}, where the address table sends it"
+        findings.warnings.append(ConfigWarning(destination.place, destination.path, text))
+
+
+def _add_conflict(exchange: EvaluatedExchange, reason: str, findings: Findings) -> None:
+    place = exchange.place
+    findings.errors.append(ConfigError(place.source, place.line, exchange.path, reason, place.column))
+
+
+# -- over AMQP ---------------------------------------------------------------------------------------------------------
+
+
+async def _ask_amqp(settings: ControlSettings, default_vhost: str, findings: Findings) -> None:
     # A broker that was not asked must not be reported as fine, even if the rules need nothing of it.
-    for vhost in vhosts or ([default] if passively else []):
-        here = [destination for destination in named if destination.vhost == vhost]
-        owned = [exchange for exchange in exchanges if exchange.vhost == vhost]
-        await (_passively if passively else _listed)(settings, vhost, here, owned, answer)
-    return answer
+    for vhost in _vhosts(findings) or [default_vhost]:
+        connection = ControlConnection(settings, vhost)
+        await connection.connect()
+        try:
+            executor = Executor(connection, ObservedState(), settings.username)
+            named = {(each.kind, each.name): each for each in findings.destinations if each.vhost == vhost}
+            absent = await executor.find_missing(list(named))
+            _add_missing((named[destination] for destination in absent), findings)
+            carried = {
+                (EXCHANGE, each.rule.carrier): each
+                for each in findings.exchanges
+                if each.vhost == vhost and each.rule.delivery == _CARRIER
+            }
+            absent = await executor.find_missing(list(carried))
+            declares: dict[Action, EvaluatedExchange] = {
+                DeclareCarrier(owned_exchange(exchange.rule)): exchange
+                for destination, exchange in carried.items()
+                if destination not in absent
+            }
+            await executor.carry_out(list(declares))
+            for action, failure in executor.failures.items():
+                _add_conflict(declares[action], failure.why, findings)
+        finally:
+            await connection.close()
 
 
-async def _plan(settings: ControlSettings, sets: Sequence[LoadedRules]) -> list[tuple[str, Action]]:
-    """Return what sidecars with these rules would do at their start, by virtual host."""
+# -- over the management API -------------------------------------------------------------------------------------------
+
+
+async def _list(settings: ControlSettings, findings: Findings) -> None:
     management = ManagementApi(settings, settings.management or "")
+    user = findings.settings[0].upstream.control.username if findings.settings else settings.username
+    plan: list[tuple[str, str]] = []
     try:
-        return [
-            (vhost.vhost, action)
-            for loaded in sets
-            for vhost in loaded.rules.vhosts.values()
-            if vhost.exchanges or vhost.queues
-            for action in await _actions(management, vhost, loaded)
-        ]
+        vhosts = _vhosts(findings)
+        if not vhosts:
+            await management.vhosts()
+        for vhost in vhosts:
+            queues, exchanges = await management.queues(vhost), await management.exchanges(vhost)
+            _compare(vhost, queues, exchanges, findings)
+            permissions = await _permissions(management, vhost, user)
+            for loaded in findings.sets:
+                if vhost in loaded.rules.vhosts:
+                    rules = loaded.rules.vhosts[vhost]
+                    desired = _desired(loaded, rules)
+                    observation = await _observe(management, vhost, desired, queues, exchanges)
+                    plan += [(vhost, str(action)) for action in diff(desired, rules.queues, observation)]
+                    needs = _needs(vhost, desired, rules.queues, queues, findings)
+                    _add_lacking(user, vhost, permissions, needs, findings)
     finally:
         await management.close()
+    findings.plan = plan
 
 
-async def _actions(management: ManagementApi, rules: VhostRules, loaded: LoadedRules) -> list[Action]:
-    names = ObservedState()
-    names.queues_listed({}, await management.queues(rules.vhost))
-    names.exchanges_listed(await management.exchanges(rules.vhost))
+def _compare(vhost: str, queues: Container[bytes], exchanges: Mapping[bytes, ExchangeInfo], findings: Findings) -> None:
+    """Add destinations that the broker lacks, and what prevents the start."""
+    known: dict[str, Container[bytes]] = {QUEUE: queues, EXCHANGE: exchanges}
+    named = (each for each in findings.destinations if each.vhost == vhost)
+    _add_missing((each for each in named if each.name not in known[each.kind]), findings)
+    for exchange in findings.exchanges:
+        if exchange.vhost != vhost:
+            continue
+        name = exchange.rule.name
+        why = None
+        if exchange.rule.delivery == _CARRIER:
+            owned, found = owned_exchange(exchange.rule), exchanges.get(exchange.rule.carrier)
+            why = carrier_conflict(owned, found) or carrier_difference(owned, found)
+        why = why or internal_conflicts(dict.fromkeys(exchange.published, name), exchanges).get(name)
+        if why is not None:
+            _add_conflict(exchange, why, findings)
+
+
+def _desired(loaded: LoadedRules, rules: VhostRules) -> DesiredState:
     exchanges = {rule.name: owned_exchange(rule) for rule in rules.exchanges}
-    desired = desired_state(exchanges, loaded.routers[rules.vhost], book=loaded.books.get(rules.vhost))
+    return desired_state(exchanges, loaded.routers[rules.vhost], book=loaded.books.get(rules.vhost))
+
+
+async def _observe(
+    management: ManagementApi,
+    vhost: str,
+    desired: DesiredState,
+    queues: Mapping[bytes, QueueInfo],
+    exchanges: Mapping[bytes, ExchangeInfo],
+) -> Observation:
+    names = ObservedState()
+    names.queues_listed({}, queues)
+    names.exchanges_listed(exchanges)
     tokens: dict[bytes, set[Destination]] = {}
     surplus: list[RemoveBinding] = []
     conflicts = set()
     for exchange in desired.carriers:
-        there = names.exchanges.get(exchange.carrier)
+        there = exchanges.get(exchange.carrier)
         if carrier_conflict(exchange, there) or carrier_difference(exchange, there):
             conflicts.add(exchange.name)
         elif there is not None:
-            bindings = await management.bindings(rules.vhost, exchange.carrier)
+            bindings = await management.bindings(vhost, exchange.carrier)
             bound = {(each.destination_type, each.destination): each for each in bindings if each.under_token}
             tokens[exchange.name] = set(bound)
-            # What clients have bound needs tokens too, which only a running sidecar computes.
-            if not any(each.stores for each in bindings):
-                needed = desired.tokens_of(exchange)
-                surplus += [
-                    RemoveBinding(exchange.carrier, each, "not needed by the rules")
-                    for destination, each in bound.items()
-                    if destination not in needed
-                ]
-    return diff(desired, rules.queues, Observation(names, tokens, surplus=surplus, conflicts=conflicts))
+            surplus += _surplus(exchange, desired, bindings, bound)
+    return Observation(names, tokens, surplus=surplus, conflicts=conflicts)
 
 
-async def _reach(settings: ControlSettings) -> None:
-    management = ManagementApi(settings, settings.management or "")
+def _surplus(
+    exchange: OwnedExchange,
+    desired: DesiredState,
+    bindings: Sequence[BindingInfo],
+    bound: Mapping[Destination, BindingInfo],
+) -> Iterator[RemoveBinding]:
+    # What clients have bound needs tokens too, which only a running sidecar computes.
+    if not any(each.stores for each in bindings):
+        for destination in bound.keys() - desired.tokens_of(exchange):
+            yield RemoveBinding(exchange.carrier, bound[destination], "not needed by the rules")
+
+
+# -- permissions -------------------------------------------------------------------------------------------------------
+
+
+class _Need(NamedTuple):
+    """Permissions that the control user needs for one thing.
+
+    Args:
+        written: what it is for.
+        wanted: each permission with the kind and name of what it is on.
+        stops: whether the start is refused without it.
+    """
+
+    written: EvaluatedExchange | NamedDestination
+    wanted: Sequence[tuple[str, str, bytes]]
+    stops: bool = False
+
+
+async def _permissions(management: ManagementApi, vhost: str, user: str) -> Permissions:
+    asked = f"could not ask for the permissions of the control user {user!r} in virtual host {vhost}"
     try:
-        await management.vhosts()
-    finally:
-        await management.close()
+        found = await management.permissions(vhost, user)
+    except UpstreamError as error:
+        raise _wrong(f"{asked}: {error}; expected a user with the tag administrator in the address") from error
+    if found is None:
+        raise _wrong(f"{asked}: the broker's own database has none, expected those of `rabbitmqctl set_permissions`")
+    return found
 
 
-async def _listed(
-    settings: ControlSettings,
-    vhost: str,
-    named: Iterable[NamedDestination],
-    exchanges: Iterable[EvaluatedExchange],
-    answer: BrokerAnswer,
-) -> None:
-    management = ManagementApi(settings, settings.management or "")
+def _needs(
+    vhost: str, desired: DesiredState, queues: Iterable[QueueRule], present: Container[bytes], findings: Findings
+) -> Iterator[_Need]:
+    exchanges = {each.rule.name: each for each in findings.exchanges if each.vhost == vhost}
+    named = (*findings.destinations, *findings.queues)
+    places = {(each.kind, each.name): each for each in named if each.vhost == vhost}
+    for queue in queues:
+        if queue.name not in present:
+            yield _Need(places[QUEUE, queue.name], [("configure", QUEUE, queue.name)])
+    for exchange in desired.made:
+        written, carrier = exchanges[exchange.name], exchange.carrier
+        declaring, binding = [("configure", EXCHANGE, carrier)], [("read", EXCHANGE, carrier)]
+        if exchange.alternate is not None:
+            declaring += [*binding, ("write", EXCHANGE, exchange.alternate)]
+        yield _Need(written, declaring, stops=True)
+        if exchange.alternate is None:
+            yield _Need(written, binding)
+        for destination in sorted(desired.tokens_of(exchange)):
+            yield _Need(places.get(destination, written), [("write", *destination)])
+
+
+def _add_lacking(user: str, vhost: str, permissions: Permissions, needs: Iterable[_Need], findings: Findings) -> None:
+    """Add permissions that the control user lacks: errors where the start would be refused, else warnings."""
+    for need in needs:
+        lacks = [
+            f"{permission} on {kind} {name.decode('utf-8', 'backslashreplace')}"
+            for permission, kind, name in need.wanted
+            if not _matches(getattr(permissions, permission), name)
+        ]
+        if not lacks:
+            continue
+        message = f"the control user {user!r} lacks permissions in virtual host {vhost}: {', '.join(lacks)}"
+        place, path = need.written.place, need.written.path
+        if need.stops:
+            findings.errors.append(ConfigError(place.source, place.line, path, message, place.column))
+        elif (warning := ConfigWarning(place, path, message)) not in findings.warnings:
+            findings.warnings.append(warning)
+
+
+def _matches(pattern: str, name: bytes) -> bool:
+    """Whether a permission covers a name, as the broker decides it: an empty pattern is that of the empty name."""
     try:
-        queues, there = await management.queues(vhost), await management.exchanges(vhost)
-    finally:
-        await management.close()
-    known: dict[str, Container[bytes]] = {"queue": queues, "exchange": there}
-    answer.add_missing(destination for destination in named if destination.name not in known[destination.kind])
-    for exchange in exchanges:
-        name = exchange.rule.name
-        why = None
-        if exchange.rule.delivery == _CARRIER:
-            owned, found = owned_exchange(exchange.rule), there.get(exchange.rule.carrier)
-            why = carrier_conflict(owned, found) or carrier_difference(owned, found)
-        why = why or internal_conflicts(dict.fromkeys(exchange.published, name), there).get(name)
-        if why is not None:
-            answer.add_conflict(exchange, why)
-
-
-async def _passively(
-    settings: ControlSettings,
-    vhost: str,
-    named: Iterable[NamedDestination],
-    exchanges: Iterable[EvaluatedExchange],
-    answer: BrokerAnswer,
-) -> None:
-    connection = ControlConnection(settings, vhost)
-    await connection.connect()
-    try:
-        executor = Executor(connection, ObservedState(), settings.username)
-        asked = {(destination.kind, destination.name): destination for destination in named}
-        absent = await executor.find_missing(list(asked))
-        answer.add_missing(asked[destination] for destination in absent)
-        carried = {
-            ("exchange", exchange.rule.carrier): exchange
-            for exchange in exchanges
-            if exchange.rule.delivery == _CARRIER
-        }
-        lacking = await executor.find_missing(list(carried))
-        there = [exchange for destination, exchange in carried.items() if destination not in lacking]
-        declares: dict[Action, EvaluatedExchange] = {DeclareCarrier(owned_exchange(one.rule)): one for one in there}
-        await executor.carry_out(list(declares))
-        for action, failure in executor.failures.items():
-            answer.add_conflict(declares[action], failure.why)
-    finally:
-        await connection.close()
+        return bool(compile_pattern(pattern.encode() or b"^$").search(name, Budget()))
+    except InvalidPattern:
+        return False

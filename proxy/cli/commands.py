@@ -76,7 +76,8 @@ COMMANDS = {
         "check configuration and rules files and run the tests they carry",
         "Reads configuration and rules files as a sidecar would at its start, reports every fault with file, line and "
         "column, warns of what has no effect, and runs the tests of the rules files. A test that fails is "
-        "followed by the walk of its message. --broker also asks a broker, and prints what a start would change there.",
+        "followed by the walk of its message. --broker also asks a broker, and prints what a start would change there "
+        "and which permissions the control user lacks; what could not be asked is an error.",
         (
             ("oxproxy check oxproxy.yaml", "the configuration and the rules that it names"),
             ("oxproxy check rules/*.yaml", "rules files alone, as one set"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -160,6 +163,116 @@ addresses:
         "7:9: exchanges[0].bindings[2].queue: warning: the broker has no such queue",
         "9:9: exchanges[0].bindings[4].exchange: warning: the broker has no such exchange",
     ]
+
+
+@contextmanager
+def user(broker: Broker, tags: str) -> Iterator[str]:
+    name = f"user-{secrets.token_hex(4)}"
+    broker.create_user(name, name, tags)
+    try:
+        yield name
+    finally:
+        broker.delete_user(name)
+
+
+OWNED = """\
+vhost: {}
+queues: [made]
+exchanges:
+  - name: e
+    bindings: [{{queue: made}}, {{exchange: amq.fanout}}]
+  - name: f
+    arguments: {{alternate-exchange: amq.topic}}
+    bindings: [{{queue: made}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("rights", "status", "lines"),
+    [
+        (("^(made|e|f)$", "^(made|amq\\..*)$", "e|f"), 0, []),
+        (
+            ("^(made|f)$", "amq.topic|made", "^f$"),
+            2,
+            [
+                "4:5: exchanges[0].name: warning: read on exchange e",
+                "5:31: exchanges[0].bindings[1].exchange: warning: write on exchange amq.fanout",
+                "4:5: exchanges[0].name: configure on exchange e",
+            ],
+        ),
+        (
+            ("^e$", "amq.fanout", "^e$"),
+            2,
+            [
+                "2:10: queues[0]: warning: configure on queue made",
+                "2:10: queues[0]: warning: write on queue made",
+                "6:5: exchanges[1].name: configure on exchange f, read on exchange f, write on exchange amq.topic",
+            ],
+        ),
+        (
+            ("^(made|e|f)$", "^(made|amq.topic)$", "e|f"),
+            0,
+            ["5:31: exchanges[0].bindings[1].exchange: warning: write on exchange amq.fanout"],
+        ),
+    ],
+)
+def test_permissions_that_the_control_user_lacks_are_named_at_what_needs_them(
+    broker: Broker,
+    vhost: str,
+    tmp_path: Path,
+    rights: tuple[str, str, str],
+    status: int,
+    lines: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # Given
+    rules, config = tmp_path / "r.yaml", tmp_path / "oxproxy.yaml"
+    rules.write_text(OWNED.format(vhost))
+    with user(broker, "monitoring") as name:
+        broker.grant(name, vhost, *rights)
+        config.write_text(f"rules: r.yaml\nupstream: {{control: {{username: {name}, password: x}}}}\n")
+        # When
+        found = cli.main(["check", "--broker", url_of(broker, "http"), str(config)])
+        # Then
+        begin = f"the control user '{name}' lacks permissions in virtual host {vhost}: "
+        seen = [line.removeprefix(f"{rules}:").replace(begin, "") for line in capsys.readouterr().err.splitlines()]
+        assert (found, seen) == (status, lines)
+
+
+@pytest.mark.parametrize(
+    ("tags", "granted", "why"),
+    [
+        ("monitoring", True, "expected a user with the tag administrator in the address"),
+        ("administrator", False, "the broker's own database has none"),
+    ],
+)
+def test_permissions_that_can_not_be_asked_for_are_no_ok(
+    broker: Broker, vhost: str, tmp_path: Path, tags: str, granted: bool, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(OWNED.format(vhost))
+    with user(broker, tags) as name:
+        if granted:
+            broker.grant(name, vhost)
+        url = url_of(broker, "http").replace(f"{broker.username}:{broker.password}@", f"{name}:{name}@")
+        assert cli.main(["check", "--broker", url, str(path)]) == 2
+    captured = capsys.readouterr()
+    assert "--broker: could not ask " in captured.err
+    assert why in captured.err
+    assert "ok" not in captured.out
+
+
+def test_a_control_user_that_the_broker_does_not_know_is_no_ok(
+    broker: Broker, vhost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r.yaml").write_text(OWNED.format(vhost))
+    config = tmp_path / "oxproxy.yaml"
+    config.write_text("rules: r.yaml\nupstream: {control: {username: nobody, password: x}}\n")
+    assert cli.main(["check", "--broker", url_of(broker, "http"), str(config)]) == 2
+    captured = capsys.readouterr()
+    asked = f"--broker: could not ask for the permissions of the control user 'nobody' in virtual host {vhost}: "
+    assert asked in captured.err
+    assert "ok" not in captured.out
 
 
 def plan_of(broker: Broker, path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:

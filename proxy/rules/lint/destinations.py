@@ -22,7 +22,7 @@ from proxy.yamlfile.document import Place
 
 @dataclass(frozen=True, slots=True)
 class NamedDestination:
-    """A destination that a binding names and that the rules do not make themselves.
+    """A destination that a binding names, or a queue that the rules declare.
 
     Args:
         vhost: virtual host.
@@ -98,6 +98,15 @@ def _relocated(
             written = found[vhost, *one.destination]
             kept.setdefault((vhost, kind, name), replace(written, kind=kind, name=name, translated=True))
     return kept
+
+
+def declared_queues(files: Sequence[ParsedFile]) -> list[NamedDestination]:
+    """Give every queue that the files declare."""
+    return [
+        NamedDestination(file.vhost, QUEUE, queue.rule.name, queue.place, queue.path)
+        for file in files
+        for queue in file.queues
+    ]
 
 
 def evaluated_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[EvaluatedExchange]:
