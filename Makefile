@@ -18,19 +18,23 @@ demo: environment ## broker, sidecar and sample traffic: who got what, and why; 
 run: setup ## sidecar in front of the broker that RABBITMQ_URL names; CONFIG=config/oxproxy.yaml
 	@$(bin)/python -m deploy.local.run
 
-test: setup ## every test, against a private RabbitMQ
+test: ## every test, against a private RabbitMQ
+	@deploy/local/setup tests
 	@deploy/local/test
 
 test-matrix: ## the slow ones: RabbitMQ 4.0, all vectors, a built image; installs what only they need
 	@deploy/local/setup matrix
 	@$(bin)/python -m pytest -q -m matrix
 
-check: environment ## format, lint, types, import contracts and dead code; no tests
+check: environment ## format, lint, types, import contracts, dead code, spelling, wording, commit subjects; no tests
 	$(bin)/ruff format --check .
 	$(bin)/ruff check .
 	$(bin)/mypy
 	$(bin)/lint-imports
 	$(bin)/vulture
+	$(bin)/codespell
+	$(bin)/python -m deploy.wording
+	$(bin)/python -m deploy.commits
 
 bench: ## the table of docs/explanation/performance.md
 	@deploy/local/setup bench

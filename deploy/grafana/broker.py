@@ -1,4 +1,4 @@
-"""The dashboard for the side of the broker: confirms, connections, other brokers, and RabbitMQ's own numbers.
+"""The dashboard for the broker side: confirms, connections, other brokers, and RabbitMQ's own metrics.
 
 The last row needs RabbitMQ's plugin rabbitmq_prometheus; its metrics are those of RabbitMQ 3.10 and newer.
 """
@@ -25,24 +25,24 @@ def _grown(metric: str, legend: str) -> Query:
 
 
 _CONFIRMS = Row(
-    "Is the broker slow?",
+    "Confirms",
     [
         Heatmap(
-            "Confirms",
-            "How long from a publish to the broker's confirm?",
+            "Confirm latency",
+            "Time from a publish to the broker's confirm.",
             [Query(total(rate("oxproxy_confirm_seconds_bucket"), "le"), "{{le}}", heatmap=True)],
             "s",
         ),
         Lines(
-            "Slowest confirms",
-            "How long do the middle one, the slowest tenth and the slowest hundredth take?",
-            [Query(quantile(share, "oxproxy_confirm_seconds"), f"{share:.0%}") for share in (0.5, 0.9, 0.99)],
+            "Confirm latency percentiles",
+            "Time from a publish to the broker's confirm.",
+            [Query(quantile(share, "oxproxy_confirm_seconds"), f"p{share * 100:.0f}") for share in (0.5, 0.9, 0.99)],
             "s",
             logarithmic=True,
         ),
         Lines(
             "Confirms by result",
-            "Does the broker take what it gets? Nacked: a queue refused it or failed.",
+            "Nacked: a queue refused the message or failed.",
             [
                 per_second("oxproxy_confirms_total", "result"),
                 per_second("oxproxy_returns_total", legend="returned"),
@@ -53,11 +53,11 @@ _CONFIRMS = Row(
 )
 
 _CONNECTIONS = Row(
-    "Do producers get through?",
+    "Connections",
     [
         Lines(
             "Open connections",
-            "Are there as many to the broker as from producers?",
+            "To the broker and from producers; the numbers should be equal.",
             [
                 summed("oxproxy_connections", "side"),
                 summed("oxproxy_channels", legend="channels"),
@@ -66,8 +66,8 @@ _CONNECTIONS = Row(
             width=6,
         ),
         Lines(
-            "Attempts",
-            "How do attempts to connect end, on either side?",
+            "Connection attempts",
+            "By side and result.",
             [
                 per_second("oxproxy_connections_total", "side", "result"),
                 per_second("oxproxy_connections_reused_total", legend="upstream reused"),
@@ -76,45 +76,43 @@ _CONNECTIONS = Row(
             width=6,
         ),
         Lines(
-            "Held back",
-            "Which sidecars does RabbitMQ block, and where are producers not being read?",
+            "Back-pressure",
+            "Connections that RabbitMQ blocks, and producers that are not read.",
             [
                 each("oxproxy_upstream_blocked", "blocked"),
                 each("oxproxy_paused_producers", "paused"),
-                each("oxproxy_throttled_producers", "above their rate"),
+                each("oxproxy_throttled_producers", "rate limited"),
             ],
             width=6,
         ),
         Lines(
-            "Closed by the sidecar",
-            "Which reply codes did it close channels and connections with?",
+            "Protocol errors",
+            "Channels and connections that the sidecar closed, by reply code.",
             [per_second("oxproxy_protocol_errors_total", "reply_code")],
             "cps",
             width=6,
         ),
         Lines(
-            "Limits",
-            "Which limits do producers run into, and which keep them out?",
+            "Limit hits",
+            "Limits that producers reached, and refused connections.",
             [
                 per_second("oxproxy_limit_hits_total", "limit"),
-                per_second("oxproxy_connections_turned_away_total", "reason", legend="kept out: {{reason}}"),
+                per_second("oxproxy_connections_turned_away_total", "reason", legend="refused: {{reason}}"),
             ],
             "cps",
         ),
         Lines(
-            "Workers",
-            "How many answer, do they end by themselves, and does a task of the control plane fail?",
+            "Workers and control tasks",
+            "Workers that answer, restarts, and failures of control tasks.",
             [
                 Query(f"count({chosen('oxproxy_workers')})", "workers that answer"),
-                Query(rate("oxproxy_worker_restarts_total"), "{{instance}} started again, a second"),
-                per_second(
-                    "oxproxy_control_loop_failures_total", "task", legend="control task {{task}} failed, a second"
-                ),
+                Query(rate("oxproxy_worker_restarts_total"), "{{instance}} restarts per second"),
+                per_second("oxproxy_control_loop_failures_total", "task", legend="failures of {{task}} per second"),
             ],
         ),
         Lines(
-            "Certificates",
-            "How long are the sidecars' own certificates good: to producers (downstream), to brokers (upstream)?",
+            "Certificate expiry",
+            "Remaining validity of the sidecars' own certificates: to producers (downstream), to brokers (upstream).",
             [
                 Query(
                     f"min by (side, file) ({chosen('oxproxy_certificate_expiry_timestamp_seconds')}) - time()",
@@ -127,20 +125,20 @@ _CONNECTIONS = Row(
 )
 
 _REMOTES = Row(
-    "Other brokers that address rules lead to",
+    "Other brokers",
     [
         States(
-            "Links",
-            "Which links stood when?",
+            "Remote links",
+            "Whether the link to each broker was up.",
             [Query(f"min by (broker) ({chosen('oxproxy_remote_up')})", "{{broker}}")],
             width=12,
         ),
         Lines(
-            "Publishes",
-            "What becomes of the publishes to them?",
+            "Publish rate by result",
+            "Publishes to other brokers.",
             [
                 per_second("oxproxy_remote_publishes_total", "broker", "result"),
-                per_second("oxproxy_failed_translations_total", legend="sent nowhere by a rule"),
+                per_second("oxproxy_failed_translations_total", legend="failed translations"),
             ],
             "cps",
             width=12,
@@ -149,11 +147,11 @@ _REMOTES = Row(
 )
 
 _OWN = Row(
-    "RabbitMQ's own numbers",
+    "RabbitMQ",
     [
         Lines(
-            "Counted here and there",
-            "Does the broker get what the sidecars send? It also counts publishers that come without one.",
+            "Publish rate: sidecars and RabbitMQ",
+            "RabbitMQ also counts producers that connect directly.",
             [
                 per_second("oxproxy_publishes_total", where='outcome!~"rejected|filtered"', legend="sent by sidecars"),
                 _grown("rabbitmq_global_messages_received_total", "received by RabbitMQ"),
@@ -161,8 +159,8 @@ _OWN = Row(
             "cps",
         ),
         Lines(
-            "Unroutable",
-            "What did the broker itself have no queue for?",
+            "Unroutable messages at the broker",
+            "Messages for which the broker had no queue.",
             [
                 _grown("rabbitmq_global_messages_unroutable_dropped_total", "dropped"),
                 _grown("rabbitmq_global_messages_unroutable_returned_total", "returned"),
@@ -171,7 +169,7 @@ _OWN = Row(
         ),
         Lines(
             "Messages in queues",
-            "Do queues grow?",
+            "Messages ready and unacknowledged.",
             [
                 _held("rabbitmq_queue_messages_ready", "ready"),
                 _held("rabbitmq_queue_messages_unacked", "unacked"),
@@ -179,7 +177,7 @@ _OWN = Row(
         ),
         Number(
             "Alarms",
-            "Is it short of memory, disk or file descriptors? Then it blocks publishers.",
+            "Memory, disk or file descriptor alarm: RabbitMQ blocks publishers.",
             [
                 Query(f"max({_broker('rabbitmq_alarms_memory_used_watermark')})", "memory"),
                 Query(f"max({_broker('rabbitmq_alarms_free_disk_space_watermark')})", "disk"),
@@ -191,7 +189,7 @@ _OWN = Row(
         ),
         Lines(
             "Memory",
-            "How near is its limit?",
+            "Resident memory and its limit.",
             [
                 _held("rabbitmq_process_resident_memory_bytes", "in use"),
                 _held("rabbitmq_resident_memory_limit_bytes", "limit"),
@@ -200,7 +198,7 @@ _OWN = Row(
         ),
         Lines(
             "Connections and channels",
-            "How many does it hold?",
+            "Open at the broker.",
             [
                 _held("rabbitmq_connections", "connections"),
                 _held("rabbitmq_channels", "channels"),
@@ -212,7 +210,7 @@ _OWN = Row(
 BROKER = Dashboard(
     "oxproxy-broker",
     "Sidecar: broker side",
-    "How fast the broker confirms, whether producers get through to it, other brokers, RabbitMQ's own numbers.",
+    "Confirm latency, connections, other brokers, RabbitMQ's own metrics.",
     (*VARIABLES, _RABBITMQ),
     MARKS,
     [_CONFIRMS, _CONNECTIONS, _REMOTES, _OWN],

@@ -11,7 +11,7 @@ from deploy.grafana.dashboard import Dashboard
 from deploy.grafana.overview import OVERVIEW
 from deploy.grafana.rules import RULES
 
-FOLDER = Path(__file__).with_name("dashboards")
+DIRECTORY = Path(__file__).with_name("dashboards")
 
 DASHBOARDS = (OVERVIEW, RULES, BROKER)
 
@@ -24,7 +24,7 @@ def text(dashboard: Dashboard) -> str:
 def main() -> int:
     """Write every dashboard."""
     for dashboard in DASHBOARDS:
-        (FOLDER / f"{dashboard.uid}.json").write_text(text(dashboard))
+        (DIRECTORY / f"{dashboard.uid}.json").write_text(text(dashboard))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The first dashboard to open: where do messages go, what reaches nobody, who is slow, is it written down?"""
+"""The overview dashboard: traffic by outcome, unroutable messages, latency, saturation, audit log, processes."""
 
 from __future__ import annotations
 
@@ -10,62 +10,62 @@ _UNDELIVERED = 'outcome=~"unrouted|filtered|rejected"'
 _PUBLISHES = "oxproxy_publishes_total"
 
 _NOW = Row(
-    "Now",
+    "Summary",
     [
-        Number("Publishes", "How much goes through?", [per_second(_PUBLISHES)], "cps"),
+        Number("Publish rate", "Publishes per second.", [per_second(_PUBLISHES)], "cps"),
         Number(
-            "Reach nobody",
-            "What share of the publishes was unrouted, filtered or rejected?",
+            "Unroutable share",
+            "Share of publishes that were unrouted, filtered or rejected.",
             [Query(f"{total(rate(_PUBLISHES, _UNDELIVERED))} / {total(rate(_PUBLISHES))}")],
             "percentunit",
             thresholds=((0.01, YELLOW), (0.05, RED)),
         ),
         Number(
-            "Confirm, 99 %",
-            "How long does the slowest hundredth of the confirms take?",
+            "Confirm latency p99",
+            "Time from a publish to the broker's confirm, 99th percentile.",
             [Query(quantile(0.99, "oxproxy_confirm_seconds"))],
             "s",
             thresholds=((0.25, YELLOW), (1, RED)),
         ),
         Number(
             "Missing destinations",
-            "How many queues and exchanges that rules name are not there?",
+            "Queues and exchanges that rules name and that do not exist.",
             [summed("oxproxy_topology_missing_destinations")],
             thresholds=((1, RED),),
         ),
         Number(
             "Producers",
-            "How many connections of producers are open?",
+            "Open connections of producers.",
             [Query(total(chosen("oxproxy_connections", 'side="downstream"')))],
         ),
         Number(
             "Sidecars",
-            "How many sidecars answer?",
+            "Sidecars that are scraped.",
             [Query(f"count({chosen('oxproxy_build_info')})")],
         ),
     ],
 )
 
 _WHERE = Row(
-    "Where do messages go?",
+    "Traffic",
     [
         Lines(
-            "By outcome",
-            "What becomes of publishes? Passed: to exchanges that no rule names.",
+            "Publish rate by outcome",
+            "Passed: to exchanges that no rule names.",
             [per_second(_PUBLISHES, "outcome")],
             "cps",
             stacked=True,
         ),
         Lines(
-            "By exchange",
-            "Which exchanges do they go to? Other: all that no rule names.",
+            "Publish rate by exchange",
+            "Other: all exchanges that no rule names.",
             [per_second(_PUBLISHES, "vhost", "exchange")],
             "cps",
             stacked=True,
         ),
         Bars(
-            "By destination",
-            "Which of the queues and exchanges that rules name get most?",
+            "Publish rate by destination",
+            "The 15 queues and exchanges of the rules with the most messages.",
             [
                 Query(
                     f"topk(15, {total(rate('oxproxy_destination_publishes_total'), 'vhost', 'destination')})",
@@ -76,16 +76,16 @@ _WHERE = Row(
             "cps",
         ),
         Lines(
-            "Bytes of bodies",
-            "How much is in them?",
+            "Body bytes by exchange",
+            "Bytes of message bodies per second.",
             [per_second("oxproxy_publish_bytes_total", "exchange")],
             "Bps",
             width=12,
             stacked=True,
         ),
         Lines(
-            "By sidecar",
-            "Do producers spread over the sidecars, and over the workers of each?",
+            "Publish rate by sidecar",
+            "Shows how producers are distributed over sidecars and workers.",
             [per_second(_PUBLISHES, "instance")],
             "cps",
             width=12,
@@ -94,17 +94,17 @@ _WHERE = Row(
 )
 
 _NOBODY = Row(
-    "What reaches nobody, and what is refused?",
+    "Unroutable messages",
     [
         Lines(
-            "Reach nobody, by exchange",
-            "Unrouted: no binding was true. Filtered: dropped by a silent filter. Rejected: refused by a loud one.",
+            "Unroutable messages by exchange",
+            "Unrouted: no binding was true. Filtered: dropped by a filter. Rejected: a filter closed the channel.",
             [per_second(_PUBLISHES, "exchange", "outcome", where=_UNDELIVERED)],
             "cps",
         ),
         Lines(
-            "Returned and nacked",
-            "What did producers hear of it? Only mandatory messages are returned.",
+            "Returns and nacks",
+            "Only mandatory messages are returned.",
             [
                 per_second("oxproxy_returns_total", legend="returned"),
                 per_second("oxproxy_confirms_total", where='result="nacked"', legend="nacked"),
@@ -113,35 +113,35 @@ _NOBODY = Row(
         ),
         Lines(
             "Missing destinations",
-            "Which sidecar misses queues or exchanges? Its /status has their names and why.",
+            "By sidecar; its /status has names and reasons.",
             [each("oxproxy_topology_missing_destinations")],
         ),
     ],
 )
 
 _SLOW = Row(
-    "Is the broker slow, or the sidecar?",
+    "Latency and saturation",
     [
         Lines(
-            "Confirms and decisions",
-            "Confirm: from publish to the broker's answer. Decision: our own part of it, where it had to be made.",
+            "Confirm and decision latency",
+            "Confirm: from a publish to the broker's confirm. Decision: evaluation of the rules on a cache miss.",
             [
-                Query(quantile(0.5, "oxproxy_confirm_seconds"), "confirm, 50 %"),
-                Query(quantile(0.99, "oxproxy_confirm_seconds"), "confirm, 99 %"),
-                Query(quantile(0.99, "oxproxy_decision_seconds"), "decision, 99 %"),
+                Query(quantile(0.5, "oxproxy_confirm_seconds"), "confirm p50"),
+                Query(quantile(0.99, "oxproxy_confirm_seconds"), "confirm p99"),
+                Query(quantile(0.99, "oxproxy_decision_seconds"), "decision p99"),
             ],
             "s",
             logarithmic=True,
         ),
         Lines(
-            "Processor",
-            "How much of its core does each sidecar use? At 1 producers wait for it.",
+            "CPU usage",
+            "Share of one core; at 100 % producers wait for the sidecar.",
             [Query(rate("process_cpu_seconds_total"), "{{instance}}")],
             "percentunit",
         ),
         Lines(
-            "Held back",
-            "Blocked: connections that RabbitMQ takes nothing from. Paused: producers that are not being read.",
+            "Back-pressure",
+            "Blocked: connections that RabbitMQ does not read. Paused: producers that the sidecar does not read.",
             [
                 summed("oxproxy_upstream_blocked", legend="blocked by the broker"),
                 summed("oxproxy_paused_producers", legend="paused producers"),
@@ -151,35 +151,35 @@ _SLOW = Row(
 )
 
 _AUDIT = Row(
-    "What did the audit log lose?",
+    "Audit log",
     [
         Number(
-            "Lines lost",
-            "How many lines were given up in the time shown?",
+            "Dropped lines",
+            "Audit lines dropped in the selected time range.",
             [Query(total(increase("oxproxy_audit_dropped_total")))],
             thresholds=((1, RED),),
             width=6,
             height=8,
         ),
         Lines(
-            "Lines written and lost",
-            "Does the log keep up? One line for each publish, and some for what the broker said later.",
+            "Lines written and dropped",
+            "One line for each publish, and some for a later answer of the broker.",
             [
                 per_second("oxproxy_audit_lines_total", legend="written"),
-                per_second("oxproxy_audit_dropped_total", legend="lost"),
+                per_second("oxproxy_audit_dropped_total", legend="dropped"),
             ],
             "cps",
             width=6,
         ),
         Lines(
-            "Disk refuses",
-            "Does the disk take no lines? 1 meanwhile: by `audit.mode` producers wait, or lines are lost.",
+            "Disk errors",
+            "1 while the disk refuses writes: depending on `audit.mode`, producers wait or lines are dropped.",
             [each("oxproxy_audit_failing")],
             width=6,
         ),
         Lines(
-            "Audit text",
-            "How much does the disk take, before compression?",
+            "Audit bytes written",
+            "Before compression.",
             [per_second("oxproxy_audit_bytes_total", "instance")],
             "Bps",
             width=6,
@@ -188,23 +188,23 @@ _AUDIT = Row(
 )
 
 _PROCESSES = Row(
-    "Sidecars",
+    "Processes",
     [
         Lines(
             "Memory",
-            "Does one of them grow?",
+            "Resident memory of each sidecar.",
             [each("process_resident_memory_bytes")],
             "bytes",
         ),
         Lines(
             "File descriptors",
-            "What share is in use? Each producer takes two.",
+            "Share in use. Each producer takes two.",
             [Query(f"{chosen('process_open_fds')} / {chosen('process_max_fds')}", "{{instance}}")],
             "percentunit",
         ),
         Lines(
-            "Running since",
-            "Was one of them started again?",
+            "Uptime",
+            "Time since the process started.",
             [Query(f"time() - {chosen('process_start_time_seconds')}", "{{instance}}")],
             "s",
         ),
@@ -214,7 +214,7 @@ _PROCESSES = Row(
 OVERVIEW = Dashboard(
     "oxproxy-overview",
     "Sidecar: overview",
-    "Where messages go, what reaches nobody, whether broker or sidecar is slow, what the audit log lost.",
+    "Traffic by outcome, unroutable messages, latency of broker and sidecar, audit log, processes.",
     VARIABLES,
     MARKS,
     [_NOW, _WHERE, _NOBODY, _SLOW, _AUDIT, _PROCESSES],

@@ -1,4 +1,4 @@
-"""The dashboard for whoever writes rules: which rule changed, which bindings match, why does something reach nobody?"""
+"""The dashboard for authors of rules: versions, binding matches, unroutable messages, decision latency."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ def _share(outcome: str) -> Query:
 
 
 _CHANGES = Row(
-    "Which rules are in force, and since when?",
+    "Rules in force",
     [
         States(
-            "Versions in force",
-            "Which version of the rules decided when? More than one at a time for long: sidecars that disagree.",
+            "Rules versions over time",
+            "Several versions for a long time: sidecars with different rules.",
             [Query(f"count by (instance, version) ({chosen('oxproxy_rules_info')})", "{{instance}} {{version}}")],
             width=12,
         ),
         Number(
-            "Last change",
-            "How long ago were the rules that decide now loaded?",
+            "Last reload",
+            "Time since the rules in force were loaded.",
             [Query(f"time() - max({chosen('oxproxy_rules_last_reload_success_timestamp_seconds')})")],
             "s",
             height=8,
         ),
         Number(
-            "Failed reloads",
-            "How many changes were refused in the time shown? The log and /status name every fault.",
+            "Reload failures",
+            "In the selected time range. The log and /status have every fault.",
             [Query(total(increase("oxproxy_rules_reload_total", 'result="error"')))],
             thresholds=((1, RED),),
             height=8,
         ),
         Number(
-            "Versions",
-            "How many versions are in force at once?",
+            "Rules versions",
+            "Different versions in force at the same time.",
             [Query(f"count(count by (version) ({chosen('oxproxy_rules_info')}))")],
             thresholds=((2, RED),),
             height=8,
@@ -52,11 +52,11 @@ _CHANGES = Row(
 )
 
 _BINDINGS = Row(
-    "Which bindings match?",
+    "Binding matches",
     [
         Lines(
-            "Matches",
-            "Which bindings match most, and which changed when the rules did?",
+            "Match rate by binding",
+            "The 15 bindings that match most.",
             [
                 Query(
                     f"topk(15, {total(rate(_MATCHES), 'vhost', 'exchange', 'binding')})",
@@ -67,15 +67,15 @@ _BINDINGS = Row(
             width=12,
         ),
         Table(
-            "Matches in the time shown",
-            "How often was each binding true? Other: bindings beyond metrics.bindings.",
+            "Matches in the time range",
+            "Other: bindings beyond metrics.bindings.",
             [Query(total(increase(_MATCHES), "vhost", "exchange", "binding"), instant=True, table=True)],
             width=6,
             columns=(*_BINDING, ("Value", "Matches")),
         ),
         Table(
-            "Never true in the time shown",
-            "Which bindings may be dead? Choose a long time; the report on the audit log looks further back.",
+            "Bindings without a match",
+            "In the selected time range. The report on the audit log covers longer periods.",
             [
                 Query(
                     f"{total(increase(_MATCHES, _NAMED), 'vhost', 'exchange', 'binding')} == 0",
@@ -87,8 +87,8 @@ _BINDINGS = Row(
             columns=(*_BINDING, ("Value", "Matches")),
         ),
         Lines(
-            "Destinations",
-            "What do the queues and exchanges that rules name get?",
+            "Publish rate by destination",
+            "The 15 queues and exchanges of the rules with the most messages.",
             [
                 Query(
                     f"topk(15, {total(rate('oxproxy_destination_publishes_total'), 'vhost', 'destination')})",
@@ -99,8 +99,8 @@ _BINDINGS = Row(
             width=12,
         ),
         Table(
-            "Destinations without a message in the time shown",
-            "Which of them get nothing?",
+            "Destinations without a message",
+            "In the selected time range.",
             [
                 Query(
                     f"{total(increase('oxproxy_destination_publishes_total'), 'vhost', 'destination')} == 0",
@@ -115,59 +115,58 @@ _BINDINGS = Row(
 )
 
 _WHY = Row(
-    "Why does something reach nobody?",
+    "Unroutable messages",
     [
         Lines(
-            "Unrouted",
-            "What share of an exchange's publishes did no binding take? `oxproxy explain` says why for one message.",
+            "Unrouted share by exchange",
+            "Publishes for which no binding was true. `oxproxy explain` shows the reason for one message.",
             [_share("unrouted")],
             "percentunit",
         ),
         Lines(
-            "Dropped or refused by filters",
-            "What share did a silent filter drop, or a loud one refuse?",
+            "Filtered and rejected share by exchange",
+            "Filtered: dropped. Rejected: the channel was closed.",
             [_share("filtered"), _share("rejected")],
             "percentunit",
         ),
         Lines(
-            "Beside the rules",
-            "Is a queue not there, did others bind to a carrier, did a regular expression run into its limit? "
-            "Which clients' bindings has no sidecar signed?",
+            "Topology and regular expression problems",
+            "Missing destinations, bindings of others on carriers, unsigned bindings, searches that reached a limit.",
             [
                 summed("oxproxy_topology_missing_destinations", legend="missing destinations"),
-                summed("oxproxy_topology_foreign_bindings", legend="bindings that others made"),
+                summed("oxproxy_topology_foreign_bindings", legend="bindings of others"),
                 summed("oxproxy_topology_unsigned_bindings", legend="unsigned bindings"),
                 summed("oxproxy_topology_unkeyed_tokens", legend="tokens of version 0.1"),
-                summed("oxproxy_topology_carrier_bypasses", legend="ways to a carrier without its rules"),
-                per_second("oxproxy_regex_limit_hits_total", legend="patterns given up, a second"),
-                per_second("oxproxy_regex_budget_spent_total", legend="regex budgets spent, a second"),
+                summed("oxproxy_topology_carrier_bypasses", legend="bypasses of carriers"),
+                per_second("oxproxy_regex_limit_hits_total", legend="searches at their limit per second"),
+                per_second("oxproxy_regex_budget_spent_total", legend="regex budgets spent per second"),
             ],
         ),
     ],
 )
 
 _COST = Row(
-    "What does deciding cost?",
+    "Decision latency",
     [
         Heatmap(
-            "Decisions",
-            "How long do decisions take that had to be made? While one is made, that sidecar does nothing else.",
+            "Decision latency",
+            "On a cache miss. The event loop is blocked during a decision.",
             [Query(total(rate("oxproxy_decision_seconds_bucket"), "le"), "{{le}}", heatmap=True)],
             "s",
         ),
         Lines(
-            "Slowest decisions",
-            "How long do the middle one and the slowest hundredth take?",
+            "Decision latency p50 and p99",
+            "On a cache miss.",
             [
-                Query(quantile(0.5, "oxproxy_decision_seconds"), "50 %"),
-                Query(quantile(0.99, "oxproxy_decision_seconds"), "99 %"),
+                Query(quantile(0.5, "oxproxy_decision_seconds"), "p50"),
+                Query(quantile(0.99, "oxproxy_decision_seconds"), "p99"),
             ],
             "s",
             logarithmic=True,
         ),
         Lines(
-            "Cache",
-            "How many publishes found their decision ready? Bypassed: decisions that may not be kept.",
+            "Decision cache",
+            "Hits and misses. Bypassed: decisions that must not be cached.",
             [per_second("oxproxy_decision_cache_total", "result")],
             "cps",
             stacked=True,
@@ -178,7 +177,7 @@ _COST = Row(
 RULES = Dashboard(
     "oxproxy-rules",
     "Sidecar: rules",
-    "Which rules are in force, which bindings match or never do, why messages reach nobody, what deciding costs.",
+    "Rules versions, binding matches, unroutable messages, decision latency.",
     VARIABLES,
     MARKS,
     [_CHANGES, _BINDINGS, _WHY, _COST],

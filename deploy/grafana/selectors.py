@@ -58,7 +58,7 @@ def summed(metric: str, *labels: str, legend: str = "") -> Query:
 
 
 def each(metric: str, what: str = "") -> Query:
-    """Ask for a gauge of each sidecar, with ``what`` it is beside the sidecar's address."""
+    """Ask for a gauge of each sidecar, with ``what`` it is next to the sidecar's address."""
     return Query(chosen(metric), f"{{{{instance}}}} {what}".rstrip())
 
 

@@ -117,7 +117,7 @@ DEVIATIONS = (
         "delivery `queue`",
         4,
         "a destination that is an exchange costs a publish of its own, and the broker removes duplicates within one "
-        "publish only: a queue that is chosen by name and also lies behind that exchange has the message twice",
+        "publish only: a queue that is chosen by name and is also bound to that exchange receives the message twice",
         _queue_delivery,
         _twice,
     ),

@@ -1,4 +1,4 @@
-"""README, "Beside your own broker", followed by somebody who has read nothing else: each step does what it says."""
+"""README, "With your own broker", followed by somebody who has read nothing else: each step does what it says."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ from tests.sidecar import DRAIN_SECONDS, PROGRAM, READY_SECONDS
 from tests.watched import Watched
 
 ROOT = Path(__file__).resolve().parents[2]
-(PART,) = re.findall(
-    r"^## Beside your own broker$(.*?)^## ", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
-)
+(PART,) = re.findall(r"^## With your own broker$(.*?)^## ", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 CONFIGURATION, RULES = re.findall(r"```yaml\n(.*?)```", PART, re.DOTALL)
 CHECK, SERVE, EXPLAIN = (
     shlex.split(line, comments=True) for line in re.findall(r"^    (oxproxy .*)$", PART, re.MULTILINE)

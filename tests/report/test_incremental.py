@@ -153,8 +153,8 @@ def test_a_record_in_the_folder_of_another_day_counts_on_its_own(place: Place) -
     segment(place.input, [publish(), publish(ts="2026-11-19T07:00:00Z", seq=2)])
     summary = place.run()
     assert place.publishes() == {"2026-11-19": 1, "2026-11-20": 1}
-    assert "1 record in the folder of another day" in str(summary)
-    assert "1 record in the folder of another day" in (place.output / "report.html").read_text()
+    assert "1 record in the directory of another day" in str(summary)
+    assert "1 record in the directory of another day" in (place.output / "report.html").read_text()
 
 
 def test_the_peak_of_a_second_that_lies_in_two_segments_is_the_sum(place: Place) -> None:

@@ -196,7 +196,7 @@ def test_what_there_is_one_of_is_not_named_as_several() -> None:
     assert re.findall(r"\b1 \w+", text.replace("1 unrouted", "").replace("2026-11-2", "")) != []
     for wrong in ("1 publishes", "1 bytes", "1 sidecars", "1 anomalies", "1 lines", "1 segments", "1 destinations"):
         assert not re.search(rf"\b{wrong}\b", text)
-    assert "1 record in the folder of another day" in text
+    assert "1 record in the directory of another day" in text
 
 
 @pytest.mark.parametrize(("hours", "charts"), [(1, 3), (2, 3), (3, 5)])

@@ -20,7 +20,7 @@ function element(name, options = {}, ...parts) {
   return made
 }
 
-// A name may be of any script and direction: it must not turn what stands next to it.
+// A name may be of any script and direction: it must not reverse the text next to it.
 const name = text => element('bdi', {}, visible(String(text)))
 const visible = text => text.replace(/[\p{Cc}\p{Cf}]/gu, sign => `\\u{${sign.codePointAt(0).toString(16)}}`)
 

@@ -259,7 +259,7 @@ def test_a_binding_past_the_rules_is_reported(site: Site, producer: Producer) ->
     site.make_queue("foreign")
     site.bind("jobs", "foreign", "foreign.key")
     until(lambda: site.metric("topology_foreign_bindings") == 1)
-    [line] = site.logged("route past the rules")
+    [line] = site.logged("bypass the rules")
     assert "queue foreign under key 'foreign.key'" in line
     [vhost] = json.loads(site.sidecar.get("/status"))["vhosts"]
     assert vhost["foreign"] == {"jobs": ["queue foreign under key 'foreign.key'"]}
