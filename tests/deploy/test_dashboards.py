@@ -16,13 +16,13 @@ import pytest
 import yaml
 from PIL import Image
 
-from deploy.grafana.build import DASHBOARDS, FOLDER, text
+from deploy.grafana.build import DASHBOARDS, DIRECTORY, text
 from tests.deploy.drawing import KINDS, TITLES, titles
 from tests.deploy.prometheus import ROOT
 from tests.deploy.test_prometheus import exposed_names, metric_names
 
 SCHEMAS: dict[str, Any] = json.loads(Path(__file__).with_name("grafana.jsonschema.json").read_text())
-PROVISIONING = FOLDER.parent / "provisioning"
+PROVISIONING = DIRECTORY.parent / "provisioning"
 PANELS = [
     pytest.param(panel, id=f"{dashboard.uid}: {panel['title']}")
     for dashboard in DASHBOARDS
@@ -45,11 +45,11 @@ def part(kind: str, name: str) -> dict[str, Any]:
 
 @every_dashboard
 def test_a_file_is_what_the_code_makes(dashboard: Any) -> None:
-    assert (FOLDER / f"{dashboard.uid}.json").read_text() == text(dashboard), "run python -m deploy.grafana.build"
+    assert (DIRECTORY / f"{dashboard.uid}.json").read_text() == text(dashboard), "run python -m deploy.grafana.build"
 
 
 def test_there_is_no_file_without_code() -> None:
-    assert {path.stem for path in FOLDER.glob("*")} == {dashboard.uid for dashboard in DASHBOARDS}
+    assert {path.stem for path in DIRECTORY.glob("*")} == {dashboard.uid for dashboard in DASHBOARDS}
 
 
 @every_dashboard
@@ -122,7 +122,7 @@ def targets(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_provisioning_looks_for_dashboards_where_compose_puts_them() -> None:
     provider = yaml.safe_load((PROVISIONING / "dashboards" / "oxproxy.yaml").read_text())["providers"][0]
-    compose = (FOLDER.parents[1] / "docker" / "compose.yaml").read_text()
+    compose = (DIRECTORY.parents[1] / "docker" / "compose.yaml").read_text()
     assert f":{provider['options']['path']}:ro" in compose
 
 
