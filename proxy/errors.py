@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
+from typing import Self
 
 
 class ProxyError(Exception):
@@ -48,6 +49,12 @@ class ProtocolError(ProxyError):
         self.scope = scope
         self.class_id = class_id
         self.method_id = method_id
+
+    def about(self, method: int) -> Self:
+        """Name the offending method (class id << 16 | method id), unless one is named already."""
+        if not self.class_id:
+            self.class_id, self.method_id = divmod(method, 1 << 16)
+        return self
 
     def __str__(self) -> str:
         """Code and text, for logs."""

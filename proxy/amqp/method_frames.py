@@ -235,10 +235,6 @@ def channel_close_ok(channel: int) -> bytes:
     return method_frame(channel, methods.CHANNEL_CLOSE_OK)
 
 
-def empty_ok(channel: int, method: int) -> bytes:
-    return method_frame(channel, method)
-
-
 def exchange_declare(
     channel: int,
     exchange: bytes,

@@ -201,10 +201,15 @@ def method_frame(channel: int, method: int, *values: Argument) -> bytes:
     return frame(METHOD, channel, b"".join(parts))
 
 
+def reply_of(method: int) -> int:
+    """Return the method that answers a synchronous method with one possible reply."""
+    (reply,) = REPLIES[method]
+    return reply
+
+
 def reply_to(frame_bytes: bytes) -> int:
     """Return the method that answers the synchronous method in a whole frame of ours."""
-    (reply,) = REPLIES[method_of(frame_bytes[FRAME_HEAD.size : -1])]
-    return reply
+    return reply_of(method_of(frame_bytes[FRAME_HEAD.size : -1]))
 
 
 def _read(payload: bytes, at: int, kind: str) -> tuple[int | bytes, int]:

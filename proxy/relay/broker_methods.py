@@ -183,7 +183,7 @@ class BrokerMethods:
         connection.deliveries.mark(channel)
         if exclusive and wanted:
             done = partial(connection.pending.released.append, channel)
-            bind_tokens(connection, wanted, done, connection.plans.state.set_missing)
+            bind_tokens(connection, wanted, done)
         else:
             connection.pending.requests.append(EnsureQueue(channel, queue))
         return False

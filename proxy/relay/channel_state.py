@@ -253,7 +253,7 @@ def next_state(state: ChannelState, event: ChannelEvent, method: int = 0) -> Cha
     raise ProtocolError(code, text, Scope.CONNECTION, *divmod(method, 1 << 16))
 
 
-def next_mode(mode: ChannelMode, selected: ChannelMode, method: int) -> ChannelMode:
+def next_mode(mode: ChannelMode, selected: ChannelMode) -> ChannelMode:
     """Give the mode of a channel after Confirm.Select or Tx.Select; a mode is never left.
 
     Raises:
@@ -261,5 +261,5 @@ def next_mode(mode: ChannelMode, selected: ChannelMode, method: int) -> ChannelM
     """
     if mode is not PLAIN and mode is not selected:
         text = f"cannot switch from {mode.value} to {selected.value} mode"
-        raise ProtocolError(406, text, Scope.CHANNEL, *divmod(method, 1 << 16))
+        raise ProtocolError(406, text, Scope.CHANNEL)
     return selected

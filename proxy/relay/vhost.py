@@ -18,7 +18,7 @@ from proxy.addressing.targets import AddressBook
 from proxy.relay.token_table import Need, TokenTable
 from proxy.relay.tokens import Secrets, Tokens, grant_key
 from proxy.routing.bindings.binding import NO_REACH, Binding, Reach
-from proxy.routing.bindings.compiled import count_regexes
+from proxy.routing.bindings.compiled import CompiledBinding, count_regexes
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
@@ -224,6 +224,11 @@ class OwnedExchange:
         return self.declared is not None and self.declared.auto_delete and not self.clients
 
     @property
+    def is_carrier(self) -> bool:
+        """Whether the exchange of that name on the broker carries it."""
+        return self.delivery is Delivery.CARRIER and self.carrier == self.name
+
+    @property
     def moves(self) -> bool:
         """Whether publishes may leave under another exchange or key."""
         return self.delivery is Delivery.QUEUE or self.carrier != self.name or self.alternate is not None
@@ -338,7 +343,7 @@ class VhostState:
         self._derive()
         self.changed()
 
-    def add_binding(self, stored: StoredBinding) -> bool:
+    def add_binding(self, stored: StoredBinding, compiled: CompiledBinding | None = None) -> bool:
         """Add a client's binding to an exchange that is here; a second copy of one counts as the same.
 
         Returns:
@@ -359,7 +364,7 @@ class VhostState:
         else:
             is_new = True
             stored = self._limited(owned, stored)
-            exchange.bind(stored.binding)
+            exchange.bind(stored.binding, compiled)
             owned.keep(stored)
         self.changed()
         return is_new

@@ -176,8 +176,8 @@ class Exchange:
         self._next_names: set[bytes] = set()
         self._free_exchanges = self._free_queues = 0
 
-    def bind(self, binding: Binding) -> bool:
-        """Check, compile and add a binding.
+    def bind(self, binding: Binding, compiled: CompiledBinding | None = None) -> bool:
+        """Check, compile and add a binding, or add what was compiled of an equal one.
 
         Returns:
             False where it is there already; then nothing changes.
@@ -185,7 +185,10 @@ class Exchange:
         Raises:
             ProtocolError: 406 on the channel, the binding is not valid.
         """
-        compiled = compile_binding(self.type, binding, self._local_time)
+        if compiled is None:
+            compiled = compile_binding(self.type, binding, self._local_time)
+        else:
+            compiled.binding = binding
         identity = _Identity(binding)
         if identity in self._compiled:
             return False

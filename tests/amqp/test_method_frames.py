@@ -19,7 +19,6 @@ TABLE = b"\x01aV"
         (frames.channel_open(7), 7, methods.CHANNEL_OPEN, (b"",)),
         (frames.channel_close(7, 406, b"no", 60, 40), 7, methods.CHANNEL_CLOSE, (406, b"no", 60, 40)),
         (frames.channel_close_ok(7), 7, methods.CHANNEL_CLOSE_OK, ()),
-        (frames.empty_ok(7, methods.QUEUE_BIND_OK), 7, methods.QUEUE_BIND_OK, ()),
         (
             frames.exchange_declare(1, b"e", b"direct", TABLE, passive=True),
             1, methods.EXCHANGE_DECLARE, (0, b"e", b"direct", True, True, False, False, False, TABLE),

@@ -97,10 +97,10 @@ MODES = [
 @pytest.mark.parametrize(("mode", "selected", "text"), MODES)
 def test_a_mode_is_selected_once(mode: ChannelMode, selected: ChannelMode, text: str) -> None:
     if not text:
-        assert next_mode(mode, selected, 0) is selected
+        assert next_mode(mode, selected) is selected
         return
     with pytest.raises(ProtocolError) as error:
-        next_mode(mode, selected, 90 << 16 | 10)
+        next_mode(mode, selected)
     assert (error.value.reply_code, error.value.text.decode(), error.value.scope) == (406, text, Scope.CHANNEL)
 
 

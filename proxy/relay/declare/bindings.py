@@ -18,53 +18,28 @@ specification, 7, 11 and 13; AMQP 0-9-1 spec, 1.7.2.3 and 1.7.2.5; RabbitMQ guid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from functools import partial
 from typing import NamedTuple
 
 from proxy.amqp import methods
 from proxy.amqp.frames import OVERHEAD, U32
-from proxy.amqp.method_frames import (
-    ExchangeBind,
-    QueueBind,
-    QueueUnbind,
-    bind,
-    empty_ok,
-    look_for,
-    read_method,
-    unbind,
-)
+from proxy.amqp.method_frames import ExchangeBind, QueueBind, QueueUnbind, bind, look_for, read_method, unbind
 from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel, ExpectedReply
+from proxy.relay.channel import Channel
 from proxy.relay.connection_state import ConnectionState, Phase
-from proxy.relay.declare.exchanges import refuse_nested
-from proxy.relay.declare.injected_methods import (
-    hold_channel,
-    inject,
-    inject_and_reply,
-    inject_held,
-    is_held,
-    reply_and_resume,
-)
-from proxy.relay.declare.storage import kept_rows, pin_entries, refuse_own_arguments, signed_copy, storage_key
-from proxy.relay.declare.token_bindings import check_permission, run_steps, withdraw
-from proxy.relay.token_table import PLAIN, Reliance, TokenTable
+from proxy.relay.declare.injected_methods import answer, hold_channel, inject, is_held, pass_on, reply_and_resume
+from proxy.relay.declare.storage import identity_key, kept_rows, refuse_nested, refuse_own_arguments, shown, signed_copy
+from proxy.relay.declare.token_bindings import Pin, check_permission, row_frames, withdraw
+from proxy.relay.token_table import Reliance, TokenTable
 from proxy.relay.tokens import grant_key
 from proxy.relay.vhost import BindingCopy, Delivery, Destination, OwnedExchange, StoredBinding
 from proxy.routing.bindings.binding import Binding
-from proxy.routing.bindings.compiled import CompiledBinding, count_regexes
+from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.bindings.exchange_types import compile_binding
 from proxy.routing.bindings.patterns import Budget
 from proxy.values import EXCHANGE, QUEUE, RESERVED_PREFIX
-
-#: what answers each of the methods
-_REPLIES = {
-    methods.QUEUE_BIND: methods.QUEUE_BIND_OK,
-    methods.QUEUE_UNBIND: methods.QUEUE_UNBIND_OK,
-    methods.EXCHANGE_BIND: methods.EXCHANGE_BIND_OK,
-    methods.EXCHANGE_UNBIND: methods.EXCHANGE_UNBIND_OK,
-}
 
 #: Destinations that are asked about when a binding is made; further ones when a message chooses them.
 CHECKED_AT_ONCE = 500
@@ -98,34 +73,17 @@ class BindRequest(NamedTuple):
     def receiver(self) -> Destination:
         return self.kind, self.destination
 
-    @property
-    def ids(self) -> tuple[int, int]:
-        return self.method >> 16, self.method & 0xFFFF
 
-    @property
-    def key(self) -> bytes:
-        return storage_key(self.kind, self.destination, self.routing_key, self.entries)
-
-    def answer(self, channel: Channel) -> bytes:
-        return b"" if self.nowait else empty_ok(channel.number, _REPLIES[self.method])
-
-    def pass_on(self, channel: Channel) -> bool:
-        """Take note that the broker answers it; gives True: it goes upstream as it came."""
-        if not self.nowait:
-            channel.replies.append(ExpectedReply(_REPLIES[self.method]))
-        return True
-
-
-def read_bind_request(channel: Channel, index: int, frame: bytes) -> BindRequest:
+def read_bind_request(channel: Channel, frame: bytes) -> BindRequest:
     """Read a bind or unbind.
 
     Raises:
         ProtocolError: 502 on the connection, malformed arguments.
     """
     payload = frame[7:-1]
+    index = methods.method_of(payload)
     if index in (methods.EXCHANGE_BIND, methods.EXCHANGE_UNBIND):
-        exchange = read_method(ExchangeBind, payload)
-        return BindRequest(EXCHANGE, *exchange, index)
+        return BindRequest(EXCHANGE, *read_method(ExchangeBind, payload), index)
     if index == methods.QUEUE_BIND:
         name, source, key, nowait, entries = read_method(QueueBind, payload)
     else:
@@ -136,10 +94,9 @@ def read_bind_request(channel: Channel, index: int, frame: bytes) -> BindRequest
     return BindRequest(QUEUE, name, source, key, nowait, entries, index)
 
 
-def is_bind(frame: bytes) -> int:
-    """Give the method of a method frame where it is a bind, else 0."""
-    index: int = U32.unpack_from(frame, 7)[0] if len(frame) >= OVERHEAD + U32.size else 0
-    return index if index in (methods.QUEUE_BIND, methods.EXCHANGE_BIND) else 0
+def is_bind(frame: bytes) -> bool:
+    index = U32.unpack_from(frame, 7)[0] if len(frame) >= OVERHEAD + U32.size else 0
+    return index in (methods.QUEUE_BIND, methods.EXCHANGE_BIND)
 
 
 class ClientReach:
@@ -159,22 +116,23 @@ class ClientReach:
         for effects in (compiled.on_true, compiled.on_false):
             if effects is None:
                 continue
-            chosen |= dict.fromkeys(one for one in sorted(effects.add) if one[0] == EXCHANGE or state.has_queue(one[1]))
+            added = (name for name in sorted(effects.add) if name[0] == EXCHANGE or state.has_queue(name[1]))
+            chosen |= dict.fromkeys(added)
             for route in effects.add_queues:
-                for name in state.queues.names:
-                    found = route.pattern.search(name, budget)
+                for queue in state.queues.names:
+                    match = route.pattern.search(queue, budget)
                     if budget.spent:
                         break  # what is left is asked about when a message chooses it
-                    if (found is True) is not route.negated:
-                        chosen[QUEUE, name] = None
+                    if (match is True) is not route.negated:
+                        chosen[QUEUE, queue] = None
         allowed = owned.reach(self._connection.user).allowed if chosen else set()
-        unknown = [one for one in chosen if one not in allowed]
-        return unknown[:CHECKED_AT_ONCE], [one for one in chosen if one in allowed]
+        unknown = [destination for destination in chosen if destination not in allowed]
+        return unknown[:CHECKED_AT_ONCE], [destination for destination in chosen if destination in allowed]
 
     def check(self, owned: OwnedExchange, wanted: Iterable[Destination], then: Callable[[], None]) -> None:
         """Ask the broker on the channel of ours whether the client may bind what is wanted, then call `then`."""
         reach = owned.reach(self._connection.user)
-        left = [one for one in wanted if one not in reach.allowed]
+        left = [destination for destination in wanted if destination not in reach.allowed]
 
         def check_next() -> None:
             if left and self._connection.lifecycle.phase is Phase.OPEN:
@@ -184,29 +142,31 @@ class ClientReach:
 
         check_next()
 
-    def refusal(self, owned: OwnedExchange, named: Iterable[Destination], ids: tuple[int, int]) -> ProtocolError | None:
+    def refusal(self, owned: OwnedExchange, named: Iterable[Destination]) -> ProtocolError | None:
         """Give the broker's refusal of something that a client named itself, if there is one."""
         refused = owned.reach(self._connection.user).refused
-        for one in named:
-            text = refused.get(one, "")
+        for destination in named:
+            text = refused.get(destination, "")
             if text.startswith(_REFUSED):
-                return ProtocolError(403, text.removeprefix(_REFUSED), Scope.CHANNEL, *ids)
+                return ProtocolError(403, text.removeprefix(_REFUSED), Scope.CHANNEL)
         return None
 
     def remove_unneeded(
         self, owned: OwnedExchange, client: str, tokens: Collection[Destination], then: Callable[[], None]
     ) -> None:
-        """Take away what was bound for a client's routes, once it has no binding there any more."""
+        """Take away what was bound for a client's routes, once it has no binding there any more.
+
+        `tokens` are destinations whose tokens were bound for a binding of the client that has gone, or was not made.
+        """
         if self._state.exchanges.get(owned.name) is not owned or self._connection.lifecycle.phase is not Phase.OPEN:
             then()
             return
         grants: list[bytes] = []
         freed = set(tokens)
-        if client in owned.reaches and not any(one.client == client for one in owned.clients.values()):
-            reach = owned.reaches.pop(client)
-            freed |= reach.allowed
-            grants = [key for key, one in owned.grants.items() if key == grant_key(client, *one)]
-        unneeded = sorted(one for one in freed if not self.is_needed(owned, one))
+        if client in owned.reaches and not any(stored.client == client for stored in owned.clients.values()):
+            freed |= owned.reaches.pop(client).allowed
+            grants = [key for key, destination in owned.grants.items() if key == grant_key(client, *destination)]
+        unneeded = sorted(destination for destination in freed if not self.is_needed(owned, destination))
         withdraw(self._connection, owned, unneeded, grants, then)
 
     def needed_besides(self, owned: OwnedExchange, stored: StoredBinding) -> bool:
@@ -217,67 +177,51 @@ class ClientReach:
         """Return whether a route, a next exchange or more than `uses` bindings lead to a destination."""
         router = self._state.router
         exchange = router.exchanges[owned.name]
-        if exchange.uses(destination) > uses or any(destination in one.allowed for one in owned.reaches.values()):
+        if exchange.uses(destination) > uses or any(destination in reach.allowed for reach in owned.reaches.values()):
             return True
-        return any(router.names(one, destination) for one in exchange.next_names if one in router.exchanges)
+        return any(router.names(name, destination) for name in exchange.next_names if name in router.exchanges)
 
 
-class _PendingBind(NamedTuple):
-    """A bind or unbind under way.
+class _Bind(NamedTuple):
+    """A bind that was checked.
 
     Args:
         channel: the client's.
         request: what it asked for.
         owned: the exchange.
-        stored: the binding; None where a rules file has it.
-        tokens: destinations whose tokens come or go with it.
-        routes: destinations of its routes that the client may bind, as is known.
+        identity: of the binding.
+        compiled: what routing is to know.
+        stored: what is kept; None where a rules file has the binding.
         is_new: whether the broker is not known to have it.
-        handed_over: whether a pin for other sidecars stays in its place when it is unbound.
+        keep: the step that keeps it on the broker; none where that is not needed, or nothing is kept there.
+        tokens: destinations whose tokens come with it.
+        routes: destinations of its routes that the client may bind, as is known.
+        chosen: destinations about which the broker is to be asked first.
+        named: those among them that the client named itself: a refusal of one refuses the bind.
     """
 
     channel: Channel
     request: BindRequest
     owned: OwnedExchange
+    identity: Hashable
+    compiled: CompiledBinding
     stored: StoredBinding | None
-    tokens: tuple[Destination, ...]
-    routes: tuple[Destination, ...] = ()
-    is_new: bool = False
-    handed_over: bool = False
-
-
-class _Pin(NamedTuple):
-    """A pin on its way; see `relay.token_table`.
-
-    Args:
-        destination: under whose token it lies.
-        row: the pin.
-        replaced: pins that are unbound once it is bound.
-        sent_at: when it was sent.
-    """
-
-    destination: Destination
-    row: bytes
-    replaced: tuple[bytes, ...]
-    sent_at: float
-
-
-class _PlannedBind(NamedTuple):
-    """A bind that was checked, and what it takes.
-
-    Args:
-        pending: it.
-        binding: what routing is to know.
-        keep: the step that keeps it on the broker; none where that is not needed, or nothing is kept there.
-        chosen: destinations about which the broker is to be asked first.
-        named: those among them that the client named itself: a refusal of one refuses the bind.
-    """
-
-    pending: _PendingBind
-    binding: Binding
+    is_new: bool
     keep: list[bytes]
+    tokens: tuple[Destination, ...]
+    routes: tuple[Destination, ...]
     chosen: list[Destination]
     named: list[Destination]
+
+
+class _Unbind(NamedTuple):
+    """An unbind under way; where it is handed over, a pin for other sidecars stays in the binding's place."""
+
+    channel: Channel
+    request: BindRequest
+    owned: OwnedExchange
+    stored: StoredBinding
+    handed_over: bool = False
 
 
 class ClientBindings:
@@ -290,17 +234,19 @@ class ClientBindings:
         #: stands for this connection in the tables of tokens, which may outlive it
         self._binder = object()
 
-    def bind(self, channel: Channel, index: int, frame: bytes) -> bool:
+    # -- bind --------------------------------------------------------------------------------------------------
+
+    def bind(self, channel: Channel, frame: bytes) -> bool:
         """Take queue.bind or exchange.bind; answer whether it goes upstream as it came.
 
         Raises:
             ProtocolError: 406 and 403 on the channel, 540 on the connection.
         """
-        request = self._read(channel, index, frame)
+        request = self._read(channel, frame)
         owned = self._owned(request)
         if owned is None:
             self._refuse_real_source(request)
-            return request.pass_on(channel)
+            return pass_on(channel, request.method, request.nowait)
         planned = self._planned(channel, request, owned)
         if planned.chosen:
             self._check_first(planned)
@@ -314,115 +260,107 @@ class ClientBindings:
         Answers:
             False where it has to wait: it is something else, or not as plain.
         """
-        index = is_bind(frame)
-        if not index or len(channel.held.binds) >= _BINDS_AT_ONCE:
+        if not is_bind(frame) or len(channel.held.binds) >= _BINDS_AT_ONCE:
             return False
         try:
-            request = self._read(channel, index, frame)
+            request = self._read(channel, frame)
             owned = self._owned(request)
             planned = None if owned is None else self._planned(channel, request, owned)
         except ProtocolError:
             return False  # in its turn it will be refused
-        if planned is None or planned.chosen or planned.binding.identity in channel.held.binds:
+        if planned is None or planned.chosen or planned.identity in channel.held.binds:
             return False
-        if count_regexes(planned.binding.arguments):
+        if planned.compiled.regexes:
             return False  # so that binds under way can't add up to more than there may be
         self._make(planned)
         return True
 
-    def _read(self, channel: Channel, index: int, frame: bytes) -> BindRequest:
+    def _read(self, channel: Channel, frame: bytes) -> BindRequest:
         """Read a bind.
 
         Raises:
             ProtocolError: 403 on the channel, what sidecars alone may; 406 on the channel, nested too deep; 502 on the
                 connection, malformed.
         """
-        request = read_bind_request(channel, index, frame)
-        refuse_nested(request.entries, f"binding to {request.kind}", request.destination, self._state.name, request.ids)
-        refuse_own_arguments(request.entries, request.ids)
+        request = read_bind_request(channel, frame)
+        refuse_nested(request.entries, f"binding to {request.kind}", request.destination, self._state.name)
+        refuse_own_arguments(request.entries)
         if request.routing_key.startswith(RESERVED_PREFIX):
-            key, prefix = _text(request.routing_key), _text(RESERVED_PREFIX)
+            key, prefix = shown(request.routing_key), shown(RESERVED_PREFIX)
             text = f"routing key '{key}' begins with '{prefix}', which is the proxy's own"
-            raise ProtocolError(403, text, Scope.CHANNEL, *request.ids)
+            raise ProtocolError(403, text, Scope.CHANNEL)
         return request
 
-    def _planned(self, channel: Channel, request: BindRequest, owned: OwnedExchange) -> _PlannedBind:
-        """Check a bind, and say what it takes."""
+    def _planned(self, channel: Channel, request: BindRequest, owned: OwnedExchange) -> _Bind:
+        """Check a bind, and determine what it takes."""
         binding = self._binding(request, owned)
-        try:
-            compiled = compile_binding(owned.type, binding, self._connection.plans.rules.local_time)
-        except ProtocolError as error:
-            raise ProtocolError(error.reply_code, error.text, Scope.CHANNEL, *request.ids) from error
+        identity, receiver, user = binding.identity, request.receiver, self._connection.user
+        compiled = compile_binding(owned.type, binding, self._connection.plans.rules.local_time)
         self._refuse_unkept(request, owned)
-        known = owned.clients.get(binding.identity)
+        known = owned.clients.get(identity)
+        kept = known is not None or not self._state.router.exchanges[owned.name].has(binding)
         if known is not None and not known.signed:
             known = None  # that one may not do what this one may
-        kept = self._is_clients(owned, binding)
-        if kept and known is None and compiled.regexes:
-            self._refuse_many_regexes(request, compiled.regexes)
+        is_new = known is None
         carried = owned.delivery is Delivery.CARRIER
-        tokens = (request.receiver,) if carried and not self._evaluated(request) else ()
+        tokens = (receiver,) if carried and self._has_token(receiver) else ()
         chosen, allowed = list[Destination](), list[Destination]()
-        if kept and known is None and self._state.own_routes:
-            chosen, allowed = self._reach.chosen_destinations(owned, compiled)
-        routes = tuple(one for one in allowed if self._has_token(one)) if carried else ()
+        if kept and is_new:
+            self._refuse_many_regexes(compiled.regexes)
+            if self._state.own_routes:
+                chosen, allowed = self._reach.chosen_destinations(owned, compiled)
+        routes = tuple(destination for destination in allowed if self._has_token(destination)) if carried else ()
         if not carried or (chosen and not tokens):
-            chosen = list(dict.fromkeys((request.receiver, *chosen)))
-        key = request.key
-        if kept and known is None and tokens and not chosen and not self._is_marked(channel, owned, request.receiver):
-            key = self._mark_key(request)
-        stored = known or self._stored(owned, binding, request, key)
-        rows = kept_rows(stored)[:1] if kept and carried else []
-        keep = [bind(channel.number, request.receiver, owned.carrier, *row) for row in rows]
-        named = [one for one in chosen if one in compiled.destinations]
-        pending = _PendingBind(channel, request, owned, stored if kept else None, tokens, routes, known is None)
-        return _PlannedBind(pending, binding, keep, chosen, named)
+            chosen = list(dict.fromkeys((receiver, *chosen)))
+        stored, keep = None, list[bytes]()
+        if kept:
+            if known is None:
+                key = storage = identity_key(identity)
+                if tokens and not chosen and not self._is_marked(channel, owned, receiver):
+                    key = self._mark_key(receiver, storage)
+                copy = signed_copy(self._state, owned.carrier, binding, request.entries, key, user)
+                stored = StoredBinding(binding, request.entries, storage, (copy,))
+            else:
+                stored = known
+            if carried:
+                keep = [bind(channel.number, receiver, owned.carrier, *kept_rows(stored)[0])]
+        named = [destination for destination in chosen if destination in compiled.destinations]
+        return _Bind(channel, request, owned, identity, compiled, stored, is_new, keep, tokens, routes, chosen, named)
 
-    def _stored(self, owned: OwnedExchange, binding: Binding, request: BindRequest, key: bytes) -> StoredBinding:
-        copy = signed_copy(self._state, owned.carrier, binding, request.entries, key, self._connection.user)
-        return StoredBinding(binding, request.entries, request.key, (copy,))
-
-    def _make(self, planned: _PlannedBind) -> None:
+    def _make(self, planned: _Bind) -> None:
         """Keep the binding and make sure of its destination's token, in one go."""
-        pending, identity = planned.pending, planned.binding.identity
-        channel, owned = pending.channel, pending.owned
-        table, receiver = owned.tokens, pending.request.receiver
-        place = (owned, receiver)
-        is_mark = self._is_mark(pending.stored)
+        channel, owned, receiver, stored = planned.channel, planned.owned, planned.request.receiver, planned.stored
+        table, place = owned.tokens, (owned, receiver)
+        is_mark = self._is_mark(stored)
         steps = list(planned.keep)
-        pins: list[_Pin] = []
-        if pending.tokens and pending.stored is None:
-            steps += self._token_steps(bind, pending.channel, owned, receiver)  # the rules' own, which all share
-        elif pending.tokens and not is_mark and not self._may_rely(place, channel):
+        pins: list[Pin] = []
+        if planned.tokens and stored is None:  # the rules' own, which all share
+            steps += row_frames(bind, channel.number, owned, receiver, self._state.tokens)
+        elif planned.tokens and not is_mark and not self._may_rely(place, channel):
             pins.append(self._pin(owned, receiver))
-            steps += self._pin_steps(channel, owned, pins)
-        if (is_mark and pending.is_new) or pins:
+            steps += self._pin_steps(channel, pins)
+        if (is_mark and planned.is_new) or pins:
             channel.held.marking.add(place)
-        relies = [] if is_mark or pins or pending.stored is None else list(pending.tokens)
+        relies = [] if is_mark or pins or stored is None else list(planned.tokens)
         reliance, sent_at = table.reliance(pinned=False), self._connection.traffic.now
 
         def answered() -> None:
             channel.held.marking.discard(place)
-            if is_mark and pending.is_new and pending.stored is not None:
-                sequence = pending.stored.copies[0].sequence
-                self._table(owned).asserted(receiver, sequence, sent_at, self._binder)
-            self._note_pins(owned, pins)
-            self._confirm(pending, relies, reliance, bound)
+            if is_mark and planned.is_new and stored is not None:
+                self._table(owned).asserted(receiver, stored.copies[0].sequence, sent_at, self._binder)
+            self._note_pins(pins)
+            self._confirm(planned, relies, reliance, bound)
 
         def bound() -> None:
-            channel.held.binds.discard(identity)
-            answer = self._bound(pending)
+            channel.held.binds.discard(planned.identity)
+            ok = self._bound(planned)
             if channel.held.binds:
-                self._connection.send_to_producer(channel, answer)
+                self._connection.send_to_producer(channel, ok)
             else:
-                reply_and_resume(self._connection, channel, answer)
+                reply_and_resume(self._connection, channel, ok)
 
-        if steps:
-            hold_channel(self._connection, channel)
-            channel.held.binds.add(identity)
-            inject_held(self._connection, channel, steps, answered)
-        else:
-            inject_and_reply(self._connection, channel, steps, partial(self._bound, pending))
+        channel.held.binds.add(planned.identity)
+        inject(self._connection, channel, steps, answered)
 
     def _may_rely(self, place: tuple[OwnedExchange, Destination], channel: Channel) -> bool:
         """Whether a binding may rely on what this connection has asserted, or is about to on the same channel."""
@@ -431,54 +369,88 @@ class ClientBindings:
             return True
         return receiver[0] == QUEUE and owned.tokens.may_rely(receiver, self._binder, self._connection.traffic.now)
 
-    def _confirm(
-        self, pending: _PendingBind, relies: list[Destination], reliance: Reliance, then: Callable[[], None]
-    ) -> None:
+    def _confirm(self, planned: _Bind, relies: list[Destination], reliance: Reliance, then: Callable[[], None]) -> None:
         """Make sure that what a binding relies on still stands, now that the broker has it; then go on."""
-        channel, owned = pending.channel, pending.owned
-        table = self._table(owned)
-        now = self._connection.traffic.now
-        lacking = [one for one in (*relies, *pending.routes) if not table.holds(one, reliance, now)]
+        table, now = self._table(planned.owned), self._connection.traffic.now
+        lacking = [one for one in (*relies, *planned.routes) if not table.holds(one, reliance, now)]
         if not lacking:
             then()
             return
-        pins = [self._pin(owned, one) for one in lacking]
+        pins = [self._pin(planned.owned, destination) for destination in lacking]
 
         def answered() -> None:
-            self._note_pins(owned, pins)
+            self._note_pins(pins)
             then()
 
-        inject_held(self._connection, channel, self._pin_steps(channel, owned, pins), answered)
+        inject(self._connection, planned.channel, self._pin_steps(planned.channel, pins), answered)
 
-    def _pin(self, owned: OwnedExchange, destination: Destination) -> _Pin:
+    def _check_first(self, planned: _Bind) -> None:
+        """Ask what the client may bind; the binding is kept last: what a refusal leaves is removed."""
+        channel, request, owned = planned.channel, planned.request, planned.owned
+        fresh = [destination for destination in planned.tokens if destination not in owned.bound]
+        reliance = owned.tokens.reliance(pinned=False)
+        pins = [self._pin(owned, destination) for destination in planned.tokens]
+        asked = planned.chosen if owned.delivery is Delivery.CARRIER else ()
+        routed = (*planned.routes, *planned.tokens, *(name for name in asked if self._has_token(name)))
+
+        def marked() -> None:
+            self._note_pins(pins)
+            self._reach.check(owned, planned.chosen, checked)
+
+        def checked() -> None:
+            self._reached(planned._replace(routes=routed), fresh, reliance)
+
+        steps = self._pin_steps(channel, pins)
+        if not steps and self._has_token(request.receiver):
+            steps = [look_for(channel.number, request.receiver)]
+        inject(self._connection, channel, steps, marked, request.method)
+
+    def _reached(self, planned: _Bind, fresh: list[Destination], reliance: Reliance) -> None:
+        """It is known now what the client may bind: keep the binding, or refuse it."""
+        channel, owned, user = planned.channel, planned.owned, self._connection.user
+        refusal = self._reach.refusal(owned, planned.named)
+        if not is_held(channel) or refusal is not None:
+            if refusal is not None and is_held(channel):
+                self._connection.refuse(channel, refusal.about(planned.request.method))
+            self._reach.remove_unneeded(owned, user, fresh, lambda: None)
+            return
+        allowed = owned.reach(user).allowed
+        routes = tuple(one for one in planned.routes if one in allowed or one in planned.tokens)
+        reached = planned._replace(routes=routes)
+
+        def bound() -> None:
+            reply_and_resume(self._connection, channel, self._bound(planned))
+
+        if planned.keep:
+            inject(self._connection, channel, planned.keep, partial(self._confirm, reached, [], reliance, bound))
+        else:
+            bound()
+
+    def _bound(self, planned: _Bind) -> bytes:
+        """Everything stands on the broker: give the answer for the client."""
+        state, stored = self._state, planned.stored
+        owned = self._now(planned.owned)
+        if owned is not None:
+            for destination in planned.tokens:
+                owned.tokens.bind_ok(destination)
+                state.not_missing(destination)
+            if stored is not None and self._is_clients(owned, planned) and state.add_binding(stored, planned.compiled):
+                self._connection.inventory.changed(owned.name)
+        return answer(planned.channel, planned.request.method, planned.request.nowait)
+
+    # -- pins --------------------------------------------------------------------------------------------------
+
+    def _pin(self, owned: OwnedExchange, destination: Destination) -> Pin:
         table = self._table(owned)
-        now = self._connection.traffic.now
-        return _Pin(destination, self._connection.next_pin(table), table.superseded(destination), now)
+        row, replaced = self._connection.next_pin(table), table.superseded(destination)
+        return Pin(owned, destination, row, replaced, self._connection.traffic.now)
 
-    def _pin_steps(self, channel: Channel, owned: OwnedExchange, pins: Iterable[_Pin]) -> list[bytes]:
-        steps: list[bytes] = []
+    def _pin_steps(self, channel: Channel, pins: Iterable[Pin]) -> list[bytes]:
+        return [frame for pin in pins for frame in pin.frames(channel.number, self._state.tokens)]
+
+    def _note_pins(self, pins: Iterable[Pin]) -> None:
         for pin in pins:
-            steps += self._token_steps(bind, channel, owned, pin.destination, pin.row)
-            for row in pin.replaced:
-                steps += self._token_steps(unbind, channel, owned, pin.destination, row)
-        return steps
-
-    def _note_pins(self, owned: OwnedExchange, pins: Iterable[_Pin]) -> None:
-        for pin in pins:
-            self._table(owned).asserted(pin.destination, pin.row, pin.sent_at, self._binder, pin.replaced)
-
-    def _token_steps(
-        self,
-        make: Callable[[int, Destination, bytes, bytes, bytes], bytes],
-        channel: Channel,
-        owned: OwnedExchange,
-        destination: Destination,
-        row: bytes = PLAIN,
-    ) -> list[bytes]:
-        """Bind or unbind a row under every token of a destination."""
-        entries = pin_entries(row)
-        keys = self._state.tokens.of(*destination)
-        return [make(channel.number, destination, owned.carrier, key, entries) for key in keys]
+            self._table(pin.owned).asserted(pin.destination, pin.row, pin.sent_at, self._binder, pin.replaced)
 
     def _table(self, owned: OwnedExchange) -> TokenTable:
         """The tokens of an exchange, or what it is by now."""
@@ -488,185 +460,130 @@ class ClientBindings:
         """Whether messages find a destination by a token: it is not evaluated here."""
         return destination[0] == QUEUE or destination[1] not in self._state.exchanges
 
-    def _mark_key(self, request: BindRequest) -> bytes:
+    def _mark_key(self, receiver: Destination, storage: bytes) -> bytes:
         """Give the key for a binding by which messages are to find its destination: the token, where that is one alone.
 
         Where several are bound, a binding under one of them would be read by some sidecars only.
         """
-        current, *others = self._state.tokens.of(*request.receiver)
-        return request.key if others else current
+        current, *others = self._state.tokens.of(*receiver)
+        return storage if others else current
 
     def _is_mark(self, stored: StoredBinding | None) -> bool:
         """Whether messages find the destination of a binding by it alone."""
         return stored is not None and self._state.tokens.of(*stored.destination) == (stored.copies[0].key,)
 
-    def _check_first(self, planned: _PlannedBind) -> None:
-        """Ask what the client may bind; the binding is kept last: what a refusal leaves is removed."""
-        pending = planned.pending
-        channel, request, owned = pending.channel, pending.request, pending.owned
-        fresh = [one for one in pending.tokens if one not in owned.bound]
-        reliance = owned.tokens.reliance(pinned=False)
-        pins = [self._pin(owned, one) for one in pending.tokens]
-        mark = self._pin_steps(channel, owned, pins)
-        asked = [one for one in planned.chosen if owned.delivery is Delivery.CARRIER and self._has_token(one)]
-        routed = pending._replace(routes=(*pending.routes, *pending.tokens, *asked))
+    # -- unbind ------------------------------------------------------------------------------------------------
 
-        def marked() -> None:
-            self._note_pins(owned, pins)
-            self._reach.check(owned, planned.chosen, partial(self._reached, planned, routed, fresh, reliance))
-
-        inject(self._connection, channel, mark or self._look_steps(channel, request), marked, request.method)
-
-    def _reached(
-        self, planned: _PlannedBind, pending: _PendingBind, fresh: list[Destination], reliance: Reliance
-    ) -> None:
-        """It is known now what the client may bind: keep the binding, or refuse it."""
-        channel, owned = pending.channel, pending.owned
-        held = is_held(channel)
-        refusal = self._reach.refusal(owned, planned.named, pending.request.ids)
-        if held and refusal is None:
-            allowed = owned.reach(self._connection.user).allowed
-            reached = pending._replace(
-                routes=tuple(one for one in pending.routes if one in allowed or one in pending.tokens)
-            )
-
-            def bound() -> None:
-                reply_and_resume(self._connection, channel, self._bound(pending))
-
-            if planned.keep:
-                inject(self._connection, channel, planned.keep, partial(self._confirm, reached, [], reliance, bound))
-            else:
-                bound()
-            return
-        if held and refusal is not None:
-            self._connection.refuse(channel, refusal)
-        self._reach.remove_unneeded(owned, self._connection.user, fresh, lambda: None)
-
-    def _bound(self, pending: _PendingBind) -> bytes:
-        """Everything stands on the broker: give the answer for the client."""
-        state, stored = self._state, pending.stored
-        owned = self._now(pending.owned)
-        if owned is not None:
-            for one in pending.tokens:
-                owned.tokens.bind_ok(one)
-                state.not_missing(one)
-            if stored is not None and self._is_clients(owned, stored.binding) and state.add_binding(stored):
-                self._connection.inventory.changed(owned.name)
-        return pending.request.answer(pending.channel)
-
-    def unbind(self, channel: Channel, index: int, frame: bytes) -> bool:
+    def unbind(self, channel: Channel, frame: bytes) -> bool:
         """Take queue.unbind or exchange.unbind; answer whether it goes upstream as it came.
 
         Raises:
             ProtocolError: 403 and 406 on the channel.
         """
-        request = read_bind_request(channel, index, frame)
+        request = read_bind_request(channel, frame)
         owned = self._owned(request)
         if owned is None:
-            return request.pass_on(channel)
+            return pass_on(channel, request.method, request.nowait)
         binding = self._binding(request, owned)
         stored = owned.clients.get(binding.identity)
         if stored is None:
             self._refuse_unknown(request, owned, binding)
             # Nothing is removed, but the broker is asked: it checks permissions and that source and destination exist.
-            stored = StoredBinding(binding, request.entries, request.key, (BindingCopy(0, "", request.key),))
-        pending = _PendingBind(channel, request, owned, stored, ())
-        if owned.delivery is Delivery.CARRIER:
-            needed = self._reach.needed_besides(owned, stored)
-            plan = owned.tokens.unbind_plan(request.receiver, stored.marks, needed=needed)
-            if plan.pin:
-                self._replace(pending._replace(handed_over=plan.handed_over))
-            else:
-                hold_channel(self._connection, channel)
-                self._drop(pending)
-        else:
+            key = identity_key(binding.identity)
+            stored = StoredBinding(binding, request.entries, key, (BindingCopy(0, "", key),))
+        pending = _Unbind(channel, request, owned, stored)
+        if owned.delivery is Delivery.QUEUE:
             permitted = partial(self._permitted, pending)
             # Whether it exists makes no difference, as on the broker.
             inject(self._connection, channel, [], lambda: self._reach.check(owned, [request.receiver], permitted))
+            return False
+        needed = self._reach.needed_besides(owned, stored)
+        plan = owned.tokens.unbind_plan(request.receiver, stored.marks, needed=needed)
+        if plan.pin:
+            self._replace(pending._replace(handed_over=plan.handed_over))
+        else:
+            hold_channel(self._connection, channel)
+            self._drop(pending)
         return False
 
-    def _replace(self, pending: _PendingBind) -> None:
+    def _replace(self, pending: _Unbind) -> None:
         """Others lead there by the binding that goes, or may: a pin comes in its place first."""
-        channel, owned, receiver = pending.channel, pending.owned, pending.request.receiver
-        pin = self._pin(owned, receiver)
+        channel = pending.channel
+        pin = self._pin(pending.owned, pending.request.receiver)
         if pending.handed_over:
             pin = pin._replace(replaced=())
 
         def bound(text: str | None = None) -> None:
             if text is None and not pending.handed_over:
-                self._note_pins(owned, [pin])
+                self._note_pins([pin])
             if is_held(channel):
                 self._drop(pending)
 
-        if self._connection.upstream.sidecar_channel.number is None:
-            inject(self._connection, channel, self._pin_steps(channel, owned, [pin]), bound)
+        sidecar_channel = self._connection.upstream.sidecar_channel
+        if sidecar_channel.number is None:
+            inject(self._connection, channel, self._pin_steps(channel, [pin]), bound)
             return
+        # There it may be refused, where the queue has just gone: unbinding is no error then.
+        frames = pin.frames(sidecar_channel.number, self._state.tokens)
+        inject(self._connection, channel, [], partial(sidecar_channel.run, frames, bound))
 
-        def bind_pin() -> None:
-            # Elsewhere it may be refused, where the queue has just gone: unbinding is no error then.
-            run_steps(self._connection, partial(self._pin_frames, owned, pin), bound)
-
-        inject(self._connection, channel, [], bind_pin)
-
-    def _pin_frames(self, owned: OwnedExchange, pin: _Pin, number: int) -> list[bytes]:
-        entries = pin_entries(pin.row)
-        rows = [(bind, entries)] + [(unbind, pin_entries(row)) for row in pin.replaced]
-        keys = self._state.tokens.of(*pin.destination)
-        return [make(number, pin.destination, owned.carrier, key, row) for make, row in rows for key in keys]
-
-    def _drop(self, pending: _PendingBind) -> None:
+    def _drop(self, pending: _Unbind) -> None:
         """Unbind, now that nothing that leads there otherwise is lost with it."""
         channel, stored, receiver = pending.channel, pending.stored, pending.request.receiver
-        if stored is None:
-            return
         owned = self._now(pending.owned) or pending.owned
         known = owned.clients.get(stored.binding.identity)
         stored = stored if known is None else stored.merged_with(known)  # a look may have found further copies
-        table, rows = owned.tokens, list[bytes]()
+        table, steps = owned.tokens, list[bytes]()
         if stored.marks:
             table.unbinding_marks(receiver, stored.marks)
         if receiver in table.bound and not self._reach.needed_besides(owned, stored):
             # The token counts as use: tokens first, since an auto-delete exchange goes with its last binding.
             for row in table.removable(receiver):
-                rows += self._token_steps(unbind, channel, owned, receiver, row)
+                steps += row_frames(unbind, channel.number, owned, receiver, self._state.tokens, row)
             table.unbinding(receiver)
         # A copy under a token that is retired may have been moved meanwhile.
         stays = (stored.key, *self._state.tokens.of(*receiver))
         moved = [copy._replace(key=stored.key) for copy in stored.copies if copy.key not in stays]
         copies = stored._replace(copies=(*stored.copies, *moved))
-        rows += [unbind(channel.number, receiver, owned.carrier, *row) for row in kept_rows(copies)]
-        inject_held(self._connection, channel, rows, partial(self._unbound, pending))
+        steps += [unbind(channel.number, receiver, owned.carrier, *row) for row in kept_rows(copies)]
+        inject(self._connection, channel, steps, partial(self._unbound, pending))
 
-    def _permitted(self, pending: _PendingBind) -> None:
+    def _permitted(self, pending: _Unbind) -> None:
         """It is known now whether the client may unbind, where no binding on the broker says so."""
         if not is_held(pending.channel):
             return
-        refusal = self._reach.refusal(pending.owned, [pending.request.receiver], pending.request.ids)
+        refusal = self._reach.refusal(pending.owned, [pending.request.receiver])
         if refusal is None:
             self._unbound(pending)
         else:
-            self._connection.refuse(pending.channel, refusal)
+            self._connection.refuse(pending.channel, refusal.about(pending.request.method))
 
-    def _unbound(self, pending: _PendingBind) -> None:
+    def _unbound(self, pending: _Unbind) -> None:
         """Nothing of the binding stands on the broker any more, but perhaps what its routes asked for."""
-        state, owned = self._state, self._now(pending.owned)
+        owned = self._now(pending.owned)
         known = None
         if owned is not None:
             owned.tokens.unbound(pending.request.receiver)
-            known = None if pending.stored is None else owned.clients.get(pending.stored.binding.identity)
+            known = owned.clients.get(pending.stored.binding.identity)
         if owned is None or known is None:
-            reply_and_resume(self._connection, pending.channel, pending.request.answer(pending.channel))
+            self._unbind_ok(pending)
             return
-        state.remove_binding(known)
+        self._state.remove_binding(known)
         self._connection.inventory.changed(owned.name)
         self._reach.remove_unneeded(owned, known.client, (pending.request.receiver,), partial(self._gone, pending))
 
-    def _gone(self, pending: _PendingBind) -> None:
+    def _gone(self, pending: _Unbind) -> None:
         owned = pending.owned
         # The broker has dropped it with its last binding, unless that is a pin now: a later look finds that it is gone.
         if owned.ends and not pending.handed_over and self._state.exchanges.get(owned.name) is owned:
             self._state.remove_exchange(owned.name)
-        reply_and_resume(self._connection, pending.channel, pending.request.answer(pending.channel))
+        self._unbind_ok(pending)
+
+    def _unbind_ok(self, pending: _Unbind) -> None:
+        request = pending.request
+        reply_and_resume(self._connection, pending.channel, answer(pending.channel, request.method, request.nowait))
+
+    # -- what is known -----------------------------------------------------------------------------------------
 
     def _owned(self, request: BindRequest) -> OwnedExchange | None:
         """The source, where binding to it is ours to judge: not what stays the broker's own in addition to it."""
@@ -678,9 +595,10 @@ class ClientBindings:
         """Whether messages find a destination by a binding that came through us, or comes before this one."""
         return owned.tokens.has_assertion(destination) or (owned, destination) in channel.held.marking
 
-    def _is_clients(self, owned: OwnedExchange, binding: Binding) -> bool:
-        """Whether a binding is, or would be, a client's: not one that the rules file has."""
-        return binding.identity in owned.clients or not self._state.router.exchanges[owned.name].has(binding)
+    def _is_clients(self, owned: OwnedExchange, planned: _Bind) -> bool:
+        """Whether a binding is a client's by now: not one that a rules file has."""
+        exchange = self._state.router.exchanges[owned.name]
+        return planned.identity in owned.clients or not exchange.has(planned.compiled.binding)
 
     def _now(self, owned: OwnedExchange) -> OwnedExchange | None:
         """What an exchange is by now: rules may have been reloaded meanwhile; None where it is gone."""
@@ -691,37 +609,40 @@ class ClientBindings:
         same = owned.declared is None and now.declared is None and place == (now.type, now.delivery, now.carrier)
         return now if same else None
 
-    def _evaluated(self, request: BindRequest) -> bool:
-        """Whether the destination is an exchange that is evaluated here: it needs no token."""
-        return request.kind == EXCHANGE and request.destination in self._state.exchanges
-
     def _binding(self, request: BindRequest, owned: OwnedExchange) -> Binding:
         table = decode_table(request.entries, 0, len(request.entries))
-        sequence = self._connection.next_sequence()
-        return Binding(owned.name, request.kind, request.destination, request.routing_key, table, "", sequence)
+        sequence, user = self._connection.next_sequence(), self._connection.user
+        reach = owned.reaches.get(user) if self._state.own_routes else None
+        name, key = request.destination, request.routing_key
+        return Binding(owned.name, request.kind, name, key, table, "", sequence, reach, owner=user)
 
     # -- refusals ----------------------------------------------------------------------------------------------
 
+    def _evaluated_destination(self, request: BindRequest) -> OwnedExchange | None:
+        return self._state.exchanges.get(request.destination) if request.kind == EXCHANGE else None
+
     def _refuse_real_source(self, request: BindRequest) -> None:
-        owned = self._state.exchanges.get(request.destination) if request.kind == EXCHANGE else None
+        owned = self._evaluated_destination(request)
         if owned is not None and (owned.declared is not None or owned.carrier == owned.name):
             text = (
-                f"exchange '{_text(request.destination)}' is evaluated by the proxy; the broker alone would route from "
-                f"'{_text(request.source)}' to it"
+                f"exchange '{shown(request.destination)}' is evaluated by the proxy; the broker alone would route from "
+                f"'{shown(request.source)}' to it"
             )
-            raise ProtocolError(540, text, Scope.CONNECTION, *request.ids)
+            raise ProtocolError(540, text)
 
     def _refuse_unkept(self, request: BindRequest, owned: OwnedExchange) -> None:
         """Refuse what the broker can't keep: a binding of a carrier to an exchange that it does not have."""
-        receiver = self._state.exchanges.get(request.destination) if request.kind == EXCHANGE else None
+        receiver = self._evaluated_destination(request)
         if receiver is not None and receiver.delivery is Delivery.QUEUE and owned.delivery is Delivery.CARRIER:
             text = (
-                f"exchange '{_text(receiver.name)}' with delivery queue is not on the broker, where a binding of "
-                f"'{_text(owned.name)}' with delivery carrier is kept"
+                f"exchange '{shown(receiver.name)}' with delivery queue is not on the broker, where a binding of "
+                f"'{shown(owned.name)}' with delivery carrier is kept"
             )
-            raise ProtocolError(540, text, Scope.CONNECTION, *request.ids)
+            raise ProtocolError(540, text)
 
-    def _refuse_many_regexes(self, request: BindRequest, more: int) -> None:
+    def _refuse_many_regexes(self, more: int) -> None:
+        if not more:
+            return
         user, most = self._connection.user, self._connection.plans.rules.regexes
         there = self._state.regexes(user)
         if there + more > most:
@@ -729,20 +650,13 @@ class ClientBindings:
                 f"the bindings of user '{user}' have {there} regular expressions; {more} more would exceed {most} "
                 "(declared.regexes)"
             )
-            raise ProtocolError(406, text, Scope.CHANNEL, *request.ids)
+            raise ProtocolError(406, text, Scope.CHANNEL)
 
     def _refuse_unknown(self, request: BindRequest, owned: OwnedExchange, binding: Binding) -> None:
         exchange = self._state.router.exchanges[owned.name]
         if exchange.has(binding):
-            text = f"the binding to '{_text(request.destination)}' belongs to a rules file of the proxy"
-            raise ProtocolError(403, text, Scope.CHANNEL, *request.ids)
+            text = f"the binding to '{shown(request.destination)}' belongs to a rules file of the proxy"
+            raise ProtocolError(403, text, Scope.CHANNEL)
         strict = self._connection.plans.rules.strict_unbind
         if strict and exchange.binds(request.kind, request.destination, request.routing_key):
-            raise ProtocolError(406, "binding arguments do not match", Scope.CHANNEL, *request.ids)
-
-    def _look_steps(self, channel: Channel, request: BindRequest) -> list[bytes]:
-        return [] if self._evaluated(request) else [look_for(channel.number, request.receiver)]
-
-
-def _text(name: bytes) -> str:
-    return name.decode(errors="replace")
+            raise ProtocolError(406, "binding arguments do not match", Scope.CHANNEL)

@@ -18,23 +18,24 @@ from proxy.amqp import methods
 from proxy.amqp.method_frames import (
     ExchangeDeclare,
     ExchangeDelete,
-    empty_ok,
     exchange_declare,
     exchange_delete,
     read_method,
 )
-from proxy.amqp.tables import MAX_NESTING, decode_table, too_deep
+from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel, ExpectedReply
+from proxy.relay.channel import Channel
 from proxy.relay.connection_state import ConnectionState, LookUpExchange
 from proxy.relay.declare.injected_methods import (
+    answer,
     hold_channel,
     inject,
     inject_and_reply,
     is_held,
+    pass_on,
     reply_and_resume,
 )
-from proxy.relay.declare.storage import DELIVERY, exchange_arguments, refuse_own_arguments
+from proxy.relay.declare.storage import DELIVERY, exchange_arguments, refuse_nested, refuse_own_arguments, shown
 from proxy.relay.declare.token_bindings import withdraw
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange
 from proxy.routing.error_texts import TYPE_NAMES
@@ -56,56 +57,36 @@ _COMPARED = (
 #: how the control plane declares what a rules file names
 _BY_FILE = DeclaredExchange(durable=True, auto_delete=False, internal=False, entries=b"", sequence=0)
 OPEN = b"x-open"
-_DECLARE, _DELETE = (40, 10), (40, 20)
 _ALTERNATE = b"alternate-exchange"
 
 
-def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str, ids: tuple[int, int]) -> None:
-    """Refuse arguments of a declare or bind that nest deeper than a table is decoded.
-
-    The broker takes and keeps any depth, and its management API then lists what no client decodes: a queue declared so
-    would hide every queue of the virtual host from every sidecar.
+def refuse_inequivalent(owned: OwnedExchange, request: ExchangeDeclare, table: Table, vhost: str) -> None:
+    """Refuse to declare an exchange that is there with another type, flag or argument: the first that differs.
 
     Raises:
         ProtocolError: 406 on the channel.
     """
-    argument = too_deep(entries) if entries else None
-    if argument is not None:
-        text = (
-            f"invalid arg '{_utf8(argument)}' for {target} '{_utf8(name)}' in vhost '{vhost}': tables and arrays "
-            f"nested deeper than {MAX_NESTING} levels"
-        )
-        raise ProtocolError(406, text, Scope.CHANNEL, *ids)
-
-
-def inequivalent_type(exchange: bytes, vhost: str, received: bytes, current: str) -> str:
-    return (
-        f"inequivalent arg 'type' for exchange '{_utf8(exchange)}' in vhost '{vhost}': "
-        f"received '{_utf8(received)}' but current is '{current}'"
-    )
-
-
-def inequivalence(owned: OwnedExchange, table: Table, request: ExchangeDeclare, vhost: str) -> str:
-    """Find the first argument that differs.
-
-    Returns:
-        The reply text, "" where all are equal.
-    """
-    where = f"for exchange '{_utf8(owned.name)}' in vhost '{vhost}'"
     declared = owned.declared or _BY_FILE
+    received_type, current_type = shown(request.exchange_type), owned.type
+    compared = [("type", f"'{received_type}'", f"'{current_type}'")] if received_type != current_type else []
     for name in ("durable", "auto_delete", "internal"):  # in the broker's order, and before the arguments
         received, current = getattr(request, name), getattr(declared, name)
         if received != current:
-            return (
-                f"inequivalent arg '{name}' {where}: received '{str(received).lower()}' "
-                f"but current is '{str(current).lower()}'"
-            )
+            compared.append((name, f"'{str(received).lower()}'", f"'{str(current).lower()}'"))
     before, now = dict(owned.arguments), dict(table)
     for key in _COMPARED:
-        one, other = now.get(key), before.get(key)
-        if not _equal(one, other):
-            return f"inequivalent arg '{_utf8(key)}' {where}: received {_shown(one)} but current is {_shown(other)}"
-    return ""
+        if not _equal(now.get(key), before.get(key)):
+            compared.append((shown(key), _shown(now.get(key)), _shown(before.get(key))))
+    if compared:
+        raise _inequivalent(owned.name, vhost, *compared[0])
+
+
+def _inequivalent(exchange: bytes, vhost: str, argument: str, received: str, current: str) -> ProtocolError:
+    text = (
+        f"inequivalent arg '{argument}' for exchange '{shown(exchange)}' in vhost '{vhost}': "
+        f"received {received} but current is {current}"
+    )
+    return ProtocolError(406, text, Scope.CHANNEL)
 
 
 def _equal(one: Value | None, other: Value | None) -> bool:
@@ -117,12 +98,8 @@ def _equal(one: Value | None, other: Value | None) -> bool:
 def _shown(value: Value | None) -> str:
     if value is None:
         return "none"
-    text = _utf8(value.value) if isinstance(value.value, bytes) else str(value.value)
+    text = shown(value.value) if isinstance(value.value, bytes) else str(value.value)
     return f"the value '{text}' of type '{TYPE_NAMES.get(value.letter, value.letter)}'"
-
-
-def _utf8(name: bytes) -> str:
-    return name.decode(errors="replace")
 
 
 class _NewExchange(NamedTuple):
@@ -148,16 +125,17 @@ class ClientExchanges:
             ProtocolError: 403 and 406 on the channel.
         """
         request = read_method(ExchangeDeclare, frame[7:-1])
-        refuse_nested(request.arguments, "exchange", request.exchange, self._state.name, _DECLARE)
-        refuse_own_arguments(request.arguments, _DECLARE)
+        refuse_nested(request.arguments, "exchange", request.exchange, self._state.name)
+        refuse_own_arguments(request.arguments)
         owned = self._state.exchanges.get(request.exchange)
-        if owned is not None and (owned.type.encode() == request.exchange_type or self._is_carrier(owned)):
+        if owned is not None and (
+            owned.type.encode() == request.exchange_type or owned.declared is not None or owned.is_carrier
+        ):
             if request.passive:
                 return self._passive(channel, request, owned)
             return self._again(channel, request, owned)
         if request.exchange_type != OPEN or request.passive:
-            self._pass(channel, request.nowait, methods.EXCHANGE_DECLARE_OK)
-            return True
+            return pass_on(channel, methods.EXCHANGE_DECLARE, request.nowait)
         self._new(channel, request)
         return False
 
@@ -170,23 +148,21 @@ class ClientExchanges:
         request = read_method(ExchangeDelete, frame[7:-1])
         owned = self._state.exchanges.get(request.exchange)
         if owned is None or owned.unmatched_pass:  # the broker's own, with one of ours in addition
-            self._pass(channel, request.nowait, methods.EXCHANGE_DELETE_OK)
-            return True
+            return pass_on(channel, methods.EXCHANGE_DELETE, request.nowait)
         if owned.declared is None:
-            text = f"exchange '{_text(owned.name)}' is declared by a rules file of the proxy"
-            raise ProtocolError(403, text, Scope.CHANNEL, *_DELETE)
+            text = f"exchange '{shown(owned.name)}' is declared by a rules file of the proxy"
+            raise ProtocolError(403, text, Scope.CHANNEL)
         if request.if_unused and owned.clients:
-            text = f"exchange '{_text(owned.name)}' in vhost '{self._state.name}' in use"
-            raise ProtocolError(406, text, Scope.CHANNEL, *_DELETE)
+            text = f"exchange '{shown(owned.name)}' in vhost '{self._state.name}' in use"
+            raise ProtocolError(406, text, Scope.CHANNEL)
         delete: list[bytes] = []
         if owned.delivery is Delivery.CARRIER:
-            frame = exchange_delete(channel.number, owned.carrier, if_unused=request.if_unused)
-            delete.append(frame)
+            delete.append(exchange_delete(channel.number, owned.carrier, if_unused=request.if_unused))
 
         def done() -> bytes:
             if self._state.exchanges.get(owned.name) is owned:
                 self._gone(owned)
-            return b"" if request.nowait else empty_ok(channel.number, methods.EXCHANGE_DELETE_OK)
+            return answer(channel, methods.EXCHANGE_DELETE, request.nowait)
 
         def free() -> None:
             if is_held(channel):
@@ -203,41 +179,23 @@ class ClientExchanges:
         self._state.remove_exchange(owned.name)
         self._connection.inventory.changed(owned.name)
 
-    @staticmethod
-    def _is_carrier(owned: OwnedExchange) -> bool:
-        """Whether the exchange of that name on the broker, if there is one, is ours."""
-        return owned.declared is not None or (owned.delivery is Delivery.CARRIER and owned.carrier == owned.name)
-
-    @staticmethod
-    def _pass(channel: Channel, nowait: bool, reply: int) -> None:
-        if not nowait:
-            channel.replies.append(ExpectedReply(reply))
-
     def _passive(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> bool:
-        if owned.delivery is Delivery.CARRIER and owned.carrier == owned.name:
-            self._pass(channel, request.nowait, methods.EXCHANGE_DECLARE_OK)
-            return True
-        inject_and_reply(self._connection, channel, [], partial(_declared, channel, request))
+        if owned.is_carrier:
+            return pass_on(channel, methods.EXCHANGE_DECLARE, request.nowait)
+        self._run_and_reply(channel, request, [])
         return False
 
     def _again(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> bool:
         """An exchange that is known here: it must be declared the same."""
         table = decode_table(request.arguments, 0, len(request.arguments))
-        if owned.type.encode() != request.exchange_type:
-            raise self._inequivalent(inequivalent_type(owned.name, self._state.name, request.exchange_type, owned.type))
-        text = inequivalence(owned, table, request, self._state.name)
-        if text:
-            raise self._inequivalent(text)
-        steps: list[bytes] = []
-        if owned.delivery is Delivery.CARRIER and owned.carrier == owned.name:
-            # The broker compares the flags and the alternate exchange, and asks for the client's permission.
-            steps.append(self._carrier_frame(channel, request, 0))
-        inject_and_reply(self._connection, channel, steps, partial(_declared, channel, request))
+        refuse_inequivalent(owned, request, table, self._state.name)
+        # The broker compares the flags and the alternate exchange, and asks for the client's permission.
+        self._run_and_reply(channel, request, [self._carrier_frame(channel, request, 0)] if owned.is_carrier else [])
         return False
 
-    @staticmethod
-    def _inequivalent(text: str) -> ProtocolError:
-        return ProtocolError(406, text, Scope.CHANNEL, *_DECLARE)
+    def _run_and_reply(self, channel: Channel, request: ExchangeDeclare, steps: list[bytes]) -> None:
+        declare_ok = partial(answer, channel, methods.EXCHANGE_DECLARE, request.nowait)
+        inject_and_reply(self._connection, channel, steps, declare_ok)
 
     def _carrier_frame(self, channel: Channel, request: ExchangeDeclare, sequence: int) -> bytes:
         return exchange_declare(
@@ -253,7 +211,7 @@ class ClientExchanges:
     def _new(self, channel: Channel, request: ExchangeDeclare) -> None:
         """An exchange that is not known here: look whether the broker has one of that name."""
         new = _NewExchange(channel, request, *self._make(request))
-        if _is_reserved(request.exchange):
+        if not request.exchange or request.exchange.startswith(b"amq."):
             hold_channel(self._connection, channel)
             self._looked_up(new, None)  # the broker refuses it
             return
@@ -272,9 +230,9 @@ class ClientExchanges:
                 self._again(channel, request, known)
                 return
             if found is not None:
-                raise self._inequivalent(inequivalent_type(owned.name, self._state.name, OPEN, found))
+                raise _inequivalent(owned.name, self._state.name, "type", f"'{shown(OPEN)}'", f"'{found}'")
         except ProtocolError as error:
-            self._connection.refuse(channel, error)
+            self._connection.refuse(channel, error.about(methods.EXCHANGE_DECLARE))
             return
         if owned.declared is None or owned.delivery is Delivery.QUEUE:
             self._compared(new, None)
@@ -293,21 +251,21 @@ class ClientExchanges:
         known = self._state.exchanges.get(owned.name)
         if known is None:
             self._state.add_exchange(owned, new.exchange)
-        elif text := inequivalence(known, owned.arguments, new.request, self._state.name):
-            self._connection.refuse(channel, self._inequivalent(text))
-            return
+        else:
+            try:
+                refuse_inequivalent(known, new.request, owned.arguments, self._state.name)
+            except ProtocolError as error:
+                self._connection.refuse(channel, error.about(methods.EXCHANGE_DECLARE))
+                return
         self._connection.inventory.changed(owned.name)
-        reply_and_resume(self._connection, channel, _declared(channel, new.request))
+        reply_and_resume(self._connection, channel, answer(channel, methods.EXCHANGE_DECLARE, new.request.nowait))
 
     def _make(self, request: ExchangeDeclare) -> tuple[OwnedExchange, Exchange]:
         """Check the arguments of a new open exchange and make it."""
         rules = self._connection.plans.rules
         table = decode_table(request.arguments, 0, len(request.arguments))
         alternate = _alternate(table)
-        try:
-            exchange = Exchange(request.exchange, OPEN.decode(), table, rules.local_time, alternate)
-        except ProtocolError as error:
-            raise ProtocolError(error.reply_code, error.text, Scope.CHANNEL, *_DECLARE) from error
+        exchange = Exchange(request.exchange, OPEN.decode(), table, rules.local_time, alternate)
         declared = DeclaredExchange(
             request.durable,
             request.auto_delete,
@@ -334,21 +292,9 @@ def _delivery(table: Table, default: Delivery) -> Delivery:
     for delivery in Delivery:
         if chosen.letter == "S" and chosen.value == delivery.value.encode():
             return delivery
-    raise ProtocolError(406, "Invalid exchange argument.", Scope.CHANNEL, *_DECLARE)
+    raise ProtocolError(406, "Invalid exchange argument.", Scope.CHANNEL)
 
 
 def _alternate(table: Table) -> bytes | None:
     value = dict(table).get(_ALTERNATE)
     return value.value if value is not None and isinstance(value.value, bytes) else None
-
-
-def _is_reserved(name: bytes) -> bool:
-    return not name or name.startswith(b"amq.")
-
-
-def _declared(channel: Channel, request: ExchangeDeclare) -> bytes:
-    return b"" if request.nowait else empty_ok(channel.number, methods.EXCHANGE_DECLARE_OK)
-
-
-def _text(name: bytes) -> str:
-    return name.decode(errors="replace")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from proxy.amqp.method_frames import exchange_declare
-from proxy.amqp.methods import reply_to
+from proxy.amqp.methods import method_frame, reply_of, reply_to
 from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState
@@ -23,6 +23,18 @@ _UNANSWERABLE = 256
 
 #: Every virtual host has it, and asking whether it is there needs no permission.
 _ALWAYS_THERE = b"amq.direct"
+
+
+def pass_on(channel: Channel, method: int, nowait: bool) -> bool:
+    """Let a request go upstream as it came (hence True), and take note that the broker answers it."""
+    if not nowait:
+        channel.replies.append(ExpectedReply(reply_of(method)))
+    return True
+
+
+def answer(channel: Channel, method: int, nowait: bool) -> bytes:
+    """Build the answer to a request without arguments in it; b"" where the client expects none."""
+    return b"" if nowait else method_frame(channel.number, reply_of(method))
 
 
 def hold_channel(connection: ConnectionState, channel: Channel) -> None:
@@ -54,43 +66,30 @@ def inject(
 
     Args:
         connection: state of the connection.
-        channel: the client's channel.
+        channel: the client's channel; it may be held already.
         steps: frames of methods of ours, none of them nowait. Where there are none, one runs that changes nothing: what
             the client asked before is answered before.
         then: called when all were answered; ends in `reply_and_resume`, or goes further.
         request_method: class id << 16 | method id of the client's request, where steps are declares that only look.
     """
-    hold_channel(connection, channel)
-    inject_held(connection, channel, steps or [_nothing(channel)], then, request_method)
-
-
-def inject_held(
-    connection: ConnectionState,
-    channel: Channel,
-    steps: Sequence[bytes],
-    then: Callable[[], None],
-    request_method: int = 0,
-) -> None:
-    """Send methods in order on a client's channel that is held already."""
 
     def answered(frame: bytes, last: bool) -> bool:
         if last:
             then()
         return False
 
+    hold_channel(connection, channel)
+    steps = steps or [_nothing(channel)]
     for index, frame in enumerate(steps, 1):
         connection.to_upstream.append(frame)
-        channel.replies.append(
-            ExpectedReply(
-                reply_to(frame), taken=partial(answered, last=index == len(steps)), request_method=request_method
-            )
-        )
+        taken = partial(answered, last=index == len(steps))
+        channel.replies.append(ExpectedReply(reply_to(frame), taken=taken, request_method=request_method))
 
 
 def inject_and_reply(
     connection: ConnectionState, channel: Channel, steps: Sequence[bytes], done: Callable[[], bytes]
 ) -> None:
-    """Run methods as `inject` does, then answer the client and let its frames go on."""
+    """Run methods as `inject` does, then answer the client with what `done` gives and let its frames go on."""
     inject(connection, channel, steps, lambda: reply_and_resume(connection, channel, done()))
 
 

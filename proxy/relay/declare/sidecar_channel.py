@@ -9,7 +9,7 @@ Source: delivery notes, "Tokens and bindings".
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TypeAlias
 
@@ -17,7 +17,7 @@ from proxy.amqp import methods
 from proxy.amqp.frames import U32
 from proxy.amqp.method_frames import Close, channel_close_ok, channel_open, read_method
 
-#: called with None when the method was done, with the broker's text when it was refused
+#: called with None when the methods were done, with the broker's text of the first that was refused
 Done: TypeAlias = Callable[[str | None], None]
 
 
@@ -29,35 +29,40 @@ class _State(Enum):
 
 
 class SidecarChannel:
-    """The one channel of a leased connection that is ours.
+    """The one channel of a leased connection that is ours; it is opened when first needed.
 
     Args:
         number: its channel number; None where the broker gives a single channel, then every method is refused.
         to_upstream: where frames to the broker gather.
     """
 
-    __slots__ = ("_out", "_queue", "_state", "number")
+    __slots__ = ("_out", "_queue", "_refusal", "_state", "number")
 
     def __init__(self, number: int | None, to_upstream: list[bytes]) -> None:
         self.number = number
         self._out = to_upstream
         self._state = _State.CLOSED
-        self._queue: deque[tuple[bytes, Done]] = deque()
+        #: frames to send, and for the last of each run whom to tell
+        self._queue: deque[tuple[bytes, Done | None]] = deque()
+        self._refusal: str | None = None
 
     @property
     def busy(self) -> bool:
+        """Whether a method of ours is not answered yet."""
         return bool(self._queue)
 
     @property
     def used(self) -> bool:
+        """Whether the broker knows this channel."""
         return self._state is not _State.CLOSED or bool(self._queue)
 
-    def run(self, frame: bytes, done: Done) -> None:
-        """Send a method that is answered by exactly one method, after those already waiting."""
+    def run(self, frames: Sequence[bytes], done: Done) -> None:
+        """Send methods that are answered by one method each, after those already waiting."""
         if self.number is None:
             done("the broker leaves no channel to spare")
             return
-        self._queue.append((frame, done))
+        self._queue += [(frame, None) for frame in frames[:-1]]
+        self._queue.append((frames[-1], done))
         self._go_on()
 
     def take_method(self, payload: bytes) -> None:
@@ -71,11 +76,18 @@ class SidecarChannel:
             waiting = self._state is _State.WAITING
             self._state = _State.CLOSED
             if waiting:
-                self._queue.popleft()[1](f"{code} {text.decode(errors='replace')}")
+                self._answered(f"{code} {text.decode(errors='replace')}")
         elif self._state is _State.WAITING:
             self._state = _State.IDLE
-            self._queue.popleft()[1](None)
+            self._answered(None)
         self._go_on()
+
+    def _answered(self, refusal: str | None) -> None:
+        _, done = self._queue.popleft()
+        self._refusal = self._refusal or refusal
+        if done is not None:
+            first, self._refusal = self._refusal, None
+            done(first)
 
     def _go_on(self) -> None:
         if not self._queue or self.number is None:

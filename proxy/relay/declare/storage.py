@@ -13,11 +13,12 @@ Source: delivery notes, "The store"; architecture, "The broker is the store".
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
+from collections.abc import Hashable
 from hashlib import blake2b
 from typing import NamedTuple
 
 from proxy.amqp.frames import U32, U64, shortstr
-from proxy.amqp.tables import decode_table
+from proxy.amqp.tables import MAX_NESTING, decode_table, too_deep
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.original_address import longstr_entry
 from proxy.relay.vhost import BindingCopy, Destination, StoredBinding, VhostState
@@ -127,7 +128,7 @@ def signed_copy(
     return BindingCopy(sequence, client, key, state.secrets.sign(*fields))
 
 
-def refuse_own_arguments(entries: bytes, ids: tuple[int, int]) -> None:
+def refuse_own_arguments(entries: bytes) -> None:
     """Refuse arguments of a client's declare or bind that sidecars alone write.
 
     Raises:
@@ -137,8 +138,30 @@ def refuse_own_arguments(entries: bytes, ids: tuple[int, int]) -> None:
         return
     for name, _ in decode_table(entries, 0, len(entries)):
         if name == MARK or name.startswith(KEPT):
-            text = f"argument '{name.decode(errors='replace')}' is the proxy's own"
-            raise ProtocolError(403, text, Scope.CHANNEL, *ids)
+            raise ProtocolError(403, f"argument '{shown(name)}' is the proxy's own", Scope.CHANNEL)
+
+
+def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str) -> None:
+    """Refuse arguments of a declare or bind of a target that nest deeper than a table is decoded.
+
+    The broker takes and keeps any depth, and its management API then lists what no client decodes: a queue declared so
+    would hide every queue of the virtual host from every sidecar.
+
+    Raises:
+        ProtocolError: 406 on the channel.
+    """
+    argument = too_deep(entries) if entries else None
+    if argument is not None:
+        text = (
+            f"invalid arg '{shown(argument)}' for {target} '{shown(name)}' in vhost '{vhost}': tables and arrays "
+            f"nested deeper than {MAX_NESTING} levels"
+        )
+        raise ProtocolError(406, text, Scope.CHANNEL)
+
+
+def shown(name: bytes) -> str:
+    """A name as error texts have it."""
+    return name.decode(errors="replace")
 
 
 def exchange_arguments(sequence: int, entries: bytes) -> bytes:
@@ -149,8 +172,16 @@ def exchange_arguments(sequence: int, entries: bytes) -> bytes:
 def storage_key(kind: str, destination: bytes, routing_key: bytes, entries: bytes) -> bytes:
     """Give the key under which a client's binding is stored: equal bindings, equal keys; the sequence is not in it."""
     table = decode_table(entries, 0, len(entries))
-    identity = repr((kind, destination, routing_key, typed_arguments(table))).encode()
-    return STORAGE + blake2b(identity, digest_size=8).hexdigest().encode()
+    return _hashed((kind, destination, routing_key, typed_arguments(table)))
+
+
+def identity_key(identity: tuple[Hashable, ...]) -> bytes:
+    """Give the storage key of the binding with an identity: the source is not in it."""
+    return _hashed(identity[1:])
+
+
+def _hashed(content: tuple[Hashable, ...]) -> bytes:
+    return STORAGE + blake2b(repr(content).encode(), digest_size=8).hexdigest().encode()
 
 
 def kept_rows(stored: StoredBinding) -> list[tuple[bytes, bytes]]:

@@ -12,17 +12,56 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from proxy.amqp.method_frames import bind, unbind
 from proxy.relay.connection_state import ConnectionState
 from proxy.relay.declare.storage import pin_entries
 from proxy.relay.token_table import PLAIN
-from proxy.relay.tokens import grant_key
+from proxy.relay.tokens import Tokens, grant_key
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Reach
 
 #: how a refusal begins where source or destination does not exist: the permissions were looked at before
 _NOT_FOUND = "404 "
+
+
+def row_frames(
+    make: Callable[[int, Destination, bytes, bytes, bytes], bytes],
+    number: int,
+    owned: OwnedExchange,
+    destination: Destination,
+    tokens: Tokens,
+    row: bytes = PLAIN,
+) -> list[bytes]:
+    """Bind or unbind a row on a channel, under every token of a destination."""
+    entries = pin_entries(row)
+    return [make(number, destination, owned.carrier, key, entries) for key in tokens.of(*destination)]
+
+
+class Pin(NamedTuple):
+    """A pin on its way (see `relay.token_table`).
+
+    Args:
+        owned: the exchange.
+        destination: under whose token it lies.
+        row: the pin.
+        replaced: pins that are unbound once it is bound.
+        sent_at: when it was sent.
+    """
+
+    owned: OwnedExchange
+    destination: Destination
+    row: bytes
+    replaced: tuple[bytes, ...]
+    sent_at: float
+
+    def frames(self, number: int, tokens: Tokens) -> list[bytes]:
+        """Bind it, then unbind what it replaces, on a channel."""
+        frames = row_frames(bind, number, self.owned, self.destination, tokens, self.row)
+        for row in self.replaced:
+            frames += row_frames(unbind, number, self.owned, self.destination, tokens, row)
+        return frames
 
 
 def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Destination]]:
@@ -32,14 +71,11 @@ def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Dest
 
 
 def bind_tokens(
-    connection: ConnectionState,
-    wanted: Sequence[tuple[OwnedExchange, Destination]],
-    done: Callable[[], None],
-    refused: Callable[[Destination, str], None],
+    connection: ConnectionState, wanted: Sequence[tuple[OwnedExchange, Destination]], done: Callable[[], None]
 ) -> None:
-    """Bind tokens on the connection's own channel, one after another."""
+    """Bind tokens (one at least) on the connection's own channel; a destination that is refused is missing."""
     waiting = len(wanted)
-    state = connection.plans.state
+    state, channel = connection.plans.state, connection.upstream.sidecar_channel
 
     def answered(text: str | None, owned: OwnedExchange, destination: Destination) -> None:
         nonlocal waiting
@@ -49,35 +85,16 @@ def bind_tokens(
             state.not_missing(destination)
             state.changed()
         else:
-            refused(destination, text)
+            state.set_missing(destination, text)
         if not waiting:
             done()
 
-    number = connection.upstream.sidecar_channel.number or 0
     for owned, destination in wanted:
-        current, *others = state.tokens.of(*destination)
-        for key in others:
-            connection.upstream.sidecar_channel.run(bind(number, destination, owned.carrier, key), _unheeded)
+        current, *others = row_frames(bind, channel.number or 0, owned, destination, state.tokens)
+        if others:
+            channel.run(others, _unheeded)
         # Last: when it is answered all are.
-        frame = bind(number, destination, owned.carrier, current)
-        connection.upstream.sidecar_channel.run(frame, partial(answered, owned=owned, destination=destination))
-
-
-def run_steps(
-    connection: ConnectionState, frames: Callable[[int], list[bytes]], done: Callable[[str | None], None]
-) -> None:
-    """Run methods on the connection's own channel; `done` gets the first refusal, None where there is none."""
-    steps = frames(connection.upstream.sidecar_channel.number or 0)
-    refusals: list[str] = []
-
-    def answered(text: str | None, last: bool) -> None:
-        if text is not None:
-            refusals.append(text)
-        if last:
-            done(refusals[0] if refusals else None)
-
-    for number, frame in enumerate(steps, 1):
-        connection.upstream.sidecar_channel.run(frame, partial(answered, last=number == len(steps)))
+        channel.run([current], partial(answered, owned=owned, destination=destination))
 
 
 def _unheeded(text: str | None) -> None:
@@ -92,7 +109,8 @@ def check_permission(
     done: Callable[[], None],
 ) -> None:
     """Ask whether a client may bind a destination, on a connection of that client, and note the answer in its reach."""
-    key = grant_key(reach.client, *destination)
+    state, channel = connection.plans.state, connection.upstream.sidecar_channel
+    number, key = channel.number or 0, grant_key(reach.client, *destination)
 
     def witnessed(text: str | None) -> None:
         if text is None or (owned.delivery is Delivery.QUEUE and text.startswith(_NOT_FOUND)):
@@ -103,33 +121,30 @@ def check_permission(
             reach.refused[destination] = text
         done()
 
+    if owned.delivery is Delivery.QUEUE:
+        # Nothing is there to unbind from, or nothing under this key: but the permissions are the same.
+        channel.run([unbind(number, destination, owned.name, key)], witnessed)
+        return
+    grant = bind(number, destination, owned.carrier, key)
+    if destination[0] == "exchange" and destination[1] in state.exchanges:
+        channel.run([grant], witnessed)
+        return
+    row, replaced = connection.next_pin(owned.tokens), owned.tokens.superseded(destination)
+    pin = Pin(owned, destination, row, replaced, connection.traffic.now)
+    current, *others = pin.frames(number, state.tokens)
+
     def bound(text: str | None) -> None:
         if text is not None:
             witnessed(text)
             return
-        owned.tokens.asserted(destination, pin, sent_at, None, replaced)
-        if connection.plans.state.not_missing(destination):
-            connection.plans.state.changed()
-        others_replaced = [(bind, key, pin) for key in others] + [
-            (unbind, key, row) for row in replaced for key in keys
-        ]
-        for make, under, row in others_replaced:
-            run(make(number, destination, owned.carrier, under, pin_entries(row)), _unheeded)
-        run(bind(number, destination, owned.carrier, key), witnessed)
+        owned.tokens.asserted(destination, row, pin.sent_at, None, replaced)
+        if state.not_missing(destination):
+            state.changed()
+        if others:
+            channel.run(others, _unheeded)
+        channel.run([grant], witnessed)
 
-    keys = connection.plans.state.tokens.of(*destination)
-    current, *others = keys
-    run = connection.upstream.sidecar_channel.run
-    number = connection.upstream.sidecar_channel.number or 0
-    if owned.delivery is Delivery.QUEUE:
-        # Nothing is there to unbind from, or nothing under this key: but the permissions are the same.
-        run(unbind(number, destination, owned.name, key), witnessed)
-    elif destination[0] == "exchange" and destination[1] in connection.plans.state.exchanges:
-        run(bind(number, destination, owned.carrier, key), witnessed)
-    else:
-        pin, replaced = connection.next_pin(owned.tokens), owned.tokens.superseded(destination)
-        sent_at = connection.traffic.now
-        run(bind(number, destination, owned.carrier, current, pin_entries(pin)), bound)
+    channel.run([current], bound)
 
 
 def withdraw(
@@ -145,22 +160,17 @@ def withdraw(
 
     With `plain` what the control plane has bound goes as well.
     """
-    number = connection.upstream.sidecar_channel.number or 0
+    state, channel = connection.plans.state, connection.upstream.sidecar_channel
+    number = channel.number or 0
     table, gone = owned.tokens, list(tokens)
     frames = []
     for destination in gone:
         rows = {*table.removable(destination), PLAIN} if plain or not table.shared else {*table.superseded(destination)}
-        if not rows:
-            continue
-        table.unbinding(destination)
-        frames += [
-            unbind(number, destination, owned.carrier, key, pin_entries(row))
-            for row in sorted(rows)
-            for key in connection.plans.state.tokens.of(*destination)
-        ]
-    for key in grants:
-        destination = owned.grants.pop(key)
-        frames.append(unbind(number, destination, owned.carrier, key))
+        if rows:
+            table.unbinding(destination)
+        for row in sorted(rows):
+            frames += row_frames(unbind, number, owned, destination, state.tokens, row)
+    frames += [unbind(number, owned.grants.pop(key), owned.carrier, key) for key in grants]
     if owned.delivery is Delivery.QUEUE or not frames:
         done()
         return
@@ -169,9 +179,7 @@ def withdraw(
         for destination in gone:
             table.unbound(destination)
         if gone:
-            connection.plans.state.changed()
+            state.changed()
         done()
 
-    for frame in frames[:-1]:
-        connection.upstream.sidecar_channel.run(frame, _unheeded)
-    connection.upstream.sidecar_channel.run(frames[-1], answered)
+    channel.run(frames, answered)

@@ -39,15 +39,14 @@ from proxy.relay.channel_state import (
 )
 from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.declare.bindings import ClientBindings
-from proxy.relay.declare.exchanges import ClientExchanges, refuse_nested
+from proxy.relay.declare.exchanges import ClientExchanges
 from proxy.relay.declare.injected_methods import count_unanswerable, hold_channel
-from proxy.relay.declare.storage import refuse_own_arguments
+from proxy.relay.declare.storage import refuse_nested, refuse_own_arguments
 from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
 from proxy.relay.publish.publish_frames import KIND_NAMES, PublishFrames
 from proxy.values import RESERVED_PREFIX
 
 _CONNECTION = 10
-_QUEUE_DECLARE = (50, 10)
 #: bytes of the shortest method frame
 _LEAST_METHOD = 12
 #: frames of methods that consumers send for every message: nothing in them to look at but their length
@@ -87,10 +86,10 @@ class ProducerFrames:
             methods.EXCHANGE_DECLARE: declaring.declare,
             methods.EXCHANGE_DELETE: declaring.delete,
             methods.QUEUE_DECLARE: self._queue_declare,
-            methods.QUEUE_BIND: self._bind,
-            methods.EXCHANGE_BIND: self._bind,
-            methods.QUEUE_UNBIND: self._unbind,
-            methods.EXCHANGE_UNBIND: self._unbind,
+            methods.QUEUE_BIND: self._bindings.bind,
+            methods.EXCHANGE_BIND: self._bindings.bind,
+            methods.QUEUE_UNBIND: self._bindings.unbind,
+            methods.EXCHANGE_UNBIND: self._bindings.unbind,
         }
 
     def take(self, kind: int, number: int, frame: bytes) -> bool:
@@ -186,7 +185,7 @@ class ProducerFrames:
         """Take Confirm.Select or Tx.Select."""
         index = _method_of(frame)
         _check(index, frame[7:-1])
-        mode = next_mode(channel.mode, CONFIRM if index == methods.CONFIRM_SELECT else TX, index)
+        mode = next_mode(channel.mode, CONFIRM if index == methods.CONFIRM_SELECT else TX)
         if mode is CONFIRM and channel.mode is not CONFIRM:
             channel.confirms.select()
         channel.mode = mode
@@ -237,7 +236,11 @@ class ProducerFrames:
             return True
         taken = self._taken.get(index)
         if taken is not None:
-            return taken(channel, frame)
+            try:
+                return taken(channel, frame)
+            except ProtocolError as error:
+                error.about(index)
+                raise
         payload = frame[7:-1]
         _check(index, payload)
         if index == methods.QUEUE_DELETE:
@@ -248,9 +251,9 @@ class ProducerFrames:
         connection = self._connection
         inventory = connection.inventory
         request = read_method(QueueDeclare, frame[7:-1])
-        refuse_nested(request.arguments, "queue", request.queue, connection.plans.state.name, _QUEUE_DECLARE)
+        refuse_nested(request.arguments, "queue", request.queue, connection.plans.state.name)
         _refuse_dead_letter_key(request)
-        refuse_own_arguments(request.arguments, _QUEUE_DECLARE)
+        refuse_own_arguments(request.arguments)
         channel.last_queue = request.queue or channel.last_queue
         if request.exclusive:  # such a queue lives as long as its connection
             connection.upstream.may_be_kept = False
@@ -284,7 +287,7 @@ class ProducerFrames:
             connection.inventory.queue_declared(request.queue, True)
             wanted = tokens_of(connection.plans.state, request.queue)
             if wanted:
-                bind_tokens(connection, wanted, go_on, connection.plans.state.set_missing)
+                bind_tokens(connection, wanted, go_on)
             else:
                 go_on()
             return False
@@ -293,12 +296,6 @@ class ProducerFrames:
         channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, taken=declared))
         declare = methods.method_frame(channel.number, methods.QUEUE_DECLARE, 0, *request._replace(nowait=False))
         connection.to_upstream.append(declare)
-
-    def _bind(self, channel: Channel, frame: bytes) -> bool:
-        return self._bindings.bind(channel, _method_of(frame), frame)
-
-    def _unbind(self, channel: Channel, frame: bytes) -> bool:
-        return self._bindings.unbind(channel, _method_of(frame), frame)
 
 
 def _method_of(frame: bytes) -> int:
@@ -335,4 +332,4 @@ def _refuse_dead_letter_key(request: QueueDeclare) -> None:
     for value in (decode_value(raw).value for _, raw in picked):
         if isinstance(value, bytes) and value.startswith(RESERVED_PREFIX):
             text = f"values of {_DEAD_LETTER_KEY.decode()} that begin with '{RESERVED_PREFIX.decode()}' are reserved"
-            raise ProtocolError(403, text, Scope.CHANNEL, *divmod(methods.QUEUE_DECLARE, 1 << 16))
+            raise ProtocolError(403, text, Scope.CHANNEL)

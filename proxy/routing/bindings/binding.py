@@ -50,7 +50,7 @@ class Binding:
     owner: str | None = field(default=None, compare=False)
 
     @property
-    def identity(self) -> Hashable:
+    def identity(self) -> tuple[Hashable, ...]:
         """Equal for two bindings exactly where the broker takes them for one."""
         return (
             self.exchange,

@@ -89,12 +89,11 @@ def test_only_a_refusal_of_permission_refuses_the_binding() -> None:
     client = Client("a", "b")
     refused = client.owned.reach("").refused
     refused[A] = "404 NOT_FOUND - no queue 'a'"
-    assert client.reach.refusal(client.owned, [A], (50, 20)) is None
+    assert client.reach.refusal(client.owned, [A]) is None
     refused[B] = "403 ACCESS_REFUSED - access to queue 'b' refused"
-    refusal = client.reach.refusal(client.owned, [A, B], (50, 20))
+    refusal = client.reach.refusal(client.owned, [A, B])
     assert refusal is not None
     assert (refusal.reply_code, refusal.text) == (403, b"access to queue 'b' refused")
-    assert (refusal.class_id, refusal.method_id) == (50, 20)
 
 
 def test_what_was_bound_for_a_client_stays_while_it_has_a_binding() -> None:

@@ -5,21 +5,28 @@ from __future__ import annotations
 import pytest
 
 from proxy.amqp.method_frames import ExchangeDeclare
-from proxy.relay.declare.exchanges import inequivalence, inequivalent_type
+from proxy.errors import ProtocolError
+from proxy.relay.declare.exchanges import refuse_inequivalent
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange
 from proxy.values import Table, Value
 
+DECLARED = DeclaredExchange(True, False, False, b"", 1)
 LIMIT: Table = ((b"max-payload-size", Value("I", 10)),)
 
 
-def compared(before: Table, now: Table, delivery: Delivery = Delivery.CARRIER, **flags: bool) -> str:
-    owned = OwnedExchange(
-        b"e", "x-open", delivery, b"e", arguments=before, declared=DeclaredExchange(True, False, False, b"", 1)
-    )
-    asked = ExchangeDeclare(
-        b"e", b"x-open", False, flags.get("durable", True), flags.get("auto_delete", False), False, False, b""
-    )
-    return inequivalence(owned, now, asked, "/")
+def compared(
+    before: Table, now: Table, kind: bytes = b"x-open", declared: DeclaredExchange | None = DECLARED, **flags: bool
+) -> str:
+    """The text of the refusal, empty where there is none."""
+    owned = OwnedExchange(b"e", "x-open", Delivery.CARRIER, b"e", arguments=before, declared=declared)
+    durable, auto_delete = flags.get("durable", True), flags.get("auto_delete", False)
+    try:
+        refuse_inequivalent(
+            owned, ExchangeDeclare(b"e", kind, False, durable, auto_delete, False, False, b""), now, "/"
+        )
+    except ProtocolError as error:
+        return error.text.decode()
+    return ""
 
 
 @pytest.mark.parametrize("letter", list("bBsuIilLT"))
@@ -55,13 +62,10 @@ def test_flags_are_told_before_arguments_as_the_broker_tells_them() -> None:
 
 
 def test_what_a_rules_file_names_is_durable() -> None:
-    owned = OwnedExchange(b"e", "x-open", Delivery.CARRIER, b"e")
-    asked = ExchangeDeclare(b"e", b"x-open", False, True, False, False, False, b"")
-    assert inequivalence(owned, (), asked, "/") == ""
-    assert "'durable'" in inequivalence(owned, (), asked._replace(durable=False), "/")
+    assert compared((), (), declared=None) == ""
+    assert "'durable'" in compared((), (), declared=None, durable=False)
 
 
-def test_another_type_is_told_as_the_broker_tells_it() -> None:
-    assert inequivalent_type(b"e", "v", b"x-open", "topic") == (
-        "inequivalent arg 'type' for exchange 'e' in vhost 'v': received 'x-open' but current is 'topic'"
-    )
+def test_another_type_is_told_before_all_else() -> None:
+    text = compared(LIMIT, (), b"topic", durable=False)
+    assert text == "inequivalent arg 'type' for exchange 'e' in vhost '/': received 'topic' but current is 'x-open'"

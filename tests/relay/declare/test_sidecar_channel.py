@@ -22,7 +22,7 @@ class Channel:
 
     def run(self, command: base.Frame) -> list[str]:
         queue = str(dict(command)["queue"])
-        self.own.run(method(7, command), partial(self._done, queue))
+        self.own.run([method(7, command)], partial(self._done, queue))
         return self.sent()
 
     def _done(self, queue: str, refused: str | None) -> None:
@@ -94,11 +94,29 @@ def test_a_close_while_nothing_runs_is_answered_and_blamed_on_nobody() -> None:
 
 def test_a_method_that_a_done_runs_comes_behind_those_that_wait() -> None:
     channel = Channel()
-    channel.own.run(method(7, BIND), lambda refused: channel.own.run(method(7, OTHER), partial(channel._done, "then")))
+    channel.own.run(
+        [method(7, BIND)], lambda refused: channel.own.run([method(7, OTHER)], partial(channel._done, "then"))
+    )
     channel.receive(commands.Channel.OpenOk())
     assert channel.receive(commands.Queue.BindOk()) == ["Queue.Bind"]
     channel.receive(commands.Queue.BindOk())
     assert channel.answers == [("then", None)]
+
+
+def test_of_several_methods_the_first_refusal_is_told_when_all_are_answered() -> None:
+    channel = Channel()
+    channel.own.run([method(7, BIND), method(7, OTHER), method(7, BIND)], partial(channel._done, "all"))
+    channel.receive(commands.Channel.OpenOk())
+    channel.receive(CLOSE)
+    channel.receive(commands.Channel.OpenOk())
+    channel.receive(commands.Queue.BindOk())
+    assert channel.answers == []
+    channel.receive(commands.Channel.Close(404, "NOT_FOUND - gone", 50, 20))
+    assert channel.answers == [("all", "403 ACCESS_REFUSED - no")]
+    channel.run(OTHER)
+    channel.receive(commands.Channel.OpenOk())
+    channel.receive(commands.Queue.BindOk())
+    assert channel.answers[1:] == [("other", None)]
 
 
 def test_without_a_channel_to_spare_every_method_is_refused_at_once() -> None:

@@ -25,9 +25,8 @@ def test_what_is_bound_counts_as_bound_and_what_is_refused_has_a_reason() -> Non
     wire = Wire(routed("a")).open()
     connection = wire.relay.connection
     owned = wire.state.exchanges[b"xo"]
-    refused: dict[Destination, str] = {}
     ended = []
-    bind_tokens(connection, [(owned, QUEUE), (owned, OTHER)], lambda: ended.append(True), refused.__setitem__)
+    bind_tokens(connection, [(owned, QUEUE), (owned, OTHER)], lambda: ended.append(True))
     assert names(wire.upstream()) == ["Channel.Open"]
     wire.answer(say(OWN, commands.Channel.OpenOk()))
     assert names(wire.upstream()) == ["Queue.Bind"]
@@ -38,7 +37,7 @@ def test_what_is_bound_counts_as_bound_and_what_is_refused_has_a_reason() -> Non
     assert ended == [True]
     assert QUEUE in owned.bound
     assert OTHER not in owned.bound
-    assert "ACCESS_REFUSED" in refused[OTHER]
+    assert "ACCESS_REFUSED" in wire.state.missing[OTHER]
 
 
 # -- reach ------------------------------------------------------------------------------------------------------------
