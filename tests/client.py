@@ -1,7 +1,7 @@
 """The test producer: builds frames from words and reads frames back into words. No sockets, no state.
 
-Independent of proxy.amqp on purpose: methods go through pamqp, content is packed by hand. Only the entries of
-a header table are encoded by proxy.amqp.tables, since pamqp can't write every type.
+Independent of proxy.amqp on purpose: methods go through pamqp, content is packed by hand. Only what
+has tables that pamqp can't write is encoded by proxy.amqp: header tables, and binds with their arguments as entries.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import NamedTuple, cast
 from pamqp import base, commands
 from pamqp import frame as pamqp_frame
 
+from proxy.amqp.method_frames import bind, unbind
 from proxy.amqp.tables import encode_table
-from proxy.values import Table
+from proxy.values import EXCHANGE, QUEUE, Table
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
@@ -141,3 +142,21 @@ def split(data: bytes) -> list[Frame]:
 def names(data: bytes) -> list[str]:
     """Names of the frames, e.g. ``["Basic.Return", "Header", "Body", "Basic.Ack"]``."""
     return [one.name for one in split(data)]
+
+
+def queue_bind(
+    channel: int, queue: bytes, source: bytes, key: bytes, entries: bytes = b"", *, nowait: bool = False
+) -> bytes:
+    return bind(channel, (QUEUE, queue), source, key, entries, nowait=nowait)
+
+
+def queue_unbind(channel: int, queue: bytes, source: bytes, key: bytes, entries: bytes = b"") -> bytes:
+    return unbind(channel, (QUEUE, queue), source, key, entries)
+
+
+def exchange_bind(channel: int, exchange: bytes, source: bytes, key: bytes, entries: bytes = b"") -> bytes:
+    return bind(channel, (EXCHANGE, exchange), source, key, entries)
+
+
+def exchange_unbind(channel: int, exchange: bytes, source: bytes, key: bytes, entries: bytes = b"") -> bytes:
+    return unbind(channel, (EXCHANGE, exchange), source, key, entries)

@@ -255,44 +255,27 @@ def exchange_delete(channel: int, exchange: bytes, *, if_unused: bool = False, n
     return method_frame(channel, methods.EXCHANGE_DELETE, 0, exchange, if_unused, nowait)
 
 
-def exchange_bind(
-    channel: int, destination: bytes, source: bytes, key: bytes, entries: bytes = b"", *, nowait: bool = False
-) -> bytes:
-    return method_frame(channel, methods.EXCHANGE_BIND, 0, destination, source, key, nowait, entries)
-
-
-def exchange_unbind(
-    channel: int, destination: bytes, source: bytes, key: bytes, entries: bytes = b"", *, nowait: bool = False
-) -> bytes:
-    return method_frame(channel, methods.EXCHANGE_UNBIND, 0, destination, source, key, nowait, entries)
-
-
-def queue_bind(
-    channel: int, queue: bytes, exchange: bytes, key: bytes, entries: bytes = b"", *, nowait: bool = False
-) -> bytes:
-    return method_frame(channel, methods.QUEUE_BIND, 0, queue, exchange, key, nowait, entries)
-
-
-def queue_unbind(channel: int, queue: bytes, exchange: bytes, key: bytes, entries: bytes = b"") -> bytes:
-    return method_frame(channel, methods.QUEUE_UNBIND, 0, queue, exchange, key, entries)
-
-
 def queue_declare(
     channel: int, queue: bytes, entries: bytes = b"", *, passive: bool = False, durable: bool = True
 ) -> bytes:
     return method_frame(channel, methods.QUEUE_DECLARE, 0, queue, passive, durable, False, False, False, entries)
 
 
-def bind(channel: int, destination: Destination, source: bytes, key: bytes, entries: bytes = b"") -> bytes:
+def bind(
+    channel: int, destination: Destination, source: bytes, key: bytes, entries: bytes = b"", *, nowait: bool = False
+) -> bytes:
     """Build the bind of a queue or an exchange to an exchange, with these argument entries."""
     kind, name = destination
-    return (queue_bind if kind == QUEUE else exchange_bind)(channel, name, source, key, entries)
+    method = methods.QUEUE_BIND if kind == QUEUE else methods.EXCHANGE_BIND
+    return method_frame(channel, method, 0, name, source, key, nowait, entries)
 
 
 def unbind(channel: int, destination: Destination, source: bytes, key: bytes, entries: bytes = b"") -> bytes:
     """Build the unbind of what `bind` binds."""
     kind, name = destination
-    return (queue_unbind if kind == QUEUE else exchange_unbind)(channel, name, source, key, entries)
+    if kind == QUEUE:
+        return method_frame(channel, methods.QUEUE_UNBIND, 0, name, source, key, entries)
+    return method_frame(channel, methods.EXCHANGE_UNBIND, 0, name, source, key, False, entries)
 
 
 def look_for(channel: int, destination: Destination) -> bytes:

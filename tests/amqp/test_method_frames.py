@@ -25,15 +25,15 @@ TABLE = b"\x01aV"
         ),
         (frames.exchange_delete(1, b"e", if_unused=True), 1, methods.EXCHANGE_DELETE, (0, b"e", True, False)),
         (
-            frames.exchange_bind(1, b"d", b"s", b"k"),
+            frames.bind(1, ("exchange", b"d"), b"s", b"k"),
             1, methods.EXCHANGE_BIND, (0, b"d", b"s", b"k", False, b""),
         ),
         (
-            frames.exchange_unbind(1, b"d", b"s", b"k", TABLE, nowait=True),
-            1, methods.EXCHANGE_UNBIND, (0, b"d", b"s", b"k", True, TABLE),
+            frames.unbind(1, ("exchange", b"d"), b"s", b"k", TABLE),
+            1, methods.EXCHANGE_UNBIND, (0, b"d", b"s", b"k", False, TABLE),
         ),
         (
-            frames.queue_bind(1, b"q", b"e", b"k", TABLE),
+            frames.bind(1, ("queue", b"q"), b"e", b"k", TABLE),
             1, methods.QUEUE_BIND, (0, b"q", b"e", b"k", False, TABLE),
         ),
         (
@@ -53,12 +53,11 @@ TABLE = b"\x01aV"
             frames.bind(1, ("exchange", b"d"), b"s", b"k", TABLE),
             1, methods.EXCHANGE_BIND, (0, b"d", b"s", b"k", False, TABLE),
         ),
-        (frames.unbind(1, ("queue", b"q"), b"e", b"k"), 1, methods.QUEUE_UNBIND, (0, b"q", b"e", b"k", b"")),
         (
             frames.unbind(1, ("exchange", b"d"), b"s", b"k"),
             1, methods.EXCHANGE_UNBIND, (0, b"d", b"s", b"k", False, b""),
         ),
-        (frames.queue_unbind(1, b"q", b"e", b"k"), 1, methods.QUEUE_UNBIND, (0, b"q", b"e", b"k", b"")),
+        (frames.unbind(1, ("queue", b"q"), b"e", b"k"), 1, methods.QUEUE_UNBIND, (0, b"q", b"e", b"k", b"")),
         (
             frames.basic_publish(1, b"e", b"k", mandatory=True),
             1, methods.BASIC_PUBLISH, (0, b"e", b"k", True, False),

@@ -14,19 +14,11 @@ from typing import NamedTuple, Self
 
 from pamqp import commands
 
-from proxy.amqp.method_frames import (
-    Close,
-    exchange_bind,
-    exchange_declare,
-    exchange_unbind,
-    queue_bind,
-    queue_unbind,
-    read_method,
-)
+from proxy.amqp.method_frames import Close, exchange_declare, read_method
 from proxy.amqp.tables import decode_table, encode_table
 from proxy.values import Table
 from tests import client
-from tests.client import Frame
+from tests.client import Frame, exchange_bind, exchange_unbind, queue_bind, queue_unbind
 from tests.conformance.open_exchange import without_reason
 from tests.conformance.typed import Json, table_of
 from tests.producer import Message, Producer

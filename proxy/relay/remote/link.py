@@ -72,117 +72,35 @@ class Credentials:
     vhost: bytes
 
 
-class RemoteLogin:
-    """One login.
-
-    Args:
-        credentials: see Credentials.
-        version: of this program, told to the broker.
-
-    Attributes:
-        to_send: frames for the broker.
-        done: the connection is open.
-        failure: why it will not be, None as long as it may.
-        channel_max: highest channel number, once done.
-        frame_max: largest frame in bytes, once done.
-        heartbeat: interval in seconds, 0 for none, once done.
-    """
-
-    __slots__ = (
-        "_credentials",
-        "_expected",
-        "_version",
-        "channel_max",
-        "done",
-        "failure",
-        "frame_max",
-        "heartbeat",
-        "to_send",
-    )
-
-    def __init__(self, credentials: Credentials, version: str) -> None:
-        self._credentials: Final = credentials
-        self._version = version
-        self._expected = methods.CONNECTION_START
-        self.to_send: list[bytes] = [PROTOCOL_HEADER]
-        self.done = False
-        self.failure: str | None = None
-        self.channel_max = self.frame_max = self.heartbeat = 0
-
-    def take(self, payload: bytes) -> None:
-        """Take a method of channel 0.
-
-        Raises:
-            ProtocolError: it is malformed.
-        """
-        method = method_of(payload)
-        if method == methods.CONNECTION_CLOSE:
-            close = read_method(Close, payload)
-            self.failure = f"refused: {close.reply_code} {close.reply_text.decode(errors='replace')}"
-            self.to_send.append(connection_close_ok())
-        elif method != self._expected:
-            self.failure = f"sent {NAMES[method]}, expected {NAMES[self._expected]}"
-        elif method == methods.CONNECTION_START:
-            self._start(payload)
-        elif method == methods.CONNECTION_TUNE:
-            self._tune(payload)
-        else:
-            arguments(payload)
-            self.done = True
-
-    def _start(self, payload: bytes) -> None:
-        mechanisms = arguments(payload)[3]
-        if not isinstance(mechanisms, bytes) or b"PLAIN" not in mechanisms.split():
-            self.failure = "offers no SASL PLAIN"
-            return
-        capabilities: Table = tuple((name, Value("t", True)) for name in _CAPABILITIES)
-        properties: Table = (
-            (b"product", Value("S", b"oxproxy")),
-            (b"version", Value("S", self._version.encode())),
-            (b"connection_name", Value("S", b"oxproxy remote link")),
-            (b"capabilities", Value("F", capabilities)),
-        )
-        response = b"\0" + self._credentials.user + b"\0" + self._credentials.password
-        self.to_send.append(
-            method_frame(0, methods.CONNECTION_START_OK, encode_table(properties), b"PLAIN", response, b"en_US")
-        )
-        self._expected = methods.CONNECTION_TUNE
-
-    def _tune(self, payload: bytes) -> None:
-        channels, frame_max, heartbeat = (int(number) for number in arguments(payload))
-        self.channel_max = channels or _TOP_CHANNEL
-        self.frame_max = min(frame_max or FRAME_MAX, FRAME_MAX)
-        self.heartbeat = heartbeat or _HEARTBEAT
-        tuned = (self.channel_max, self.frame_max, self.heartbeat)
-        self.to_send.append(method_frame(0, methods.CONNECTION_TUNE_OK, *tuned))
-        self.to_send.append(method_frame(0, methods.CONNECTION_OPEN, self._credentials.vhost, b"", False))
-        self._expected = methods.CONNECTION_OPEN_OK
-
-
 class RemoteLink:
-    """One connection.
+    """One connection; it begins to log in at once.
 
     Args:
         credentials: who logs in.
-        version: of this program.
+        version: of this program, told to the broker.
 
     Attributes:
         to_send: pieces for the socket, in order; the driver sends and clears them.
         open: the login is done.
         paused: nothing can be sent now: the broker has an alarm, or its socket is full.
         failure: why it is over, None as long as it is not; no credentials in it.
+        channel_max: highest channel number, once open.
         frame_max: largest frame in bytes.
         heartbeat: interval in seconds.
     """
 
     def __init__(self, credentials: Credentials, version: str) -> None:
-        self._login: Final = RemoteLogin(credentials, version)
+        self._credentials: Final = credentials
+        self._version: Final = version
+        #: the method that comes next in the login
+        self._expected = methods.CONNECTION_START
         self._tail = b""
-        self.to_send = self._login.to_send
+        self.to_send: list[bytes] = [PROTOCOL_HEADER]
         self.open = False
         self.paused = False
         self._blocked = self._socket_full = False
         self.failure: str | None = None
+        self.channel_max = 0
         self.frame_max = FRAME_MAX
         self.heartbeat = 0
         self._lanes: dict[int, Lane] = {}
@@ -227,7 +145,7 @@ class RemoteLink:
         """Give a lane a channel; False where no number is left."""
         if self._free:
             number = self._free.pop()
-        elif self._next <= self._login.channel_max:
+        elif self._next <= self.channel_max:
             number = self._next
             self._next += 1
         else:
@@ -284,29 +202,61 @@ class RemoteLink:
                 lane.returned(exchange, key, fingerprint, frame.payload)
 
     def _logging_in(self, frame: RawFrame) -> None:
-        login = self._login
         if frame.kind != METHOD or frame.channel:
             self.lost("sent something else than the methods of a login")
             return
-        login.take(frame.payload)
-        if login.failure is not None:
-            self.lost(login.failure)
-        elif login.done:
+        method = method_of(frame.payload)
+        if method == methods.CONNECTION_CLOSE:
+            self._closed(frame.payload, "refused")
+        elif method != self._expected:
+            self.lost(f"sent {NAMES[method]}, expected {NAMES[self._expected]}")
+        elif method == methods.CONNECTION_START:
+            self._start(frame.payload)
+        elif method == methods.CONNECTION_TUNE:
+            self._tune(frame.payload)
+        else:
+            arguments(frame.payload)
             self.open = True
-            self.frame_max = login.frame_max
-            self.heartbeat = login.heartbeat
+
+    def _start(self, payload: bytes) -> None:
+        mechanisms = arguments(payload)[3]
+        if not isinstance(mechanisms, bytes) or b"PLAIN" not in mechanisms.split():
+            self.lost("offers no SASL PLAIN")
+            return
+        capabilities: Table = tuple((name, Value("t", True)) for name in _CAPABILITIES)
+        properties: Table = (
+            (b"product", Value("S", b"oxproxy")),
+            (b"version", Value("S", self._version.encode())),
+            (b"connection_name", Value("S", b"oxproxy remote link")),
+            (b"capabilities", Value("F", capabilities)),
+        )
+        response = b"\0" + self._credentials.user + b"\0" + self._credentials.password
+        self.to_send.append(
+            method_frame(0, methods.CONNECTION_START_OK, encode_table(properties), b"PLAIN", response, b"en_US")
+        )
+        self._expected = methods.CONNECTION_TUNE
+
+    def _tune(self, payload: bytes) -> None:
+        channels, frame_max, heartbeat = (int(number) for number in arguments(payload))
+        self.channel_max = channels or _TOP_CHANNEL
+        self.frame_max = min(frame_max or FRAME_MAX, FRAME_MAX)
+        self.heartbeat = heartbeat or _HEARTBEAT
+        tuned = (self.channel_max, self.frame_max, self.heartbeat)
+        self.to_send.append(method_frame(0, methods.CONNECTION_TUNE_OK, *tuned))
+        self.to_send.append(method_frame(0, methods.CONNECTION_OPEN, self._credentials.vhost, b"", False))
+        self._expected = methods.CONNECTION_OPEN_OK
+
+    def _closed(self, payload: bytes, what: str) -> None:
+        close = read_method(Close, payload)
+        self.to_send.append(connection_close_ok())
+        self.lost(f"{what}: {close.reply_code} {close.reply_text.decode(errors='replace')}")
 
     def _connection(self, frame: RawFrame) -> None:
         method = method_of(frame.payload)
         if method == methods.CONNECTION_CLOSE:
-            close = read_method(Close, frame.payload)
-            self.to_send.append(connection_close_ok())
-            self.lost(f"closed: {close.reply_code} {close.reply_text.decode(errors='replace')}")
-        elif method == methods.CONNECTION_BLOCKED:
-            self._blocked = True
-            self._update_paused()
-        elif method == methods.CONNECTION_UNBLOCKED:
-            self._blocked = False
+            self._closed(frame.payload, "closed")
+        elif method in (methods.CONNECTION_BLOCKED, methods.CONNECTION_UNBLOCKED):
+            self._blocked = method == methods.CONNECTION_BLOCKED
             self._update_paused()
 
     def _method(self, frame: RawFrame) -> None:

@@ -10,6 +10,7 @@ from pamqp import commands
 from proxy.amqp import method_frames
 from proxy.amqp.tables import encode_table
 from proxy.values import Table
+from tests import client
 from tests.client import method
 from tests.producer import Closed, Producer, headers
 from tests.sidecar import Sidecar
@@ -58,22 +59,22 @@ class Application(Producer):
     def binding(to: str, exchange: str, arguments: Arguments = (), key: str = "", nowait: bool = False) -> bytes:
         """The frame that binds a queue."""
         names = (to.encode(), exchange.encode(), key.encode())
-        return method_frames.queue_bind(1, *names, entries(arguments), nowait=nowait)
+        return client.queue_bind(1, *names, entries(arguments), nowait=nowait)
 
     @staticmethod
     def unbinding(to: str, exchange: str, arguments: Arguments = (), key: str = "") -> bytes:
         """The frame that unbinds a queue."""
-        return method_frames.queue_unbind(1, to.encode(), exchange.encode(), key.encode(), entries(arguments))
+        return client.queue_unbind(1, to.encode(), exchange.encode(), key.encode(), entries(arguments))
 
     @staticmethod
     def chaining(to: str, exchange: str, arguments: Arguments = (), key: str = "") -> bytes:
         """The frame that binds an exchange."""
-        return method_frames.exchange_bind(1, to.encode(), exchange.encode(), key.encode(), entries(arguments))
+        return client.exchange_bind(1, to.encode(), exchange.encode(), key.encode(), entries(arguments))
 
     @staticmethod
     def unchaining(to: str, exchange: str, arguments: Arguments = (), key: str = "") -> bytes:
         """The frame that unbinds an exchange."""
-        return method_frames.exchange_unbind(1, to.encode(), exchange.encode(), key.encode(), entries(arguments))
+        return client.exchange_unbind(1, to.encode(), exchange.encode(), key.encode(), entries(arguments))
 
     @staticmethod
     def deleting(name: str, *, if_unused: bool = False) -> bytes:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 from pamqp import commands
 
-from proxy.amqp.method_frames import exchange_bind, exchange_delete, exchange_unbind
+from proxy.amqp.method_frames import exchange_delete
 from proxy.values import Table, Value
 from tests.broker.delivery.applications import Application, declared
 from tests.broker.world import Outside
-from tests.client import method
+from tests.client import exchange_bind, exchange_unbind, method
 from tests.producer import until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar

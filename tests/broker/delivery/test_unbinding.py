@@ -8,11 +8,11 @@ import pytest
 from pamqp import commands
 from pamqp.common import FieldTable
 
-from proxy.amqp.method_frames import queue_unbind
 from proxy.amqp.tables import encode_table
 from proxy.values import Value
 from tests.broker.delivery.site import Site, standing
 from tests.broker.world import Outside
+from tests.client import queue_unbind
 from tests.producer import Producer, headers
 from tests.rabbitmq import Broker
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.amqp import methods
-from proxy.amqp.method_frames import exchange_bind, exchange_unbind, queue_bind, queue_unbind
 from proxy.errors import ProtocolError
 from proxy.relay.channel import Channel
 from proxy.relay.declare.bindings import is_bind, read_bind_request
 from proxy.relay.declare.injected_methods import answer, pass_on
 from tests import client
+from tests.client import exchange_bind, exchange_unbind, queue_bind, queue_unbind
 
 ENTRIES = b"\x01at\x01"
 MAKERS: dict[int, tuple[Callable[..., bytes], str, str]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.method_frames import QueueBind, QueueUnbind, exchange_bind, queue_bind, queue_unbind, read_method
+from proxy.amqp.method_frames import QueueBind, QueueUnbind, read_method
 from proxy.amqp.tables import encode_table
 from proxy.relay.connection_state import BindDestinations, PermissionCheck
 from proxy.relay.declare.storage import PIN, STORAGE
@@ -15,7 +15,7 @@ from proxy.relay.vhost import Delivery
 from proxy.routing.decision import QueueNames
 from proxy.values import Table, Value
 from tests import client
-from tests.client import Frame, names, split
+from tests.client import Frame, exchange_bind, names, queue_bind, queue_unbind, split
 from tests.relay.wire import OWN, TYPE, Wire, owned, publish, routed, say, state, with_tokens
 from tests.routing.building import arguments, exchange, to_queue
 

@@ -5,21 +5,14 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.method_frames import (
-    ExchangeDeclare,
-    exchange_bind,
-    exchange_declare,
-    exchange_delete,
-    queue_bind,
-    read_method,
-)
+from proxy.amqp.method_frames import ExchangeDeclare, exchange_declare, exchange_delete, read_method
 from proxy.amqp.tables import decode_table, encode_table
 from proxy.relay.connection_state import LookUpExchange
 from proxy.relay.declare.storage import KEPT, MARK, unpack
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.vhost import Delivery
 from proxy.values import Value
-from tests.client import names, split
+from tests.client import exchange_bind, names, queue_bind, split
 from tests.relay.wire import OWN, Wire, publish, routed, say
 
 LIMIT = encode_table(((b"max-payload-size", Value("I", 10)),))

@@ -6,9 +6,8 @@ from functools import partial
 
 from pamqp import commands
 
-from proxy.amqp.method_frames import queue_bind
 from proxy.relay.declare.injected_methods import inject, inject_and_reply, is_held
-from tests.client import split
+from tests.client import queue_bind, split
 from tests.relay.wire import Wire, publish, say
 
 FIRST, SECOND = queue_bind(1, b"a", b"e", b"1"), queue_bind(1, b"a", b"e", b"2")

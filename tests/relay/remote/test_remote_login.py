@@ -3,17 +3,16 @@ from __future__ import annotations
 import pytest
 from pamqp import base, commands
 
-from proxy.relay.remote.link import FRAME_MAX, PROTOCOL_HEADER, Credentials, RemoteLogin
+from proxy.relay.remote.link import FRAME_MAX, PROTOCOL_HEADER, Credentials, RemoteLink
 from tests.client import method, split
 
 CREDENTIALS = Credentials(b"mover", b"s3cret", b"far side")
 START = commands.Connection.Start(0, 9, {}, "PLAIN AMQPLAIN", "en_US")
 
 
-def login(*commanded: base.Frame) -> RemoteLogin:
-    made = RemoteLogin(CREDENTIALS, "1.0")
-    for one in commanded:
-        made.take(method(0, one)[7:-1])
+def login(*commanded: base.Frame) -> RemoteLink:
+    made = RemoteLink(CREDENTIALS, "1.0")
+    made.receive(b"".join(method(0, one) for one in commanded))
     return made
 
 
@@ -27,7 +26,7 @@ def test_it_logs_in_with_plain_takes_the_limits_and_opens_the_virtual_host() -> 
     assert (start_ok.arguments["mechanism"], start_ok.arguments["response"]) == ("PLAIN", "\0mover\0s3cret")
     assert tune_ok.arguments == {"channel_max": 100, "frame_max": 50_000, "heartbeat": 30}
     assert opened.arguments["virtual_host"] == "far side"
-    assert (made.done, made.failure, made.channel_max, made.frame_max, made.heartbeat) == (True, None, 100, 50_000, 30)
+    assert (made.open, made.failure, made.channel_max, made.frame_max, made.heartbeat) == (True, None, 100, 50_000, 30)
 
 
 def test_no_limit_of_the_broker_becomes_one_of_ours() -> None:
@@ -45,5 +44,5 @@ def test_no_limit_of_the_broker_becomes_one_of_ours() -> None:
 )
 def test_what_goes_wrong_is_said_without_the_password(commanded: list[base.Frame], failure: str) -> None:
     made = login(*commanded)
-    assert (made.done, made.failure) == (False, failure)
+    assert (made.open, made.failure) == (False, failure)
     assert "s3cret" not in repr(CREDENTIALS) + (made.failure or "")
