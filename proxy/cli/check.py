@@ -9,23 +9,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Mapping as Environment
-from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from proxy.cli.console import DONE, NO, WRONG, print_errors, print_line, read_bytes
+from proxy.cli.findings import Findings, counted
 from proxy.config.loader import read_settings, rules_files, tests_files
 from proxy.config.settings import Settings
-from proxy.errors import ConfigError, ConfigErrors
+from proxy.errors import ConfigErrors
 from proxy.rules.addresses import broker_password
 from proxy.rules.file_tests import TestFailure
-from proxy.rules.lint.bindings import UntestedBindings, lint_bindings, untested_bindings
+from proxy.rules.lint.bindings import lint_bindings, untested_bindings
 from proxy.rules.lint.destinations import (
-    EvaluatedExchange,
-    NamedDestination,
     declared_queues,
     destinations,
     evaluated_exchanges,
@@ -33,11 +29,8 @@ from proxy.rules.lint.destinations import (
 from proxy.rules.lint.loops import Listening, check_loops
 from proxy.rules.loader import LoadedRules, compile_sources
 from proxy.rules.schema import TOP_KEYS, ParsedFile, RulesSource, read_source
-from proxy.yamlfile.document import ConfigWarning, Faults, Mapping, Place, is_tests_file
+from proxy.yamlfile.document import Faults, Mapping, Place, is_tests_file
 from proxy.yamlfile.models import key_names
-
-if TYPE_CHECKING:
-    from proxy.cli.check_formats import Finding
 
 #: What ``--format`` takes.
 FORMATS = ("text", "json", "github", "junit", "sarif")
@@ -104,7 +97,7 @@ def _print(findings: Findings, options: argparse.Namespace) -> None:
         print_errors(findings.uncovered if options.coverage else ())
         print_errors([findings.coverage_fault] if findings.coverage_fault else ())
         if findings.strict and findings.warnings:
-            print_errors([f"{_count(len(findings.warnings), 'warning')}, which --strict does not allow"])
+            print_errors([f"{counted(len(findings.warnings), 'warning')}, which --strict does not allow"])
         for vhost, action in findings.plan or ():
             print_line(f"plan: vhost {vhost}: {action}")
         if findings.plan == [] and not findings.errors:
@@ -127,131 +120,6 @@ def _formatted(findings: Findings, form: str) -> str:
     if form == "junit":
         return as_junit(listed, [test for loaded in findings.sets for test in loaded.tests])
     return as_github(listed) if form == "github" else as_sarif(listed, version("open-exchange-proxy"))
-
-
-@dataclass(slots=True)
-class Findings:
-    """The results of a check.
-
-    Args:
-        errors: with any of them the sidecar would not start.
-        warnings: what works and its author may not want.
-        failures: tests that fail.
-        files: the files that were read.
-        sets: every set of rules that could be compiled.
-        untested: bindings that no test makes true, by exchange.
-        destinations: what must exist on the broker.
-        queues: those that the rules declare.
-        exchanges: what the rules evaluate.
-        settings: every configuration that could be read.
-        walks: by the place of each test that fails, why its message goes where it goes.
-        strict: whether a warning makes the check fail.
-        coverage_fault: what is wrong with the coverage; empty where nothing is.
-        plan: virtual host, and what a sidecar would do there at its start; None where no broker was asked for it.
-    """
-
-    errors: list[ConfigError] = field(default_factory=list)
-    warnings: list[ConfigWarning] = field(default_factory=list)
-    failures: list[TestFailure] = field(default_factory=list)
-    files: set[Path] = field(default_factory=set)
-    sets: list[LoadedRules] = field(default_factory=list)
-    untested: list[UntestedBindings] = field(default_factory=list)
-    destinations: list[NamedDestination] = field(default_factory=list)
-    queues: list[NamedDestination] = field(default_factory=list)
-    exchanges: list[EvaluatedExchange] = field(default_factory=list)
-    settings: list[Settings] = field(default_factory=list)
-    walks: dict[Place, str] = field(default_factory=dict)
-    strict: bool = False
-    coverage_fault: str = ""
-    plan: list[tuple[str, str]] | None = None
-
-    @property
-    def good(self) -> bool:
-        """Whether the exit status is 0."""
-        return not (self.errors or self.failures or self.coverage_fault or (self.strict and self.warnings))
-
-    @property
-    def coverage(self) -> float:
-        """Percentage of the bindings that some test makes true; 100 where there is no binding."""
-        bindings = sum(self._bindings())
-        return 100.0 if not bindings else 100.0 * (bindings - sum(map(len, self.untested))) / bindings
-
-    @property
-    def uncovered(self) -> Iterator[ConfigWarning]:
-        """The bindings that no test makes true."""
-        return chain.from_iterable(self.untested)
-
-    def _bindings(self) -> Iterator[int]:
-        for loaded in self.sets:
-            for vhost in loaded.rules.vhosts.values():
-                yield from (len(exchange.bindings) for exchange in vhost.exchanges)
-
-    def listed(self) -> Iterator[Finding]:
-        """Yield every error, warning and failing test, for other programs."""
-        from proxy.cli.check_formats import ERROR, TEST, WARNING, Finding
-
-        for error in self.errors:
-            yield Finding(ERROR, error.file, error.line, error.column, error.key, error.message)
-        for warning in self.warnings:
-            yield Finding(WARNING, *warning.place, warning.key, warning.message, fails=self.strict)
-        for failure in self.failures:
-            message = f"{failure.test.name}: {'; '.join(failure.differences)}"
-            yield Finding(TEST, *failure.test.place, failure.test.path, message, self.walks[failure.test.place])
-        if self.coverage_fault:
-            first = min(map(str, self.files), default="")
-            yield Finding(WARNING, first, 0, 0, "", self.coverage_fault)
-
-    def add(self, faults: Faults) -> None:
-        """Add errors and warnings; errors stay in the order of files and places."""
-        self.warnings += faults.warnings
-        self.errors += faults.errors
-        self.errors.sort(key=lambda error: (error.file, error.line, error.column))
-
-    @property
-    def uses_tls(self) -> bool:
-        """Whether a configuration or a broker has TLS."""
-        sections: list[object] = [settings.upstream.tls for settings in self.settings]
-        sections += [listener.tls for settings in self.settings for listener in settings.listen]
-        vhosts = [vhost for loaded in self.sets for vhost in loaded.rules.vhosts.values()]
-        return any(sections) or any(broker.tls for vhost in vhosts for broker in vhost.brokers)
-
-    @property
-    def summary(self) -> str:
-        """What was checked, in one line."""
-        vhosts = [vhost for loaded in self.sets for vhost in loaded.rules.vhosts.values()]
-        exchanges = [exchange for vhost in vhosts for exchange in vhost.exchanges]
-        counts = (
-            _count(len(self.files), "file"),
-            _count(len(exchanges), "exchange"),
-            _count(sum(self._bindings()), "binding"),
-            _count(sum(len(loaded.tests) for loaded in self.sets), "test"),
-        )
-        versions = [loaded.rules.version for loaded in self.sets if loaded.rules.vhosts]
-        return ", ".join(counts) + (f"; rules {' '.join(versions)}" if versions else "")
-
-    def as_json(self) -> dict[str, object]:
-        """Return everything as plain data; `ok` is true where the exit status is 0."""
-        return {
-            "ok": self.good,
-            "summary": self.summary,
-            "errors": [_fault(error.file, error.line, error.column, error.key, error.message) for error in self.errors],
-            "warnings": [_fault(*warning.place, warning.key, warning.message) for warning in self.warnings],
-            "failures": [
-                {
-                    **_fault(*failure.test.place, failure.test.path, "; ".join(failure.differences)),
-                    "test": failure.test.name,
-                    "walk": self.walks[failure.test.place],
-                }
-                for failure in self.failures
-            ],
-            "uncovered": [_fault(*warning.place, warning.key, warning.message) for warning in self.uncovered],
-            "coverage": round(self.coverage, 2),
-            "plan": None if self.plan is None else [{"vhost": vhost, "action": action} for vhost, action in self.plan],
-        }
-
-
-def _fault(file: str, line: int, column: int, key: str, message: str) -> dict[str, object]:
-    return {"file": file, "line": line, "column": column, "key": key, "message": message}
 
 
 class _Sources:
@@ -404,10 +272,6 @@ def _walk(loaded: LoadedRules, failure: TestFailure) -> str:
 
     test = failure.test
     return as_text(explain(loaded, ExplainRequest(test.message, test.vhost, test.queues), test.at or 0.0))
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _check_tls_files(findings: Findings) -> None:

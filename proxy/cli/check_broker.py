@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from proxy.broker.connection import ControlConnection, ControlSettings
@@ -19,6 +19,7 @@ from proxy.broker.reconcile.desired import DesiredState, desired_state
 from proxy.broker.reconcile.diff import Action, DeclareCarrier, Observation, RemoveBinding, diff
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
+from proxy.cli.findings import Findings
 from proxy.config.settings import Settings, UpstreamSection, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 from proxy.net.tls_config import SidecarTls
@@ -30,9 +31,6 @@ from proxy.rules.ruleset import QueueRule, VhostRules
 from proxy.rules.wire import owned_exchange
 from proxy.values import EXCHANGE, QUEUE, Destination
 from proxy.yamlfile.document import ConfigWarning
-
-if TYPE_CHECKING:
-    from proxy.cli.check import Findings
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 _CARRIER = "carrier"

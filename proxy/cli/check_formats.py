@@ -7,48 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
+from proxy.cli.findings import ERROR, TEST, WARNING, Finding
 from proxy.rules.file_tests import RulesTest
 
-ERROR, WARNING, TEST = "error", "warning", "test"
 _RULES = {
     ERROR: ("a sidecar would not start", "error"),
     WARNING: ("works, and its author may not want it", "warning"),
     TEST: ("a test of the rules file fails", "error"),
 }
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One finding.
-
-    Args:
-        kind: ERROR, WARNING or TEST.
-        file: where it is; line and column from 1, 0 where unknown.
-        line: its line.
-        column: its column.
-        key: dotted path of the key, empty where there is none.
-        message: what was seen and what was expected.
-        walk: of a failing test, why its message goes where it goes.
-        fails: whether it makes the check fail.
-    """
-
-    kind: str
-    file: str
-    line: int
-    column: int
-    key: str
-    message: str
-    walk: str = ""
-    fails: bool = True
-
-    @property
-    def text(self) -> str:
-        """Key and message."""
-        return f"{self.key}: {self.message}" if self.key else self.message
 
 
 def as_github(findings: Iterable[Finding]) -> str:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.check import Findings, check_files
+from proxy.cli.check import check_files
+from proxy.cli.findings import Findings
 
 GOOD = """
 exchanges: [{name: e, bindings: [{queue: q}]}]

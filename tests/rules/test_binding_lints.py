@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.cli.check import Findings, check_files
+from proxy.cli.check import check_files
+from proxy.cli.findings import Findings
 from proxy.errors import ProtocolError
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.decision import ExchangeStep, QueueNames

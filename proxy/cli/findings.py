@@ -1,0 +1,175 @@
+"""What ``oxproxy check`` finds in files and, with ``--broker``, on a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+from proxy.config.settings import Settings
+from proxy.errors import ConfigError
+from proxy.rules.file_tests import TestFailure
+from proxy.rules.lint.bindings import UntestedBindings
+from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination
+from proxy.rules.loader import LoadedRules
+from proxy.yamlfile.document import ConfigWarning, Faults, Place
+
+ERROR, WARNING, TEST = "error", "warning", "test"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding.
+
+    Args:
+        kind: ERROR, WARNING or TEST.
+        file: where it is; line and column from 1, 0 where unknown.
+        line: its line.
+        column: its column.
+        key: dotted path of the key, empty where there is none.
+        message: what was seen and what was expected.
+        walk: of a failing test, why its message goes where it goes.
+        fails: whether it makes the check fail.
+    """
+
+    kind: str
+    file: str
+    line: int
+    column: int
+    key: str
+    message: str
+    walk: str = ""
+    fails: bool = True
+
+    @property
+    def text(self) -> str:
+        """Key and message."""
+        return f"{self.key}: {self.message}" if self.key else self.message
+
+
+@dataclass(slots=True)
+class Findings:
+    """The results of a check.
+
+    Args:
+        errors: with any of them the sidecar would not start.
+        warnings: what works and its author may not want.
+        failures: tests that fail.
+        files: the files that were read.
+        sets: every set of rules that could be compiled.
+        untested: bindings that no test makes true, by exchange.
+        destinations: what must exist on the broker.
+        queues: those that the rules declare.
+        exchanges: what the rules evaluate.
+        settings: every configuration that could be read.
+        walks: by the place of each test that fails, why its message goes where it goes.
+        strict: whether a warning makes the check fail.
+        coverage_fault: what is wrong with the coverage; empty where nothing is.
+        plan: virtual host, and what a sidecar would do there at its start; None where no broker was asked for it.
+    """
+
+    errors: list[ConfigError] = field(default_factory=list)
+    warnings: list[ConfigWarning] = field(default_factory=list)
+    failures: list[TestFailure] = field(default_factory=list)
+    files: set[Path] = field(default_factory=set)
+    sets: list[LoadedRules] = field(default_factory=list)
+    untested: list[UntestedBindings] = field(default_factory=list)
+    destinations: list[NamedDestination] = field(default_factory=list)
+    queues: list[NamedDestination] = field(default_factory=list)
+    exchanges: list[EvaluatedExchange] = field(default_factory=list)
+    settings: list[Settings] = field(default_factory=list)
+    walks: dict[Place, str] = field(default_factory=dict)
+    strict: bool = False
+    coverage_fault: str = ""
+    plan: list[tuple[str, str]] | None = None
+
+    @property
+    def good(self) -> bool:
+        """Whether the exit status is 0."""
+        return not (self.errors or self.failures or self.coverage_fault or (self.strict and self.warnings))
+
+    @property
+    def coverage(self) -> float:
+        """Percentage of the bindings that some test makes true; 100 where there is no binding."""
+        bindings = sum(self._bindings())
+        return 100.0 if not bindings else 100.0 * (bindings - sum(map(len, self.untested))) / bindings
+
+    @property
+    def uncovered(self) -> Iterator[ConfigWarning]:
+        """The bindings that no test makes true."""
+        return chain.from_iterable(self.untested)
+
+    def _bindings(self) -> Iterator[int]:
+        for loaded in self.sets:
+            for vhost in loaded.rules.vhosts.values():
+                yield from (len(exchange.bindings) for exchange in vhost.exchanges)
+
+    def listed(self) -> Iterator[Finding]:
+        """Yield every error, warning and failing test, for other programs."""
+        for error in self.errors:
+            yield Finding(ERROR, error.file, error.line, error.column, error.key, error.message)
+        for warning in self.warnings:
+            yield Finding(WARNING, *warning.place, warning.key, warning.message, fails=self.strict)
+        for failure in self.failures:
+            message = f"{failure.test.name}: {'; '.join(failure.differences)}"
+            yield Finding(TEST, *failure.test.place, failure.test.path, message, self.walks[failure.test.place])
+        if self.coverage_fault:
+            first = min(map(str, self.files), default="")
+            yield Finding(WARNING, first, 0, 0, "", self.coverage_fault)
+
+    def add(self, faults: Faults) -> None:
+        """Add errors and warnings; errors stay in the order of files and places."""
+        self.warnings += faults.warnings
+        self.errors += faults.errors
+        self.errors.sort(key=lambda error: (error.file, error.line, error.column))
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether a configuration or a broker has TLS."""
+        sections: list[object] = [settings.upstream.tls for settings in self.settings]
+        sections += [listener.tls for settings in self.settings for listener in settings.listen]
+        vhosts = [vhost for loaded in self.sets for vhost in loaded.rules.vhosts.values()]
+        return any(sections) or any(broker.tls for vhost in vhosts for broker in vhost.brokers)
+
+    @property
+    def summary(self) -> str:
+        """What was checked, in one line."""
+        vhosts = [vhost for loaded in self.sets for vhost in loaded.rules.vhosts.values()]
+        exchanges = [exchange for vhost in vhosts for exchange in vhost.exchanges]
+        counts = (
+            counted(len(self.files), "file"),
+            counted(len(exchanges), "exchange"),
+            counted(sum(self._bindings()), "binding"),
+            counted(sum(len(loaded.tests) for loaded in self.sets), "test"),
+        )
+        versions = [loaded.rules.version for loaded in self.sets if loaded.rules.vhosts]
+        return ", ".join(counts) + (f"; rules {' '.join(versions)}" if versions else "")
+
+    def as_json(self) -> dict[str, object]:
+        """Return everything as plain data; `ok` is true where the exit status is 0."""
+        return {
+            "ok": self.good,
+            "summary": self.summary,
+            "errors": [_fault(error.file, error.line, error.column, error.key, error.message) for error in self.errors],
+            "warnings": [_fault(*warning.place, warning.key, warning.message) for warning in self.warnings],
+            "failures": [
+                {
+                    **_fault(*failure.test.place, failure.test.path, "; ".join(failure.differences)),
+                    "test": failure.test.name,
+                    "walk": self.walks[failure.test.place],
+                }
+                for failure in self.failures
+            ],
+            "uncovered": [_fault(*warning.place, warning.key, warning.message) for warning in self.uncovered],
+            "coverage": round(self.coverage, 2),
+            "plan": None if self.plan is None else [{"vhost": vhost, "action": action} for vhost, action in self.plan],
+        }
+
+
+def _fault(file: str, line: int, column: int, key: str, message: str) -> dict[str, object]:
+    return {"file": file, "line": line, "column": column, "key": key, "message": message}
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
