@@ -7,7 +7,7 @@ Several bindings ("rows") may stand under one token. Messages find the destinati
 
 - a *plain* row has no arguments. The control plane makes it for rules files and for publishes that ask for it. All
   sidecars share it, and it is not known who needs it, so it is unbound only where the rules of this process needed it,
-  or where an exchange that clients declared has no binding left;
+  or where an exchange that clients declared has no binding left. What rules need has no other row to rely on;
 - a *mark* is a client's binding that lies under the token. It goes when that binding is unbound, through any sidecar;
 - a *pin* has one argument that no other row has. A sidecar binds it where a client's binding lies under a storage key
   and no mark or pin of its own is recent enough, and for what routes of clients' bindings lead to.
@@ -26,9 +26,14 @@ not know of yet. The broker has no compare-and-delete, but unbinding names the e
 4. Rows that nothing needs any more are unbound when two looks, `GRACE_SECONDS` apart, say so (`idle`). Pins of others
    are also unbound where a later pin of this sidecar stands (`outdated`): a sidecar that has ended leaves its own.
 
+5. Rules of another sidecar may need a plain row that those of this one do not need any more. So a pin that counts as
+   one of another sidecar is bound before the plain row is unbound. A sidecar whose rules need the destination binds the
+   plain row again at its next look. On carriers of rules files, pins of others are settled only after
+   `handover_seconds`, in which every sidecar looks.
+
 Rules 1 to 4 hold for every order in which the broker carries out the steps of any number of sidecars; only durations
-are compared, so clocks need not agree. `tests/relay/test_token_table.py` runs two sidecars against a broker in every
-order that hypothesis finds.
+are compared, so clocks need not agree. `tests/relay/test_token_table.py` runs two sidecars, with the same rules and
+with different ones, against a broker in every order that hypothesis finds.
 
 Source: delivery notes, "Tokens and bindings".
 """
@@ -163,15 +168,34 @@ class TokenTable:
     Args:
         bound: destinations that are known to be bound.
         shared: whether other sidecars may bind on the same carrier, and listings show it.
+        handover_seconds: how long pins of other sidecars are left to those whose rules may rely on them.
     """
 
-    __slots__ = ("_bound", "_events", "_records", "_wanted", "looked_at", "shared")
+    __slots__ = (
+        "_bound",
+        "_events",
+        "_last_look",
+        "_look",
+        "_records",
+        "_wanted",
+        "_without_plain",
+        "handover_seconds",
+        "looked_at",
+        "shared",
+    )
 
-    def __init__(self, bound: Iterable[Destination] = (), *, shared: bool = True) -> None:
+    def __init__(
+        self, bound: Iterable[Destination] = (), *, shared: bool = True, handover_seconds: float = LEASE_SECONDS
+    ) -> None:
         self.shared = shared
+        self.handover_seconds = handover_seconds
         self._records: dict[Destination, TokenRecord] = {}
         self._bound: set[Destination] = set()
         self._events = 0
+        #: the event counts when the last listing that has arrived was asked for, and the one before it
+        self._look = self._last_look = 0
+        #: destinations under whose token the last listing shows rows, but not the plain one
+        self._without_plain: set[Destination] = set()
         self._wanted: frozenset[Destination] = frozenset()
         #: when the last listing that has arrived was asked for
         self.looked_at = _LONG_AGO
@@ -262,6 +286,7 @@ class TokenTable:
         was_bound = destination in self._bound
         self._withdraw(self._change(destination))
         record.listed = frozenset()
+        self._without_plain.discard(destination)
         state = TokenState.MISSING if record.needs else TokenState.UNKNOWN
         self._set(destination, record, state, reason if record.needs else "")
         return was_bound
@@ -277,6 +302,37 @@ class TokenTable:
     def is_unbinding(self, destination: Destination) -> bool:
         """Return whether nothing has bound a token since it was announced to go."""
         return self.state(destination) is TokenState.UNBINDING
+
+    def lacking(self, wanted: Set[Destination], plain: Set[Destination]) -> Set[Destination]:
+        """Return what is to be bound, of what is wanted; call it after each listing.
+
+        Args:
+            wanted: destinations.
+            plain: those of them that rules need: they rely on the plain row alone.
+        """
+        without = {one for one in plain & self._without_plain if self._records[one].changed <= self._look}
+        # What a client is about to unbind: a plain row would be too much then. The next look but one decides.
+        leaving = {one for one in wanted - self._bound - plain if self._is_leaving(one)}
+        return (wanted - self._bound - leaving) | (wanted & without)
+
+    def has_plain(self, destination: Destination) -> bool:
+        """Return whether the plain row of a destination may stand."""
+        listed = self._records.get(destination, _ABSENT).listed
+        return not self.shared or not listed or PLAIN in listed
+
+    def handed_over(self) -> list[Destination]:
+        """Return the destinations that pins of other sidecars alone stand for, as the last listing shows."""
+        found: list[Destination] = []
+        for destination in self._without_plain:
+            record = self._records[destination]
+            pins = all(isinstance(row, bytes) for row in record.listed) and record.listed.isdisjoint(record.pins)
+            if pins and record.changed <= self._look:
+                found.append(destination)
+        return found
+
+    def _is_leaving(self, destination: Destination) -> bool:
+        record = self._records.get(destination, _ABSENT)
+        return self.shared and record.state is TokenState.UNBINDING and record.changed > self._last_look
 
     # -- bindings of clients -----------------------------------------------------------------------------------
 
@@ -332,14 +388,15 @@ class TokenTable:
         listed = {row for row in record.listed if isinstance(row, bytes) and row != PLAIN}
         if not self.shared:
             return (PLAIN,)
-        return tuple(sorted(record.pins | (listed if self._settled(record, listed) else set())))
+        settled = self._settled(record, listed, self.handover_seconds)
+        return tuple(sorted(record.pins | (listed if settled else set())))
 
     def outdated(self) -> list[tuple[Destination, tuple[bytes, ...]]]:
         """Return settled pins of other sidecars in whose place a later one of this sidecar stands."""
         found: list[tuple[Destination, tuple[bytes, ...]]] = []
         for destination, record in self._records.items():
             own = [pin for pin in record.pins if pin in record.listed]
-            if own and len(record.listed) > 1 and self._settled(record, record.listed):
+            if own and len(record.listed) > 1 and self._settled(record, record.listed, self.handover_seconds):
                 newest = max(map(_age, own))
                 pins = (row for row in record.listed - record.pins if isinstance(row, bytes) and row != PLAIN)
                 older = tuple(sorted(pin for pin in pins if _age(pin) < newest))
@@ -353,9 +410,9 @@ class TokenTable:
         record.withdrawn = self._events
         record.binder = None
 
-    def _settled(self, record: TokenRecord, rows: Collection[Row]) -> bool:
-        """Return whether everything that relies on some listed rows is known (rule 3)."""
-        return record.listed.issuperset(rows) and record.listed_since + LEASE_SECONDS <= record.looked_at
+    def _settled(self, record: TokenRecord, rows: Collection[Row], seconds: float = LEASE_SECONDS) -> bool:
+        """Return whether everything that relies on some listed rows is known (rules 3 and 5)."""
+        return record.listed.issuperset(rows) and record.listed_since + seconds <= record.looked_at
 
     # -- listings ----------------------------------------------------------------------------------------------
 
@@ -372,12 +429,17 @@ class TokenTable:
         for destination, there in rows.items():
             self._listed(destination, self._record(destination), there, look, now)
         self.looked_at = look.began_at
+        self._last_look, self._look = self._look, look.events
 
     def _listed(
         self, destination: Destination, record: TokenRecord, rows: frozenset[Row], look: Look, now: float
     ) -> None:
         if rows != record.listed:
             record.listed, record.listed_since = rows, now
+            if rows and PLAIN not in rows:
+                self._without_plain.add(destination)
+            else:
+                self._without_plain.discard(destination)
         if record.changed > look.events:
             return
         record.looked_at = look.began_at
@@ -386,6 +448,8 @@ class TokenTable:
         if rows and record.state is not TokenState.UNBINDING:
             self._set(destination, record, TokenState.BOUND)
         elif not rows:
+            if record.state is TokenState.UNBINDING and record.changed > self._look:
+                return  # the answer to whoever unbinds it is on its way
             if record.state is not TokenState.MISSING or not record.needs:
                 self._withdraw(record)
                 self._set(destination, record, TokenState.UNKNOWN)

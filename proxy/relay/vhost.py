@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 from proxy.addressing.targets import AddressBook
-from proxy.relay.token_table import Need, TokenTable
+from proxy.relay.token_table import LEASE_SECONDS, Need, TokenTable
 from proxy.relay.tokens import Secrets, Tokens, grant_key
 from proxy.routing.bindings.binding import NO_REACH, Binding, Reach
 from proxy.routing.bindings.compiled import CompiledBinding, count_regexes
@@ -257,6 +257,7 @@ class VhostState:
         secrets: sign what is stored on the broker.
         shared: whether other sidecars may bind on the same carriers, and the management API shows it.
         sidecar: part of the pins that this process makes: no other has it.
+        handover_seconds: how long pins of other sidecars are left on carriers of rules files (`relay.token_table`).
         regex_budget: what the regexes of each owner may cost in one decision, in match-limit units.
     """
 
@@ -276,6 +277,7 @@ class VhostState:
     secrets: Secrets = field(default_factory=Secrets)
     shared: bool = True
     sidecar: str = ""
+    handover_seconds: float = LEASE_SECONDS
     regex_budget: int = DEFAULT_BUDGET
 
     def __post_init__(self) -> None:
@@ -318,9 +320,9 @@ class VhostState:
         self._derive()
         self.changed()
 
-    def set_sharing(self, shared: bool, sidecar: str) -> None:
+    def set_sharing(self, shared: bool, sidecar: str, handover_seconds: float = LEASE_SECONDS) -> None:
         """Say whether other sidecars may be on the same carriers, and which one this is."""
-        self.shared, self.sidecar = shared, sidecar
+        self.shared, self.sidecar, self.handover_seconds = shared, sidecar, handover_seconds
         self._derive()
 
     def set_tokens(self, tokens: Tokens) -> None:
@@ -419,4 +421,5 @@ class VhostState:
         translates = self.addresses is not None and self.addresses.stays_here
         for owned in self.exchanges.values():
             owned.tokens.shared = self.shared
+            owned.tokens.handover_seconds = self.handover_seconds if owned.declared is None else LEASE_SECONDS
         self.restores = translates or any(owned.moves for owned in self.exchanges.values())

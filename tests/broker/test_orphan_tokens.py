@@ -19,11 +19,15 @@ class Hand:
     def __init__(self) -> None:
         self.unbound: list[bytes] = []
         self.bound: list[bytes] = []
+        self.handed_over: list[bytes] = []
         self.meanwhile: Callable[[], object] = lambda: None
 
     async def unbind(self, rows: Sequence[tuple[Token, Sequence[bytes]]]) -> None:
         self.unbound += [destination[1] for (_, destination), _ in rows]
         self.meanwhile()
+
+    async def hand_over(self, tokens: Sequence[Token]) -> None:
+        self.handed_over += [destination[1] for _, destination in tokens]
 
     async def bind(self, tokens: Sequence[Token]) -> dict[Token, str]:
         self.bound += [destination[1] for _, destination in tokens]
@@ -123,4 +127,5 @@ async def test_tokens_of_the_file_and_of_its_publishes_stay() -> None:
     await scene.look()
     scene.known.remove_binding(client)
     assert [await scene.look() for _ in range(2)] == [[], [b"client"]]
+    assert scene.hand.handed_over == [b"client"]  # rules of another sidecar may need it
     assert scene.known.exchanges[b"documents"].bound == queues("a", "demanded")

@@ -666,6 +666,7 @@ async def test_new_rules_leave_what_clients_declared(start: Start, app: Client, 
     await app.bind(late)
     mine.add_binding(late)
     topology.swap(vhost, evaluated, rules)
+    mine.handover_seconds = 0.0
     await topology.retire(vhost, retirement)
     assert set(mine.exchanges) == {b"documents", b"ox"}
     assert mine.carriers == {b"documents", b"ox"}

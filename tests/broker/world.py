@@ -145,6 +145,12 @@ class Outside:
         found = self.bindings(exchange)
         return {(kind, name) for kind, name, key in found if key == token(kind, name) or is_keyed(key)}
 
+    def plainly_bound(self, exchange: str) -> set[Destination]:
+        """Those of them that are bound for rules: without an argument."""
+        rows = self.broker.api("GET", f"exchanges/{quoted(self.vhost)}/{quoted(exchange)}/bindings/source")
+        named = {(row["destination_type"], row["destination"].encode()) for row in rows if not row["arguments"]}
+        return named & self.bound(exchange)
+
     def bindings(self, exchange: str) -> set[tuple[str, bytes, bytes]]:
         path = f"exchanges/{quoted(self.vhost)}/{quoted(exchange)}/bindings/source"
         return {

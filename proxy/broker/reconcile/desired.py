@@ -41,6 +41,7 @@ class DesiredState:
         carriers: exchanges that have, or need, one on the broker.
         made: those of them that are ours to declare, since a rules file owns them.
         tokens: by exchange name, the destinations that need a token on its carrier.
+        plain: by exchange name, those of them that rules files need: no client's binding on the broker stands for them.
         holders: by destination, the carried exchanges that need its token.
         existing: destinations that must exist but need no token, with what they are to the rules
             ("" for a plain destination).
@@ -55,6 +56,7 @@ class DesiredState:
     carriers: tuple[OwnedExchange, ...]
     made: tuple[OwnedExchange, ...]
     tokens: Mapping[bytes, frozenset[Destination]]
+    plain: Mapping[bytes, frozenset[Destination]]
     holders: Mapping[Destination, tuple[OwnedExchange, ...]]
     existing: Mapping[Destination, str]
     published: Mapping[bytes, bytes]
@@ -112,6 +114,10 @@ class TokenRights:
         if not self.own_routes:
             return exchange.destinations
         return self._files.get(exchange, _NOTHING).destinations | owned.receivers.keys()
+
+    def in_file(self, owned: OwnedExchange, exchange: Exchange) -> Set[Destination]:
+        """Give what the rules file itself names in an exchange."""
+        return self._files.get(exchange, _NOTHING).destinations
 
     def names(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
         """Say whether an exchange names a destination itself, without looking at the others."""
@@ -187,13 +193,15 @@ def desired_state(
         book: the address table.
     """
     tokens: dict[bytes, frozenset[Destination]] = {}
+    plain: dict[bytes, frozenset[Destination]] = {}
     holders: dict[Destination, list[OwnedExchange]] = {}
     existing: dict[Destination, str] = {}
     published: dict[bytes, bytes] = {}
     for name, exchange in exchanges.items():
-        destinations = _reached(name, exchanges, router, rights)
+        destinations = _reached(name, exchanges, router, rights, rights.named)
         if exchange.delivery is Delivery.CARRIER:
             tokens[name] = destinations
+            plain[name] = _reached(name, exchanges, router, rights, rights.in_file)
             for destination in destinations:
                 holders.setdefault(destination, []).append(exchange)
         else:
@@ -213,6 +221,7 @@ def desired_state(
         carriers=carriers,
         made=tuple(item for item in carriers if item.declared is None),
         tokens=tokens,
+        plain=plain,
         holders={destination: tuple(holding) for destination, holding in holders.items()},
         existing=existing,
         published=published,
@@ -223,7 +232,11 @@ def desired_state(
 
 
 def _reached(
-    start: bytes, exchanges: Mapping[bytes, OwnedExchange], router: Router, rights: TokenRights
+    start: bytes,
+    exchanges: Mapping[bytes, OwnedExchange],
+    router: Router,
+    rights: TokenRights,
+    named_in: Callable[[OwnedExchange, Exchange], Set[Destination]],
 ) -> frozenset[Destination]:
     """Give everything outside the evaluated exchanges that messages to an exchange may be sent to by right."""
     named: set[Destination] = set()
@@ -232,7 +245,7 @@ def _reached(
     while ahead:
         name = ahead.pop()
         owned, exchange = exchanges[name], router.exchanges[name]
-        named |= rights.named(owned, exchange)
+        named |= named_in(owned, exchange)
         if exchange.alternate is not None and name != start:
             # The alternate exchange of the first one is the broker's to use.
             named.add(("exchange", exchange.alternate))

@@ -28,11 +28,14 @@ from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, MakeQ
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError
 from proxy.relay.declare.storage import pin_entries
+from proxy.relay.token_table import PLAIN, pin_row
 from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
 
 #: A token: the exchange whose carrier has it, and the destination it stands for.
 Token: TypeAlias = tuple[OwnedExchange, Destination]
+#: Rows under tokens.
+Pins: TypeAlias = list[tuple[Token, tuple[bytes, ...]]]
 
 _NOT_FOUND = 404
 _LOCKED = 405
@@ -211,6 +214,28 @@ class Executor:
         """Declare an exchange that says something by being there; say why where it was refused."""
         refusal = await self._connection.call(declare_marker(name))
         return None if refusal is None else f"{refusal.code} {refusal.text}"
+
+    async def hand_over(self, tokens: Sequence[Token]) -> Pins:
+        """Unbind the plain rows of tokens that rules of this sidecar need no more; those of another one may.
+
+        Where others may be there, pins stand in their place, until these others have looked (`relay.token_table`).
+
+        Returns:
+            The pins.
+        """
+        pins: Pins = []
+        for exchange, destination in tokens if self._state.shared else ():
+            self._state.last_sequence += 1
+            pins.append(((exchange, destination), (pin_row(self._state.sidecar, self._state.last_sequence),)))
+        await self._connection.call_all(
+            [
+                bind_token(exchange.carrier, destination, key, pin_entries(row))
+                for (exchange, destination), (row,) in pins
+                for key in self._state.tokens.of(*destination)
+            ]
+        )
+        await self.unbind((token, (PLAIN,)) for token in tokens)
+        return pins
 
     async def unbind(self, rows: Iterable[tuple[Token, Iterable[bytes]]]) -> None:
         await self._connection.call_all(

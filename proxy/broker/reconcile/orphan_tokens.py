@@ -50,7 +50,13 @@ class OrphanTokens:
         self._left = {exchange: left for exchange, left in self._left.items() if exchange in self._received}
         due = found & self._seen
         self._seen = found - due
-        rows = {token: (PLAIN, *token[0].tokens.removable(token[1])) for token in due}
+        shared = {token for token in due if token[0].declared is None and token[0].tokens.has_plain(token[1])}
+        rows = {
+            (exchange, destination): (() if exchange.declared is None else (PLAIN,))
+            + exchange.tokens.removable(destination)
+            for exchange, destination in due
+        }
+        rows = {token: there for token, there in rows.items() if there or token in shared}
         for exchange in desired.carriers:
             for destination in self._idle(exchange, desired):
                 token = exchange, destination
@@ -67,6 +73,8 @@ class OrphanTokens:
             exchange.tokens.unbinding(destination)
         if rows:
             self._state.changed()
+        if shared:
+            await self._executor.hand_over(sorted(shared, key=_order))
         if rows or outdated:
             await self._executor.unbind([*sorted(rows.items(), key=lambda item: _order(item[0])), *outdated])
         # Whoever bound meanwhile has an assertion of its own.

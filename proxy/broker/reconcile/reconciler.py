@@ -154,10 +154,24 @@ class Reconciler:
                 for carrier, bindings in observer.foreign.items()
                 for binding in bindings
             ]
+        # Messages may choose it by the rules of this sidecar, and nothing says so on the broker.
+        router = self._store.state.router
+        chosen = [
+            BindToken(exchange, destination)
+            for exchange in desired.made
+            if exchange.name in router.exchanges
+            for destination in exchange.tokens.handed_over()
+            if destination not in exchange.receivers and router.may_choose(exchange.name, destination)
+        ]
         return Observation(
             self._observed,
-            {one.name: one.bound - observer.carrier_tokens(one).incomplete for one in desired.carriers},
-            observer.verified.share(believed, whole=thorough),
+            {
+                one.name: desired.tokens_of(one)
+                - one.tokens.lacking(desired.tokens_of(one), desired.plain[one.name])
+                - observer.carrier_tokens(one).incomplete
+                for one in desired.carriers
+            },
+            observer.verified.share(believed, whole=thorough) + chosen,
             surplus,
             conflicts,
         )

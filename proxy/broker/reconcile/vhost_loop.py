@@ -26,7 +26,7 @@ from proxy.broker.declared.store import DeclarationStore, inherit, inheriting
 from proxy.broker.management_api import ExchangeInfo, ManagementApi
 from proxy.broker.reconcile.desired import DesiredState, TokenRights, WantedQueue, desired_state
 from proxy.broker.reconcile.diff import BindToken, needed_again, retired_tokens, share_tables
-from proxy.broker.reconcile.executor import Executor
+from proxy.broker.reconcile.executor import Executor, Pins
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.observer import Observer, log_missing
 from proxy.broker.reconcile.orphan_tokens import OrphanTokens
@@ -35,7 +35,7 @@ from proxy.broker.reconcile.relay_requests import RelayRequests
 from proxy.broker.reconcile.token_migration import TokenMigration
 from proxy.broker.task_supervisor import Supervisor, end_if_cancelled
 from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.relay.token_table import PLAIN
+from proxy.relay.token_table import LEASE_SECONDS
 from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
@@ -107,6 +107,8 @@ class RefreshSchedule:
 #: Tokens that the rules before a swap needed and those after it don't.
 Retired: TypeAlias = tuple[BindToken, ...]
 
+#: Pins are left to the rules of other sidecars for so many intervals between looks: in one of them these have looked.
+_HANDOVER_LOOKS = 3
 #: Clients' bindings put beside new rules between two pauses in which others may run.
 _STEP = 64
 #: Refusals in a row after which it is asked whether the virtual host is gone: a producer may be logging in to it.
@@ -166,7 +168,9 @@ class VhostTopology:
         self._rights = TokenRights(settings.declared.own_routes)
         state.own_routes, state.secrets = settings.declared.own_routes, settings.declared.secrets
         state.set_tokens(Tokens(state.name, state.secrets.token_keys))
-        state.set_sharing(management is not None, token_hex(4))
+        state.set_sharing(
+            management is not None, token_hex(4), max(LEASE_SECONDS, _HANDOVER_LOOKS * settings.refresh_seconds)
+        )
         self._rights.learn(state.exchanges, state.router)
         self._token_migration = TokenMigration(state, observed, self._executor, management)
         self.observer.looked = self._token_migration.look
@@ -505,7 +509,10 @@ class VhostTopology:
         """Unbind what the rules before the last swap needed, once publishes decided by them have gone."""
         self.release(tokens)
         await asyncio.sleep(self._settings.grace_seconds)
-        await self.unbind(tokens)
+        pins = await self.unbind(tokens)
+        await asyncio.sleep(self.state.handover_seconds)
+        # Those of carriers that are still followed go when looks find them needless.
+        await self._executor.unbind([pin for pin in pins if pin[0][0].carrier not in self.state.carriers])
 
     def release(self, tokens: Retired) -> None:
         """Begin to retire: relays ask again before they use these tokens."""
@@ -515,14 +522,19 @@ class VhostTopology:
                 token.exchange.tokens.unbinding(token.destination)
         self.state.changed()
 
-    async def unbind(self, tokens: Retired) -> None:
-        """End what `release` began; a token that was asked for meanwhile, or that prepared rules need, stays."""
+    async def unbind(self, tokens: Retired) -> Pins:
+        """End what `release` began; a token that was asked for meanwhile, or that prepared rules need, stays.
+
+        Returns:
+            Pins that stand in their place for other sidecars, for `handover_seconds`.
+        """
         # Not while new rules are prepared: what they have just bound could be what goes.
         async with self._look:
             due = [token for token in tokens if token.exchange.tokens.is_unbinding(token.destination)]
-            await self._executor.unbind((token, (PLAIN,)) for token in due)
+            pins = await self._executor.hand_over(due)
             for token in due:
                 token.exchange.tokens.unbound(token.destination)
+            return pins
 
     async def close(self) -> None:
         """End everything; what is declared stays."""

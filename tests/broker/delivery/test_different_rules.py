@@ -1,0 +1,80 @@
+"""Two sidecars with different rules for one carrier: what the rules of one need no more, those of the other may."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.broker.world import Outside, queues
+from tests.producer import Producer, until
+from tests.rabbitmq import Broker
+from tests.sidecar import Sidecar
+
+
+class Ruled:
+    """A sidecar whose rules send every message to some queues."""
+
+    def __init__(self, broker: Broker, vhost: str, folder: Path, *names: str) -> None:
+        folder.mkdir()
+        self._vhost = vhost
+        self._rules = folder / "rules.yaml"
+        self._write(*names)
+        self.sidecar = Sidecar(broker, [self._rules], {"inventory": {"refresh": "500ms"}}, folder)
+
+    def _write(self, *names: str) -> None:
+        bindings = "".join(f"      - {{queue: {name}}}\n" for name in names)
+        self._rules.write_text(f"vhost: {self._vhost}\nexchanges:\n  - name: letters\n    bindings:\n{bindings}")
+
+    def reload(self, *names: str) -> None:
+        version = self._version()
+        self._write(*names)
+        os.kill(self.sidecar.process_id, signal.SIGHUP)
+        until(lambda: self._version() != version)
+
+    def _version(self) -> str:
+        [line] = [line for line in self.sidecar.get("/metrics").splitlines() if line.startswith("oxproxy_rules_info{")]
+        return line
+
+
+@pytest.fixture
+def pair(broker: Broker, outside: Outside, vhost: str, tmp_path: Path) -> Iterator[tuple[Ruled, Ruled]]:
+    outside.make_queues("a", "b", "c")
+    first = Ruled(broker, vhost, tmp_path / "first", "a", "b")
+    second = Ruled(broker, vhost, tmp_path / "second", "b", "c")
+    with ExitStack() as stack:
+        for one in (first, second):
+            stack.enter_context(one.sidecar)
+        yield first, second
+
+
+@pytest.fixture
+def outside(broker: Broker, vhost: str) -> Outside:
+    return Outside(broker, vhost)
+
+
+def test_a_token_that_one_needs_no_more_stays_for_the_other_at_every_moment(
+    pair: tuple[Ruled, Ruled], outside: Outside
+) -> None:
+    first, second = pair
+    with Producer(second.sidecar.port, outside.vhost).open(confirm=True) as producer:
+        published = 0
+
+        def plain() -> bool:
+            """Publish once; has the second sidecar bound for itself what the first one has unbound?"""
+            nonlocal published
+            assert producer.send_settled("letters", "k", mandatory=True) == (True, [])
+            published += 1
+            rows = outside.broker.api("GET", f"exchanges/{outside.vhost}/letters/bindings/source")
+            return [row["arguments"] for row in rows if row["destination"] == "b"] == [{}]
+
+        first.reload("a")
+        until(lambda: not plain())
+        until(plain)  # nothing but a row of its own is left
+        assert [len(producer.take(queue)) for queue in ("a", "b", "c")] == [0, published, published]
+    second.reload("c")
+    until(lambda: outside.bound("letters") == queues("a", "c"))
