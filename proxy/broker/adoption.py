@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.declared.store import binding_from_listing, why_unsigned
 from proxy.broker.management_api import BindingInfo, ManagementApi
-from proxy.broker.methods import bind_token, reason
+from proxy.broker.methods import Bind, reason
 from proxy.broker.reconcile.token_migration import lacking_tokens, retire_tokens
 from proxy.relay.declare.storage import kept_rows, signed_copy
 from proxy.relay.tokens import Secrets, Tokens
@@ -125,7 +125,7 @@ class Adoption:
         )
         ((key, entries),) = kept_rows(found.stored._replace(copies=(signed,)))
         connection = await self._connection(found.vhost)
-        refusal = await connection.call(bind_token(found.carrier, destination, key, entries))
+        refusal = await connection.call(Bind(found.carrier, destination, key, entries))
         if refusal is not None:
             return reason(refusal.code, refusal.text, destination[0])
         await self._management.remove_binding(found.vhost, found.carrier, found.info)

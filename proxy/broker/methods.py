@@ -20,7 +20,6 @@ from proxy.amqp import method_frames
 from proxy.amqp.frames import FRAME_HEAD
 from proxy.amqp.methods import method_of
 from proxy.amqp.tables import encode_table
-from proxy.relay.tokens import token
 from proxy.relay.vhost import OwnedExchange
 from proxy.values import QUEUE, Destination, Table, Value
 
@@ -62,15 +61,12 @@ class Find:
 
     @property
     def frame(self) -> bytes:
-        """See `Method`."""
         return method_frames.look_for(0, self.destination)
 
     async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
-        """See `Method`."""
         kind, name = self.destination
-        if kind == QUEUE:
-            return await channel.declare_queue(name.decode(), passive=True, timeout=limit_seconds)
-        return await channel.declare_exchange(name.decode(), passive=True, timeout=limit_seconds)
+        declare = channel.declare_queue if kind == QUEUE else channel.declare_exchange
+        return await declare(name.decode(), passive=True, timeout=limit_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +78,9 @@ class DeclareQueue:
 
     @property
     def frame(self) -> bytes:
-        """See `Method`."""
         return method_frames.queue_declare(0, self.name, encode_table(self.arguments))
 
     async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
-        """See `Method`."""
         _refuse_arguments(self.arguments)
         return await channel.declare_queue(self.name.decode(), durable=True, timeout=limit_seconds)
 
@@ -102,14 +96,12 @@ class DeclareExchange:
 
     @property
     def frame(self) -> bytes:
-        """See `Method`."""
         table: Table = ((MARK, Value("t", True)),) if self.marked else ()
         if self.alternate is not None:
             table = ((b"alternate-exchange", Value("S", self.alternate)), *table)
         return method_frames.exchange_declare(0, self.name, self.type, encode_table(table))
 
     async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
-        """See `Method`."""
         arguments: FieldTable = {MARK.decode(): True} if self.marked else {}
         if self.alternate is not None:
             arguments["alternate-exchange"] = self.alternate.decode()
@@ -119,44 +111,32 @@ class DeclareExchange:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """Binds a destination to an exchange under a key, with raw entries of an argument table; twice is once."""
+    """Binds a destination to an exchange under a key, with raw entries of an argument table; twice is once.
+
+    With `unbinds` it takes such a binding away; it is no error where there is none.
+    """
 
     source: bytes
     destination: Destination
     key: bytes
     entries: bytes = b""
+    unbinds: bool = False
 
     @property
     def frame(self) -> bytes:
-        """See `Method`."""
-        return method_frames.bind(0, self.destination, self.source, self.key, self.entries)
+        make = method_frames.unbind if self.unbinds else method_frames.bind
+        return make(0, self.destination, self.source, self.key, self.entries)
 
     async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
-        """See `Method`."""
         _refuse_arguments(self.entries)
-        receiver = await _receiver(channel, self.destination)
-        return await receiver.bind(self.source.decode(), self.key.decode(), timeout=limit_seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class Unbind:
-    """Takes such a binding away; no error where there is none."""
-
-    source: bytes
-    destination: Destination
-    key: bytes
-    entries: bytes = b""
-
-    @property
-    def frame(self) -> bytes:
-        """See `Method`."""
-        return method_frames.unbind(0, self.destination, self.source, self.key, self.entries)
-
-    async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
-        """See `Method`."""
-        _refuse_arguments(self.entries)
-        receiver = await _receiver(channel, self.destination)
-        return await receiver.unbind(self.source.decode(), self.key.decode(), timeout=limit_seconds)
+        kind, name = self.destination
+        receiver: AbstractQueue | AbstractExchange  # without asking the broker
+        if kind == QUEUE:
+            receiver = await channel.get_queue(name.decode(), ensure=False)
+        else:
+            receiver = await channel.get_exchange(name.decode(), ensure=False)
+        make = receiver.unbind if self.unbinds else receiver.bind
+        return await make(self.source.decode(), self.key.decode(), timeout=limit_seconds)
 
 
 async def make(method: Method, channel: AbstractChannel, limit_seconds: float) -> None:
@@ -188,14 +168,6 @@ def _refuse_arguments(arguments: bytes | Table) -> None:
         raise ValueError("pamqp changes the types of arguments")
 
 
-async def _receiver(channel: AbstractChannel, destination: Destination) -> AbstractQueue | AbstractExchange:
-    """Give aio-pika's object for a queue or an exchange, without asking the broker."""
-    kind, name = destination
-    if kind == QUEUE:
-        return await channel.get_queue(name.decode(), ensure=False)
-    return await channel.get_exchange(name.decode(), ensure=False)
-
-
 def declare_carrier(exchange: OwnedExchange) -> DeclareExchange:
     """Declare the durable direct exchange that carries an exchange's messages."""
     return DeclareExchange(exchange.carrier, b"direct", marked=True, alternate=exchange.alternate)
@@ -204,16 +176,6 @@ def declare_carrier(exchange: OwnedExchange) -> DeclareExchange:
 def declare_marker(name: bytes) -> DeclareExchange:
     """Declare a durable exchange that says something by being there."""
     return DeclareExchange(name, b"fanout")
-
-
-def bind_token(carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b"") -> Bind:
-    """Bind a destination to a carrier under a token, None: the unkeyed one."""
-    return Bind(carrier, destination, token(*destination) if key is None else key, entries)
-
-
-def unbind_token(carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b"") -> Unbind:
-    """Take a destination's token away, None: the unkeyed one."""
-    return Unbind(carrier, destination, token(*destination) if key is None else key, entries)
 
 
 def unnameable(name: bytes) -> str | None:

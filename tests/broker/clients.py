@@ -14,13 +14,13 @@ from proxy.amqp.method_frames import exchange_declare
 from proxy.amqp.tables import encode_table
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.declared.store import declared_exchange, stored_binding, with_copies
-from proxy.broker.methods import Bind, Unbind, bind_token, unbind_token
+from proxy.broker.methods import Bind
 from proxy.relay.declare.storage import exchange_arguments, kept_rows, signed_copy
 from proxy.relay.tokens import token
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, StoredBinding, VhostState
 from proxy.routing.router import Router
 from proxy.values import Table, Value
-from tests.broker.world import every_token
+from tests.broker.world import bind_token, every_token
 
 DURABLE, AUTO_DELETE, INTERNAL = 2, 4, 8
 
@@ -122,11 +122,11 @@ class Client:
         for each in bindings:
             binding = each.binding
             for key, kept in kept_rows(self.signed(each)):
-                assert await self._connection.call(Unbind(binding.exchange, each.destination, key, kept)) is None
+                assert await self._connection.call(Bind(binding.exchange, each.destination, key, kept, True)) is None
             if tokens:
                 destination = binding.destination_type, binding.destination
                 for key in self._tokens.of(*destination):
-                    assert await self._connection.call(unbind_token(binding.exchange, destination, key)) is None
+                    assert await self._connection.call(Bind(binding.exchange, destination, key, unbinds=True)) is None
 
 
 def _bind(stored: StoredBinding) -> Bind:

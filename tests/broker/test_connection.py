@@ -9,9 +9,9 @@ import pytest
 from aio_pika.tools import OneShotCallback
 
 from proxy.broker.connection import ControlConnection
-from proxy.broker.methods import DeclareQueue, Find, bind_token, declare_carrier
+from proxy.broker.methods import DeclareQueue, Find, declare_carrier
 from proxy.errors import UpstreamError, UpstreamFailure
-from tests.broker.world import Outside, answering, owned, settings
+from tests.broker.world import Outside, answering, bind_token, owned, settings
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pamqp import base, commands, frame
 
 from proxy.broker import methods
 from proxy.relay.tokens import token
 from proxy.values import Value
-from tests.broker.world import owned
+from tests.broker.world import bind_token, owned
 
 
 def read(method: methods.Method) -> base.Frame:
@@ -46,8 +48,8 @@ def test_finding_declares_passively(kind: str) -> None:
 
 def test_a_queue_is_bound_and_unbound_under_its_token() -> None:
     key = token("queue", b"q~1").decode()
-    bind = read(methods.bind_token(b"documents", ("queue", b"q~1")))
-    unbind = read(methods.unbind_token(b"documents", ("queue", b"q~1")))
+    bind = read(bind_token(b"documents", ("queue", b"q~1")))
+    unbind = read(replace(bind_token(b"documents", ("queue", b"q~1")), unbinds=True))
     assert isinstance(bind, commands.Queue.Bind)
     assert isinstance(unbind, commands.Queue.Unbind)
     for method in (bind, unbind):
@@ -57,8 +59,8 @@ def test_a_queue_is_bound_and_unbound_under_its_token() -> None:
 
 def test_an_exchange_is_bound_and_unbound_under_its_token() -> None:
     key = token("exchange", "Käse".encode()).decode()
-    bind = read(methods.bind_token(b"documents", ("exchange", "Käse".encode())))
-    unbind = read(methods.unbind_token(b"documents", ("exchange", "Käse".encode())))
+    bind = read(bind_token(b"documents", ("exchange", "Käse".encode())))
+    unbind = read(replace(bind_token(b"documents", ("exchange", "Käse".encode())), unbinds=True))
     assert isinstance(bind, commands.Exchange.Bind)
     assert isinstance(unbind, commands.Exchange.Unbind)
     for method in (bind, unbind):

@@ -6,14 +6,14 @@ import pytest
 
 from proxy.broker.connection import Refusal
 from proxy.broker.declared.store import DeclarationStore
-from proxy.broker.methods import Method, bind_token
+from proxy.broker.methods import Method
 from proxy.broker.reconcile.desired import desired_state
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.observer import Observer
 from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.relay.vhost import Delivery, Destination
-from tests.broker.world import owned, queues, router, state
+from tests.broker.world import bind_token, owned, queues, router, state
 
 
 class Line:

@@ -16,6 +16,7 @@ import pika.adapters.blocking_connection
 import pika.exceptions
 
 from proxy.broker.connection import ControlSettings
+from proxy.broker.methods import Bind
 from proxy.broker.topology import Topology
 from proxy.relay.token_table import TokenTable
 from proxy.relay.tokens import Secrets, Tokens, is_keyed, token
@@ -96,6 +97,11 @@ def settings(broker: Broker, **more: Any) -> ControlSettings:
     more.setdefault("username", broker.username)
     more.setdefault("password", broker.password)
     return ControlSettings(hosts=((broker.host, broker.port),), **more)
+
+
+def bind_token(carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b"") -> Bind:
+    """Bind a destination to a carrier under a token, None: the unkeyed one."""
+    return Bind(carrier, destination, token(*destination) if key is None else key, entries)
 
 
 class Outside:

@@ -15,13 +15,12 @@ import structlog
 from proxy.broker.connection import ControlConnection, Refusal
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.methods import (
+    Bind,
     DeclareQueue,
     Find,
-    bind_token,
     declare_carrier,
     declare_marker,
     reason,
-    unbind_token,
 )
 from proxy.broker.reconcile.checks import declare_conflict
 from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, MakeQueue, RemoveBinding
@@ -179,7 +178,7 @@ class Executor:
             exchange.tokens.binding(destination)
         keyed = [(token, key) for token in tokens for key in self._state.tokens.of(*token[1])]
         answers = await self._connection.call_all(
-            [bind_token(exchange.carrier, destination, key) for (exchange, destination), key in keyed]
+            [Bind(exchange.carrier, destination, key) for (exchange, destination), key in keyed]
         )
         refusals: dict[Token, Refusal | None] = {}
         for (token, _), answer in zip(keyed, answers, strict=True):
@@ -198,7 +197,7 @@ class Executor:
         exchange, destination = token
         exchange.tokens.binding(destination)
         for key in self._state.tokens.of(*destination):
-            refusal = await self._connection.call(bind_token(exchange.carrier, destination, key))
+            refusal = await self._connection.call(Bind(exchange.carrier, destination, key))
             if refusal is not None:
                 why = reason(refusal.code, refusal.text, destination[0])
                 exchange.tokens.refused(destination, why, keeps=True)
@@ -208,7 +207,7 @@ class Executor:
 
     async def bind_rows(self, carrier: bytes, rows: Sequence[tuple[Destination, bytes, bytes]]) -> list[Refusal | None]:
         """Bind destinations under keys with raw entries of their argument tables; give what was refused."""
-        return await self._connection.call_all([bind_token(carrier, *row) for row in rows])
+        return await self._connection.call_all([Bind(carrier, *row) for row in rows])
 
     async def declare_marker(self, name: bytes) -> str | None:
         """Declare an exchange that says something by being there; say why where it was refused."""
@@ -229,7 +228,7 @@ class Executor:
             pins.append(((exchange, destination), (pin_row(self._state.sidecar, self._state.last_sequence),)))
         await self._connection.call_all(
             [
-                bind_token(exchange.carrier, destination, key, pin_entries(row))
+                Bind(exchange.carrier, destination, key, pin_entries(row))
                 for (exchange, destination), (row,) in pins
                 for key in self._state.tokens.of(*destination)
             ]
@@ -240,7 +239,7 @@ class Executor:
     async def unbind(self, rows: Iterable[tuple[Token, Iterable[bytes]]]) -> None:
         await self._connection.call_all(
             [
-                unbind_token(exchange.carrier, destination, key, pin_entries(row))
+                Bind(exchange.carrier, destination, key, pin_entries(row), unbinds=True)
                 for (exchange, destination), there in rows
                 for row in there
                 for key in self._state.tokens.of(*destination) + self._state.tokens.former(*destination)
