@@ -35,8 +35,11 @@ class Value(NamedTuple):
 #: Entries in wire order; a name may occur twice.
 Table: TypeAlias = tuple[tuple[bytes, Value], ...]
 
-#: No producer may use a routing key or CC entry that begins so: tokens are ours alone.
+#: What keys of ours on carriers begin with: on a direct exchange words, on a topic exchange, where dots cost, one word.
 RESERVED_PREFIX = b"x.o.p.e.n.x."
+RESERVED_WORD = RESERVED_PREFIX.replace(b".", b"-")
+#: No producer may use a routing key or CC entry that begins so: tokens are ours alone.
+RESERVED_PREFIXES = (RESERVED_PREFIX, RESERVED_WORD)
 
 #: The kinds of destinations.
 QUEUE = "queue"
@@ -44,3 +47,11 @@ EXCHANGE = "exchange"
 
 #: Kind (QUEUE or EXCHANGE) and name of what a message can be sent to.
 Destination: TypeAlias = tuple[str, bytes]
+
+
+def reserved_prefix(name: bytes) -> bytes:
+    """Return the reserved prefix that a name or routing key begins with; b"" where it begins with none."""
+    for prefix in RESERVED_PREFIXES:
+        if name.startswith(prefix):
+            return prefix
+    return b""

@@ -94,6 +94,7 @@ def _rule(owned: OwnedExchange) -> ExchangeRule:
         owned.type,
         owned.delivery.value,
         owned.carrier,
+        owned.wanted_type.value,
         owned.unmatched_pass,
         owned.arguments,
         owned.alternate,

@@ -1,6 +1,6 @@
 """Finds and removes what sidecars have left on a broker (`oxproxy cleanup`).
 
-Ours are the exchanges that carry our mark and whatever is bound under the reserved prefix. An exchange with a binding
+Ours are the exchanges that carry our mark and whatever is bound under a reserved prefix. An exchange with a binding
 that somebody else made stays. Source: delivery notes, "Words" and "The store".
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from proxy.broker.management_api import BindingInfo, ManagementApi, NotListed, exchange_info
-from proxy.values import RESERVED_PREFIX
+from proxy.values import RESERVED_PREFIXES
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class Cleanup(ManagementApi):
         found = []
         for item in await self._get("/exchanges?columns=name,vhost,type,internal,durable,auto_delete,arguments"):
             info, vhost = exchange_info(item), str(item["vhost"])
-            if (wanted and vhost not in wanted) or not (info.marked or info.name.startswith(RESERVED_PREFIX)):
+            if (wanted and vhost not in wanted) or not (info.marked or info.name.startswith(RESERVED_PREFIXES)):
                 continue
             ours: list[BindingInfo] = []
             foreign: list[BindingInfo] = []
             for binding in await self.bindings(vhost, info.name):
-                is_ours = binding.routing_key.startswith(RESERVED_PREFIX) or info.name.startswith(RESERVED_PREFIX)
+                is_ours = binding.routing_key.startswith(RESERVED_PREFIXES) or info.name.startswith(RESERVED_PREFIXES)
                 (ours if is_ours else foreign).append(binding)
             found.append(Leftover(vhost, info.name, tuple(ours), tuple(foreign)))
         return sorted(found, key=lambda each: (each.vhost, each.exchange))

@@ -309,6 +309,12 @@ class ControlConnection:
         connection = self._connection
         return connection is not None and not connection.lost.is_set() and not connection.opened.is_closed
 
+    @property
+    def version(self) -> str:
+        """The broker's version, as it states it when the connection is opened; empty where it states none."""
+        said = None if self._connection is None else self._connection.opened.server_properties.get("version")
+        return said.decode(errors="replace") if isinstance(said, bytes) else str(said or "")
+
     async def connect(self) -> None:
         """Connect to the first host that answers.
 

@@ -28,12 +28,15 @@ import structlog
 
 from proxy.broker.connection import ControlSettings
 from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.relay.declare.storage import KEPT, MARK, PIN, SIGNATURE, STORAGE
+from proxy.relay.declare.storage import KEPT, MARK, PIN, SIGNATURE, STORAGE, STORAGE_WORD
 from proxy.relay.tokens import UNKEYED, Tokens, is_keyed, token
 
 _MARK, _KEPT, _SIGNATURE, _PIN = MARK.decode(), KEPT.decode(), SIGNATURE.decode(), PIN.decode()
 _BLANK = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
+
+#: Types of exchanges that carriers are.
+CARRIER_TYPES = ("direct", "topic")
 
 _NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 
@@ -59,7 +62,7 @@ class ExchangeInfo(NamedTuple):
     @property
     def marked(self) -> bool:
         """Whether it is one of ours: declared by us, or by a client through a sidecar."""
-        return self.type == "direct" and self.arguments.get(_MARK) is True
+        return self.type in CARRIER_TYPES and self.arguments.get(_MARK) is True
 
     @property
     def kept(self) -> str:
@@ -96,7 +99,7 @@ class BindingInfo(NamedTuple):
     @property
     def stores(self) -> bool:
         """Whether a client's binding is kept in it."""
-        return self.routing_key.startswith(STORAGE) or (bool(self.kept) and self.under_token)
+        return self.routing_key.startswith((STORAGE, STORAGE_WORD)) or (bool(self.kept) and self.under_token)
 
     def __str__(self) -> str:
         """Destination and key, for operators."""

@@ -169,8 +169,9 @@ def _refuse_arguments(arguments: bytes | Table) -> None:
 
 
 def declare_carrier(exchange: OwnedExchange) -> DeclareExchange:
-    """Declare the durable direct exchange that carries an exchange's messages."""
-    return DeclareExchange(exchange.carrier, b"direct", marked=True, alternate=exchange.alternate)
+    """Declare the durable exchange that carries an exchange's messages."""
+    carrier_type = b"topic" if exchange.is_topic else b"direct"
+    return DeclareExchange(exchange.carrier, carrier_type, marked=True, alternate=exchange.alternate)
 
 
 def declare_marker(name: bytes) -> DeclareExchange:

@@ -410,6 +410,12 @@ class TokenTable:
         record.withdrawn = self._events
         record.binder = None
 
+    def forget_assertions(self) -> None:
+        """The carrier gets other tokens: nothing may rely any more on what this process asserted under the old ones."""
+        for record in self._records.values():
+            self._events += 1
+            self._withdraw(record)
+
     def _settled(self, record: TokenRecord, rows: Collection[Row], seconds: float = LEASE_SECONDS) -> bool:
         """Return whether everything that relies on some listed rows is known (rules 3 and 5)."""
         return record.listed.issuperset(rows) and record.listed_since + seconds <= record.looked_at

@@ -2,9 +2,9 @@
 
 A destination token is the routing key under which a carrier exchange knows a destination. A producer that knows a token
 can reach its queue bypassing the rules, through an alternate or dead-letter exchange that leads to a carrier: so the
-hash in it is keyed with the secrets that sidecars share. It has eight words and more, so that hardly any topic pattern
-downstream matches one, and only ``[a-z0-9.]``, because some other characters break listings of RabbitMQ 3.10's
-management API.
+hash in it is keyed with the secrets that sidecars share. It has only ``[a-z0-9.-]``: some other characters break
+listings of RabbitMQ 3.10's management API, and ``*`` and ``#`` are patterns of topic exchanges. `TokenForm` defines
+when it is one word, and when it is eight and more, which hardly any topic pattern downstream matches.
 
 The secrets are arguments: they are read from files and the environment elsewhere. Each purpose has a key of its own,
 derived from the secret, so that a value made for one of them never serves another.
@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from functools import lru_cache
 from hashlib import blake2b, sha256
 from itertools import chain
 
 from proxy.amqp.frames import U32
-from proxy.values import RESERVED_PREFIX
+from proxy.values import RESERVED_PREFIX, RESERVED_WORD
 
 #: A key that is never bound: publishing to it reaches no queue.
 NOWHERE = RESERVED_PREFIX + b"n.0000000000000000"
@@ -30,7 +31,10 @@ GRANTS = RESERVED_PREFIX + b"r."
 #: What keyed tokens begin with, and a letter for the kind. Version 0.1 takes what is bound there for witnesses of what
 #: clients could bind: it neither uses nor removes them, and does not call them foreign.
 _KEYED = {"queue": GRANTS + b"q.", "exchange": GRANTS + b"e."}
-_KEYED_PREFIXES = tuple(_KEYED.values())
+#: The same in one word.
+_KEYED_WORD = {"queue": RESERVED_WORD + b"r-q-", "exchange": RESERVED_WORD + b"r-e-"}
+_EIGHT_WORDS = tuple(_KEYED.values())
+_KEYED_PREFIXES = (*_EIGHT_WORDS, *_KEYED_WORD.values())
 #: What the exchanges begin with that say which tokens are bound no more (see `Tokens.markers`).
 _MARKERS = RESERVED_PREFIX + b"f."
 #: stands for the key of unkeyed tokens
@@ -38,6 +42,34 @@ UNKEYED = b""
 #: Destinations whose tokens are remembered; a hash costs a microsecond.
 _REMEMBERED = 65536
 _SIGNING, _TOKENS = b"oxproxy binding signature 1", b"oxproxy destination token 1"
+
+
+class TokenForm(Enum):
+    """How the destination tokens of a carrier are written.
+
+    A direct exchange of RabbitMQ before 3.13 compares every binding with each routing key of a message. A topic
+    exchange looks up the words of each key one after another, so that one word costs least. An exchange downstream gets
+    the tokens as routing keys, too, and its pattern ``*`` matches one word: where messages may go on to an exchange, or
+    to an alternate exchange, tokens have eight words.
+
+    A carrier changes from one word to eight when an exchange joins its destinations, and never back: nobody knows
+    whether another sidecar relies on eight. While it is `CHANGING`, destinations are bound under both tokens, publishes
+    carry both, and publishes to an exchange wait.
+    """
+
+    DIRECT = "direct"
+    ONE_WORD = "topic, one word"
+    CHANGING = "topic, one word and eight words"
+    EIGHT_WORDS = "topic, eight words"
+
+
+#: For each token that a destination has under one key, whether it is one word; the current one first.
+_ONE_WORD = {
+    TokenForm.DIRECT: (False,),
+    TokenForm.ONE_WORD: (True,),
+    TokenForm.CHANGING: (True, False),
+    TokenForm.EIGHT_WORDS: (False,),
+}
 
 
 @lru_cache(maxsize=65536)
@@ -66,6 +98,11 @@ def is_keyed(routing_key: bytes) -> bool:
     return routing_key.startswith(_KEYED_PREFIXES)
 
 
+def is_eight_words(routing_key: bytes) -> bool:
+    """Say whether a routing key has the form of a keyed token in eight words, of whatever secret."""
+    return routing_key.startswith(_EIGHT_WORDS)
+
+
 def is_grant(routing_key: bytes) -> bool:
     """Say whether a routing key has the form of a witness of what a client could bind."""
     return routing_key.startswith(GRANTS) and not is_keyed(routing_key)
@@ -83,16 +120,47 @@ class Tokens:
         vhost: name of the virtual host.
         keys: of the current secret, then of previous ones; none: tokens are unkeyed.
         retired: keys whose tokens are bound no more.
+        form: how they are written. On topic carriers they are keyed: version 0.1 uses no such carrier.
     """
 
-    __slots__ = ("_known", "_retired", "keys", "vhost")
+    __slots__ = ("_former", "_forms", "_known", "_one_word", "_retired", "form", "keys", "vhost")
 
-    def __init__(self, vhost: str = "", keys: Sequence[bytes] = (), retired: frozenset[bytes] = frozenset()) -> None:
+    def __init__(
+        self,
+        vhost: str = "",
+        keys: Sequence[bytes] = (),
+        retired: frozenset[bytes] = frozenset(),
+        form: TokenForm = TokenForm.DIRECT,
+    ) -> None:
         self.vhost = vhost
+        self.form = form
         #: those whose tokens are bound, the current one first; unkeyed tokens last
         self.keys: tuple[bytes, ...] = tuple(key for key in (*keys, UNKEYED) if key not in retired)
+        if form is not TokenForm.DIRECT and len(self.keys) > 1:
+            self.keys = tuple(key for key in self.keys if key != UNKEYED)
         self._retired = retired
+        self._one_word = _ONE_WORD[form]
+        former = [(key, one_word) for key in sorted(retired) for one_word in self._one_word]
+        if form is TokenForm.EIGHT_WORDS:
+            former += [(key, True) for key in (*self.keys, *sorted(retired))]
+        self._former = tuple(former)
+        self._forms: dict[TokenForm, Tokens] = {}
         self._known: dict[tuple[str, bytes], tuple[bytes, ...]] = {}
+
+    @property
+    def count(self) -> int:
+        """How many tokens a destination has."""
+        return len(self.keys) * len(self._one_word)
+
+    def in_form(self, form: TokenForm) -> Tokens:
+        """Give the tokens of the same virtual host as a carrier of that form has them."""
+        if form is self.form:
+            return self
+        tokens = self._forms.get(form)
+        if tokens is None:
+            keys = tuple(key for key in self.keys if key != UNKEYED)
+            tokens = self._forms[form] = Tokens(self.vhost, keys, self._retired, form)
+        return tokens
 
     def of(self, kind: str, name: bytes) -> tuple[bytes, ...]:
         """Give the tokens that are bound for a destination, the current one first."""
@@ -101,12 +169,18 @@ class Tokens:
         if found is None:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            found = self._known[destination] = tuple(self._token(key, kind, name) for key in self.keys)
+            found = self._known[destination] = tuple(
+                self._token(key, kind, name, one_word) for one_word in self._one_word for key in self.keys
+            )
         return found
 
     def former(self, kind: str, name: bytes) -> tuple[bytes, ...]:
         """Give the tokens of a destination that are to be bound no more."""
-        return tuple(self._token(key, kind, name) for key in sorted(self._retired))
+        return tuple(self._token(key, kind, name, one_word) for key, one_word in self._former)
+
+    def lead_to(self, later: Tokens) -> bool:
+        """Say whether what was bound under these tokens is found by messages with later ones of the same carrier."""
+        return later._one_word[0] in self._one_word
 
     def markers(self) -> dict[bytes, tuple[bytes, bytes]]:
         """Give the names of exchanges that say that tokens are bound no more.
@@ -127,11 +201,11 @@ class Tokens:
         """Give the same without the tokens of one key."""
         return Tokens(self.vhost, tuple(one for one in self.keys if one != UNKEYED), self._retired | {key})
 
-    def _token(self, key: bytes, kind: str, name: bytes) -> bytes:
+    def _token(self, key: bytes, kind: str, name: bytes, one_word: bool) -> bytes:
         if key == UNKEYED:
-            return token(kind, name)
+            return token(kind, name).replace(b".", b"-") if one_word else token(kind, name)
         text = self.vhost.encode() + b"\0" + name
-        return _KEYED[kind] + blake2b(text, key=key, digest_size=8).hexdigest().encode()
+        return (_KEYED_WORD if one_word else _KEYED)[kind] + blake2b(text, key=key, digest_size=8).hexdigest().encode()
 
 
 class Secrets:

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from proxy.addressing.targets import AddressBook
 from proxy.relay.token_table import LEASE_SECONDS, Need, TokenTable
-from proxy.relay.tokens import Secrets, Tokens, grant_key
+from proxy.relay.tokens import UNKEYED, Secrets, TokenForm, Tokens, grant_key
 from proxy.routing.bindings.binding import NO_REACH, Binding, Reach
 from proxy.routing.bindings.compiled import CompiledBinding, count_regexes
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
@@ -34,6 +34,14 @@ class Delivery(Enum):
 
     CARRIER = "carrier"
     QUEUE = "queue"
+
+
+class CarrierType(Enum):
+    """Which type a carrier is to have; AUTO: the one that costs the broker less."""
+
+    AUTO = "auto"
+    DIRECT = "direct"
+    TOPIC = "topic"
 
 
 class DeclaredExchange(NamedTuple):
@@ -151,6 +159,9 @@ class OwnedExchange:
         reaches: how far routes of clients' bindings reach, by client; where that is limited.
         regexes: regular expressions in clients' bindings, by the user whose binding it is.
         grants: what clients were found to be allowed to bind, by grant key; on the carrier each is a binding.
+        wanted_type: the type that its carrier is to have where it has to be declared.
+        form: the type that its carrier has, and how its tokens are written.
+        leftover: exclusive queues that could not be bound under tokens of the form that the carrier has changed to.
     """
 
     name: bytes
@@ -167,6 +178,19 @@ class OwnedExchange:
     reaches: dict[str, Reach] = field(default_factory=dict)
     grants: dict[bytes, Destination] = field(default_factory=dict)
     regexes: Counter[str] = field(default_factory=Counter)
+    wanted_type: CarrierType = CarrierType.AUTO
+    form: TokenForm = TokenForm.DIRECT
+    leftover: frozenset[Destination] = frozenset()
+
+    @property
+    def is_topic(self) -> bool:
+        """Whether its carrier is a topic exchange."""
+        return self.form is not TokenForm.DIRECT
+
+    @property
+    def takes_exchanges(self) -> bool:
+        """Whether messages may go on to an exchange, which gets their tokens as routing keys."""
+        return self.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS)
 
     def reach(self, client: str) -> Reach:
         found = self.reaches.get(client)
@@ -258,6 +282,7 @@ class VhostState:
         shared: whether other sidecars may bind on the same carriers, and the management API shows it.
         sidecar: part of the pins that this process makes: no other has it.
         handover_seconds: how long pins of other sidecars are left on carriers of rules files (`relay.token_table`).
+        scans_bindings: whether the broker compares every binding of a direct exchange with every key of a message.
         regex_budget: what the regexes of each owner may cost in one decision, in match-limit units.
     """
 
@@ -278,10 +303,23 @@ class VhostState:
     shared: bool = True
     sidecar: str = ""
     handover_seconds: float = LEASE_SECONDS
+    scans_bindings: bool = False
     regex_budget: int = DEFAULT_BUDGET
 
     def __post_init__(self) -> None:
         self._derive()
+
+    def prefers_topic(self, wanted: CarrierType, *, many: bool) -> bool:
+        """Say whether a carrier that has to be declared is to be a topic exchange.
+
+        Args:
+            wanted: the type that was asked for.
+            many: whether it has, or may get, many destinations.
+        """
+        if wanted is CarrierType.AUTO:
+            # Sidecars of version 0.1 know no topic carriers.
+            return many and self.scans_bindings and UNKEYED not in self.tokens.keys
+        return wanted is CarrierType.TOPIC
 
     def carried(self) -> list[OwnedExchange]:
         return [owned for owned in self.exchanges.values() if owned.delivery is Delivery.CARRIER]
@@ -324,6 +362,10 @@ class VhostState:
         """Say whether other sidecars may be on the same carriers, and which one this is."""
         self.shared, self.sidecar, self.handover_seconds = shared, sidecar, handover_seconds
         self._derive()
+
+    def tokens_of(self, owned: OwnedExchange) -> Tokens:
+        """Give the tokens by which the carrier of an exchange knows destinations."""
+        return self.tokens.in_form(owned.form)
 
     def set_tokens(self, tokens: Tokens) -> None:
         self.tokens = tokens

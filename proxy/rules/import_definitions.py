@@ -19,6 +19,7 @@ from proxy.errors import ConfigError, ConfigErrors
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.schema import OPEN, TYPES
+from proxy.values import RESERVED_PREFIXES
 from proxy.yamlfile.document import ConfigWarning, Place
 
 #: Types whose bindings are told apart by their arguments; the others ignore them.
@@ -27,7 +28,7 @@ _BY_KEY = ("direct", "topic")
 #: The carrier of an exchange that the broker has under its own name.
 _CARRIER = "{}.oxproxy"
 #: What the keys of bindings begin with that a sidecar made: the exchange is a carrier of rules that exist.
-_RESERVED = "x.o.p.e.n.x."
+_RESERVED = tuple(prefix.decode() for prefix in RESERVED_PREFIXES)
 _HEADER = (
     "# Bindings of one order are in the order of the definitions, which is not the order in which they were declared.\n"
 )

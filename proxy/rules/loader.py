@@ -193,6 +193,7 @@ def _rule(parsed: ParsedExchange) -> ExchangeRule:
         type=parsed.type,
         delivery=parsed.delivery,
         carrier=parsed.carrier,
+        carrier_type=parsed.carrier_type,
         unmatched_pass=parsed.unmatched_pass,
         arguments=parsed.arguments,
         alternate=parsed.alternate,

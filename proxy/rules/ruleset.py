@@ -37,6 +37,7 @@ class ExchangeRule:
         type: ``x-open``, ``headers``, ``topic``, ``direct`` or ``fanout``.
         delivery: ``carrier`` or ``queue``.
         carrier: name of the exchange on the broker (equal to `name` unless the file says otherwise).
+        carrier_type: ``auto``, ``direct`` or ``topic``: its type where it has to be declared.
         unmatched_pass: what no binding routes goes to the broker's own exchange as it came.
         arguments: exchange arguments in file order, alternate-exchange included.
         alternate: the alternate exchange's name, or None.
@@ -48,6 +49,7 @@ class ExchangeRule:
     type: str
     delivery: str
     carrier: bytes
+    carrier_type: str
     unmatched_pass: bool
     arguments: Table
     alternate: bytes | None

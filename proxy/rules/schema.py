@@ -66,6 +66,7 @@ OPEN = "x-open"
 TYPES = (OPEN, "headers", "topic", "direct", "fanout")
 CARRIER = "carrier"
 DELIVERIES = (CARRIER, "queue")
+CARRIER_TYPES = ("auto", "direct", "topic")
 ALTERNATE = b"alternate-exchange"
 #: Routing operators that name their destinations.
 NAMED_ROUTES = (b"x-addq-", b"x-adde-", b"x-delq-", b"x-dele-")
@@ -145,6 +146,11 @@ class ExchangeModel(FileModel):
     )
     carrier: Annotated[bytes, Name("the name of an exchange")] = Field(
         default=NOTHING, description="exchange on the broker that carries the messages"
+    )
+    carrier_type: Annotated[str, one_of(*CARRIER_TYPES)] = Field(
+        default="auto",
+        description="its type where it has to be declared; auto: topic on RabbitMQ before 3.13 with many destinations, "
+        "else direct",
     )
     unmatched: Annotated[str, one_of("pass")] = Field(
         default=NOTHING, description="what no binding routes goes to the broker's own exchange"
@@ -298,6 +304,7 @@ class ParsedExchange:
     type: str
     delivery: str
     carrier: bytes
+    carrier_type: str
     unmatched_pass: bool
     arguments: Table
     local_time: tzinfo
@@ -446,7 +453,17 @@ def _exchange(path: str, node: Node, local_time: tzinfo, places: PackedPlaces, f
         return None
     carrier = model.carrier or model.name
     unmatched = model.unmatched is not None
-    parsed = ParsedExchange(keys, model.name, model.type, model.delivery, carrier, unmatched, _table(keys), local_time)
+    parsed = ParsedExchange(
+        keys,
+        model.name,
+        model.type,
+        model.delivery,
+        carrier,
+        model.carrier_type,
+        unmatched,
+        _table(keys),
+        local_time,
+    )
     _exchange_arguments(parsed)
     _carrier(parsed)
     items.reverse()
@@ -578,8 +595,9 @@ def _exchange_arguments(parsed: ParsedExchange) -> None:
 def _carrier(parsed: ParsedExchange) -> None:
     fields = parsed.fields
     if parsed.delivery != CARRIER:
-        if "carrier" in fields:
-            fields.error("carrier", "goes with delivery: carrier only")
+        for key in ("carrier", "carrier_type"):
+            if key in fields:
+                fields.error(key, "goes with delivery: carrier only")
         return
     if parsed.carrier.startswith(b"amq."):
         key = "carrier" if "carrier" in fields else "name"

@@ -25,7 +25,7 @@ from proxy.relay.publish.outgoing import (
 )
 from proxy.relay.token_table import TokenTable
 from proxy.relay.tokens import token
-from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.relay.vhost import CarrierType, Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.decision import Decision
 from proxy.routing.destination_translation import translate_destinations
 from proxy.routing.router import Router
@@ -134,6 +134,7 @@ def owned_exchange(rule: ExchangeRule) -> OwnedExchange:
         rule.unmatched_pass,
         rule.alternate,
         rule.arguments,
+        wanted_type=CarrierType(rule.carrier_type),
     )
 
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaH
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, PydanticOmit, core_schema
 
-from proxy.values import RESERVED_PREFIX
+from proxy.values import reserved_prefix
 from proxy.yamlfile.document import Faults, Mapping, Node, Place, Scalar, Sequence, describe, join
 from proxy.yamlfile.hosts import HostPort, parse_address
 
@@ -563,6 +563,7 @@ def short_fault(name: bytes) -> str | None:
     """Say what is wrong with a name or routing key that rules may use, None if nothing is."""
     if len(name) > MAX_SHORT_BYTES:
         return f"{len(name)} bytes, the protocol allows {MAX_SHORT_BYTES}"
-    if name.startswith(RESERVED_PREFIX):
-        return f"a name under the prefix {RESERVED_PREFIX.decode()}, which is reserved for the proxy"
+    prefix = reserved_prefix(name)
+    if prefix:
+        return f"a name under the prefix {prefix.decode()}, which is reserved for the proxy"
     return None

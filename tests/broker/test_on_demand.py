@@ -8,6 +8,7 @@ import pytest
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import ManagementApi
+from proxy.broker.reconcile.carrier_forms import CarrierForms
 from proxy.broker.reconcile.desired import TokenRights
 from proxy.broker.reconcile.diff import DeclareCarrier
 from proxy.broker.reconcile.executor import Executor, Token
@@ -48,7 +49,8 @@ class Bench:
 
     def new(self, management: ManagementApi | None) -> RelayRequests:
         store, rights = DeclarationStore(self.state), TokenRights(own_routes=True)
-        return RelayRequests(self.settings, self.state, store, self.observed, self.executor, rights, management)
+        forms = CarrierForms(self.state, self.executor)
+        return RelayRequests(self.settings, self.state, store, self.observed, self.executor, rights, forms, management)
 
     async def open(self) -> None:
         await self.connection.connect()

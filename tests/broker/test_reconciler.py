@@ -7,6 +7,7 @@ import pytest
 from proxy.broker.connection import Refusal
 from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.methods import Method
+from proxy.broker.reconcile.carrier_forms import CarrierForms
 from proxy.broker.reconcile.desired import desired_state
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
@@ -48,7 +49,7 @@ def reconciler(line: Line) -> Reconciler:
     executor = Executor(line, observed, "control", retries_per_look=2)  # type: ignore[arg-type]
     store = DeclarationStore(state("/", {}))
     observer = Observer("/", None, observed, executor.find_missing, store, share=2)
-    return Reconciler("/", observer, observed, executor, store)
+    return Reconciler("/", observer, observed, executor, store, CarrierForms(store.state, executor))
 
 
 MANY = queues("a", "b", "c", "d", "e")

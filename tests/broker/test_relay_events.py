@@ -6,6 +6,7 @@ import pytest
 
 from proxy.broker.connection import ControlSettings
 from proxy.broker.declared.store import DeclarationStore
+from proxy.broker.reconcile.carrier_forms import CarrierForms
 from proxy.broker.reconcile.desired import TokenRights
 from proxy.broker.reconcile.executor import Token
 from proxy.broker.reconcile.observed import ObservedState
@@ -45,6 +46,7 @@ class Scene:
             ObservedState(),
             hand,  # type: ignore[arg-type]
             self.rights,
+            CarrierForms(known, hand),  # type: ignore[arg-type]
             orphaned=self.orphaned.append,
         )
         self.requests.connected.set()

@@ -6,7 +6,7 @@ from hashlib import blake2b
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.relay.tokens import NOWHERE, UNKEYED, Tokens, is_grant, is_keyed, token
+from proxy.relay.tokens import NOWHERE, UNKEYED, TokenForm, Tokens, is_eight_words, is_grant, is_keyed, token
 from proxy.values import RESERVED_PREFIX
 
 NAMES = st.binary(max_size=255)
@@ -85,3 +85,47 @@ def test_what_says_that_tokens_are_retired_can_not_be_written_without_a_newer_se
     assert set(Tokens("/", (b"previous",)).markers()) < set(markers)
     assert not set(Tokens("other", SECRETS).markers()) & set(markers)
     assert Tokens("/", SECRETS).without(b"previous").without(UNKEYED).markers() == {}
+
+
+# -- topic carriers ---------------------------------------------------------------------------------------------------
+
+
+@given(NAMES)
+def test_a_token_of_a_topic_carrier_is_one_word_that_is_no_pattern(name: bytes) -> None:
+    for kind in ("queue", "exchange"):
+        tokens = Tokens("/", SECRETS).in_form(TokenForm.ONE_WORD).of(kind, name)
+        assert len(tokens) == 2, "one of each secret: version 0.1 uses no topic carrier"
+        for made in tokens:
+            assert re.fullmatch(rb"x-o-p-e-n-x-r-[qe]-[0-9a-f]{16}", made)
+            assert is_keyed(made)
+            assert not is_grant(made)
+            assert not is_eight_words(made)
+
+
+def test_while_a_carrier_changes_its_form_destinations_have_both_tokens() -> None:
+    direct = Tokens("/", (b"current",))
+    queue = "queue", b"orders"
+    (word,) = direct.in_form(TokenForm.ONE_WORD).of(*queue)
+    (words,) = direct.in_form(TokenForm.EIGHT_WORDS).of(*queue)
+    assert direct.of(*queue) == (words, token(*queue)), "eight words are those of a direct carrier"
+    changing = direct.in_form(TokenForm.CHANGING)
+    assert (changing.of(*queue), changing.former(*queue), changing.count) == ((word, words), (), 2)
+    assert direct.in_form(TokenForm.EIGHT_WORDS).former(*queue) == (word,)
+    assert direct.in_form(TokenForm.CHANGING) is changing, "compared by identity"
+
+
+def test_what_is_bound_under_one_word_is_not_found_by_eight() -> None:
+    one_word, changing, eight_words = (
+        Tokens("/", SECRETS).in_form(form) for form in (TokenForm.ONE_WORD, TokenForm.CHANGING, TokenForm.EIGHT_WORDS)
+    )
+    assert one_word.lead_to(changing)
+    assert changing.lead_to(eight_words)
+    assert not one_word.lead_to(eight_words)
+
+
+def test_tokens_of_a_retired_secret_are_former_ones_in_every_form() -> None:
+    tokens = Tokens("/", SECRETS).without(b"previous").in_form(TokenForm.EIGHT_WORDS)
+    former = tokens.former("queue", b"orders")
+    assert len(tokens.of("queue", b"orders")) == 1
+    assert len(former) == len(set(former)) == 3
+    assert sum(map(is_eight_words, former)) == 1

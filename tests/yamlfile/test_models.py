@@ -224,6 +224,7 @@ def test_a_model_knows_keys_by_their_places() -> None:
 def test_the_reserved_prefix_is_refused_for_names_and_keys() -> None:
     assert short_fault(b"x.o.p.e.n.x") is None
     assert "reserved" in (short_fault(b"x.o.p.e.n.x.") or "")
+    assert "x-o-p-e-n-x-, which is reserved" in (short_fault(b"x-o-p-e-n-x-q") or "")
     assert name_fault("x.o.p.e.n.y.q") is None
 
 

@@ -32,10 +32,20 @@ from proxy.amqp.tables import decode_table
 from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, SnapshotRecords
 from proxy.broker.management_api import BindingInfo, ExchangeInfo
 from proxy.errors import ProtocolError
-from proxy.relay.declare.storage import DELIVERY, StoredArguments, signed_fields, storage_key, unpack
-from proxy.relay.tokens import token
+from proxy.relay.declare.storage import (
+    CARRIER_TYPE,
+    DELIVERY,
+    StoredArguments,
+    signed_fields,
+    storage_key,
+    topic_form,
+    unpack,
+    wanted_type,
+)
+from proxy.relay.tokens import TokenForm, token
 from proxy.relay.vhost import (
     BindingCopy,
+    CarrierType,
     DeclaredExchange,
     Delivery,
     Destination,
@@ -49,7 +59,7 @@ from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.exchange import Exchange
 from proxy.routing.filters import argument_faults
 from proxy.routing.router import Router
-from proxy.values import Table
+from proxy.values import RESERVED_WORD, Table
 
 _ALTERNATE = b"alternate-exchange"
 
@@ -72,6 +82,7 @@ def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo) -> tuple[Owned
     kept = parse_kept(info.kept)
     declared = DeclaredExchange(info.durable, info.auto_delete, info.internal, kept.entries, kept.sequence)
     owned, exchange = declared_exchange(info.name, declared, Delivery.CARRIER, local_time)
+    owned.form = topic_form(owned.alternate) if info.type == "topic" else TokenForm.DIRECT
     # The broker asks for permission to write to the alternate exchange that it was told, and for no other.
     permitted = info.arguments.get(_ALTERNATE.decode())
     if (None if owned.alternate is None else owned.alternate.decode(errors="replace")) != permitted:
@@ -100,6 +111,9 @@ def declared_exchange(
     except ProtocolError as error:
         raise ValueError(str(error)) from error
     owned = OwnedExchange(name, OPEN, delivery, name, alternate=alternate, arguments=arguments, declared=declared)
+    owned.wanted_type = wanted_type(arguments) or CarrierType.AUTO
+    if owned.wanted_type is CarrierType.TOPIC:
+        owned.form = topic_form(alternate)
     return owned, exchange
 
 
@@ -117,7 +131,9 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
     """
     kept = parse_kept(info.kept)
     destination = info.destination_type, info.destination
-    stored = stored_binding(exchange, *destination, kept.routing_key, kept.entries, [])
+    owned = state.exchanges.get(exchange)
+    one_word = info.routing_key.startswith(RESERVED_WORD) or (owned is not None and owned.is_topic)
+    stored = stored_binding(exchange, *destination, kept.routing_key, kept.entries, [], one_word=one_word)
     if not info.under_token and stored.key != info.routing_key:
         raise ValueError("it belongs to another binding")
     copy = BindingCopy(kept.sequence, kept.client, info.routing_key, info.signature.encode())
@@ -138,6 +154,8 @@ def stored_binding(
     routing_key: bytes,
     entries: bytes,
     copies: Iterable[BindingCopy],
+    *,
+    one_word: bool = False,
 ) -> StoredBinding:
     """Make a client's binding from its parts.
 
@@ -148,12 +166,13 @@ def stored_binding(
         routing_key: the client's.
         entries: raw entries of the client's table.
         copies: every copy; none where they are filled in later.
+        one_word: whether the carrier is a topic exchange.
 
     Raises:
         ValueError: the arguments are damaged.
     """
     binding = Binding(exchange, destination_type, destination, routing_key, _table(entries))
-    key = storage_key(destination_type, destination, routing_key, entries)
+    key = storage_key(destination_type, destination, routing_key, entries, one_word=one_word)
     return with_copies(StoredBinding(binding, entries, key, ()), copies)
 
 
@@ -580,7 +599,7 @@ class DeclarationStore:
 
     def _warn_of_arguments(self, owned: OwnedExchange) -> None:
         """Log arguments without effect: refusing them would break applications that the plugin accepts."""
-        for fault in argument_faults(owned.arguments, (DELIVERY,)):
+        for fault in argument_faults(owned.arguments, (DELIVERY, CARRIER_TYPE)):
             if not fault.stray:
                 where = {"vhost": self.state.name, "exchange": _text(owned.name), "argument": _text(fault.name)}
                 log.warning("an argument of a declared exchange has no effect", **where, reason=fault.message)
@@ -653,7 +672,7 @@ class DeclarationStore:
         """Make a binding of a snapshot; of what is kept on the broker the signature counts as always."""
         key = record.routing_key
         names = record.exchange, record.destination_type, record.destination
-        stored = stored_binding(*names, key, record.entries, [])
+        stored = stored_binding(*names, key, record.entries, [], one_word=owned.is_topic)
         copies = record.copies(token(*stored.destination), stored.key)
         if owned.delivery is Delivery.CARRIER:
             copies = [verified(self.state, owned.carrier, stored, copy) for copy in copies]

@@ -7,6 +7,7 @@
 | what the broker has: queues, exchanges, bindings of carriers | `observer`; queues and exchanges: `observed` |
 | what has to be done, and which destinations can't be reached: pure functions | `diff` |
 | which observations are conflicts, foreign bindings, bypasses or old tokens | `checks` |
+| which type a carrier gets, and how tokens on topic carriers are written | `carrier_forms` |
 | one look: observe, diff, execute | `reconciler` |
 | carrying actions out, in bulk; what failed and when it is tried again | `executor` |
 | queues declared and destinations bound between two passes, on behalf of relays | `relay_requests` |

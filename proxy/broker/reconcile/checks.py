@@ -12,11 +12,11 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import NamedTuple
 
-from proxy.broker.management_api import BindingInfo, ExchangeInfo, QueueInfo
+from proxy.broker.management_api import CARRIER_TYPES, BindingInfo, ExchangeInfo, QueueInfo
 from proxy.broker.methods import MARK, unnameable
 from proxy.relay.declare.storage import unpack
 from proxy.relay.token_table import Row
-from proxy.relay.tokens import GRANTS, Tokens, is_grant, token
+from proxy.relay.tokens import GRANTS, TokenForm, Tokens, is_eight_words, is_grant, token
 from proxy.relay.vhost import Destination, OwnedExchange
 from proxy.values import RESERVED_PREFIX
 
@@ -37,10 +37,10 @@ def carrier_conflict(exchange: OwnedExchange, found: ExchangeInfo | None) -> str
         return f"{_shown(exchange)}: the carrier can't be declared: {unusable}"
     if found is None:
         return None
-    if found.type != "direct":
+    if found.type not in CARRIER_TYPES:
         return f"{_shown(exchange)} exists on the broker with type {found.type}: {_WAYS_OUT}"
     if found.arguments.get(MARK.decode()) is not True:
-        return f"{_shown(exchange)} exists on the broker as a direct exchange that is not ours: {_WAYS_OUT}"
+        return f"{_shown(exchange)} exists on the broker as a {found.type} exchange that is not ours: {_WAYS_OUT}"
     return None
 
 
@@ -92,7 +92,7 @@ class CarrierTokens(NamedTuple):
     Args:
         rows: what stands under tokens that publishes carry, by destination.
         incomplete: those among them of which another one is not.
-        former: bindings under tokens that are to be bound no more, of destinations whose current token is bound.
+        former: bindings under tokens that are to be bound no more, and that no destination depends on.
         unkeyed: bindings under unkeyed tokens.
         previous: bindings under tokens of previous secrets.
     """
@@ -132,8 +132,8 @@ def carrier_tokens(bindings: Iterable[BindingInfo], tokens: Tokens) -> CarrierTo
             previous += 1
     return CarrierTokens(
         {destination: frozenset(there) for destination, there in rows.items()},
-        frozenset(destination for destination, keys in found.items() if len(keys) < len(tokens.keys)),
-        tuple(one for one in former if _is_current(one, tokens, found)),
+        frozenset(destination for destination, keys in found.items() if len(keys) < tokens.count),
+        tuple(one for one in former if _may_go(one, tokens, found)),
         unkeyed,
         previous,
     )
@@ -147,8 +147,11 @@ def _row(binding: BindingInfo) -> Row:
     return binding.pin.encode()
 
 
-def _is_current(binding: BindingInfo, tokens: Tokens, found: Mapping[Destination, Set[bytes]]) -> bool:
+def _may_go(binding: BindingInfo, tokens: Tokens, found: Mapping[Destination, Set[bytes]]) -> bool:
+    """Say whether a former token leads nowhere that another one does not."""
     destination = (binding.destination_type, binding.destination)
+    if tokens.form is TokenForm.EIGHT_WORDS and not is_eight_words(binding.routing_key) and destination not in found:
+        return True  # nothing needs the destination any more: all that was bound has got the current token
     return tokens.of(*destination)[0] in found.get(destination, ())
 
 

@@ -51,6 +51,8 @@ class DesiredState:
         translated: destinations that the address table sends elsewhere: they need not exist. What must exist in
             their place on this broker is among `existing`.
         remote_destinations: those for which something must exist at another broker.
+        chooses_queues: exchanges with a carrier whose messages can reach queues that no rule names.
+        adds_exchanges: the same for exchanges.
     """
 
     carriers: tuple[OwnedExchange, ...]
@@ -63,6 +65,8 @@ class DesiredState:
     regex: bool
     translated: Mapping[Destination, StaticTranslation] = field(default_factory=dict)
     remote_destinations: tuple[StaticTranslation, ...] = ()
+    chooses_queues: frozenset[bytes] = frozenset()
+    adds_exchanges: frozenset[bytes] = frozenset()
 
     def tokens_of(self, exchange: OwnedExchange) -> frozenset[Destination]:
         """Give the destinations whose tokens an exchange needs."""
@@ -197,11 +201,17 @@ def desired_state(
     holders: dict[Destination, list[OwnedExchange]] = {}
     existing: dict[Destination, str] = {}
     published: dict[bytes, bytes] = {}
+    chooses_queues: set[bytes] = set()
+    adds_exchanges: set[bytes] = set()
     for name, exchange in exchanges.items():
-        destinations = _reached(name, exchanges, router, rights, rights.named)
+        destinations, reached = _reached(name, exchanges, router, rights, rights.named)
         if exchange.delivery is Delivery.CARRIER:
             tokens[name] = destinations
-            plain[name] = _reached(name, exchanges, router, rights, rights.in_file)
+            plain[name], _ = _reached(name, exchanges, router, rights, rights.in_file)
+            if any(router.exchanges[one].chooses_queues for one in reached):
+                chooses_queues.add(name)
+            if any(router.exchanges[one].lets_producer_add_exchanges for one in reached):
+                adds_exchanges.add(name)
             for destination in destinations:
                 holders.setdefault(destination, []).append(exchange)
         else:
@@ -228,6 +238,8 @@ def desired_state(
         regex=any(exchange.sees_queues for exchange in router.exchanges.values()),
         translated=moved.away,
         remote_destinations=tuple(one for one in moved.found if one.remote is not None),
+        chooses_queues=frozenset(chooses_queues),
+        adds_exchanges=frozenset(adds_exchanges),
     )
 
 
@@ -237,8 +249,12 @@ def _reached(
     router: Router,
     rights: TokenRights,
     named_in: Callable[[OwnedExchange, Exchange], Set[Destination]],
-) -> frozenset[Destination]:
-    """Give everything outside the evaluated exchanges that messages to an exchange may be sent to by right."""
+) -> tuple[frozenset[Destination], Set[bytes]]:
+    """Give everything outside the evaluated exchanges that messages to an exchange may be sent to by right.
+
+    Returns:
+        These destinations, and the evaluated exchanges on the way.
+    """
     named: set[Destination] = set()
     seen = {start}
     ahead = [start]
@@ -252,7 +268,7 @@ def _reached(
         fresh = rights.next(owned, exchange, exchanges) - seen
         seen |= fresh
         ahead += fresh
-    return frozenset((kind, name) for kind, name in named if kind == "queue" or name not in exchanges)
+    return frozenset((kind, name) for kind, name in named if kind == "queue" or name not in exchanges), seen
 
 
 def _published(

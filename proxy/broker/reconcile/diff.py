@@ -238,6 +238,8 @@ def share_tables(old: DesiredState, exchanges: Mapping[bytes, OwnedExchange]) ->
     for exchange in exchanges.values():
         if exchange.delivery is Delivery.CARRIER and exchange.carrier in current:
             exchange.tokens = current[exchange.carrier].tokens
+            exchange.form = current[exchange.carrier].form
+            exchange.leftover = current[exchange.carrier].leftover
 
 
 def _by_carrier(desired: DesiredState) -> dict[bytes, OwnedExchange]:

@@ -7,6 +7,8 @@ each look, a limited number at a time. What is needed is decided in `desired` an
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -27,7 +29,8 @@ from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, MakeQ
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError
 from proxy.relay.declare.storage import pin_entries
-from proxy.relay.token_table import PLAIN, pin_row
+from proxy.relay.token_table import PLAIN, Need, TokenTable, pin_row
+from proxy.relay.tokens import Tokens, is_eight_words
 from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
 
@@ -174,9 +177,11 @@ class Executor:
         return {token: why for token, refusal in answers if (why := _why(refusal, token[1])) is not None}
 
     async def _bind(self, tokens: Sequence[Token]) -> dict[Token, Refusal | None]:
+        written: dict[OwnedExchange, Tokens] = {}
         for exchange, destination in tokens:
             exchange.tokens.binding(destination)
-        keyed = [(token, key) for token in tokens for key in self._state.tokens.of(*token[1])]
+            written[exchange] = self._state.tokens_of(exchange)
+        keyed = [(token, key) for token in tokens for key in written[token[0]].of(*token[1])]
         answers = await self._connection.call_all(
             [Bind(exchange.carrier, destination, key) for (exchange, destination), key in keyed]
         )
@@ -185,7 +190,7 @@ class Executor:
             refusals[token] = refusals.get(token) or answer
         for (exchange, destination), refusal in refusals.items():
             if refusal is None:
-                exchange.tokens.bind_ok(destination)
+                self._bound(exchange, destination, written[exchange])
             else:
                 why = reason(refusal.code, refusal.text, destination[0])
                 # Locked: the queue is there, and its owner's connection may have bound it.
@@ -196,14 +201,59 @@ class Executor:
         """Bind one token without waiting behind bulk work; say why where it was refused."""
         exchange, destination = token
         exchange.tokens.binding(destination)
-        for key in self._state.tokens.of(*destination):
+        tokens = self._state.tokens_of(exchange)
+        for key in tokens.of(*destination):
             refusal = await self._connection.call(Bind(exchange.carrier, destination, key))
             if refusal is not None:
                 why = reason(refusal.code, refusal.text, destination[0])
                 exchange.tokens.refused(destination, why, keeps=True)
                 return why
-        exchange.tokens.bind_ok(destination)
+        self._bound(exchange, destination, tokens)
         return None
+
+    def _bound(self, exchange: OwnedExchange, destination: Destination, tokens: Tokens) -> None:
+        exchange.tokens.bind_ok(destination)
+        if not tokens.lead_to(self._state.tokens_of(exchange)):
+            exchange.tokens.not_bound(destination)  # the carrier has changed to other tokens meanwhile
+
+    async def bind_again(self, exchange: OwnedExchange) -> list[Destination]:
+        """Bind what is bound to a topic carrier under eight words as well; give what was refused though it exists.
+
+        Raises:
+            UpstreamError: the connection was lost.
+        """
+        table, done, refused = exchange.tokens, set[Destination](), list[Destination]()
+        # Relays bind meanwhile.
+        while left := sorted(exchange.bound - done):
+            done.update(left)
+            pins = [self._row_for(table, destination) for destination in left]
+            sent_at = asyncio.get_running_loop().time()
+            rows = [
+                (destination, key, pin_entries(pin))
+                for destination, pin in zip(left, pins, strict=True)
+                for key in self._state.tokens_of(exchange).of(*destination)
+                if is_eight_words(key)
+            ]
+            refusals: dict[Destination, Refusal] = {}
+            for (destination, _, _), refusal in zip(rows, await self.bind_rows(exchange.carrier, rows), strict=True):
+                if refusal is not None:
+                    refusals[destination] = refusal
+            for destination, pin in zip(left, pins, strict=True):
+                if destination not in refusals:
+                    if pin:
+                        table.asserted(destination, pin, sent_at, None)
+                elif refusals[destination].code == _NOT_FOUND:
+                    table.not_bound(destination)
+                else:
+                    refused.append(destination)
+        return refused
+
+    def _row_for(self, table: TokenTable, destination: Destination) -> bytes:
+        """Give the row for a destination: what clients alone need must be a pin, which goes with their bindings."""
+        if not table.shared or table.needs(destination) & (Need.RULES | Need.DEMAND):
+            return PLAIN
+        self._state.last_sequence = max(self._state.last_sequence + 1, time.time_ns() // 1000)
+        return pin_row(self._state.sidecar, self._state.last_sequence)
 
     async def bind_rows(self, carrier: bytes, rows: Sequence[tuple[Destination, bytes, bytes]]) -> list[Refusal | None]:
         """Bind destinations under keys with raw entries of their argument tables; give what was refused."""
@@ -242,9 +292,13 @@ class Executor:
                 Bind(exchange.carrier, destination, key, pin_entries(row), unbinds=True)
                 for (exchange, destination), there in rows
                 for row in there
-                for key in self._state.tokens.of(*destination) + self._state.tokens.former(*destination)
+                for key in self._every_token(exchange, destination)
             ]
         )
+
+    def _every_token(self, exchange: OwnedExchange, destination: Destination) -> tuple[bytes, ...]:
+        tokens = self._state.tokens_of(exchange)
+        return tokens.of(*destination) + tokens.former(*destination)
 
     async def find_missing(self, destinations: Iterable[Destination]) -> dict[Destination, str]:
         """Ask the broker itself which destinations it does not have (where there is no inventory)."""

@@ -7,7 +7,7 @@ no listing shows is asked of the broker by name, a share at each look. Nothing i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import structlog
@@ -15,6 +15,7 @@ import structlog
 from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import BindingInfo, ManagementApi, listings
 from proxy.broker.methods import ABSENT, unnameable
+from proxy.broker.reconcile.carrier_forms import starts_in_eight_words
 from proxy.broker.reconcile.checks import (
     CarrierTokens,
     bypasses,
@@ -30,7 +31,7 @@ from proxy.broker.reconcile.desired import DesiredState
 from proxy.broker.reconcile.diff import RemoveBinding, undetermined
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError
-from proxy.relay.tokens import Tokens
+from proxy.relay.tokens import TokenForm, Tokens
 from proxy.relay.vhost import Destination, OwnedExchange
 from proxy.values import EXCHANGE, QUEUE
 
@@ -125,14 +126,20 @@ class Observer:
         #: Called when queues and exchanges have been listed, before anything is declared.
         self.looked: Callable[[], Awaitable[None]] = _nothing_more
 
-    @property
-    def _tokens(self) -> Tokens:
-        return self.store.state.tokens if self.store is not None else _UNKEYED
+    def _tokens(self, exchange: OwnedExchange) -> Tokens:
+        return self.store.state.tokens_of(exchange) if self.store is not None else _UNKEYED
 
     def carrier_tokens(self, exchange: OwnedExchange) -> CarrierTokens:
         """Give which tokens stood on the carrier of an exchange when its bindings were read last."""
         last = self._readings.get(exchange.carrier)
         return last.carrier_tokens if last is not None and last.exchange is exchange else CarrierTokens()
+
+    def incomplete(self, exchange: OwnedExchange) -> Set[Destination]:
+        """Give what lacks one of its tokens on the carrier of an exchange, as far as its bindings were read."""
+        last = self._readings.get(exchange.carrier)
+        if last is None or last.exchange is not exchange or last.tokens is not self._tokens(exchange):
+            return frozenset()
+        return last.carrier_tokens.incomplete
 
     def tokens(self) -> dict[str, int]:
         """Count the bindings under tokens other than the current ones, on all carriers."""
@@ -228,7 +235,7 @@ class Observer:
     async def _read(self, management: ManagementApi, exchange: OwnedExchange) -> None:
         store = self.store
         last = self._readings.get(exchange.carrier)
-        tokens = self._tokens
+        tokens = self._tokens(exchange)
         unchanged = last is not None and last.exchange is exchange and last.tokens is tokens
         unchanged = unchanged and exchange.carrier not in self.foreign
         if last is None or not unchanged or (store is not None and not store.listings.settled(exchange)):
@@ -239,6 +246,9 @@ class Observer:
         answer = await management.changed_bindings(self._vhost, exchange.carrier, last.digest)
         if answer is not None:
             digest, bindings = answer
+            if not exchange.bound and starts_in_eight_words(exchange, bindings):
+                exchange.form = TokenForm.EIGHT_WORDS
+                tokens = self._tokens(exchange)
             last = self._readings[exchange.carrier] = _Reading(
                 exchange, digest, tokens, carrier_tokens(bindings, tokens)
             )

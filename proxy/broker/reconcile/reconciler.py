@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from proxy.broker.declared.store import DeclarationStore
+from proxy.broker.reconcile.carrier_forms import CarrierForms
 from proxy.broker.reconcile.desired import DesiredState, WantedQueue
 from proxy.broker.reconcile.diff import (
     BindToken,
@@ -40,12 +41,20 @@ class Reconciler:
         observed: queues and exchanges that exist.
         executor: carries out.
         store: what clients declared.
+        forms: types and token forms of the carriers.
     """
 
     def __init__(
-        self, vhost: str, observer: Observer, observed: ObservedState, executor: Executor, store: DeclarationStore
+        self,
+        vhost: str,
+        observer: Observer,
+        observed: ObservedState,
+        executor: Executor,
+        store: DeclarationStore,
+        forms: CarrierForms,
     ) -> None:
         self._store = store
+        self._forms = forms
         self._vhost = vhost
         self._observer = observer
         self._observed = observed
@@ -103,12 +112,14 @@ class Reconciler:
         before = self._store.bindings()
         await observer.observe(wanted, thorough=thorough)
         desired = wanted()
+        self._forms.adopt_types(desired, observed.exchanges if observed.exchanges_complete else None)
         conflicts = observer.conflicts(desired)
         self._stop_at(conflicts.values() if thorough else ())
         listed = await observer.read_bindings([one for one in desired.carriers if one.name not in conflicts])
         desired = wanted()
         for exchange in desired.carriers:
             exchange.tokens.rules_need(desired.tokens_of(exchange))
+        await self._forms.change_forms(desired)
         actions = diff(
             desired,
             self._undeclared,
@@ -168,7 +179,7 @@ class Reconciler:
             {
                 one.name: desired.tokens_of(one)
                 - one.tokens.lacking(desired.tokens_of(one), desired.plain[one.name])
-                - observer.carrier_tokens(one).incomplete
+                - observer.incomplete(one)
                 for one in desired.carriers
             },
             observer.verified.share(believed, whole=thorough) + chosen,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 import structlog
@@ -21,6 +21,7 @@ from proxy.broker.connection import ControlSettings
 from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import ExchangeInfo, ManagementApi, QueueInfo
 from proxy.broker.methods import ABSENT, EXCLUSIVE, INTERNAL, unnameable
+from proxy.broker.reconcile.carrier_forms import CarrierForms
 from proxy.broker.reconcile.desired import TokenRights
 from proxy.broker.reconcile.executor import Executor, Token
 from proxy.broker.reconcile.observed import ObservedState, with_name, without_name
@@ -29,6 +30,10 @@ from proxy.errors import UpstreamError
 from proxy.relay.token_table import Need
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
+from proxy.values import EXCHANGE
+
+#: Stands among the attempts for the change of a carrier's form.
+_FORM: Destination = (EXCHANGE, b"")
 
 log = structlog.get_logger(__name__)
 
@@ -46,6 +51,7 @@ class RelayRequests:
         observed: what exists.
         executor: binds.
         rights: what gives a right to a token.
+        forms: token forms of the carriers.
         management: asked about what `observed` does not know; None where there is no management API.
         orphaned: called when an exchange that clients declared has lost its last binding with something's end.
         supervisor: runs what is in flight; None: its own.
@@ -59,6 +65,7 @@ class RelayRequests:
         observed: ObservedState,
         executor: Executor,
         rights: TokenRights,
+        forms: CarrierForms,
         management: ManagementApi | None = None,
         orphaned: Callable[[OwnedExchange], None] = lambda exchange: None,
         supervisor: Supervisor | None = None,
@@ -69,6 +76,7 @@ class RelayRequests:
         self._observed = observed
         self._executor = executor
         self._rights = rights
+        self._forms = forms
         self._management = management
         self._note_orphans = orphaned
         self._supervisor = supervisor or Supervisor()
@@ -101,6 +109,8 @@ class RelayRequests:
             for destination in wanted - exchange.bound
             if destination not in self._state.missing
         }
+        if not exchange.takes_exchanges and any(kind == EXCHANGE for kind, _ in wanted):
+            flights.add(self._flight(exchange, _FORM, partial(self._change_form, exchange)))
         if flights:
             # asyncio.wait leaves the flights alone when the caller goes: others may wait for the same.
             await asyncio.wait(flights, timeout=self._settings.deadline_seconds)
@@ -147,14 +157,33 @@ class RelayRequests:
         await asyncio.gather(*flights, return_exceptions=True)
 
     def _attempt_of(self, exchange: OwnedExchange, destination: Destination) -> asyncio.Task[None]:
+        return self._flight(exchange, destination, partial(self._attempt, (exchange, destination)))
+
+    def _flight(
+        self, exchange: OwnedExchange, destination: Destination, attempt: Callable[[], Awaitable[None]]
+    ) -> asyncio.Task[None]:
         key = (exchange.name, destination)
         flight = self._attempts.get(key)
         if flight is None:
-            work = self._supervisor.keep("demand", partial(self._attempt, (exchange, destination)), self._state.name)
+            work = self._supervisor.keep("demand", attempt, self._state.name)
             flight = asyncio.get_running_loop().create_task(work)
             self._attempts[key] = flight
             flight.add_done_callback(lambda _: self._attempts.pop(key, None))
         return flight
+
+    async def _change_form(self, exchange: OwnedExchange) -> None:
+        """Give a topic carrier tokens of eight words, since a message is to go on to an exchange."""
+        try:
+            async with asyncio.timeout(self._settings.deadline_seconds):
+                await self.connected.wait()
+                await self._forms.change(exchange)
+        except (UpstreamError, TimeoutError) as error:
+            log.warning(
+                "carrier not changed to tokens of eight words yet",
+                vhost=self._state.name,
+                exchange=exchange.name.decode(errors="replace"),
+                error=str(error) or "the broker did not answer in time",
+            )
 
     async def _attempt(self, token: Token) -> None:
         destination = token[1]

@@ -20,7 +20,7 @@ from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError
 from proxy.relay.declare.storage import kept_rows
-from proxy.relay.tokens import UNKEYED, Tokens
+from proxy.relay.tokens import UNKEYED, TokenForm, Tokens
 from proxy.relay.vhost import BindingCopy, Destination, OwnedExchange, StoredBinding, VhostState
 
 log = structlog.get_logger(__name__)
@@ -156,12 +156,12 @@ async def lacking_tokens(management: ManagementApi, tokens: Tokens) -> list[tupl
         UpstreamError: the management API can't be asked.
     """
     lacking: list[tuple[bytes, Destination]] = []
-    for carrier, rows in (await _carriers(management, tokens.vhost)).items():
-        bound = carrier_tokens(rows, tokens)
+    for carrier, (there, rows) in (await _carriers(management, tokens)).items():
+        bound = carrier_tokens(rows, there)
         current = {
             (row.destination_type, row.destination)
             for row in rows
-            if row.routing_key == tokens.of(row.destination_type, row.destination)[0]
+            if row.routing_key in there.of(row.destination_type, row.destination)[:: len(there.keys)]
         }
         lacking += [(carrier, destination) for destination in sorted(bound.bound - current)]
     return lacking
@@ -185,10 +185,18 @@ async def retire_tokens(management: ManagementApi, tokens: Tokens) -> int:
     """
     for key in tokens.keys[1:]:
         await management.declare_marker(tokens.vhost, tokens.marker(tokens.keys[0], key))
-    counted = [carrier_tokens(rows, tokens) for rows in (await _carriers(management, tokens.vhost)).values()]
+    counted = [carrier_tokens(rows, there) for there, rows in (await _carriers(management, tokens)).values()]
     return sum(each.unkeyed + each.previous for each in counted)
 
 
-async def _carriers(management: ManagementApi, vhost: str) -> dict[bytes, list[BindingInfo]]:
-    exchanges = await management.exchanges(vhost)
-    return {name: await management.bindings(vhost, name) for name, info in sorted(exchanges.items()) if info.marked}
+async def _carriers(management: ManagementApi, tokens: Tokens) -> dict[bytes, tuple[Tokens, list[BindingInfo]]]:
+    """List the bindings of each carrier, with the tokens as they may be written there."""
+    exchanges = await management.exchanges(tokens.vhost)
+    return {
+        name: (
+            tokens.in_form(TokenForm.CHANGING if info.type == "topic" else TokenForm.DIRECT),
+            await management.bindings(tokens.vhost, name),
+        )
+        for name, info in sorted(exchanges.items())
+        if info.marked
+    }

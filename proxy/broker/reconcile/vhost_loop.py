@@ -24,6 +24,7 @@ from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.declared.announcements import Announcements
 from proxy.broker.declared.store import DeclarationStore, inherit, inheriting
 from proxy.broker.management_api import ExchangeInfo, ManagementApi
+from proxy.broker.reconcile.carrier_forms import CarrierForms, scans_bindings
 from proxy.broker.reconcile.desired import DesiredState, TokenRights, WantedQueue, desired_state
 from proxy.broker.reconcile.diff import BindToken, needed_again, retired_tokens, share_tables
 from proxy.broker.reconcile.executor import Executor, Pins
@@ -174,7 +175,8 @@ class VhostTopology:
         self._rights.learn(state.exchanges, state.router)
         self._token_migration = TokenMigration(state, observed, self._executor, management)
         self.observer.looked = self._token_migration.look
-        self._reconciler = Reconciler(state.name, self.observer, observed, self._executor, store)
+        self.forms = CarrierForms(state, self._executor)
+        self._reconciler = Reconciler(state.name, self.observer, observed, self._executor, store, self.forms)
         self._orphans = OrphanTokens(state, self._executor, self._rights)
         self.requests = RelayRequests(
             settings,
@@ -183,6 +185,7 @@ class VhostTopology:
             observed,
             self._executor,
             self._rights,
+            self.forms,
             management,
             self._note_orphans,
             supervisor,
@@ -227,6 +230,7 @@ class VhostTopology:
         """
         try:
             await self.connection.connect()
+            self.state.scans_bindings = self._management is not None and scans_bindings(self.connection.version)
             if self._settings.declared.announce:
                 await self._announcements.subscribe()
             await self._refresh(thorough=True)
@@ -338,7 +342,7 @@ class VhostTopology:
     async def _retire(self, desired: DesiredState) -> None:
         """Take away what stands under tokens that are bound no more."""
         for exchange in desired.carriers:
-            former = self.observer.carrier_tokens(exchange).former
+            former = self.forms.removable(exchange, self.observer.carrier_tokens(exchange).former)
             try:
                 await self._token_migration.retire(exchange, former)
             except UpstreamError as error:

@@ -33,13 +33,13 @@ from proxy.relay.declare.injected_methods import answer, hold_channel, inject, i
 from proxy.relay.declare.storage import identity_key, kept_rows, refuse_nested, refuse_own_arguments, shown, signed_copy
 from proxy.relay.declare.token_bindings import Pin, check_permission, row_frames, withdraw
 from proxy.relay.token_table import Reliance, TokenTable
-from proxy.relay.tokens import grant_key
+from proxy.relay.tokens import Tokens, grant_key
 from proxy.relay.vhost import BindingCopy, Delivery, Destination, OwnedExchange, StoredBinding
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.bindings.exchange_types import compile_binding
 from proxy.routing.bindings.patterns import Budget
-from proxy.values import EXCHANGE, QUEUE, RESERVED_PREFIX
+from proxy.values import EXCHANGE, QUEUE, reserved_prefix
 
 #: Destinations that are asked about when a binding is made; further ones when a message chooses them.
 CHECKED_AT_ONCE = 500
@@ -191,6 +191,7 @@ class _Bind(NamedTuple):
         owned: the exchange.
         identity: of the binding.
         compiled: what routing is to know.
+        under: the tokens of the carrier when it was sent.
         stored: what is kept; None where a rules file has the binding.
         is_new: whether the broker is not known to have it.
         keep: the step that keeps it on the broker; none where that is not needed, or nothing is kept there.
@@ -205,6 +206,7 @@ class _Bind(NamedTuple):
     owned: OwnedExchange
     identity: Hashable
     compiled: CompiledBinding
+    under: Tokens
     stored: StoredBinding | None
     is_new: bool
     keep: list[bytes]
@@ -285,9 +287,10 @@ class ClientBindings:
         request = read_bind_request(channel, frame)
         refuse_nested(request.entries, f"binding to {request.kind}", request.destination, self._state.name)
         refuse_own_arguments(request.entries)
-        if request.routing_key.startswith(RESERVED_PREFIX):
-            key, prefix = shown(request.routing_key), shown(RESERVED_PREFIX)
-            text = f"routing key '{key}' begins with '{prefix}', which is the proxy's own"
+        prefix = reserved_prefix(request.routing_key)
+        if prefix:
+            key = shown(request.routing_key)
+            text = f"routing key '{key}' begins with '{shown(prefix)}', which is the proxy's own"
             raise ProtocolError(403, text, Scope.CHANNEL)
         return request
 
@@ -315,9 +318,9 @@ class ClientBindings:
         stored, keep = None, list[bytes]()
         if kept:
             if known is None:
-                key = storage = identity_key(identity)
+                key = storage = identity_key(identity, one_word=owned.is_topic)
                 if tokens and not chosen and not self._is_marked(channel, owned, receiver):
-                    key = self._mark_key(receiver, storage)
+                    key = self._mark_key(owned, receiver, storage)
                 copy = signed_copy(self._state, owned.carrier, binding, request.entries, key, user)
                 stored = StoredBinding(binding, request.entries, storage, (copy,))
             else:
@@ -325,17 +328,20 @@ class ClientBindings:
             if carried:
                 keep = [bind(channel.number, receiver, owned.carrier, *kept_rows(stored)[0])]
         named = [destination for destination in chosen if destination in compiled.destinations]
-        return _Bind(channel, request, owned, identity, compiled, stored, is_new, keep, tokens, routes, chosen, named)
+        under = self._state.tokens_of(owned)
+        return _Bind(
+            channel, request, owned, identity, compiled, under, stored, is_new, keep, tokens, routes, chosen, named
+        )
 
     def _make(self, planned: _Bind) -> None:
         """Keep the binding and make sure of its destination's token, in one go."""
         channel, owned, receiver, stored = planned.channel, planned.owned, planned.request.receiver, planned.stored
         table, place = owned.tokens, (owned, receiver)
-        is_mark = self._is_mark(stored)
+        is_mark = self._is_mark(owned, stored)
         steps = list(planned.keep)
         pins: list[Pin] = []
         if planned.tokens and stored is None:  # the rules' own, which all share
-            steps += row_frames(bind, channel.number, owned, receiver, self._state.tokens)
+            steps += row_frames(bind, channel.number, owned, receiver, planned.under)
         elif planned.tokens and not is_mark and not self._may_rely(place, channel):
             pins.append(self._pin(owned, receiver))
             steps += self._pin_steps(channel, pins)
@@ -433,6 +439,7 @@ class ClientBindings:
         if owned is not None:
             for destination in planned.tokens:
                 owned.tokens.bind_ok(destination)
+                self._check_tokens(owned, destination, planned.under)
                 state.not_missing(destination)
             if stored is not None and self._is_clients(owned, planned) and state.add_binding(stored, planned.compiled):
                 self._connection.inventory.changed(owned.name)
@@ -443,14 +450,21 @@ class ClientBindings:
     def _pin(self, owned: OwnedExchange, destination: Destination) -> Pin:
         table = self._table(owned)
         row, replaced = self._connection.next_pin(table), table.superseded(destination)
-        return Pin(owned, destination, row, replaced, self._connection.traffic.now)
+        return Pin(owned, destination, row, replaced, self._connection.traffic.now, self._state.tokens_of(owned))
 
     def _pin_steps(self, channel: Channel, pins: Iterable[Pin]) -> list[bytes]:
-        return [frame for pin in pins for frame in pin.frames(channel.number, self._state.tokens)]
+        return [frame for pin in pins for frame in pin.frames(channel.number)]
 
     def _note_pins(self, pins: Iterable[Pin]) -> None:
         for pin in pins:
             self._table(pin.owned).asserted(pin.destination, pin.row, pin.sent_at, self._binder, pin.replaced)
+            self._check_tokens(pin.owned, pin.destination, pin.tokens)
+
+    def _check_tokens(self, owned: OwnedExchange, destination: Destination, tokens: Tokens) -> None:
+        """Take note that messages don't find what was bound, where the carrier has changed its tokens meanwhile."""
+        now = self._now(owned) or owned
+        if not tokens.lead_to(self._state.tokens_of(now)):
+            now.tokens.not_bound(destination)
 
     def _table(self, owned: OwnedExchange) -> TokenTable:
         """The tokens of an exchange, or what it is by now."""
@@ -460,17 +474,19 @@ class ClientBindings:
         """Whether messages find a destination by a token: it is not evaluated here."""
         return destination[0] == QUEUE or destination[1] not in self._state.exchanges
 
-    def _mark_key(self, receiver: Destination, storage: bytes) -> bytes:
+    def _mark_key(self, owned: OwnedExchange, receiver: Destination, storage: bytes) -> bytes:
         """Give the key for a binding by which messages are to find its destination: the token, where that is one alone.
 
         Where several are bound, a binding under one of them would be read by some sidecars only.
         """
-        current, *others = self._state.tokens.of(*receiver)
+        current, *others = self._state.tokens_of(owned).of(*receiver)
         return storage if others else current
 
-    def _is_mark(self, stored: StoredBinding | None) -> bool:
+    def _is_mark(self, owned: OwnedExchange, stored: StoredBinding | None) -> bool:
         """Whether messages find the destination of a binding by it alone."""
-        return stored is not None and self._state.tokens.of(*stored.destination) == (stored.copies[0].key,)
+        if stored is None:
+            return False
+        return self._state.tokens_of(owned).of(*stored.destination) == (stored.copies[0].key,)
 
     # -- unbind ------------------------------------------------------------------------------------------------
 
@@ -489,7 +505,7 @@ class ClientBindings:
         if stored is None:
             self._refuse_unknown(request, owned, binding)
             # Nothing is removed, but the broker is asked: it checks permissions and that source and destination exist.
-            key = identity_key(binding.identity)
+            key = identity_key(binding.identity, one_word=owned.is_topic)
             stored = StoredBinding(binding, request.entries, key, (BindingCopy(0, "", key),))
         pending = _Unbind(channel, request, owned, stored)
         if owned.delivery is Delivery.QUEUE:
@@ -524,7 +540,7 @@ class ClientBindings:
             inject(self._connection, channel, self._pin_steps(channel, [pin]), bound)
             return
         # There it may be refused, where the queue has just gone: unbinding is no error then.
-        frames = pin.frames(sidecar_channel.number, self._state.tokens)
+        frames = pin.frames(sidecar_channel.number)
         inject(self._connection, channel, [], partial(sidecar_channel.run, frames, bound))
 
     def _drop(self, pending: _Unbind) -> None:
@@ -539,10 +555,10 @@ class ClientBindings:
         if receiver in table.bound and not self._reach.needed_besides(owned, stored):
             # The token counts as use: tokens first, since an auto-delete exchange goes with its last binding.
             for row in table.removable(receiver):
-                steps += row_frames(unbind, channel.number, owned, receiver, self._state.tokens, row)
+                steps += row_frames(unbind, channel.number, owned, receiver, self._state.tokens_of(owned), row)
             table.unbinding(receiver)
         # A copy under a token that is retired may have been moved meanwhile.
-        stays = (stored.key, *self._state.tokens.of(*receiver))
+        stays = (stored.key, *self._state.tokens_of(owned).of(*receiver))
         moved = [copy._replace(key=stored.key) for copy in stored.copies if copy.key not in stays]
         copies = stored._replace(copies=(*stored.copies, *moved))
         steps += [unbind(channel.number, receiver, owned.carrier, *row) for row in kept_rows(copies)]

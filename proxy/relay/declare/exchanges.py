@@ -35,7 +35,16 @@ from proxy.relay.declare.injected_methods import (
     pass_on,
     reply_and_resume,
 )
-from proxy.relay.declare.storage import DELIVERY, exchange_arguments, refuse_nested, refuse_own_arguments, shown
+from proxy.relay.declare.storage import (
+    CARRIER_TYPE,
+    DELIVERY,
+    exchange_arguments,
+    refuse_nested,
+    refuse_own_arguments,
+    shown,
+    topic_form,
+    wanted_type,
+)
 from proxy.relay.declare.token_bindings import withdraw
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange
 from proxy.routing.error_texts import TYPE_NAMES
@@ -44,6 +53,7 @@ from proxy.values import Table, Value
 
 _COMPARED = (
     b"alternate-exchange",
+    CARRIER_TYPE,
     b"max-headers-depth",
     b"max-headers-depth-silent",
     b"max-headers-size",
@@ -190,18 +200,21 @@ class ClientExchanges:
         table = decode_table(request.arguments, 0, len(request.arguments))
         refuse_inequivalent(owned, request, table, self._state.name)
         # The broker compares the flags and the alternate exchange, and asks for the client's permission.
-        self._run_and_reply(channel, request, [self._carrier_frame(channel, request, 0)] if owned.is_carrier else [])
+        self._run_and_reply(
+            channel, request, [self._carrier_frame(channel, request, owned, 0)] if owned.is_carrier else []
+        )
         return False
 
     def _run_and_reply(self, channel: Channel, request: ExchangeDeclare, steps: list[bytes]) -> None:
         declare_ok = partial(answer, channel, methods.EXCHANGE_DECLARE, request.nowait)
         inject_and_reply(self._connection, channel, steps, declare_ok)
 
-    def _carrier_frame(self, channel: Channel, request: ExchangeDeclare, sequence: int) -> bytes:
+    @staticmethod
+    def _carrier_frame(channel: Channel, request: ExchangeDeclare, owned: OwnedExchange, sequence: int) -> bytes:
         return exchange_declare(
             channel.number,
             request.exchange,
-            b"direct",
+            b"topic" if owned.is_topic else b"direct",
             exchange_arguments(sequence, request.arguments),
             durable=request.durable,
             auto_delete=request.auto_delete,
@@ -237,7 +250,7 @@ class ClientExchanges:
         if owned.declared is None or owned.delivery is Delivery.QUEUE:
             self._compared(new, None)
             return
-        frame = self._carrier_frame(channel, request, owned.declared.sequence)
+        frame = self._carrier_frame(channel, request, owned, owned.declared.sequence)
         # Two may have declared at once, and the broker does not compare: look again after the declare-ok.
         again = LookUpExchange(channel, request.exchange, partial(self._compared, new))
         made = partial(self._connection.pending.requests.append, again)
@@ -264,7 +277,9 @@ class ClientExchanges:
         """Check the arguments of a new open exchange and make it."""
         rules = self._connection.plans.rules
         table = decode_table(request.arguments, 0, len(request.arguments))
-        alternate = _alternate(table)
+        alternate, carrier_type = _alternate(table), wanted_type(table)
+        if carrier_type is None:
+            raise ProtocolError(406, "Invalid exchange argument.", Scope.CHANNEL)
         exchange = Exchange(request.exchange, OPEN.decode(), table, rules.local_time, alternate)
         declared = DeclaredExchange(
             request.durable,
@@ -281,7 +296,10 @@ class ClientExchanges:
             alternate=alternate,
             arguments=table,
             declared=declared,
+            wanted_type=carrier_type,
         )
+        if owned.delivery is Delivery.CARRIER and self._state.prefers_topic(carrier_type, many=True):
+            owned.form = topic_form(alternate)
         return owned, exchange
 
 

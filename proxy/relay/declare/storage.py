@@ -1,11 +1,11 @@
 """Form in which the broker keeps what clients declared: arguments and keys of stored exchanges and bindings.
 
-An open exchange is a real direct exchange marked ``x-open-exchange``; each client binding is a real binding of it with
-the client's own arguments: the first of a destination under its token, further ones under a storage key that no publish
-uses. One more argument, ``x-oxproxy``, keeps the raw bytes of the client's table, its routing key, its user name and a
-sequence number: the management API's JSON loses types and order, and the routing key on the broker is another one. A
-binding has ``x-oxproxy-signature`` as well: every user that may bind can write any user name into ``x-oxproxy``. An
-exchange has none: the user that declared it may configure it.
+An open exchange is a real direct or topic exchange marked ``x-open-exchange``; each client binding is a real binding of
+it with the client's own arguments: the first of a destination under its token, further ones under a storage key that no
+publish uses. One more argument, ``x-oxproxy``, keeps the raw bytes of the client's table, its routing key, its user
+name and a sequence number: the management API's JSON loses types and order, and the routing key on the broker is
+another one. A binding has ``x-oxproxy-signature`` as well: every user that may bind can write any user name into
+``x-oxproxy``. An exchange has none: the user that declared it may configure it.
 
 Source: delivery notes, "The store"; architecture, "The broker is the store".
 """
@@ -21,9 +21,10 @@ from proxy.amqp.frames import U32, U64, shortstr
 from proxy.amqp.tables import MAX_NESTING, decode_table, too_deep
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.original_address import longstr_entry
-from proxy.relay.vhost import BindingCopy, Destination, StoredBinding, VhostState
+from proxy.relay.tokens import TokenForm
+from proxy.relay.vhost import BindingCopy, CarrierType, Destination, StoredBinding, VhostState
 from proxy.routing.bindings.binding import Binding, typed_arguments
-from proxy.values import RESERVED_PREFIX
+from proxy.values import RESERVED_PREFIX, RESERVED_WORD, Table, Value
 
 #: argument that marks an exchange of ours on the broker
 MARK = b"x-open-exchange"
@@ -35,7 +36,11 @@ SIGNATURE = b"x-oxproxy-signature"
 PIN = b"x-oxproxy-token"
 #: argument by which a client chooses the delivery of an exchange it declares
 DELIVERY = b"x-delivery"
+#: argument by which a client chooses the type of the carrier of an exchange it declares
+CARRIER_TYPE = b"x-carrier-type"
 STORAGE = RESERVED_PREFIX + b"b."
+#: The same in one word, on topic carriers.
+STORAGE_WORD = RESERVED_WORD + b"b-"
 #: Sequences are microseconds since 1970: no clock that runs gives a greater one (the year 2255).
 LAST_SEQUENCE = 2**53 - 1
 _MARK_ENTRY = b"\x0f" + MARK + b"t\x01"
@@ -169,19 +174,35 @@ def exchange_arguments(sequence: int, entries: bytes) -> bytes:
     return entries + _MARK_ENTRY + longstr_entry(KEPT, pack(sequence, entries))
 
 
-def storage_key(kind: str, destination: bytes, routing_key: bytes, entries: bytes) -> bytes:
+def wanted_type(table: Table) -> CarrierType | None:
+    """Read the carrier's type that the arguments of a declare ask for; None where it is no type."""
+    chosen = dict(table).get(CARRIER_TYPE)
+    if chosen is None:
+        return CarrierType.AUTO
+    for carrier_type in CarrierType:
+        if chosen == Value("S", carrier_type.value.encode()):
+            return carrier_type
+    return None
+
+
+def topic_form(alternate: bytes | None) -> TokenForm:
+    """Give the form of the tokens on a topic carrier to which no exchange is bound yet."""
+    return TokenForm.ONE_WORD if alternate is None else TokenForm.EIGHT_WORDS
+
+
+def storage_key(kind: str, destination: bytes, routing_key: bytes, entries: bytes, *, one_word: bool = False) -> bytes:
     """Give the key under which a client's binding is stored: equal bindings, equal keys; the sequence is not in it."""
     table = decode_table(entries, 0, len(entries))
-    return _hashed((kind, destination, routing_key, typed_arguments(table)))
+    return _hashed((kind, destination, routing_key, typed_arguments(table)), one_word)
 
 
-def identity_key(identity: tuple[Hashable, ...]) -> bytes:
+def identity_key(identity: tuple[Hashable, ...], *, one_word: bool = False) -> bytes:
     """Give the storage key of the binding with an identity: the source is not in it."""
-    return _hashed(identity[1:])
+    return _hashed(identity[1:], one_word)
 
 
-def _hashed(content: tuple[Hashable, ...]) -> bytes:
-    return STORAGE + blake2b(repr(content).encode(), digest_size=8).hexdigest().encode()
+def _hashed(content: tuple[Hashable, ...], one_word: bool) -> bytes:
+    return (STORAGE_WORD if one_word else STORAGE) + blake2b(repr(content).encode(), digest_size=8).hexdigest().encode()
 
 
 def kept_rows(stored: StoredBinding) -> list[tuple[bytes, bytes]]:

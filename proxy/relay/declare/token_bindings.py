@@ -48,6 +48,7 @@ class Pin(NamedTuple):
         row: the pin.
         replaced: pins that are unbound once it is bound.
         sent_at: when it was sent.
+        tokens: the tokens that it lies under.
     """
 
     owned: OwnedExchange
@@ -55,12 +56,13 @@ class Pin(NamedTuple):
     row: bytes
     replaced: tuple[bytes, ...]
     sent_at: float
+    tokens: Tokens
 
-    def frames(self, number: int, tokens: Tokens) -> list[bytes]:
+    def frames(self, number: int) -> list[bytes]:
         """Bind it, then unbind what it replaces, on a channel."""
-        frames = row_frames(bind, number, self.owned, self.destination, tokens, self.row)
+        frames = row_frames(bind, number, self.owned, self.destination, self.tokens, self.row)
         for row in self.replaced:
-            frames += row_frames(unbind, number, self.owned, self.destination, tokens, row)
+            frames += row_frames(unbind, number, self.owned, self.destination, self.tokens, row)
         return frames
 
 
@@ -90,7 +92,7 @@ def bind_tokens(
             done()
 
     for owned, destination in wanted:
-        current, *others = row_frames(bind, channel.number or 0, owned, destination, state.tokens)
+        current, *others = row_frames(bind, channel.number or 0, owned, destination, state.tokens_of(owned))
         if others:
             channel.run(others, _unheeded)
         # Last: when it is answered all are.
@@ -130,14 +132,16 @@ def check_permission(
         channel.run([grant], witnessed)
         return
     row, replaced = connection.next_pin(owned.tokens), owned.tokens.superseded(destination)
-    pin = Pin(owned, destination, row, replaced, connection.traffic.now)
-    current, *others = pin.frames(number, state.tokens)
+    pin = Pin(owned, destination, row, replaced, connection.traffic.now, state.tokens_of(owned))
+    current, *others = pin.frames(number)
 
     def bound(text: str | None) -> None:
         if text is not None:
             witnessed(text)
             return
         owned.tokens.asserted(destination, row, pin.sent_at, None, replaced)
+        if not pin.tokens.lead_to(state.tokens_of(owned)):
+            owned.tokens.not_bound(destination)  # the carrier has changed to other tokens meanwhile
         if state.not_missing(destination):
             state.changed()
         if others:
@@ -169,7 +173,7 @@ def withdraw(
         if rows:
             table.unbinding(destination)
         for row in sorted(rows):
-            frames += row_frames(unbind, number, owned, destination, state.tokens, row)
+            frames += row_frames(unbind, number, owned, destination, state.tokens_of(owned), row)
     frames += [unbind(number, owned.grants.pop(key), owned.carrier, key) for key in grants]
     if owned.delivery is Delivery.QUEUE or not frames:
         done()

@@ -24,7 +24,7 @@ from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.decision import Decision, Outcome
 from proxy.routing.destination_translation import TranslatedDestinations, translate_destinations
-from proxy.values import RESERVED_PREFIX
+from proxy.values import RESERVED_PREFIXES, reserved_prefix
 
 PUBLISH = (60, 40)
 #: why a publish could not go where a rule of the address table sends it, as audit records say it
@@ -262,7 +262,7 @@ def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
 
 def _unreserved(leaves: TranslatedDestinations) -> TranslatedDestinations:
     """Let translations fail that would make a token of a part of the producer's routing key."""
-    reserved = [one for one in leaves.publications if one.routing_key.startswith(RESERVED_PREFIX)]
+    reserved = [one for one in leaves.publications if one.routing_key.startswith(RESERVED_PREFIXES)]
     if not reserved:
         return leaves
     failed = FailedTranslation(leaves.rule or 0, "a routing key under the reserved prefix")
@@ -280,6 +280,13 @@ def _carrier_copies(
 ) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
     wanted = [("queue", name) for name in leaves.queues]
     wanted += [("exchange", name) for name in leaves.exchanges]
+    if not owned.takes_exchanges and any(("exchange", name) not in state.missing for name in leaves.exchanges):
+        # The tokens have to change first. A publish that has waited in vain leaves without the exchanges.
+        queues = [one for one in wanted if one[0] == "queue" and one in owned.bound]
+        tokens = tuple(key for one in queues for key in state.tokens_of(owned).of(*one))
+        count = state.tokens_of(owned).count
+        moved = owned.carrier != owned.name
+        return (Copy(owned.carrier, None, tokens, moved=moved, keys_per_destination=count),), tuple(wanted)
     reachable = [one for one in wanted if one in owned.bound]
     unbound = tuple(one for one in wanted if one not in owned.bound and one not in state.missing)
     if not reachable and owned.alternate is not None and not decision.alternate:
@@ -287,9 +294,12 @@ def _carrier_copies(
         return (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), unbound
     # Exchange tokens first: the broker removes duplicates within one publish only, so they must not be spread.
     reachable.sort(key=lambda one: one[0] != "exchange")
-    tokens = tuple(key for one in reachable for key in state.tokens.of(*one))
+    names = state.tokens_of(owned)
+    tokens = tuple(key for one in reachable for key in names.of(*one))
+    if owned.leftover:
+        tokens += tuple(key for one in reachable if one in owned.leftover for key in names.former(*one))
     moved = owned.carrier != owned.name
-    return (Copy(owned.carrier, None, tokens, moved=moved, keys_per_destination=len(state.tokens.keys)),), unbound
+    return (Copy(owned.carrier, None, tokens, moved=moved, keys_per_destination=names.count),), unbound
 
 
 def _queue_copies(
@@ -375,7 +385,7 @@ def _first_bcc_is_no_array(entries: bytes) -> bool:
 
 
 def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] = _CC) -> None:
-    """Refuse a producer's routing key or CC entry under the reserved prefix.
+    """Refuse a producer's routing key or CC entry under a reserved prefix.
 
     Args:
         routing_key: of a publish.
@@ -386,14 +396,15 @@ def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] 
         ProtocolError: 403 on the channel.
     """
     keys = [routing_key]
-    if RESERVED_PREFIX in entries and b"CC" in entries:
+    if b"CC" in entries and any(prefix in entries for prefix in RESERVED_PREFIXES):
         for _, raw in pick(entries, 0, len(entries), names):
             value = decode_value(raw).value
             if isinstance(value, tuple):
                 keys += [item.value for item in value if isinstance(getattr(item, "value", None), bytes)]
     for key in keys:
-        if key.startswith(RESERVED_PREFIX):
-            text = f"routing keys that begin with '{RESERVED_PREFIX.decode()}' are reserved"
+        prefix = reserved_prefix(key)
+        if prefix:
+            text = f"routing keys that begin with '{prefix.decode()}' are reserved"
             raise ProtocolError(403, text, Scope.CHANNEL, *PUBLISH)
 
 

@@ -43,7 +43,7 @@ from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, Facts, Interest, Outcome
-from proxy.values import RESERVED_PREFIX
+from proxy.values import RESERVED_PREFIXES
 
 #: Decisions kept for one exchange, and the bytes that they stand for, about.
 EXCHANGE_ENTRIES, EXCHANGE_BYTES = 8192, 8 << 20
@@ -290,7 +290,7 @@ class Plans:
                 return self._passing(publication)
         there = target.publication if isinstance(target, Target) else Publication(b"", b"")
         owned = OwnedExchange(publication.exchange, "direct", Delivery.QUEUE, b"")
-        reserved = there.routing_key.startswith(RESERVED_PREFIX)
+        reserved = there.routing_key.startswith(RESERVED_PREFIXES)
         return Plan(
             self, owned, _NO_INTEREST, source=source, fixed=_translated(self, source, target), reserved=reserved
         )

@@ -44,7 +44,7 @@ from proxy.relay.declare.injected_methods import count_unanswerable, hold_channe
 from proxy.relay.declare.storage import refuse_nested, refuse_own_arguments
 from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
 from proxy.relay.publish.publish_frames import KIND_NAMES, PublishFrames
-from proxy.values import RESERVED_PREFIX
+from proxy.values import reserved_prefix
 
 _CONNECTION = 10
 #: bytes of the shortest method frame
@@ -326,10 +326,11 @@ def _refuse_dead_letter_key(request: QueueDeclare) -> None:
     Raises:
         ProtocolError: 403 on the channel.
     """
-    if request.passive or RESERVED_PREFIX not in request.arguments or _DEAD_LETTER_KEY not in request.arguments:
+    if request.passive or _DEAD_LETTER_KEY not in request.arguments:
         return
     picked = pick(request.arguments, 0, len(request.arguments), frozenset((_DEAD_LETTER_KEY,)))
     for value in (decode_value(raw).value for _, raw in picked):
-        if isinstance(value, bytes) and value.startswith(RESERVED_PREFIX):
-            text = f"values of {_DEAD_LETTER_KEY.decode()} that begin with '{RESERVED_PREFIX.decode()}' are reserved"
+        prefix = reserved_prefix(value) if isinstance(value, bytes) else b""
+        if prefix:
+            text = f"values of {_DEAD_LETTER_KEY.decode()} that begin with '{prefix.decode()}' are reserved"
             raise ProtocolError(403, text, Scope.CHANNEL)

@@ -94,7 +94,9 @@ _LEAST_HEADER: Final = 14
 _LEAST_METHOD: Final = 9
 #: Held frames that are taken in one go; what has to wait is found out at the end of it.
 _HELD_AT_ONCE: Final = 64
-#: first octet of the reserved prefix
+#: how the names of the headers CC and BCC end, which hold further routing keys
+_CC_NAME: Final = b"CC"
+#: first octet of the reserved prefixes
 _RESERVED_FIRST: Final = 0x78
 #: the bit of the header table in the first octet of the property flags
 _HEADERS_BIT: Final = HEADERS >> 8
@@ -614,7 +616,7 @@ class PublishPass:
         """
         header_at = flags_at + 2
         if data[header_at + 19] & _HEADERS_BIT and (
-            data.find(RESERVED_PREFIX, header_at, body_at) >= 0
+            data.find(_CC_NAME, header_at, body_at) >= 0
             or (self._restores and data.find(ADDRESS_HEADER, header_at, body_at) >= 0)
         ):
             flags = (data[header_at + 19] << 8) | data[header_at + 20]

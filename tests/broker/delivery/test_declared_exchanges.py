@@ -39,7 +39,7 @@ def test_flags_and_arguments_are_on_the_carrier_as_asked(
         durable, auto_delete, internal = (name in flags for name in ("durable", "auto_delete", "internal"))
         app.exchange("ox", table, durable=durable, auto_delete=auto_delete, internal=internal)
     found = outside.exchange("ox")
-    assert found["type"] == "direct"
+    assert found["type"] == ("topic" if outside.broker.version < (3, 13) else "direct")
     assert {name for name in ("durable", "auto_delete", "internal") if found[name]} == set(flags)
     arguments = found["arguments"]
     assert (arguments["x-open-exchange"], arguments["max-payload-size"], arguments["mine"]) == (True, 10, "kept")

@@ -37,6 +37,7 @@ exchanges:
       - {queue: a, arguments: {x-msg-addqre-ontrue: ""}}
 """
 RESERVED = "ACCESS_REFUSED - routing keys that begin with 'x.o.p.e.n.x.' are reserved"
+RESERVED_WORD = RESERVED.replace("x.o.p.e.n.x.", "x-o-p-e-n-x-")
 PUBLISH = (60, 40)
 
 
@@ -88,10 +89,30 @@ def test_a_cc_under_the_reserved_prefix_is_refused(site: Site, producer: Produce
     assert site.bodies("a") == [[]]
 
 
+@pytest.mark.parametrize("exchange", ["letters", "direct", "amq.topic"])
+@pytest.mark.parametrize("header", [None, "CC"])
+def test_keys_under_the_prefix_in_one_word_are_refused(
+    site: Site, producer: Producer, exchange: str, header: str | None
+) -> None:
+    key = "x-o-p-e-n-x-r-q-0123456789abcdef"
+    producer.publish(exchange, "k" if header else key, {header: ["fine", key]} if header else None)
+    close = producer.closed()
+    assert (close.code, close.text, close.method) == (403, RESERVED_WORD, PUBLISH)
+    assert site.bodies("a") == [[]]
+
+
+def test_a_bind_under_the_prefix_in_one_word_is_refused(producer: Producer) -> None:
+    bind = commands.Queue.Bind(0, "a", "amq.topic", "x-o-p-e-n-x-b-1")
+    producer.send(client.method(1, bind))
+    close = producer.closed()
+    assert (close.code, close.method) == (403, (50, 20))
+    assert "begins with 'x-o-p-e-n-x-', which is the proxy's own" in close.text
+
+
 def test_keys_that_only_resemble_the_prefix_are_not_refused(site: Site, producer: Producer) -> None:
-    for key in ("x.o.p.e.n.x", "X.O.P.E.N.X.q", "a.x.o.p.e.n.x.q"):
+    for key in ("x.o.p.e.n.x", "X.O.P.E.N.X.q", "a.x.o.p.e.n.x.q", "x-o-p-e-n-x", "a-x-o-p-e-n-x-q", "x-open"):
         assert producer.send_settled("letters", key, {"CC": [key], "n": "x.o.p.e.n.x.q"}) == (True, [])
-    assert len(site.take("a")) == 3
+    assert len(site.take("a")) == 6
 
 
 @pytest.mark.parametrize("exchange", ["", "amq.direct", "spare", "leads-to-letters"])
@@ -122,6 +143,10 @@ def test_a_queue_whose_dead_letters_would_leave_under_a_token_is_refused(site: S
         text = "values of x-dead-letter-routing-key that begin with 'x.o.p.e.n.x.' are reserved"
         assert (close.code, close.text, close.method) == (403, f"ACCESS_REFUSED - {text}", (50, 10))
         producer.open(confirm=True)
+    arguments["x-dead-letter-routing-key"] = "x-o-p-e-n-x-r-q-0123456789abcdef"
+    producer.send(client.method(1, commands.Queue.Declare(0, "dead", arguments=arguments)))
+    assert producer.closed().text == f"ACCESS_REFUSED - {text.replace('x.o.p.e.n.x.', 'x-o-p-e-n-x-')}"
+    producer.open(confirm=True)
     arguments["x-dead-letter-routing-key"] = "x.o.p.e.n.x"
     producer.ask(commands.Queue.Declare(0, "alive", exclusive=True, arguments=arguments))
     with pytest.raises(Closed, match="NOT_FOUND"):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -258,9 +260,12 @@ def test_only_tokens_of_ours_route_on_a_carrier(own: Table) -> None:
         (b"key", ((b"CC", many("a")), (b"CC", many("x.o.p.e.n.x.b.1")))),
     ],
 )
-def test_keys_under_the_reserved_prefix_are_refused(key: bytes, headers: Table) -> None:
-    with pytest.raises(ProtocolError, match=r"keys that begin with 'x\.o\.p\.e\.n\.x\.' are reserved") as caught:
-        refuse_reserved(key, encode_table(headers))
+@pytest.mark.parametrize("dot", [".", "-"])
+def test_keys_under_a_reserved_prefix_are_refused(key: bytes, headers: Table, dot: str) -> None:
+    entries = encode_table(headers).replace(b".", dot.encode())
+    prefix = re.escape("x.o.p.e.n.x.".replace(".", dot))
+    with pytest.raises(ProtocolError, match=f"keys that begin with '{prefix}' are reserved") as caught:
+        refuse_reserved(key.replace(b".", dot.encode()), entries)
     assert (caught.value.reply_code, caught.value.scope) == (403, Scope.CHANNEL)
     assert (caught.value.class_id, caught.value.method_id) == (60, 40)
 
@@ -269,6 +274,8 @@ def test_keys_under_the_reserved_prefix_are_refused(key: bytes, headers: Table) 
     ("key", "headers"),
     [
         (b"x.o.p.e.n.x", ()),
+        (b"x-o-p-e-n-x", ()),
+        (b"x-o.p-e.n-x.", ()),
         (b"", ()),
         (b"key", ((b"type", Value("S", b"x.o.p.e.n.x.q.1")),)),
         (b"key", ((b"CC", Value("S", b"x.o.p.e.n.x.q.1")),)),

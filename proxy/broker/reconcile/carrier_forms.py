@@ -1,0 +1,156 @@
+"""The types of carriers, and the form of the tokens on topic carriers.
+
+A carrier that exists keeps its type: the broker refuses to declare it with another, clients' bindings are stored there,
+and other sidecars publish to it. A carrier that has to be declared gets the type that costs the broker less.
+
+RabbitMQ before 3.13 compares every binding of a direct exchange with every routing key of a message that has more than
+one, and a message of ours has. The limits below are where a topic exchange begins to cost less, as measured
+(docs/explanation/performance.md). `relay.tokens.TokenForm` describes the forms.
+
+Order of a change: destinations are bound under both tokens, then messages leave with eight words, and the tokens of one
+word are unbound after `FORMER_LOOKS` looks (`token_migration`). Other sidecars have changed by then: they find bindings
+under eight words, and the exchange, at their next look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import structlog
+
+from proxy.broker.management_api import BindingInfo, ExchangeInfo
+from proxy.broker.reconcile.desired import DesiredState
+from proxy.broker.reconcile.executor import Executor
+from proxy.relay.tokens import TokenForm, is_eight_words
+from proxy.relay.vhost import CarrierType, OwnedExchange, VhostState
+from proxy.values import EXCHANGE
+
+#: Destinations up to which a direct exchange costs RabbitMQ 3.10 less than a topic exchange, by form of its tokens.
+FEW_DESTINATIONS = {TokenForm.ONE_WORD: 50, TokenForm.EIGHT_WORDS: 200}
+#: Looks for which tokens of one word stay bound after the change to eight.
+FORMER_LOOKS = 12
+#: The first version that looks the bindings of a direct exchange up for each key of a message.
+_LOOKS_UP = (3, 13)
+
+log = structlog.get_logger(__name__)
+
+
+def scans_bindings(version: str) -> bool:
+    """Say whether a broker of that version compares all bindings of a direct exchange with the keys of a message."""
+    major, _, rest = version.partition(".")
+    minor = rest.partition(".")[0]
+    return major.isdigit() and minor.isdigit() and (int(major), int(minor)) < _LOOKS_UP
+
+
+def form_on_topic(exchange: OwnedExchange, desired: DesiredState) -> TokenForm:
+    """Give the form that tokens need on a topic carrier."""
+    named = desired.tokens_of(exchange) | exchange.bound
+    leads_on = exchange.alternate is not None or exchange.name in desired.adds_exchanges
+    return TokenForm.EIGHT_WORDS if leads_on or any(kind == EXCHANGE for kind, _ in named) else TokenForm.ONE_WORD
+
+
+def has_many(exchange: OwnedExchange, desired: DesiredState) -> bool:
+    """Say whether an exchange has, or may get, so many destinations that a topic carrier costs less."""
+    if exchange.declared is not None or exchange.clients or exchange.name in desired.chooses_queues:
+        return True
+    return len(desired.tokens_of(exchange)) > FEW_DESTINATIONS[form_on_topic(exchange, desired)]
+
+
+class CarrierForms:
+    """The types and forms of the carriers of one virtual host.
+
+    Args:
+        state: what the relays see; the forms of its exchanges are written here.
+        executor: binds.
+    """
+
+    def __init__(self, state: VhostState, executor: Executor) -> None:
+        self._state = state
+        self._executor = executor
+        #: By carrier, for how many looks it has had tokens of eight words while some of one word were left.
+        self._looks: dict[bytes, int] = {}
+
+    def adopt_types(self, desired: DesiredState, listed: Mapping[bytes, ExchangeInfo] | None) -> None:
+        """Take over the types of carriers that exist, and choose those of carriers that have to be declared.
+
+        Args:
+            desired: the carriers.
+            listed: the exchanges of the broker, None where they are not known.
+        """
+        for exchange in desired.carriers:
+            info = None if listed is None else listed.get(exchange.carrier)
+            if info is not None:
+                if not info.marked:
+                    continue
+                is_topic = info.type == CarrierType.TOPIC.value
+            elif exchange.declared is None and not exchange.bound:
+                many = listed is not None and has_many(exchange, desired)
+                is_topic = self._state.prefers_topic(exchange.wanted_type, many=many)
+            else:
+                continue
+            if is_topic is not exchange.is_topic:
+                for destination in list(exchange.bound):
+                    exchange.tokens.not_bound(destination)
+                exchange.form = form_on_topic(exchange, desired) if is_topic else TokenForm.DIRECT
+                self._state.changed()
+
+    async def change_forms(self, desired: DesiredState) -> None:
+        """Change the carriers to eight words that need it; call it when their bindings have been listed.
+
+        Raises:
+            UpstreamError: the connection was lost; what has begun goes on at the next look.
+        """
+        for exchange in desired.carriers:
+            if exchange.form is TokenForm.ONE_WORD and form_on_topic(exchange, desired) is TokenForm.EIGHT_WORDS:
+                await self.change(exchange)
+            elif exchange.form is TokenForm.CHANGING:
+                await self.change(exchange)
+
+    async def change(self, exchange: OwnedExchange) -> None:
+        """Change a topic carrier to tokens of eight words.
+
+        Raises:
+            UpstreamError: the connection was lost.
+        """
+        if exchange.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS):
+            return
+        # Rules that are prepared have an exchange of their own for the carrier, beside the one in use.
+        now = self._state.exchanges.get(exchange.name)
+        in_use = [now] if now is not None and now is not exchange and now.tokens is exchange.tokens else []
+        for sharing in (exchange, *in_use):
+            if sharing.form is TokenForm.ONE_WORD:
+                sharing.form = TokenForm.CHANGING
+        exchange.tokens.forget_assertions()
+        self._state.changed()
+        leftover = await self._executor.bind_again(exchange)
+        exchange.leftover = frozenset(leftover)
+        exchange.form = TokenForm.EIGHT_WORDS
+        self._state.changed()
+        log.info(
+            "carrier changed to tokens of eight words",
+            vhost=self._state.name,
+            carrier=exchange.carrier.decode(errors="replace"),
+            destinations=len(exchange.bound),
+            under_one_word=len(leftover),
+        )
+
+    def removable(self, exchange: OwnedExchange, former: Collection[BindingInfo]) -> list[BindingInfo]:
+        """Give the bindings under former tokens that may go, at the end of a look.
+
+        Tokens of one word stay until other sidecars have changed, too.
+        """
+        one_word = [
+            info for info in former if not is_eight_words(info.routing_key) and exchange.form is TokenForm.EIGHT_WORDS
+        ]
+        if not one_word:
+            self._looks.pop(exchange.carrier, None)
+            return list(former)
+        looks = self._looks[exchange.carrier] = self._looks.get(exchange.carrier, 0) + 1
+        if looks <= FORMER_LOOKS:
+            return [info for info in former if info not in one_word]
+        return [info for info in former if (info.destination_type, info.destination) not in exchange.leftover]
+
+
+def starts_in_eight_words(exchange: OwnedExchange, bindings: Iterable[BindingInfo]) -> bool:
+    """Say whether a topic carrier that this process has not used yet has tokens of eight words already."""
+    return exchange.form is TokenForm.ONE_WORD and any(is_eight_words(info.routing_key) for info in bindings)
