@@ -16,6 +16,17 @@ JSON: TypeAlias = dict[str, Any]  # JSON of any shape
 SOURCE: JSON = {"type": "prometheus", "uid": "${datasource}"}
 
 GREEN, YELLOW, RED = "green", "yellow", "red"
+#: Colours of outcomes, in every panel: by the end of a series' name.
+OUTCOME_COLORS = {
+    "routed": "green",
+    "unrouted": "orange",
+    "filtered": "yellow",
+    "rejected": "red",
+    "passed": "blue",
+    "translated": "purple",
+    "nacked": "red",
+    "returned": "orange",
+}
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,10 @@ class Panel:
         """Return what happens to the data before it is drawn."""
         return []
 
+    def overrides(self) -> list[JSON]:
+        """Return what single series have of their own."""
+        return []
+
     def json(self, number: int, x: int, y: int) -> JSON:
         """Return the panel with its number and place."""
         steps: list[JSON] = [{"color": GREEN, "value": None}]
@@ -104,7 +119,7 @@ class Panel:
             "datasource": SOURCE,
             "gridPos": {"h": self.height, "w": self.width, "x": x, "y": y},
             "targets": [query.json(chr(ord("A") + index)) for index, query in enumerate(self.queries)],
-            "fieldConfig": {"defaults": defaults, "overrides": []},
+            "fieldConfig": {"defaults": defaults, "overrides": self.overrides()},
             "options": self.options(),
         }
         if self.transformations():
@@ -124,6 +139,16 @@ class Lines(Panel):
     stacked: bool = False
     logarithmic: bool = False
     kind = "timeseries"
+
+    def overrides(self) -> list[JSON]:
+        """Return the fixed colours of outcomes."""
+        return [
+            {
+                "matcher": {"id": "byRegexp", "options": rf"/\b{outcome}$/"},
+                "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": color}}],
+            }
+            for outcome, color in OUTCOME_COLORS.items()
+        ]
 
     def options(self) -> JSON:
         """Return a legend below, and a tooltip with every series."""

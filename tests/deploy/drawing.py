@@ -6,6 +6,7 @@ Every panel stands where Grafana would put it, with what its expressions gave. I
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -87,18 +88,29 @@ def unit_of(panel: JSON) -> str:
     return unit
 
 
+def fixed_color(panel: JSON, name: str) -> str | None:
+    """Return the colour that the panel gives a series, None where it may have any."""
+    for override in panel["fieldConfig"]["overrides"]:
+        if re.search(override["matcher"]["options"].strip("/"), name):
+            color: str = override["properties"][0]["value"]["fixedColor"]
+            return {"yellow": "gold", "blue": "tab:blue", "green": "tab:green", "red": "tab:red"}.get(color, color)
+    return None
+
+
 def lines(axes: Axes, panel: JSON, answers: Answers) -> None:
     """Draw values over time."""
     named = named_series(panel, answers)
+    others = itertools.cycle(["tab:blue", "tab:cyan", "tab:purple", "tab:brown", "tab:gray", "tab:olive", "tab:pink"])
+    colors = [fixed_color(panel, name) or next(others) for name, _ in named]
     custom = panel["fieldConfig"]["defaults"]["custom"]
     if custom["stacking"]["mode"] == "normal":
         times = sorted({time for _, each in named for time in points(each)[0]})
         values = [dict(zip(*points(each), strict=True)) for _, each in named]
         heights = [[each.get(time, 0.0) for time in times] for each in values]
-        axes.stackplot(times, heights, labels=[name for name, _ in named], alpha=0.6)
+        axes.stackplot(times, heights, labels=[name for name, _ in named], colors=colors, alpha=0.6)
     else:
-        for name, each in named:
-            axes.plot(*points(each), label=name, linewidth=0.9)
+        for (name, each), color in zip(named, colors, strict=True):
+            axes.plot(*points(each), label=name, linewidth=0.9, color=color)
     if custom["scaleDistribution"]["type"] == "log":
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(mpl.ticker.NullFormatter())

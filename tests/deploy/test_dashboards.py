@@ -22,6 +22,8 @@ from tests.deploy.prometheus import ROOT
 from tests.deploy.test_prometheus import exposed_names, metric_names
 
 SCHEMAS: dict[str, Any] = json.loads(Path(__file__).with_name("grafana.jsonschema.json").read_text())
+# Grafana's own model has any value here; the schema made from it has an object. A regular expression is a string.
+SCHEMAS["dashboard"]["definitions"]["MatcherConfig"]["properties"]["options"] = {}
 PROVISIONING = DIRECTORY.parent / "provisioning"
 PANELS = [
     pytest.param(panel, id=f"{dashboard.uid}: {panel['title']}")
@@ -143,3 +145,16 @@ def test_there_is_a_small_picture_of_each_dashboard_with_the_panels_that_it_has(
 def test_a_panel_of_every_kind_can_be_drawn() -> None:
     kinds = {panel["type"] for dashboard in DASHBOARDS for panel in dashboard.json()["panels"]}
     assert set(KINDS) == kinds - {"row"}
+
+
+def test_an_outcome_has_the_same_color_in_every_panel_of_series() -> None:
+    colors: dict[str, set[str]] = {}
+    for dashboard in DASHBOARDS:
+        for panel in dashboard.json()["panels"]:
+            if panel["type"] == "timeseries":
+                for override in panel["fieldConfig"]["overrides"]:
+                    value = override["properties"][0]["value"]["fixedColor"]
+                    colors.setdefault(override["matcher"]["options"], set()).add(value)
+    assert {pattern: len(used) for pattern, used in colors.items()} == dict.fromkeys(colors, 1)
+    expected = {"routed": {"green"}, "unrouted": {"orange"}, "rejected": {"red"}}
+    assert {outcome: colors[rf"/\b{outcome}$/"] for outcome in expected} == expected
