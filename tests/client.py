@@ -12,7 +12,9 @@ from typing import NamedTuple, cast
 from pamqp import base, commands
 from pamqp import frame as pamqp_frame
 
+from proxy.amqp import methods
 from proxy.amqp.method_frames import bind, unbind
+from proxy.amqp.methods import method_frame
 from proxy.amqp.tables import encode_table
 from proxy.values import EXCHANGE, QUEUE, Table
 
@@ -154,9 +156,13 @@ def queue_unbind(channel: int, queue: bytes, source: bytes, key: bytes, entries:
     return unbind(channel, (QUEUE, queue), source, key, entries)
 
 
-def exchange_bind(channel: int, exchange: bytes, source: bytes, key: bytes, entries: bytes = b"") -> bytes:
-    return bind(channel, (EXCHANGE, exchange), source, key, entries)
+def exchange_bind(
+    channel: int, exchange: bytes, source: bytes, key: bytes, entries: bytes = b"", *, nowait: bool = False
+) -> bytes:
+    return bind(channel, (EXCHANGE, exchange), source, key, entries, nowait=nowait)
 
 
-def exchange_unbind(channel: int, exchange: bytes, source: bytes, key: bytes, entries: bytes = b"") -> bytes:
-    return unbind(channel, (EXCHANGE, exchange), source, key, entries)
+def exchange_unbind(
+    channel: int, exchange: bytes, source: bytes, key: bytes, entries: bytes = b"", *, nowait: bool = False
+) -> bytes:
+    return method_frame(channel, methods.EXCHANGE_UNBIND, 0, exchange, source, key, nowait, entries)
