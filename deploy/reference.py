@@ -4,16 +4,51 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import SecretStr
 
 from deploy.manual import manuals
-from proxy.config.keys import entries
 from proxy.config.settings import Settings
 from proxy.observe.metrics import METRICS
 from proxy.rules.operator_reference import MATCH_TYPES, SECTIONS, OperatorSection
+from proxy.yamlfile.document import join
+from proxy.yamlfile.models import FileModel, key_names, key_type
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+class KeyEntry(NamedTuple):
+    """One key as the documentation lists it: ``limits.frame_max`` or ``listen[].address``."""
+
+    path: str
+    default: str
+    doc: str
+
+
+def entries(section: FileModel, path: str = "") -> Iterator[KeyEntry]:
+    """List every key under a section that holds the defaults."""
+    for key, (attribute, field) in key_names(type(section)).items():
+        value, here = getattr(section, attribute), join(path, key)
+        kind = key_type(type(section), key)
+        if not kind.is_section:
+            yield KeyEntry(here, _written(attribute, value), field.description or "")
+        elif kind.several:
+            yield from entries(value[0] if value else kind.item(), here + "[]")
+        else:
+            yield from entries(kind.item() if value is None else value, here)
+
+
+def _written(attribute: str, value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, tuple):
+        return str(value[0]) if len(value) == 1 else f"[{', '.join(map(str, value))}]"
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return f"{value:g}s" if attribute.endswith("_seconds") else str(value)
 
 
 def settings() -> str:

@@ -1,4 +1,4 @@
-"""Keys of the configuration: listed for the documentation, compared, and overridden by the environment.
+"""Keys of the configuration, compared and overridden by the environment.
 
 ``OXPROXY_UPSTREAM__ADDRESS`` overrides ``upstream.address``. Values of variables are put into the tree of the file
 before it is read, so the same checks and messages apply; the place of such a node is the name of the variable.
@@ -9,44 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from collections.abc import Mapping as Environment
-from typing import NamedTuple
 
 from pydantic import SecretStr
 
 from proxy.config.settings import Settings
 from proxy.yamlfile.document import Faults, Mapping, Node, Place, Scalar, Sequence, join, read_document
 from proxy.yamlfile.models import FileModel, key_names, key_type
-
-
-class KeyEntry(NamedTuple):
-    """One key as the documentation lists it: ``limits.frame_max`` or ``listen[].address``."""
-
-    path: str
-    default: str
-    doc: str
-
-
-def entries(section: FileModel, path: str = "") -> Iterator[KeyEntry]:
-    """List every key under a section that holds the defaults."""
-    for key, (attribute, field) in key_names(type(section)).items():
-        value, here = getattr(section, attribute), join(path, key)
-        kind = key_type(type(section), key)
-        if not (isinstance(kind.model, type) and issubclass(kind.model, FileModel)):
-            yield KeyEntry(here, _written(attribute, value), field.description or "")
-        elif kind.several:
-            yield from entries(value[0] if value else kind.model(), here + "[]")
-        else:
-            yield from entries(kind.model() if value is None else value, here)
-
-
-def _written(attribute: str, value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, tuple):
-        return str(value[0]) if len(value) == 1 else f"[{', '.join(map(str, value))}]"
-    if isinstance(value, SecretStr):
-        return value.get_secret_value()
-    return f"{value:g}s" if attribute.endswith("_seconds") else str(value)
 
 
 def differences(before: FileModel, after: FileModel, path: str = "") -> Iterator[str]:
@@ -109,13 +77,11 @@ def override(root: Node, environ: Environment[str, str], faults: Faults) -> Node
 
 def _leaf(keys: list[str], name: str, text: str, faults: Faults) -> Node | None:
     """Give the value of a variable as its key wants it: a list or a section is written as in YAML, a text as it is."""
-    kind = key_type(Settings, *keys)
-    section = isinstance(kind.model, type) and issubclass(kind.model, FileModel)
-    if section or (kind.several and text.lstrip().startswith("[")):
-        root = read_document(text, name, faults)
-        return root
+    kind = key_type(Settings, *(int(key) if key.isdigit() else key for key in keys))
+    if kind.is_section or (kind.several and text.lstrip().startswith("[")):
+        return read_document(text, name, faults)
     leaf = Scalar(Place(name, 0), text, plain=True)
-    if kind.model in (str, SecretStr) and not (kind.optional and leaf.value is None):
+    if kind.item in (str, SecretStr) and not (kind.optional and leaf.value is None):
         return Scalar(leaf.place, text, plain=False)
     return leaf
 

@@ -7,15 +7,13 @@ and no socket is opened.
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable
 from collections.abc import Mapping as Environment
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from proxy.config.keys import differences, override
 from proxy.config.secrets import SecretReader
-from proxy.config.settings import ListenTls, Settings, UpstreamTls
+from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.yamlfile.document import (
     ConfigWarning,
@@ -28,7 +26,7 @@ from proxy.yamlfile.document import (
     join,
     read_document,
 )
-from proxy.yamlfile.hosts import MOST_PORT, HostPort, is_own_address, listen_conflict
+from proxy.yamlfile.hosts import MOST_PORT, is_own_address, listen_conflict
 from proxy.yamlfile.models import read_model, warn_of_variables
 
 _NO_SECRETS = (
@@ -94,7 +92,7 @@ def read_settings(
         faults.warn(places.get("declared") or places["upstream.address"], "declared.secrets", _NO_SECRETS)
     audit = settings.audit
     if audit.hash:
-        key = passwords.hash_key(audit.hash_key_env, audit.hash_key_file)
+        key = passwords.hash_key(audit)
         audit = audit.model_copy(update={"hash_key": key})
     settings = settings.model_copy(
         update={
@@ -107,10 +105,7 @@ def read_settings(
         }
     )
     _check_addresses(settings, faults)
-    tls = TlsChecks(path.parent, places, faults, secrets_required)
-    for index, listener in enumerate(settings.listen):
-        tls.listener(listener.tls, f"listen[{index}].tls")
-    tls.upstream(settings.upstream.tls, "upstream.tls", settings.upstream.addresses)
+    _check_tls(settings, faults, secrets_required)
     directory = settings.audit.directory
     if directory is not None and not secrets_required and not (path.parent / directory).parent.is_dir():
         message = f"{path.parent / directory}: there is no directory {(path.parent / directory).parent} to make it in"
@@ -158,60 +153,46 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
             faults.error(settings.place("upstream.address"), "upstream.address", message)
 
 
-@dataclass(frozen=True, slots=True)
-class TlsChecks:
-    """Finds what is wrong with settings of TLS.
+def _check_tls(settings: Settings, faults: Faults, required: bool) -> None:
+    """Report TLS that is not complete or not safe, and files of it that are not there (a warning unless `required`)."""
+    for index, listener in enumerate(settings.listen):
+        server, section = listener.tls, f"listen[{index}].tls"
+        if server is None:
+            continue
+        for key in ("certificate", "key"):
+            if getattr(server, key) is None:
+                place = settings.place(join(section, key), section)
+                faults.error(place, join(section, key), "seen nothing, expected the name of a file")
+        verify = join(section, "client_verify")
+        if server.client_ca is None and verify in settings.places:
+            faults.error(settings.place(verify), verify, "without client_ca no certificate is asked for")
+        files = {"certificate": server.certificate, "key": server.key, "client_ca": server.client_ca}
+        _check_files(settings, section, files, faults, required)
+    client, section = settings.upstream.tls, "upstream.tls"
+    if client is None:
+        far = [str(address) for address in settings.upstream.addresses if not address.loopback]
+        if far:
+            message = f"without upstream.tls, passwords go to {far[0]} as plain text"
+            faults.warn(settings.place("upstream.address", "upstream"), "upstream.address", message)
+        return
+    if (client.certificate is None) != (client.key is None):
+        faults.error(settings.place(section), section, "certificate and key go together")
+    if not client.verify:
+        message = "anyone on the network path can impersonate the broker and read passwords"
+        faults.warn(settings.place("upstream.tls.verify", section), "upstream.tls.verify", message)
+    files = {"ca": client.ca, "certificate": client.certificate, "key": client.key}
+    _check_files(settings, section, files, faults, required)
 
-    Args:
-        folder: that of the configuration.
-        places: of every key that was written.
-        faults: takes the faults.
-        required: whether files must be there; where not, their absence is a warning.
-    """
 
-    folder: Path
-    places: dict[str, Place]
-    faults: Faults
-    required: bool
-
-    def listener(self, tls: ListenTls | None, path: str) -> None:
-        if tls is None:
-            return
-        for name in ("certificate", "key"):
-            if getattr(tls, name) is None:
-                self._error(join(path, name), path, "seen nothing, expected the name of a file")
-        if tls.client_ca is None and join(path, "client_verify") in self.places:
-            self._error(join(path, "client_verify"), path, "without client_ca no certificate is asked for")
-        self._files(path, certificate=tls.certificate, key=tls.key, client_ca=tls.client_ca)
-
-    def upstream(self, tls: UpstreamTls | None, path: str, addresses: Iterable[HostPort]) -> None:
-        """Check the broker's, and say where passwords would cross a network in plain text."""
-        if tls is None:
-            far = [str(address) for address in addresses if not address.loopback]
-            if far:
-                message = f"without upstream.tls, passwords go to {far[0]} as plain text"
-                self.faults.warn(self._place("upstream.address", "upstream"), "upstream.address", message)
-            return
-        if (tls.certificate is None) != (tls.key is None):
-            self._error(path, path, "certificate and key go together")
-        if not tls.verify:
-            message = "anyone on the network path can impersonate the broker and read passwords"
-            self.faults.warn(self._place(join(path, "verify"), path), join(path, "verify"), message)
-        self._files(path, ca=tls.ca, certificate=tls.certificate, key=tls.key)
-
-    def _files(self, path: str, **names: str | None) -> None:
-        for key, name in names.items():
-            why = "" if name is None else _absence(self.folder / name)
-            if why:
-                report = self.faults.error if self.required else self.faults.warn
-                where = join(path, key)
-                report(self._place(where, path), where, f"{self.folder / (name or '')}: {why}")
-
-    def _error(self, path: str, above: str, message: str) -> None:
-        self.faults.error(self._place(path, above), path, message)
-
-    def _place(self, path: str, above: str) -> Place:
-        return self.places.get(path) or self.places.get(above) or Place("configuration", 0)
+def _check_files(
+    settings: Settings, section: str, names: Environment[str, str | None], faults: Faults, required: bool
+) -> None:
+    report = faults.error if required else faults.warn
+    for key, name in names.items():
+        why = "" if name is None else _absence(settings.folder / name)
+        if why:
+            path = join(section, key)
+            report(settings.place(path, section), path, f"{settings.folder / (name or '')}: {why}")
 
 
 def _absence(file: Path) -> str:

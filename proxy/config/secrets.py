@@ -5,7 +5,6 @@ Each stands in the configuration, in an environment variable or in a file. No fa
 
 from __future__ import annotations
 
-import os
 from base64 import b64decode
 from collections.abc import Mapping as Environment
 from collections.abc import Sequence
@@ -14,8 +13,9 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from proxy.config.settings import ControlSection, SecretSource
+from proxy.config.settings import AuditSection, ControlSection, SecretSource
 from proxy.yamlfile.document import Faults, Place
+from proxy.yamlfile.secret_sources import MissingSecret, read_password_source, read_secret_source
 
 #: Bytes of each secret that signs clients' bindings.
 SECRET_BYTES = 32
@@ -41,19 +41,19 @@ def read_secret(data: bytes) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class SecretReader:
-    """Finds the control user's password among the three ways to give it.
+    """Reads the secrets of one configuration and reports those that are not as expected.
 
     Args:
         folder: that of the configuration.
         environ: the environment.
         places: of every key that was written.
         faults: takes the faults.
-        required: whether it must be there; where not, its absence is a warning.
+        required: whether a secret must be there; where not, its absence is a warning.
     """
 
     folder: Path
     environ: Environment[str, str]
-    places: dict[str, Place]
+    places: Environment[str, Place]
     faults: Faults
     required: bool
 
@@ -65,62 +65,50 @@ class SecretReader:
         )
 
     def _secret(self, source: SecretSource, path: str) -> bytes:
-        given = [key for key, value in (("file", source.file), ("env", source.env)) if value is not None]
+        given = [key for key in ("file", "env") if getattr(source, key) is not None]
         if len(given) != 1:
             seen = "file and env, expected one of them" if given else "nothing, expected file or env"
             place = self.places[f"{path}.{given[-1]}" if given else "declared.secrets"]
             self.faults.error(place, path, f"seen {seen}")
             return b""
-        key, place = f"{path}.{given[0]}", self.places[f"{path}.{given[0]}"]
-        if source.env is not None:
-            if source.env not in self.environ:
-                self._missing(place, key, f'there is no environment variable "{source.env}"')
-                return b""
-            where, data = f"environment variable {source.env}", os.fsencode(self.environ[source.env])
-        else:
-            where = str(self.folder / (source.file or ""))
-            try:
-                data = Path(where).read_bytes()
-            except OSError as error:
-                self._missing(place, key, f"{where} can't be read: {error.strerror or error}")
-                return b""
-        found = read_secret(data)
-        if found is None:
+        where = source.env if source.file is None else self.folder / source.file
+        data = self._kept(f"{path}.{given[0]}", where)
+        found = None if data is None else read_secret(data)
+        if data is not None and found is None:
+            key = f"{path}.{given[0]}"
+            shown = where if source.env is None else f"environment variable {where}"
             expected = f"{SECRET_BYTES} random bytes: as they are (in a file), in hexadecimal or in base64"
-            self.faults.error(place, key, f"{where}: seen {len(data)} bytes of something else, expected {expected}")
+            message = f"{shown}: seen {len(data)} bytes of something else, expected {expected}"
+            self.faults.error(self.places[key], key, message)
         return found or b""
 
-    def hash_key(self, variable: str | None, file: str | None) -> bytes:
+    def hash_key(self, audit: AuditSection) -> bytes:
         """Give the key of the audit log's hashes; nothing where it can't be read."""
-        if variable is not None:
-            key, place = "audit.hash_key_env", self.places["audit.hash_key_env"]
-            if variable not in self.environ:
-                self._missing(place, key, f'there is no environment variable "{variable}"')
-                return b""
-            found = os.fsencode(self.environ[variable])
-        elif file is not None:
-            key, place = "audit.hash_key_file", self.places["audit.hash_key_file"]
-            where = self.folder / file
-            try:
-                found = where.read_bytes().removesuffix(b"\n")
-            except OSError as error:
-                self._missing(place, key, f"{where} can't be read: {error.strerror or error}")
-                return b""
+        if audit.hash_key_env is not None:
+            key = "audit.hash_key_env"
+            found = self._kept(key, audit.hash_key_env)
+        elif audit.hash_key_file is not None:
+            key = "audit.hash_key_file"
+            found = self._kept(key, self.folder / audit.hash_key_file)
+            found = None if found is None else found.removesuffix(b"\n")
         else:
             message = "hashes need a key of their own under hash_key_env or hash_key_file"
             self.faults.error(self.places["audit.hash"], "audit.hash", message)
             return b""
         least, most = HASH_KEY_BYTES
-        if not least <= len(found) <= most:
-            self.faults.error(place, key, f"seen a key of {len(found)} bytes, expected {least} to {most}")
-        return found
+        if found is not None and not least <= len(found) <= most:
+            self.faults.error(self.places[key], key, f"seen a key of {len(found)} bytes, expected {least} to {most}")
+        return found or b""
 
     def control(self, control: ControlSection, loopback: bool) -> SecretStr:
         """Find the control user's password; `loopback`: the broker is on this host."""
         path = "upstream.control."
-        ways = {"password_env": control.password_env, "password_file": control.password_file}
-        given = [key for key in ("password", *ways) if path + key in self.places]
-        given = [key for key in given if key == "password" or ways[key] is not None]
+        sources: dict[str, str | Path | None] = {
+            "password_env": control.password_env,
+            "password_file": None if control.password_file is None else self.folder / control.password_file,
+        }
+        given = [key for key in ("password", *sources) if path + key in self.places]
+        given = [key for key in given if key == "password" or sources[key] is not None]
         # A variable overrides the file, whichever way each of them takes.
         given = [key for key in given if not self.places[path + key].line] or given
         if not given:
@@ -130,10 +118,9 @@ class SecretReader:
         if len(given) > 1:
             message = f"seen {' and '.join(given)}, expected one of them"
             self.faults.error(self.places[path + given[1]], path + given[1], message)
-        if given[0] == "password_env":
-            return self._from_variable(control.password_env or "", key, place)
-        if given[0] == "password_file":
-            return self._from_file(self.folder / (control.password_file or ""), key, place)
+        source = sources.get(given[0])
+        if source is not None:
+            return SecretStr(self._password(place, key, source))
         if not control.password.get_secret_value():
             self.faults.error(place, key, "seen an empty text, expected a password")
         elif place.line and not loopback:
@@ -153,24 +140,23 @@ class SecretReader:
             message = "seen nothing: guest with its default password is for brokers on loopback, RabbitMQ refuses it"
             self.faults.warn(place, key, f"{message} elsewhere")
 
-    def _from_variable(self, name: str, key: str, place: Place) -> SecretStr:
-        if name not in self.environ:
-            self._missing(place, key, f'there is no environment variable "{name}"')
-        elif not self.environ[name]:
-            self._missing(place, key, f'the environment variable "{name}" is empty, expected a password')
-        return SecretStr(self.environ.get(name, ""))
-
-    def _from_file(self, path: Path, key: str, place: Place) -> SecretStr:
+    def _password(self, place: Place, key: str, source: str | Path) -> str:
         try:
-            found = path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
-            if not found:
-                self._missing(place, key, f"{path} is empty, expected a password")
-            return SecretStr(found)
-        except OSError as error:
-            self._missing(place, key, f"{path} can't be read: {error.strerror or error}")
-        except UnicodeDecodeError:
-            self.faults.error(place, key, f"{path} is not UTF-8 text")
-        return SecretStr("")
+            password = read_password_source(source, self.environ)
+        except MissingSecret as missing:
+            self._missing(place, key, str(missing))
+            return ""
+        if not password:
+            where = source if isinstance(source, Path) else f'the environment variable "{source}"'
+            self._missing(place, key, f"{where} is empty, expected a password")
+        return password
+
+    def _kept(self, key: str, source: str | Path | None) -> bytes | None:
+        try:
+            return read_secret_source(source or "", self.environ)
+        except MissingSecret as missing:
+            self._missing(self.places[key], key, str(missing))
+            return None
 
     def _missing(self, place: Place, key: str, message: str) -> None:
         report = self.faults.error if self.required else self.faults.warn

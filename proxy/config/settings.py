@@ -346,9 +346,9 @@ class Settings(FileModel):
             return ()
         return tuple(HostPort(address.host, address.port + number) for number in range(self.workers))
 
-    def place(self, key: str) -> Place:
-        """Where a key was written; a default has no line."""
-        return self.places.get(key) or Place("configuration", 0)
+    def place(self, *keys: str) -> Place:
+        """Where the first of some keys that was written is; a default has no line."""
+        return next((self.places[key] for key in keys if key in self.places), Place("configuration", 0))
 
     def fault(self, key: str, message: str) -> ConfigError:
         """Give an error at a key, for what only turns out when its value is used."""

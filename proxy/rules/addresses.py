@@ -36,22 +36,23 @@ from proxy.yamlfile.models import (
     read_model,
     warn_of_variables,
 )
+from proxy.yamlfile.secret_sources import MissingSecret, read_password_source
 
-_FileName: TypeAlias = Annotated[str, Expected("the name of a file", "text")]
+_FileName: TypeAlias = Annotated[str, Expected("the name of a file")]
 
 
 class AddressModel(FileModel):
     """One rule of the address table."""
 
-    name: Annotated[str, Expected("a name for explain", "text")] = NOTHING
-    pattern: Annotated[str, Expected("a pattern such as orders/*", "text")] = Field(
+    name: Annotated[str, Expected("a name for explain")] = NOTHING
+    pattern: Annotated[str, Expected("a pattern such as orders/*")] = Field(
         description="addresses that it is for, such as orders/*"
     )
     # No message may show it, since a password may stand in it.
-    translation: Annotated[str, Expected("an address such as /queue/q or amqps://broker/queue/q", "hidden")] = Field(
+    translation: Annotated[str, Expected("an address such as /queue/q or amqps://broker/queue/q", hidden=True)] = Field(
         description="the address that takes their place"
     )
-    hosts: Annotated[tuple[Annotated[str, Expected("a host, host:port, or *", "text")], ...], LISTED] = Field(
+    hosts: Annotated[tuple[Annotated[str, Expected("a host, host:port, or *")], ...], LISTED] = Field(
         default=NOTHING, description="hosts that a translation may lead to which takes its host from the address"
     )
 
@@ -62,7 +63,7 @@ class BrokerTlsModel(FileModel):
     ca: _FileName = Field(default=NOTHING, description="file of the authorities to trust (PEM); none: the system's")
     certificate: _FileName = Field(default=NOTHING, description="file of our certificate (PEM)")
     key: _FileName = Field(default=NOTHING, description="file of its private key (PEM, without a passphrase)")
-    server_name: Annotated[str, Expected("the name in the broker's certificate", "text")] = Field(
+    server_name: Annotated[str, Expected("the name in the broker's certificate")] = Field(
         default=NOTHING, description="name that the certificate must have; none: the host of the address"
     )
 
@@ -72,15 +73,15 @@ class BrokerModel(FileModel):
 
     address: Address = Field(description="host:port of the broker")
     tls: BrokerTlsModel = Field(default=NOTHING, description="TLS; {} for the system's authorities")
-    username: Annotated[str, Expected("the name of a user", "text")] = Field(
+    username: Annotated[str, Expected("the name of a user")] = Field(
         default=NOTHING, description="user of the login, where translations have none"
     )
     password: Password = Field(default=NOTHING, description="its password; for brokers on loopback")
-    password_env: Annotated[str, Expected("the name of an environment variable", "text")] = Field(
+    password_env: Annotated[str, Expected("the name of an environment variable")] = Field(
         default=NOTHING, description="name of an environment variable that holds the password"
     )
     password_file: _FileName = Field(default=NOTHING, description="file that holds the password")
-    vhost: Annotated[str, Expected("the name of a virtual host", "text")] = Field(
+    vhost: Annotated[str, Expected("the name of a virtual host")] = Field(
         default=NOTHING, description="its virtual host; none: that of the producer"
     )
     deadline: Annotated[float, Duration(0.1, 3600)] = Field(
@@ -235,16 +236,14 @@ def broker_password(
     """
     if broker.password is not None:
         return broker.password
-    key, message = "password_env", f'there is no environment variable "{broker.password_env}"'
-    if broker.password_env is not None and broker.password_env in environ:
-        return SecretStr(environ[broker.password_env])
-    if broker.password_file is not None:
-        try:
-            return SecretStr(broker.password_file.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r"))
-        except (OSError, UnicodeDecodeError) as error:
-            cause = getattr(error, "strerror", None) or "not UTF-8 text"
-            key, message = "password_file", f"{broker.password_file} can't be read: {cause}"
-    if broker.password_env is not None or broker.password_file is not None:
+    key = "password_env" if broker.password_file is None else "password_file"
+    source = broker.password_env if broker.password_file is None else broker.password_file
+    if source is None:
+        return SecretStr("")
+    try:
+        return SecretStr(read_password_source(source, environ))
+    except MissingSecret as missing:
         report = faults.error if required else faults.warn
-        report(broker.places.get(key, broker.place), join(join("brokers", broker.name.decode()), key), message)
+        path = join(join("brokers", broker.name.decode()), key)
+        report(broker.places.get(key, broker.place), path, str(missing))
     return SecretStr("")

@@ -21,10 +21,6 @@ from proxy.values import QUEUE
 PASSED, TRANSLATED = "passed", "translated"
 
 
-#: What can become of a message.
-OUTCOMES = (*(outcome.value for outcome in Outcome), TRANSLATED, PASSED)
-
-
 @dataclass(frozen=True, slots=True)
 class RoutingResult:
     """Where a message goes, in the words of a test.

@@ -207,8 +207,8 @@ class Explanation:
 class _RequestModel(MessageModel):
     """A message, and where it is published."""
 
-    vhost: Annotated[str, Expected("the name of a virtual host", "text")] = NOTHING
-    queues: Annotated[tuple[Annotated[str, Expected("the name of a queue", "text")], ...], LISTED] = ()
+    vhost: Annotated[str, Expected("the name of a virtual host")] = NOTHING
+    queues: Annotated[tuple[Annotated[str, Expected("the name of a queue")], ...], LISTED] = ()
     at: Time = NOTHING
 
 

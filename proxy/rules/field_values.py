@@ -61,22 +61,18 @@ def _entry(key: Scalar, node: Node) -> tuple[bytes, Value]:
     name = key.text.encode()
     if len(name) > MAX_NAME_BYTES:
         raise _RefusedError(key.place, f"seen a key of {len(name)} bytes, expected at most {MAX_NAME_BYTES}")
-    return name, _value(node)
+    return name, _scalar(node) if isinstance(node, Scalar) else _container(node)
 
 
-def _value(node: Node) -> Value:
-    match node:
-        case Scalar():
-            return _scalar(node)
-        case Sequence():
-            return Value("A", tuple(_item(index, item) for index, item in enumerate(node.items)))
-        case Mapping():
-            return Value("F", tuple(_member(key, child) for key, child in node.entries))
+def _container(node: Sequence | Mapping) -> Value:
+    if isinstance(node, Sequence):
+        return Value("A", tuple(_item(index, item) for index, item in enumerate(node.items)))
+    return Value("F", tuple(_member(key, child) for key, child in node.entries))
 
 
 def _item(index: int, node: Node) -> Value:
     try:
-        return _value(node)
+        return _scalar(node) if isinstance(node, Scalar) else _container(node)
     except _RefusedError as error:
         raise _RefusedError(error.place, error.message, f"[{index}]{error.path}") from None
 
@@ -89,14 +85,15 @@ def _member(key: Scalar, node: Node) -> tuple[bytes, Value]:
 
 
 def _scalar(node: Scalar) -> Value:
-    if node.absent:
-        raise _RefusedError(node.place, _NO_VALUE)
     if node.tag is not None:
         return _tagged(node)
-    value = plain_value(node.value)
+    if node.absent:
+        raise _RefusedError(node.place, _NO_VALUE)
+    content = node.value
+    value = plain_value(content)
     if value is None:  # a number
         # RabbitMQ drops the connection of a bind with a double that is not finite and answers a publish with 541.
-        infinite = isinstance(node.value, float)
+        infinite = isinstance(content, float)
         expected = "a finite number" if infinite else "a whole number of at most 64 bits with sign"
         raise _RefusedError(node.place, f"seen {node.text if infinite else describe(node)}, expected {expected}")
     return value

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from proxy.routing.decision import Facts
 from proxy.rules.field_values import instant, read_table
@@ -18,7 +18,7 @@ from proxy.yamlfile.document import Faults, Mapping, Node, Scalar, join
 from proxy.yamlfile.models import (
     MAX_SHORT_BYTES,
     NOTHING,
-    Checked,
+    Expected,
     FileModel,
     Keys,
     Name,
@@ -91,7 +91,7 @@ def _short(text: str) -> bytes:
 
 def _timestamp(value: object) -> int:
     if isinstance(value, Scalar):
-        value = instant(value.text) if value.tag == "!timestamp" else None
+        value = instant(value.text) if value.tag == "!timestamp" else value.value
     elif isinstance(value, str):
         value = instant(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value % 1 != 0 or value < 0:
@@ -107,7 +107,7 @@ def _expiration(value: object) -> bytes:
 
 
 _EITHER: dict[str, object] = {"type": ["integer", "string"]}
-_ShortText: TypeAlias = Annotated[bytes, Parsed("a text", _short, written={"type": "string"})]
+_ShortText: TypeAlias = Annotated[bytes, Parsed("a text", _short, bytes)]
 
 
 class Properties(FileModel):
@@ -125,9 +125,14 @@ class Properties(FileModel):
     delivery_mode: Annotated[int, Whole(1, 2)] = NOTHING
     priority: Annotated[int, Whole(0, 255)] = NOTHING
     timestamp: Annotated[
-        int, Checked("whole seconds since 1970 or a time such as 2026-11-21T08:00:00Z", _timestamp, _EITHER)
+        int,
+        PlainValidator(_timestamp),
+        WithJsonSchema(_EITHER),
+        Expected("whole seconds since 1970 or a time such as 2026-11-21T08:00:00Z"),
     ] = NOTHING
-    expiration: Annotated[bytes, Checked("milliseconds, 0 or more", _expiration, _EITHER)] = NOTHING
+    expiration: Annotated[
+        bytes, PlainValidator(_expiration), WithJsonSchema(_EITHER), Expected("milliseconds, 0 or more")
+    ] = NOTHING
 
 
 class MessageModel(FileModel):

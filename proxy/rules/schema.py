@@ -3,9 +3,9 @@
 Checked is what one file alone shows: keys, types, names. What the arguments of a binding mean is checked by `compiler`,
 what several files show together by package `lint`.
 
-The models are for everything but the bindings, of which there may be a hundred thousand. A binding of plain values is
-read from the parser's events (`BindingPacker`), with the places of its keys packed into an array; any other one becomes
-nodes and goes through its model, which has the words for what is wrong with it.
+There may be a hundred thousand bindings. Each is read as soon as its nodes are there (`BindingReader`), and the places
+of its keys are packed into an array. The model, which has the words for what is wrong with a binding, is asked only
+where one is not plainly right.
 """
 
 from __future__ import annotations
@@ -17,33 +17,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import tzinfo
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import ConfigDict, Field
 
 from proxy.routing.bindings.binding import Binding, binding_hash
 from proxy.routing.filters import ARGUMENTS, argument_faults
 from proxy.rules.addresses import AddressModel, BrokerModel, ParsedAddress, read_address, read_broker
-from proxy.rules.field_values import MAX_NAME_BYTES, SystemZone, plain_value, read_table, zone
+from proxy.rules.field_values import MAX_NAME_BYTES, SystemZone, read_table, zone
 from proxy.rules.file_tests import FileTestModel, RulesTest, read_test
 from proxy.rules.operator_reference import arguments_schema
 from proxy.rules.ruleset import FILE_FIRST, BrokerRule, QueueRule
 from proxy.values import EXCHANGE, QUEUE, Table, Value
 from proxy.yamlfile.document import (
     Faults,
-    FlatEntry,
     Mapping,
     Node,
     Place,
-    Plain,
     Scalar,
     Sequence,
     describe,
     is_tests_file,
     join,
-    pack_place,
     read_document,
-    unpack_place,
 )
 from proxy.yamlfile.models import (
     LISTED,
@@ -54,7 +50,6 @@ from proxy.yamlfile.models import (
     Name,
     Parsed,
     name_fault,
-    one_of,
     read_model,
     short_fault,
 )
@@ -62,11 +57,9 @@ from proxy.yamlfile.models import Table as TableModel
 
 T = TypeVar("T")
 
-OPEN = "x-open"
+OPEN: Final = "x-open"
 TYPES = (OPEN, "headers", "topic", "direct", "fanout")
-CARRIER = "carrier"
-DELIVERIES = (CARRIER, "queue")
-CARRIER_TYPES = ("auto", "direct", "topic")
+CARRIER: Final = "carrier"
 ALTERNATE = b"alternate-exchange"
 #: Routing operators that name their destinations.
 NAMED_ROUTES = (b"x-addq-", b"x-adde-", b"x-delq-", b"x-dele-")
@@ -88,9 +81,6 @@ def _zone(name: str) -> tzinfo:
     if found is None:
         raise ValueError("a name of the time zone database such as Europe/Berlin or UTC")
     return found
-
-
-_TEXT: dict[str, object] = {"type": "string"}
 
 
 def _or_tests_file(schema: dict[str, Any]) -> None:
@@ -122,7 +112,7 @@ class BindingModel(FileModel):
     exchange: Annotated[bytes, Name("the name of an exchange")] = Field(
         default=NOTHING, description="the exchange it leads to, in place of a queue"
     )
-    name: Annotated[str, Field(min_length=1), Expected("a name for metrics, audit and explain", "text")] = Field(
+    name: Annotated[str, Field(min_length=1), Expected("a name for metrics, audit and explain")] = Field(
         default=NOTHING, description="its id in metrics and in explain, once in an exchange"
     )
     routing_key: Annotated[bytes, Name("a routing key", empty=True)] = Field(
@@ -139,20 +129,22 @@ class ExchangeModel(FileModel):
     """An exchange that is evaluated here."""
 
     name: Annotated[bytes, Name("the name of an exchange")] = Field(description="the name that producers publish to")
-    type: Annotated[str, one_of(*TYPES)] = Field(default=OPEN, description="each is evaluated by the sidecar")
-    delivery: Annotated[str, one_of(*DELIVERIES)] = Field(
+    type: Literal["x-open", "headers", "topic", "direct", "fanout"] = Field(
+        default=OPEN, description="each is evaluated by the sidecar"
+    )
+    delivery: Literal["carrier", "queue"] = Field(
         default=CARRIER,
         description="carrier: an exchange on the broker carries the messages; queue: nothing is declared",
     )
     carrier: Annotated[bytes, Name("the name of an exchange")] = Field(
         default=NOTHING, description="exchange on the broker that carries the messages"
     )
-    carrier_type: Annotated[str, one_of(*CARRIER_TYPES)] = Field(
+    carrier_type: Literal["auto", "direct", "topic"] = Field(
         default="auto",
         description="its type where it has to be declared; auto: topic on RabbitMQ before 3.13 with many destinations, "
         "else direct",
     )
-    unmatched: Annotated[str, one_of("pass")] = Field(
+    unmatched: Literal["pass"] = Field(
         default=NOTHING, description="what no binding routes goes to the broker's own exchange"
     )
     arguments: TableModel = Field(default={}, description="filters and alternate-exchange")
@@ -162,10 +154,10 @@ class ExchangeModel(FileModel):
 class RulesModel(FileModel):
     """A rules file."""
 
-    vhost: Annotated[str, Parsed("the name of a virtual host", _vhost, written=_TEXT)] = Field(
+    vhost: Annotated[str, Parsed("the name of a virtual host", _vhost)] = Field(
         default="/", description="virtual host that this file is about"
     )
-    timezone: Annotated[tzinfo, Parsed("a time zone such as Europe/Berlin", _zone, written=_TEXT)] = Field(
+    timezone: Annotated[tzinfo, Parsed("a time zone such as Europe/Berlin", _zone, tzinfo)] = Field(
         default=NOTHING, description="local time of dtl operators, such as Europe/Berlin; none: the machine's own"
     )
     queues: Annotated[tuple[QueueModel, ...], LISTED] = Field(default=(), description="queues to declare")
@@ -212,15 +204,14 @@ class PackedPlaces:
         self._source = source
         self._packed = array("Q")
 
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(self._packed)
-
-    def extend(self, packed: Iterable[int]) -> None:
-        self._packed.extend(packed)
+    def extend(self, places: Iterable[Place]) -> int:
+        """Add places of this file; return where they begin."""
+        first = len(self._packed)
+        self._packed.extend([place.line << 32 | place.column for place in places])
+        return first
 
     def place(self, index: int) -> Place:
-        return unpack_place(self._source, self._packed[index])
+        return Place(self._source, self._packed[index] >> 32, self._packed[index] & 0xFFFFFFFF)
 
 
 @dataclass(slots=True)
@@ -468,11 +459,9 @@ def _exchange(path: str, node: Node, local_time: tzinfo, places: PackedPlaces, f
     _carrier(parsed)
     items.reverse()
     for index in range(len(items)):
-        item = items.pop()
-        if not isinstance(item, PackedBinding):
-            item = _packed(item, f"{path}.bindings[{index}]", places, faults)
-        if item is not None:
-            parsed.bindings.append(_binding(item, parsed, index, places))
+        packed: PackedBinding | None = items.pop()
+        if packed is not None:
+            parsed.bindings.append(_binding(packed, parsed, index, places))
     return parsed
 
 
@@ -483,95 +472,85 @@ def _binding(packed: PackedBinding, owner: ParsedExchange, index: int, places: P
     return ParsedBinding(binding, owner.fields.path, index, bool(packed.name), places, packed.first)
 
 
-def _packed(node: Node, path: str, places: PackedPlaces, faults: Faults) -> PackedBinding | None:
-    """Read a binding from its nodes."""
-    keys = Keys(node, path, faults)
-    model = read_model(BindingModel, node, faults, path)
-    if isinstance(node, Mapping) and ("queue" in keys) == ("exchange" in keys):
-        seen = "both" if "queue" in keys else "neither"
-        faults.error(node.place, path, f"seen {seen}, expected either queue: or exchange:")
-        return None
-    kind = QUEUE if "queue" in keys else EXCHANGE
-    destination = getattr(model, kind, None)
-    if model is None or destination is None:
-        return None
-    arguments = _table(keys)
-    first = len(places)
-    table = keys.value("arguments")
-    marks = [node.place, *(keys.place_of(key) for key in _MARKED)]
-    kept = {name.decode() for name, _ in arguments}
-    if isinstance(table, Mapping):
-        marks += [key.place for key, _ in table.entries if key.text in kept]
-    places.extend(pack_place(place.line, place.column) for place in marks)
-    return PackedBinding(kind, destination, model.routing_key, arguments, model.name or "", first)
-
-
-#: Entries of arguments that are kept to be shared.
-_SHARED_ENTRIES = 4096
-
-
-class BindingPacker:
-    """Makes bindings of plain values; None for any other, and for what is wrong.
-
-    Args:
-        places: takes the places of their keys.
-    """
-
-    def __init__(self, places: PackedPlaces) -> None:
-        self._places = places
-        #: strings that are the same in many bindings, once: names of arguments and of destinations
-        self._names: dict[str, bytes] = {}
-        #: entries of arguments that are the same in many bindings, by name, type and content
-        self._entries: dict[tuple[str, type, Plain], tuple[bytes, Value]] = {}
-
-    def __call__(self, place: int, entries: list[FlatEntry]) -> PackedBinding | None:
-        texts: dict[str, str] = {}
-        marks = [place] * _FIRST_ARGUMENT
-        table: Table | None = ()
-        for key, mark, value in entries:
-            if key in _TEXT_KEYS and isinstance(value, str):
-                texts[key] = value
-            elif key == "arguments" and isinstance(value, list):
-                table = self._table(value)
-                marks += [packed for _, packed, _ in value]
-            else:
-                return None
-            if key in _MARKED:
-                marks[_MARKED[key]] = mark
-        if table is None or ("queue" in texts) == ("exchange" in texts):
-            return None
-        kind = QUEUE if "queue" in texts else EXCHANGE
-        destination, name, routing_key = texts[kind], texts.get("name"), texts.get("routing_key", "").encode()
-        if name == "" or short_fault(routing_key) or (destination not in self._names and name_fault(destination)):
-            return None
-        first = len(self._places)
-        self._places.extend(marks)
-        return PackedBinding(kind, self._name(destination), routing_key, table, name or "", first)
-
-    def _table(self, entries: list[FlatEntry]) -> Table | None:
-        table: list[tuple[bytes, Value]] = []
-        for name, _, content in entries:
-            if isinstance(content, list):
-                return None
-            key = (name, type(content), content)
-            entry = self._entries.get(key)
-            if entry is None:
-                value = plain_value(content)
-                if value is None or (name not in self._names and len(name.encode()) > MAX_NAME_BYTES):
-                    return None
-                entry = (self._name(name), value)
-                if len(self._entries) < _SHARED_ENTRIES and not isinstance(content, float):  # 0.0 equals -0.0
-                    self._entries[key] = entry
-            table.append(entry)
-        return tuple(table)
-
-    def _name(self, text: str) -> bytes:
-        return self._names.setdefault(text, text.encode())
-
-
+#: Kind and name of the destination, routing key, name.
+_PlainBinding: TypeAlias = tuple[str, bytes, bytes, str]
+#: Names and entries that are kept to be shared.
+_MOST_SHARED = 8192
 #: Keys of a binding whose values are strings, and those whose places are packed, with where.
 _TEXT_KEYS = frozenset(("queue", "exchange", "name", "routing_key"))
 _MARKED = {"routing_key": _KEY, "name": _NAME, "arguments": _ARGUMENTS}
+
+
+class BindingReader:
+    """Reads bindings as `read_document` comes to them.
+
+    Args:
+        places: takes the places of their keys.
+        faults: takes what is wrong with them.
+    """
+
+    def __init__(self, places: PackedPlaces, faults: Faults) -> None:
+        self._places = places
+        self._faults = faults
+        #: names and entries of arguments that are the same in many bindings, once
+        self._shared: dict[object, Any] = {}
+
+    def __call__(self, node: Node, exchange: int, index: int) -> PackedBinding | None:
+        """Return the binding; None where it can't be used."""
+        path = binding_path(f"exchanges[{exchange}]", index)
+        plain = _plain_binding(node) or _modelled_binding(node, path, self._faults)
+        if plain is None or not isinstance(node, Mapping):
+            return None
+        kind, destination, routing_key, name = plain
+        marks = [node.place] * _FIRST_ARGUMENT
+        arguments: Table = ()
+        for key, child in node.entries:
+            if key.text in _MARKED:
+                marks[_MARKED[key.text]] = key.place
+            if isinstance(child, Mapping):
+                arguments = read_table(child, f"{path}.arguments", self._faults)
+                kept = {entry for entry, _ in arguments}
+                marks += [argument.place for argument, _ in child.entries if argument.text.encode() in kept]
+        first = self._places.extend(marks)
+        # Of two equal floats one may be negative zero.
+        arguments = tuple(entry if entry[1].letter in "dfAF" else self._once(entry) for entry in arguments)
+        return PackedBinding(kind, self._once(destination), routing_key, arguments, name, first)
+
+    def _once(self, value: T) -> T:
+        """Return what is equal and was there before: many bindings share names and entries."""
+        return self._shared.setdefault(value, value) if len(self._shared) < _MOST_SHARED else value
+
+
+def _plain_binding(node: Node) -> _PlainBinding | None:
+    """Read a binding that is plainly right; None where its model has to be asked."""
+    texts: dict[str, str] = {}
+    for key, child in node.entries if isinstance(node, Mapping) else ():
+        if key.text in _TEXT_KEYS and isinstance(child, Scalar) and child.tag is None:
+            value = child.value
+            if not isinstance(value, str):
+                return None
+            texts[key.text] = value
+        elif key.text != "arguments" or not isinstance(child, Mapping):
+            return None
+    if (QUEUE in texts) == (EXCHANGE in texts):
+        return None
+    kind = QUEUE if QUEUE in texts else EXCHANGE
+    routing_key, name = texts.get("routing_key", "").encode(), texts.get("name")
+    if name == "" or short_fault(routing_key) or name_fault(texts[kind]):
+        return None
+    return kind, texts[kind].encode(), routing_key, name or ""
+
+
+def _modelled_binding(node: Node, path: str, faults: Faults) -> _PlainBinding | None:
+    model = read_model(BindingModel, node, faults, path)
+    keys = Keys(node, path, faults)
+    if isinstance(node, Mapping) and (QUEUE in keys) == (EXCHANGE in keys):
+        seen = "both" if QUEUE in keys else "neither"
+        faults.error(node.place, path, f"seen {seen}, expected either queue: or exchange:")
+        return None
+    kind = QUEUE if QUEUE in keys else EXCHANGE
+    destination = getattr(model, kind, None)
+    return None if model is None or destination is None else (kind, destination, model.routing_key, model.name or "")
 
 
 def _exchange_arguments(parsed: ParsedExchange) -> None:
@@ -629,9 +608,11 @@ class RulesSource:
 
 def read_source(name: str, data: bytes) -> RulesSource:
     """Read a file's document, whether it is a rules file or not."""
-    places, faults = PackedPlaces(name), Faults()
+    places, faults, of_bindings = PackedPlaces(name), Faults(), Faults()
     with without_collection():
-        root = read_document(data, name, faults, BindingPacker(places))
+        root = read_document(data, name, faults, BindingReader(places, of_bindings))
+    if root is not None:
+        faults.errors += of_bindings.errors
     return RulesSource(name, data, root, places, faults)
 
 

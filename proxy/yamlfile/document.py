@@ -12,9 +12,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import yaml
+from yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    NodeEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
 
 from proxy.errors import ConfigError, ConfigErrors, located
 
@@ -56,13 +65,7 @@ class Faults:
     warnings: list[ConfigWarning] = field(default_factory=list)
 
     def error(self, place: Place, key: str, message: str) -> None:
-        """Note a fault.
-
-        Args:
-            place: where it was seen.
-            key: dotted path of the key.
-            message: what was seen and what was expected; never a secret.
-        """
+        """Note a fault at a key, given by its dotted path; the message never shows a secret."""
         self.errors.append(ConfigError(place.source, place.line, key, message, place.column))
 
     def warn(self, place: Place, key: str, message: str) -> None:
@@ -70,11 +73,7 @@ class Faults:
         self.warnings.append(ConfigWarning(place, key, message))
 
     def check(self) -> None:
-        """Raise everything noted so far.
-
-        Raises:
-            ConfigErrors: if there was any error.
-        """
+        """Raise ConfigErrors if there was any error."""
         if self.errors:
             raise ConfigErrors(self.errors)
 
@@ -147,20 +146,8 @@ class Mapping:
 
 
 Node: TypeAlias = Scalar | Sequence | Mapping
-#: A key, its packed place, and its value or the entries of the mapping that is its value.
-FlatEntry: TypeAlias = "tuple[str, int, Plain | list[FlatEntry]]"
-#: Makes something smaller than nodes of an item of a long list, which takes the place of the item's node in the tree;
-#: None where it can't. It gets the item's packed place and entries.
-Packer: TypeAlias = Callable[[int, list[FlatEntry]], object | None]
-
-
-def pack_place(line: int, column: int) -> int:
-    """Line and column, from 1, in one number."""
-    return line << 32 | column
-
-
-def unpack_place(source: str, packed: int) -> Place:
-    return Place(source, packed >> 32, packed & 0xFFFFFFFF)
+#: Makes of each item of ``exchanges[].bindings``, given with the indexes of exchange and binding, what takes its place.
+BindingReader: TypeAlias = Callable[[Node, int, int], Any]
 
 
 def resolve(text: str) -> Plain:
@@ -249,14 +236,16 @@ _WANT_QUOTES = ("mapping values are not allowed", "cannot start any token", "alp
 _QUOTE = "put a value in quotes where it begins with one of # * & ! | > % @ ` [ { or holds ': ' or ' #'"
 
 
-def read_document(data: str | bytes, source: str, faults: Faults, pack: Packer | None = None) -> Node | None:
+def read_document(
+    data: str | bytes, source: str, faults: Faults, read_binding: BindingReader | None = None
+) -> Node | None:
     """Read the one document of a file.
 
     Args:
         data: the file's content; bytes must be UTF-8.
         source: the file's name for error messages.
         faults: takes every fault found; a syntax error ends the reading.
-        pack: gets each item of ``exchanges[].bindings``, of which there may be a hundred thousand.
+        read_binding: keeps the tree small: there may be a hundred thousand bindings.
 
     Returns:
         The root node; None where the file is empty or can't be read further.
@@ -268,109 +257,144 @@ def read_document(data: str | bytes, source: str, faults: Faults, pack: Packer |
         message = "seen bytes that are not UTF-8, expected UTF-8 text"
         faults.error(_end(source, data[: error.start].decode()), "", message)
         return None
-    builder = _Builder(source, faults)
     try:
         parser = _LOADER(data)
         try:
-            _build(parser.get_event, builder, pack)
+            return _Composer(parser.get_event, source, faults, read_binding).document()
         finally:
             parser.dispose()
-    except (yaml.YAMLError, _TooDeepError) as error:
-        # Half a tree would only give faults that follow from this one.
-        faults.error(*_syntax_fault(error, source, data.decode()))
-        return None
-    return builder.root
-
-
-def _build(next_event: Callable[[], yaml.Event | None], builder: _Builder, pack: Packer | None) -> None:
-    while (event := next_event()) is not None:
-        builder.take(event)
-        if pack is None or not isinstance(event, yaml.SequenceStartEvent) or not builder.in_bindings():
-            continue
-        while (event := next_event()) is not None and not isinstance(event, yaml.SequenceEndEvent):
-            events = [event]
-            entries = _flat(next_event, events) if isinstance(event, yaml.MappingStartEvent) else None
-            packed = pack(_packed(event), entries) if entries is not None else None
-            if packed is not None:
-                builder.add_packed(packed)
-                continue
-            _complete(next_event, events)
-            for part in events:
-                builder.take(part)
-        if event is not None:
-            builder.take(event)
-
-
-def _flat(next_event: Callable[[], Any], events: list[Any]) -> list[FlatEntry] | None:
-    """Read a mapping of plain values and such mappings; None for anything else, when events of it are left.
-
-    Args:
-        next_event: gives the events that follow the mapping's first one.
-        events: has the first one, gets those that were read.
-    """
-    if events[-1].anchor is not None or events[-1].tag is not None:
-        return None
-    entries: list[FlatEntry] = []
-    seen: set[str] = set()
-    while (event := next_event()) is not None:
-        events.append(event)
-        if type(event) is yaml.MappingEndEvent:
-            return entries
-        key = _plain_value(event)
-        following = next_event() if isinstance(key, str) else None
-        if following is None or not isinstance(key, str):
-            return None
-        events.append(following)
-        if key in seen or event.value == "<<":
-            return None
-        seen.add(key)
-        mapping = type(following) is yaml.MappingStartEvent
-        value = _flat(next_event, events) if mapping else _plain_value(following)
-        if value is _NOT_PLAIN or (mapping and value is None):
-            return None
-        entries.append((key, _packed(event), value))
+    # Half a tree would only give faults that follow from these.
+    except ConfigError as error:
+        faults.errors.append(error)
+    except yaml.YAMLError as error:
+        place, message = _syntax_fault(error, source, data.decode())
+        faults.error(place, "", f"YAML syntax: {message}")
     return None
 
 
-def _complete(next_event: Callable[[], yaml.Event | None], events: list[yaml.Event]) -> None:
-    """Collect the events up to the end of the item that the first one begins."""
-    begins, ends = (yaml.MappingStartEvent, yaml.SequenceStartEvent), (yaml.MappingEndEvent, yaml.SequenceEndEvent)
-    depth = sum(isinstance(event, begins) - isinstance(event, ends) for event in events)
-    while 0 < depth <= MAX_DEPTH and (event := next_event()) is not None:  # what is deeper the builder refuses
-        events.append(event)
-        depth += isinstance(event, begins) - isinstance(event, ends)
+class _Composer:
+    """Composes nodes from the parser's events by recursive descent."""
+
+    def __init__(
+        self, next_event: Callable[[], Any], source: str, faults: Faults, read_binding: BindingReader | None
+    ) -> None:
+        self._next_event = next_event
+        self._source = source
+        self._faults = faults
+        self._read_binding = read_binding
+        #: keys and indexes that lead to the node that is being read; None stands for a key that is being read
+        self._path: list[str | int | None] = []
+
+    def document(self) -> Node | None:
+        root: Node | None = None
+        documents = 0
+        while (event := self._next_event()) is not None:
+            if isinstance(event, DocumentStartEvent):
+                documents += 1
+                if documents == 2:
+                    self._fault(self._place(event), "seen a second document, expected one to a file")
+            elif isinstance(event, NodeEvent):
+                node = self._node(event)
+                root = node if documents == 1 else root
+        return root
+
+    def _place(self, event: Any) -> Place:
+        mark = event.start_mark
+        return Place(self._source, mark.line + 1, mark.column + 1)
+
+    def _node(self, event: Any) -> Node:
+        if event.anchor is not None:
+            kind, sign = ("alias", "*") if isinstance(event, AliasEvent) else ("anchor", "&")
+            plural = "aliases" if kind == "alias" else "anchors"
+            message = f"seen the {kind} {sign}{event.anchor}; there are no {plural} here: put a text in quotes"
+            self._fault(self._place(event), message)
+        if isinstance(event, ScalarEvent):
+            if event.tag is None:
+                return Scalar(self._place(event), event.value, event.implicit[0] and not event.style)
+            return self._tagged(event)
+        if isinstance(event, AliasEvent):
+            return Scalar(self._place(event), f"*{event.anchor}", plain=False)
+        sequence = isinstance(event, SequenceStartEvent)
+        place = self._place(event)
+        if len(self._path) >= MAX_DEPTH:
+            message = f"seen more than {MAX_DEPTH} lists and mappings inside each other"
+            raise ConfigError(self._source, place.line, "", message, place.column)
+        if event.tag is not None:
+            seen = "a list" if sequence else "a mapping"
+            self._fault(place, f"seen the tag {_short(event.tag)} before {seen}; put text in quotes")
+        return self._sequence(place) if sequence else self._mapping(place)
+
+    def _tagged(self, event: Any) -> Scalar:
+        # "!" and !!str make a text of anything; local tags are left to the caller.
+        tag = event.tag if event.tag.startswith("!") and event.tag != "!" else None
+        if tag is None and event.tag not in ("!", _STR_TAG):
+            self._fault(self._place(event), f"seen the tag {_short(event.tag)}, which is not supported")
+        return Scalar(self._place(event), event.value, plain=False, tag=tag)
+
+    def _sequence(self, place: Place) -> Sequence:
+        items: list[Node] = []
+        match self._path:
+            case ["exchanges", int(exchange), "bindings"]:
+                read_binding = self._read_binding
+            case _:
+                exchange, read_binding = 0, None
+        self._path.append(0)
+        while not isinstance(event := self._next_event(), SequenceEndEvent):
+            self._path[-1] = len(items)
+            item = self._node(event)
+            items.append(item if read_binding is None else read_binding(item, exchange, len(items)))
+        self._path.pop()
+        return Sequence(place, items)
+
+    def _mapping(self, place: Place) -> Mapping:
+        entries: list[tuple[Scalar, Node]] = []
+        seen: set[str] = set()
+        path = self._path
+        path.append(None)
+        while not isinstance(event := self._next_event(), MappingEndEvent):
+            path[-1] = None
+            key = self._key(self._node(event), seen)
+            path[-1] = key.text
+            value = self._node(self._next_event())
+            if key.text not in seen:
+                seen.add(key.text)
+                entries.append((key, value))
+        path.pop()
+        return Mapping(place, entries)
+
+    def _key(self, node: Node, seen: set[str]) -> Scalar:
+        if not isinstance(node, Scalar):
+            self._fault(node.place, f"seen {describe(node)} as a key, expected a text")
+            return Scalar(node.place, "", plain=False)  # keeps keys and values in step
+        if node.text in seen:
+            self._fault(node.place, "the key is there twice", node.text)
+        elif node.plain and node.text == "<<":
+            self._fault(node.place, "merge keys are not supported", "<<")
+        elif node.tag is not None or not isinstance(node.value, str):
+            self._fault(node.place, f"seen {describe(node)} as a key, expected a text: put it in quotes")
+        return node
+
+    def _fault(self, place: Place, message: str, key: str | None = None) -> None:
+        path = ""
+        for step in (*self._path, key):
+            if step is not None:
+                path = join(path, step) if isinstance(step, str) else f"{path}[{step}]"
+        self._faults.error(place, path, message)
 
 
-#: Stands for a scalar with a tag or an anchor, or without a text.
-_NOT_PLAIN = float("nan")
+def _short(tag: str) -> str:
+    return tag.replace("tag:yaml.org,2002:", "!!")
 
 
-def _plain_value(event: yaml.Event) -> Plain:
-    if type(event) is not yaml.ScalarEvent or event.anchor is not None or event.tag is not None:
-        return _NOT_PLAIN
-    text: str = event.value
-    if not event.implicit[0] or event.style:
-        return text
-    return resolve(text) if text else _NOT_PLAIN
-
-
-def _packed(event: yaml.Event) -> int:
-    mark = event.start_mark
-    return pack_place(mark.line + 1, mark.column + 1) if mark else 0
-
-
-def _syntax_fault(error: Exception, source: str, text: str) -> tuple[Place, str, str]:
-    if isinstance(error, _TooDeepError):
-        return error.place, "", f"seen more than {MAX_DEPTH} lists and mappings inside each other"
+def _syntax_fault(error: yaml.YAMLError, source: str, text: str) -> tuple[Place, str]:
     if not isinstance(error, yaml.MarkedYAMLError):
         # A character that YAML does not take; the two parsers count to it in different units.
         odd = yaml.reader.Reader.NON_PRINTABLE.search(text)
-        place = _end(source, text[: odd.start()]) if odd else Place(source, 0)
-        return place, "", f"YAML syntax: {str(error).splitlines()[0]}"
+        return _end(source, text[: odd.start()]) if odd else Place(source, 0), str(error).splitlines()[0]
     mark = error.problem_mark or error.context_mark
     place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source, 0)
     context = f" {error.context}" if error.context else ""
-    return place, "", f"YAML syntax: {error.problem}{context}{_way_out(error, text)}"
+    return place, f"{error.problem}{context}{_way_out(error, text)}"
 
 
 def _way_out(error: yaml.MarkedYAMLError, text: str) -> str:
@@ -394,152 +418,3 @@ def _way_out(error: yaml.MarkedYAMLError, text: str) -> str:
 def _end(source: str, text: str) -> Place:
     """Return the place after a string."""
     return Place(source, text.count("\n") + 1, len(text) - text.rfind("\n"))
-
-
-class _TooDeepError(Exception):
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        self.place = place
-
-
-@dataclass(slots=True)
-class _Frame:
-    """One open list or mapping; in a mapping, the key whose value comes next, or is being read."""
-
-    container: Sequence | Mapping
-    is_key: bool
-    key: Scalar | None = None
-    seen: set[str] = field(default_factory=set)
-
-
-class _Builder:
-    """Builds the tree from the parser's events."""
-
-    def __init__(self, source: str, faults: Faults) -> None:
-        self.root: Node | None = None
-        self._source = source
-        self._faults = faults
-        self._documents = 0
-        self._open: list[_Frame] = []
-
-    def take(self, event: yaml.Event) -> None:
-        if isinstance(event, yaml.ScalarEvent):
-            self._scalar(event)
-        elif isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
-            self._start(event)
-        elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
-            frame = self._open.pop()
-            if self._open and not frame.is_key:
-                self._open[-1].key = None
-        elif isinstance(event, yaml.AliasEvent):
-            place = self._place(event)
-            message = f"seen the alias *{event.anchor}; there are no aliases here: put a text in quotes"
-            self._faults.error(place, self._path(), message)
-            self._add(Scalar(place, f"*{event.anchor}", plain=False))
-        elif isinstance(event, yaml.DocumentStartEvent):
-            self._documents += 1
-            if self._documents == 2:
-                self._faults.error(self._place(event), "", "seen a second document, expected one to a file")
-
-    def in_bindings(self) -> bool:
-        """Whether the list that was just begun is ``exchanges[].bindings``."""
-        if len(self._open) != 4:
-            return False
-        root, exchanges, exchange, bindings = self._open
-        keys = root.key and root.key.text, exchange.key and exchange.key.text
-        lists = isinstance(exchanges.container, Sequence) and isinstance(bindings.container, Sequence)
-        return keys == ("exchanges", "bindings") and lists and not any(frame.is_key for frame in self._open)
-
-    def add_packed(self, item: object) -> None:
-        """Put what a packer made in the place of a node; its reader knows it by its type."""
-        self._add(cast("Node", item))
-
-    def _place(self, event: yaml.Event) -> Place:
-        mark = event.start_mark
-        if mark is None:  # events that were not parsed from text, says pyyaml's typing
-            return Place(self._source, 0)
-        return Place(self._source, mark.line + 1, mark.column + 1)
-
-    def _path(self) -> str:
-        path = ""
-        for frame in self._open:
-            if isinstance(frame.container, Sequence):
-                # A container that is being read has its place in the list already.
-                last = frame is self._open[-1]
-                path += f"[{len(frame.container.items) - (0 if last else 1)}]"
-            elif frame.key is not None:
-                path = join(path, frame.key.text)
-        return path
-
-    def _scalar(self, event: yaml.ScalarEvent) -> None:
-        plain = event.implicit[0] and event.style in (None, "")
-        node = Scalar(self._place(event), event.value, plain, None)
-        if event.tag is not None:
-            node = self._tagged(node, event.tag)
-        if event.anchor is not None:
-            self._anchored(node.place, event.anchor)
-        self._add(node)
-
-    def _tagged(self, node: Scalar, tag: str) -> Scalar:
-        # "!" and !!str make a text of anything; local tags are left to the caller.
-        if tag in ("!", _STR_TAG):
-            return Scalar(node.place, node.text, plain=False)
-        if not tag.startswith("!"):
-            self._faults.error(node.place, self._path(), f"seen the tag {_short(tag)}, which is not supported")
-            return Scalar(node.place, node.text, plain=False)
-        return Scalar(node.place, node.text, plain=False, tag=tag)
-
-    def _start(self, event: yaml.MappingStartEvent | yaml.SequenceStartEvent) -> None:
-        place = self._place(event)
-        if len(self._open) >= MAX_DEPTH:
-            raise _TooDeepError(place)
-        is_mapping = isinstance(event, yaml.MappingStartEvent)
-        node: Mapping | Sequence = Mapping(place, []) if is_mapping else Sequence(place, [])
-        if event.tag is not None:
-            message = f"seen the tag {_short(event.tag)} before {describe(node)}; put text in quotes"
-            self._faults.error(place, self._path(), message)
-        if event.anchor is not None:
-            self._anchored(place, event.anchor)
-        is_key = self._add(node)
-        self._open.append(_Frame(node, is_key))
-
-    def _anchored(self, place: Place, anchor: str) -> None:
-        message = f"seen the anchor &{anchor}; there are no anchors here: put a text in quotes"
-        self._faults.error(place, self._path(), message)
-
-    def _add(self, node: Node) -> bool:
-        """Put a node in its place; True where it was a mapping's key."""
-        if not self._open:
-            if self._documents < 2:
-                self.root = node
-            return False
-        frame = self._open[-1]
-        if isinstance(frame.container, Sequence):
-            frame.container.items.append(node)
-            return False
-        if frame.key is None:
-            frame.key = self._key(node, frame.seen)
-            return True
-        if frame.key.text not in frame.seen:
-            frame.seen.add(frame.key.text)
-            frame.container.entries.append((frame.key, node))
-        if isinstance(node, Scalar):
-            frame.key = None
-        return False
-
-    def _key(self, node: Node, seen: set[str]) -> Scalar:
-        if not isinstance(node, Scalar):
-            self._faults.error(node.place, self._path(), f"seen {describe(node)} as a key, expected a text")
-            return Scalar(node.place, "", plain=False)  # keeps keys and values in step
-        if node.plain and node.text == "<<":
-            self._faults.error(node.place, join(self._path(), "<<"), "merge keys are not supported")
-        elif not isinstance(node.value, str) or node.tag is not None:
-            message = f"seen {describe(node)} as a key, expected a text: put it in quotes"
-            self._faults.error(node.place, self._path(), message)
-        elif node.text in seen:
-            self._faults.error(node.place, join(self._path(), node.text), "the key is there twice")
-        return node
-
-
-def _short(tag: str) -> str:
-    return tag.replace("tag:yaml.org,2002:", "!!")

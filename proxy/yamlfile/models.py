@@ -14,10 +14,19 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from ipaddress import ip_interface, ip_network
-from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, cast, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, cast, get_args, get_origin
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, SecretStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SecretStr,
+    Strict,
+    ValidationError,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, PydanticOmit, core_schema
 
@@ -31,6 +40,7 @@ JsonSchemaValue: TypeAlias = dict[str, Any]
 MAX_SHORT_BYTES = 255
 #: What begins the alias of a field that is no key of the file.
 _NO_KEY = "\0"
+_STRING: JsonSchemaValue = {"type": "string"}
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 #: Variables of a shell, of Kubernetes and of templates.
 _VARIABLE = re.compile(r"\$\{\w[^}]*\}|\$\(\w+\)|\{\{.+?\}\}")
@@ -141,12 +151,15 @@ def _causes(details: list[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _plain(node: Node) -> object:
-    """Give a tree as pydantic takes it; what no type accepts (no value, a local tag) remains a node."""
+    """Give a tree as pydantic takes it; what no type accepts remains a node.
+
+    That is no value, a local tag, and a float: those that types take were made of durations and times.
+    """
     if isinstance(node, Mapping):
         return {key.text: _plain(child) for key, child in node.entries}
     if isinstance(node, Sequence):
         return [_plain(item) for item in node.items]
-    if isinstance(node, Scalar) and not node.absent and node.tag is None:
+    if isinstance(node, Scalar) and not node.absent and node.tag is None and not isinstance(node.value, float):
         return node.value
     return node
 
@@ -201,30 +214,29 @@ def _message(model: type[BaseModel], node: Node | None, detail: ErrorDetails) ->
     if kind == "fault":
         return str(context["message"])
     if kind == "extra_forbidden":
-        owner = _walk(model, detail["loc"][:-1])[0]
+        owner = key_type(model, *detail["loc"][:-1]).type
         return f"unknown key{_meant(str(detail['loc'][-1]), key_names(owner))}"
-    if kind == "hidden":
-        return f"seen something else than a text, expected {context['expected']}"
-    seen = describe(node)
+    key = key_type(model, *detail["loc"])
+    stated = next((mark for mark in key.marks if isinstance(mark, Expected)), None)
+    if kind == "missing":
+        return f"seen nothing, expected {stated.expected if stated else key.description or 'a value'}"
     if kind in ("model_type", "dict_type"):
         return f"seen {_shape(node)}, expected a mapping"
-    field = _walk(model, detail["loc"])[1]
-    if kind == "missing":
-        return f"seen nothing, expected {_expectation(field)}"
-    if kind in ("list_type", "tuple_type", "too_short"):
-        least = any(getattr(mark, "min_length", 0) for mark in (field.metadata if field else ()))
+    seen = describe(node)
+    if kind in ("tuple_type", "too_short"):
+        least = any(getattr(mark, "min_length", 0) for mark in key.marks)
         seen = "an empty list" if kind == "too_short" else seen
         return f"seen {seen}, expected a list{' with at least one item' if least else ''}"
     if kind == "literal_error":
-        allowed = re.findall(r"'([^']*)'", str(context["expected"]))
-        return f"seen {seen}, expected {'one of ' * (len(allowed) > 1)}{', '.join(allowed)}"
-    if kind == "bool_type":
-        return f"seen {seen}, expected true or false"
-    quotes = (
-        kind == "text" and isinstance(node, Scalar) and not node.absent and (node.tag or type(node.value) is not str)
-    )
-    expected = context.get("expected") or detail["msg"]
-    return f"seen {seen}, expected {expected}{': put it in quotes' if quotes else ''}"
+        words = get_args(key.type)
+        return f"seen {seen}, expected {'one of ' * (len(words) > 1)}{', '.join(words)}"
+    if stated is None:
+        return f"seen {seen}, expected true or false" if kind == "bool_type" else f"seen {seen}: {detail['msg']}"
+    if stated.hidden:
+        return f"seen something else than a text, expected {stated.expected}"
+    expected = str(context["error"]) if kind == "value_error" else ""
+    quotes = stated.quotes and kind == "string_type" and isinstance(node, Scalar) and not node.absent
+    return f"seen {seen}, expected {expected or stated.expected}{': put it in quotes' if quotes else ''}"
 
 
 def _shape(node: Node | None) -> str:
@@ -234,52 +246,62 @@ def _shape(node: Node | None) -> str:
     return "a single value" if isinstance(node.value, str) else "a number"
 
 
-def _walk(model: type[BaseModel], loc: Iterable[int | str]) -> tuple[Any, FieldInfo | None]:
-    """Follow keys from a model: the type that they lead to, and the field of the last one."""
-    kind: Any = model
-    field: FieldInfo | None = None
-    for step in loc:
-        if isinstance(step, int) or get_origin(kind) is dict:
-            kind = _item(kind)
-        elif isinstance(kind, type) and issubclass(kind, BaseModel):
-            field = key_names(kind)[step][1] if step in key_names(kind) else None
-            kind = _unwrap(field.annotation) if field else None
-    return kind, field
-
-
 class KeyType(NamedTuple):
-    """What the value of a key is, or an item of it where it is a list."""
+    """What a model says of a key, or of an item of a list.
 
-    model: Any
-    several: bool
-    optional: bool
+    Args:
+        type: without ``Annotated`` and None.
+        marks: what ``Annotated`` says.
+        optional: whether it may be null.
+        description: of the last key.
+    """
+
+    type: Any
+    marks: tuple[Any, ...] = ()
+    optional: bool = False
+    description: str | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether it is a list."""
+        return get_origin(self.type) is tuple
+
+    @property
+    def item(self) -> Any:
+        """The type of an item of the list, or the type itself."""
+        return _unwrapped(get_args(self.type)[0]).type if self.several else self.type
+
+    @property
+    def is_section(self) -> bool:
+        """Whether it is, or lists, mappings with keys of their own."""
+        return isinstance(self.item, type) and issubclass(self.item, BaseModel)
 
 
-def key_type(model: type[BaseModel], *keys: str) -> KeyType:
-    """Follow keys, and numbers of items, from a model; an unknown key has the type None."""
-    kind, field = _walk(model, [int(key) if key.isdigit() else key for key in keys])
-    annotation = field.annotation if field else None
-    several = not keys[-1].isdigit() and get_origin(kind) is tuple
-    return KeyType(_item(kind) if several else kind, several, type(None) in get_args(annotation))
+def key_type(model: type[BaseModel], *steps: str | int) -> KeyType:
+    """Follow keys and indexes from a model; an unknown key has the type None."""
+    found = KeyType(model)
+    for step in steps:
+        arguments = get_args(found.type)
+        if isinstance(found.type, type) and issubclass(found.type, BaseModel):
+            field = key_names(found.type)[str(step)][1] if step in key_names(found.type) else None
+            annotation: Any = field.annotation if field else None
+            found = _unwrapped(annotation, field.metadata if field else (), field.description if field else None)
+        elif arguments and not (isinstance(step, int) and get_origin(found.type) is Literal):
+            found = _unwrapped(arguments[-1] if get_origin(found.type) is dict else arguments[0])
+    return found
 
 
-def _item(kind: Any) -> Any:
-    arguments = get_args(kind)
-    return _unwrap(arguments[-1] if get_origin(kind) is dict else arguments[0]) if arguments else kind
-
-
-def _unwrap(kind: Any) -> Any:
+def _unwrapped(annotation: Any, marks: Iterable[Any] = (), description: str | None = None) -> KeyType:
     """The type inside ``Annotated`` and beside None."""
-    while get_origin(kind) is not None and get_origin(kind) not in (tuple, dict):
-        kind = next(argument for argument in get_args(kind) if argument is not type(None))
-    return kind
-
-
-def _expectation(field: FieldInfo | None) -> str:
-    for mark in field.metadata if field else ():
-        if isinstance(mark, Expected):
-            return mark.expected
-    return (field.description if field else None) or "a value"
+    found, optional = [*marks], False
+    while get_origin(annotation) in (Annotated, Union, UnionType):
+        if get_origin(annotation) is Annotated:
+            annotation, *more = get_args(annotation)
+            found += more
+        else:
+            optional = True
+            annotation = next(argument for argument in get_args(annotation) if argument is not type(None))
+    return KeyType(annotation, tuple(found), optional, description)
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
@@ -308,46 +330,19 @@ def warn_of_variables(node: Node, path: str, faults: Faults) -> None:
 # -- the types of values -----------------------------------------------------------------------------------------------
 
 
-class ValueType:
-    """One way to write a value, put into ``Annotated`` beside its Python type."""
-
-    #: what JSON Schema says of it; None: what pydantic derives from the Python type
-    written: JsonSchemaValue | None = None
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return self.core_schema(lambda: handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return handler(schema) if self.written is None else dict(self.written)
-
-    def core_schema(self, inner: Callable[[], CoreSchema]) -> CoreSchema:
-        """What checks a value; `inner` gives what checks the Python type."""
-        raise NotImplementedError
-
-
-class Expected(ValueType):
-    """States what a value must be; pydantic's own errors for it become this one.
+class Expected:
+    """States in ``Annotated`` what a value must be, for messages.
 
     Args:
-        expected: what it must be, for messages.
-        kind: ``expected``; ``text`` for strings, which quotes make of anything; ``hidden`` where no message may show
-            the value.
+        expected: what it must be.
+        hidden: whether no message may show the value.
+        quotes: whether quotes make the value right where it is a scalar of another type.
     """
 
-    def __init__(self, expected: str, kind: str = "expected") -> None:
+    def __init__(self, expected: str, hidden: bool = False, quotes: bool = True) -> None:
         self.expected = expected
-        self.kind = kind
-
-    def core_schema(self, inner: Callable[[], CoreSchema]) -> CoreSchema:
-        return self._stated(inner())
-
-    def _stated(self, schema: CoreSchema) -> CoreSchema:
-        return core_schema.custom_error_schema(
-            schema,
-            custom_error_type=self.kind,
-            custom_error_message="{expected}",
-            custom_error_context={"expected": self.expected},
-        )
+        self.hidden = hidden
+        self.quotes = quotes
 
 
 class Whole(Expected):
@@ -357,61 +352,44 @@ class Whole(Expected):
         super().__init__(f"a whole number from {low} to {high}")
         self._schema = core_schema.int_schema(strict=True, ge=low, le=high)
 
-    def core_schema(self, inner: Callable[[], CoreSchema]) -> CoreSchema:
-        return self._stated(self._schema)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return self._schema
 
 
 class Parsed(Expected):
-    """Strings that a function turns into values; others were made so already (defaults, copies).
+    """Strings that a function makes values of; one that was made already (a default, a copy) is taken as it is.
 
     Args:
-        expected: what it must be, for messages.
-        parse: gives the value; ValueError has what was expected, `fault` a whole message.
-        made: type of values that are taken as they are.
+        expected: what it must be.
+        parse: ValueError has what was expected, `fault` a whole message.
+        made: the type of the values.
         written: what JSON Schema says of it.
-        kind: as for `Expected`.
+        hidden: as for `Expected`.
+        quotes: as for `Expected`.
     """
 
     def __init__(
         self,
         expected: str,
         parse: Callable[[str], object],
-        made: type | None = None,
-        written: JsonSchemaValue | None = None,
-        kind: str = "text",
+        made: type | tuple[type, ...] = (),
+        written: JsonSchemaValue = _STRING,
+        hidden: bool = False,
+        quotes: bool = True,
     ) -> None:
-        super().__init__(expected, kind)
-        self.written = written
+        super().__init__(expected, hidden, quotes)
         self._parse = parse
         self._made = made
+        self._written = written
 
-    def core_schema(self, inner: Callable[[], CoreSchema]) -> CoreSchema:
-        return core_schema.no_info_wrap_validator_function(
-            self._value, self._stated(core_schema.str_schema(strict=True))
-        )
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(self._value, core_schema.str_schema(strict=True))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return dict(self._written)
 
     def _value(self, value: object, string: Callable[[object], str]) -> object:
-        if self._made is not None and isinstance(value, self._made):
-            return value
-        try:
-            return self._parse(string(value))
-        except (ValidationError, PydanticCustomError):
-            raise
-        except ValueError as error:
-            kind = "hidden" if self.kind == "hidden" else "expected"
-            raise PydanticCustomError(kind, "{expected}", {"expected": str(error)}) from None
-
-
-class Checked(Expected):
-    """Values that a function turns into others, whatever they are; ValueError means that it can't."""
-
-    def __init__(self, expected: str, check: Callable[[Any], object], written: JsonSchemaValue) -> None:
-        super().__init__(expected)
-        self.written = written
-        self._check = check
-
-    def core_schema(self, inner: Callable[[], CoreSchema]) -> CoreSchema:
-        return self._stated(core_schema.no_info_plain_validator_function(self._check))
+        return value if isinstance(value, self._made) else self._parse(string(value))
 
 
 class Duration(Parsed):
@@ -419,8 +397,8 @@ class Duration(Parsed):
 
     def __init__(self, low: float, high: float) -> None:
         expected = f"a duration with its unit such as 500ms, 5s, 2m or 1h, from {low:g}s to {high:g}s"
-        pattern = r"^[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h)$"
-        super().__init__(expected, self._seconds, float, {"type": "string", "pattern": pattern}, "expected")
+        written = {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h)$"}
+        super().__init__(expected, self._seconds, float, written, quotes=False)
         self._bounds = low, high
 
     def _seconds(self, text: str) -> float:
@@ -432,16 +410,12 @@ class Duration(Parsed):
 
 
 class Name(Parsed):
-    """The name of a queue or an exchange, or a routing key, as bytes.
-
-    Args:
-        expected: what it must be, for messages.
-        empty: whether it may be empty.
-    """
+    """The name of a queue or an exchange, or a routing key, as bytes; a routing key may be empty."""
 
     def __init__(self, expected: str, empty: bool = False) -> None:
         length: JsonSchemaValue = {} if empty else {"minLength": 1}
-        super().__init__(expected, self._encoded, bytes, {"type": "string", **length, "maxLength": MAX_SHORT_BYTES})
+        written = {"type": "string", **length, "maxLength": MAX_SHORT_BYTES}
+        super().__init__(expected, self._encoded, bytes, written)
         self._empty = empty
 
     def _encoded(self, text: str) -> bytes:
@@ -451,53 +425,30 @@ class Name(Parsed):
         return text.encode()
 
 
-class _Several(ValueType):
-    """A list, as a tuple.
+class _OneOrMore:
+    """A list, as a tuple; one value stands for a list of it."""
 
-    Args:
-        single: whether one value stands for a list of it.
-    """
-
-    def __init__(self, single: bool) -> None:
-        self._single = single
-
-    def core_schema(self, inner: Callable[[], CoreSchema]) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(self._items, inner())
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._items, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         several = handler(schema)
-        return {"anyOf": [several["items"], several]} if self._single else several
+        return {"anyOf": [several["items"], several]}
 
     def _items(self, value: object) -> object:
-        if isinstance(value, list):
-            return tuple(value)
-        return (value,) if self._single and not isinstance(value, tuple) else value
+        return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-class _NoKey(ValueType):
+class _NoKey:
     """A field that is no key of the file: its alias begins with a zero byte, and no schema has it."""
-
-    def core_schema(self, inner: Callable[[], CoreSchema]) -> CoreSchema:
-        return core_schema.any_schema()
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         raise PydanticOmit
 
 
-def one_of(*words: str) -> Parsed:
-    def known(word: str) -> str:
-        if word not in words:
-            raise ValueError(expected)
-        return word
-
-    expected = f"one of {', '.join(words)}" if len(words) > 1 else words[0]
-    return Parsed(expected, known, written={"enum": list(words)}, kind="expected")
-
-
 def _address(least: int) -> Parsed:
-    written = {"type": "string"}
     expected = "host:port such as 127.0.0.1:5672 or [::1]:5672"
-    return Parsed(expected, lambda text: parse_address(text, least), HostPort, written, "expected")
+    return Parsed(expected, lambda text: parse_address(text, least), HostPort, quotes=False)
 
 
 def fault(message: str) -> PydanticCustomError:
@@ -533,20 +484,20 @@ def _http_url(text: str) -> str:
 
 _HTTP = "http://host:port or https://host:port, credentials go under control"
 _HIDDEN = "a password, in quotes where it could be something else than a text"
-_STRING: JsonSchemaValue = {"type": "string"}
-LISTED = _Several(single=False)
-ONE_OR_MORE = _Several(single=True)
+#: A list, which becomes a tuple.
+LISTED = Strict(False)
+ONE_OR_MORE = _OneOrMore()
 NO_KEY = _NoKey()
 #: The default of a key that may be left out and may not be null.
 NOTHING: Any = None
-Text: TypeAlias = Annotated[str, Expected("a text", "text")]
+Text: TypeAlias = Annotated[str, Expected("a text")]
 Texts: TypeAlias = Annotated[tuple[Text, ...], ONE_OR_MORE]
-Network: TypeAlias = Annotated[str, Parsed("an address or a network (CIDR)", _network, written=_STRING)]
+Network: TypeAlias = Annotated[str, Parsed("an address or a network (CIDR)", _network)]
 HttpUrl: TypeAlias = Annotated[
-    str, Parsed(_HTTP, _http_url, written={"type": "string", "pattern": "^https?://"}, kind="hidden")
+    str, Parsed(_HTTP, _http_url, written={"type": "string", "pattern": "^https?://"}, hidden=True)
 ]
 #: A password; no message shows it.
-Password: TypeAlias = Annotated[SecretStr, Parsed(_HIDDEN, SecretStr, SecretStr, _STRING, "hidden")]
+Password: TypeAlias = Annotated[SecretStr, Parsed(_HIDDEN, SecretStr, SecretStr, hidden=True)]
 #: ``host:port``, an IPv6 host in brackets.
 Address: TypeAlias = Annotated[HostPort, _address(least=1)]
 #: The same where we listen: port 0 is any free one.

@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deploy.reference import entries
 from proxy.audit.record import HASHABLE, KEY_BYTES
-from proxy.config.keys import entries
 from proxy.config.loader import ChangedSettings, changed_since, load_settings, parse_settings
 from proxy.config.secrets import HASH_KEY_BYTES
 from proxy.config.settings import ListenSection, Settings

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from deploy.reference import entries
 from proxy.cli.check import check_files
-from proxy.config.keys import entries
 from proxy.config.loader import load_settings, parse_settings
 from proxy.config.settings import Settings
 from proxy.routing.decision import BindingStep, Trace, Verdict

@@ -114,6 +114,10 @@ def test_a_test_asks_the_rules_of_its_file_s_virtual_host() -> None:
             "publish: {exchange: e}, at: noon, expect: {}",
             'at: seen the text "noon", expected a time with its zone such as 2026-11-21T08:00:00Z',
         ),
+        (
+            "publish: {exchange: e}, at: 1.5, expect: {}",
+            "at: seen the number 1.5, expected a time with its zone such as 2026-11-21T08:00:00Z: put it in quotes",
+        ),
         ("publish: {exchange: e}, expect: {queues: a}", 'expect.queues: seen the text "a", expected a list'),
         (
             "publish: {exchange: e}, expect: {queues: [5]}",

@@ -8,10 +8,11 @@ import pytest
 
 from proxy.errors import ConfigErrors
 from proxy.routing.bindings.binding import binding_hash
+from proxy.rules import schema
 from proxy.rules.field_values import SystemZone
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.ruleset import ExchangeRule, QueueRule
-from proxy.rules.schema import BindingPacker, ParsedFile
+from proxy.rules.schema import ParsedFile
 from proxy.values import Value
 from proxy.yamlfile.document import Faults
 from tests.rules.loading import by_line, exchange, faults, load
@@ -298,7 +299,7 @@ def told(text: str) -> object:
 
 @pytest.mark.parametrize("wrong", [[], *([item] for item in WRONG)], ids=str)
 @pytest.mark.parametrize("style", ["flow", "block"])
-def test_bindings_read_from_events_are_those_read_from_nodes(
+def test_bindings_read_at_once_are_those_read_by_their_model(
     wrong: list[str], style: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     items = [*PLAIN, *wrong, *OTHER]
@@ -306,7 +307,7 @@ def test_bindings_read_from_events_are_those_read_from_nodes(
         text = f"exchanges: [{{bindings: [{', '.join(items)}], name: x}}]\n"
     else:
         text = "exchanges:\n  - bindings:\n" + "".join(f"      - {item}\n" for item in items) + "    name: x\n"
-    packed = told(text)
-    monkeypatch.setattr(BindingPacker, "__call__", lambda *_: None)
-    assert packed == told(text)
-    assert isinstance(packed, str) is bool(wrong)
+    at_once = told(text)
+    monkeypatch.setattr(schema, "_plain_binding", lambda _: None)
+    assert at_once == told(text)
+    assert isinstance(at_once, str) is bool(wrong)

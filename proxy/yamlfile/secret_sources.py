@@ -1,0 +1,42 @@
+"""Reads secrets from where files say that they are kept: in an environment variable or in a file of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class MissingSecret(Exception):  # noqa: N818 - a finding for the reader of the file, not a fault of ours
+    """Why a secret can't be read; the message never has a part of it."""
+
+
+def read_secret_source(source: str | Path, environ: Mapping[str, str]) -> bytes:
+    """Read an environment variable, given by its name, or a file, given by its path.
+
+    Raises:
+        MissingSecret: there is none.
+    """
+    if isinstance(source, Path):
+        try:
+            return source.read_bytes()
+        except OSError as error:
+            raise MissingSecret(f"{source} can't be read: {error.strerror or error}") from None
+    if source not in environ:
+        raise MissingSecret(f'there is no environment variable "{source}"')
+    return os.fsencode(environ[source])
+
+
+def read_password_source(source: str | Path, environ: Mapping[str, str]) -> str:
+    """Read a password; one line break at the end of its file is left out.
+
+    Raises:
+        MissingSecret: there is none.
+    """
+    data = read_secret_source(source, environ)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        where = source if isinstance(source, Path) else f'the environment variable "{source}"'
+        raise MissingSecret(f"{where} is not UTF-8 text") from None
+    return text.removesuffix("\n").removesuffix("\r") if isinstance(source, Path) else text
