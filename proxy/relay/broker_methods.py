@@ -5,7 +5,7 @@ Source: AMQP 0-9-1 spec, 1.4 to 1.8; RabbitMQ guides "Publisher confirms" and "B
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from proxy.amqp import methods
@@ -13,16 +13,14 @@ from proxy.amqp.frames import U32
 from proxy.amqp.method_frames import (
     Ack,
     Nack,
-    QueueDeclareOk,
     channel_close_ok,
     connection_close_ok,
     read_method,
 )
 from proxy.amqp.methods import method_frame
-from proxy.relay.channel import Channel, ExpectedReply
+from proxy.relay.channel import Channel
 from proxy.relay.channel_state import BOTH_AWAITING_BROKER, RELAYED_DOWN, US_AWAITING_BROKER, ChannelEvent
-from proxy.relay.connection_state import ConnectionState, EnsureQueue, Phase
-from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
+from proxy.relay.connection_state import ConnectionState, Phase
 
 _ANSWERS = frozenset(
     (
@@ -52,16 +50,16 @@ class BrokerMethods:
             methods.TX_COMMIT_OK: self._commit_ok,
             methods.CHANNEL_OPEN_OK: self._opened,
             methods.CHANNEL_CLOSE: self._close,
-            methods.CHANNEL_CLOSE_OK: self._close_ok,
+            methods.CHANNEL_CLOSE_OK: self._closed,
             methods.BASIC_DELIVER: self._content,
             methods.BASIC_GET_OK: self._content,
             **dict.fromkeys(_ANSWERS, self._answer),
         }
-        self._connection_handlers = {
+        self._connection_handlers: dict[int, Callable[[], bool]] = {
             methods.CONNECTION_CLOSE: self._connection_close,
             methods.CONNECTION_CLOSE_OK: self._connection_close_ok,
-            methods.CONNECTION_BLOCKED: self._blocked,
-            methods.CONNECTION_UNBLOCKED: self._unblocked,
+            methods.CONNECTION_BLOCKED: partial(self._blocked, True),
+            methods.CONNECTION_UNBLOCKED: partial(self._blocked, False),
         }
         self._everything = frozenset(self._channel_handlers) | frozenset(self._connection_handlers)
         self._without_content = self._everything - _WITH_CONTENT
@@ -158,35 +156,8 @@ class BrokerMethods:
         index = U32.unpack_from(frame, 7)[0]
         if not channel.replies or channel.replies.next.reply != index:
             return True
-        expected = channel.replies.popleft()
-        if expected.taken is not None:
-            return expected.taken(frame)
-        if index == methods.QUEUE_DECLARE_OK:
-            return self._declared(channel, frame, expected)
-        if index == methods.QUEUE_DELETE_OK:
-            self._connection.inventory.queue_deleted(expected.queue)
-        return True
-
-    def _declared(self, channel: Channel, frame: bytes, asked: ExpectedReply) -> bool:
-        """Keep a declare-ok back until the queue has its tokens."""
-        connection = self._connection
-        queue = read_method(QueueDeclareOk, frame[7:-1]).queue
-        channel.last_queue = queue
-        exclusive = asked.exclusive and not asked.passive
-        connection.inventory.queue_declared(queue, exclusive)
-        if connection.upstream.closing or not connection.inventory.interested(queue):
-            return True
-        wanted = tokens_of(connection.plans.state, queue)
-        if asked.passive and wanted and all(destination in owned.bound for owned, destination in wanted):
-            return True
-        channel.output.hold_back(frame)
-        connection.deliveries.mark(channel)
-        if exclusive and wanted:
-            done = partial(connection.pending.released.append, channel)
-            bind_tokens(connection, wanted, done)
-        else:
-            connection.pending.requests.append(EnsureQueue(channel, queue))
-        return False
+        taken = channel.replies.popleft().taken
+        return taken is None or taken(frame)
 
     def _close(self, channel: Channel, frame: bytes) -> bool:
         connection = self._connection
@@ -201,10 +172,7 @@ class BrokerMethods:
         connection.take_held_again(channel)
         return refusal == frame
 
-    def _close_ok(self, channel: Channel, frame: bytes) -> bool:
-        return self._closed(channel)
-
-    def _closed(self, channel: Channel) -> bool:
+    def _closed(self, channel: Channel, frame: bytes = b"") -> bool:
         """Take the broker's close-ok; answer whether it is for the producer."""
         connection, before = self._connection, channel.state
         connection.change(channel, ChannelEvent.BROKER_CLOSE_OK, methods.CHANNEL_CLOSE_OK)
@@ -238,14 +206,9 @@ class BrokerMethods:
             return True
         return False
 
-    def _blocked(self) -> bool:
+    def _blocked(self, blocked: bool) -> bool:
         connection = self._connection
-        connection.plans.counters.upstream_blocked += connection.upstream.block(True)
-        return connection.lifecycle.phase is not Phase.CLOSING
-
-    def _unblocked(self) -> bool:
-        connection = self._connection
-        connection.plans.counters.upstream_blocked += connection.upstream.block(False)
+        connection.plans.counters.upstream_blocked += connection.upstream.block(blocked)
         return connection.lifecycle.phase is not Phase.CLOSING
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from proxy.addressing.targets import Remote
@@ -69,25 +69,23 @@ class CollectedPublish(NamedTuple):
     remote_targets: RemoteTargets | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Backlog:
     """What the channels of one connection keep, in bytes, and wait for: `RelayLimits` bounds each.
 
     A request costs memory until it is answered, and a broker that is stopped answers none.
     """
 
-    __slots__ = ("collected", "held", "held_back", "unanswerable", "unanswered")
-
-    def __init__(self) -> None:
-        #: announced bodies of publishes that leave in several copies
-        self.collected = 0
-        #: frames of the producer
-        self.held = 0
-        #: frames of the broker
-        self.held_back = 0
-        #: requests that the broker has not answered yet
-        self.unanswered = 0
-        #: those among them that have no answer of their own, and are not covered by that of another one yet
-        self.unanswerable = 0
+    #: announced bodies of publishes that leave in several copies
+    collected: int = 0
+    #: frames of the producer
+    held: int = 0
+    #: frames of the broker
+    held_back: int = 0
+    #: requests that the broker has not answered yet
+    unanswered: int = 0
+    #: those among them that have no answer of their own, and are not covered by that of another one yet
+    unanswerable: int = 0
 
     def count_unanswerable(self, most: int) -> int:
         """Count a request without an answer; give how many there are now, if as many as may be, and 0 otherwise.
@@ -198,23 +196,21 @@ class ProducerOutput:
         return frames
 
 
+@dataclass(slots=True, eq=False)
 class PendingConfirms:
     """The publishes of a channel, counted, and which of them are confirmed."""
 
-    __slots__ = ("before", "ledger", "published", "returns", "sample", "settled")
-
-    def __init__(self) -> None:
-        #: publishes before confirm.select, which delivery tags do not count
-        self.before = 0
-        #: publishes after that: the delivery tag of the last
-        self.published = 0
-        self.settled = Settled()
-        #: joins confirms from the first publish on that leaves in several copies
-        self.ledger: Ledger | None = None
-        #: publishes in several copies that the broker may return one by one
-        self.returns: Returns | None = None
-        #: (delivery tag, time of the publish) whose confirm is being timed
-        self.sample: tuple[int, float] | None = None
+    #: publishes before confirm.select, which delivery tags do not count
+    before: int = 0
+    #: publishes after that: the delivery tag of the last
+    published: int = 0
+    settled: Settled = field(default_factory=Settled)
+    #: joins confirms from the first publish on that leaves in several copies
+    ledger: Ledger | None = None
+    #: publishes in several copies that the broker may return one by one
+    returns: Returns | None = None
+    #: (delivery tag, time of the publish) whose confirm is being timed
+    sample: tuple[int, float] | None = None
 
     @property
     def total(self) -> int:
@@ -231,18 +227,16 @@ class PendingConfirms:
         self.published = 0
 
 
+@dataclass(slots=True, eq=False)
 class ChannelAudit:
     """What the audit log knows of a channel."""
 
-    __slots__ = ("line", "mandatory", "origin")
-
-    def __init__(self) -> None:
-        #: what its lines share, made with the first
-        self.origin = ""
-        #: number of its last line, where confirms wait for theirs
-        self.line = 0
-        #: (number, exchange, routing key) of mandatory publishes, where the audit must know which one returns
-        self.mandatory: deque[tuple[int, bytes, bytes]] | None = None
+    #: what its lines share, made with the first
+    origin: str = ""
+    #: number of its last line, where confirms wait for theirs
+    line: int = 0
+    #: (number, exchange, routing key) of mandatory publishes, where the audit must know which one returns
+    mandatory: deque[tuple[int, bytes, bytes]] | None = None
 
     def forget_mandatory(self, settled: int) -> None:
         """Forget mandatory publishes up to a number: they are settled, and don't come back any more."""
@@ -256,19 +250,13 @@ class ExpectedReply(NamedTuple):
 
     Args:
         reply: (class << 16 | method) of the answer.
-        queue: name in a request about a queue (empty: the broker makes one).
-        exclusive: whether a declared queue is to be exclusive.
-        passive: whether the declare only looks.
-        taken: for a request of ours: takes the answer's frame, says whether the producer gets it.
+        taken: takes the answer's frame, says whether the producer gets it; None: it does.
         request_method: for a declare of ours that only looks: (class << 16 | method) of the request that a
             refusal is to name.
         weight: how many requests it answers: more than one where it comes after requests without an answer.
     """
 
     reply: int
-    queue: bytes = b""
-    exclusive: bool = False
-    passive: bool = False
     taken: Callable[[bytes], bool] | None = None
     request_method: int = 0
     weight: int = 1

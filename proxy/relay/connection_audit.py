@@ -169,17 +169,6 @@ class ConnectionAudit:
         delayed_confirms: confirms that wait for lines, where they have to.
     """
 
-    __slots__ = (
-        "_conn",
-        "_journal",
-        "_opening",
-        "_user",
-        "_vhost",
-        "append",
-        "delayed_confirms",
-        "ruled_only",
-    )
-
     def __init__(
         self, journal: AuditSink, conn: str, user: str, vhost: str, delayed_confirms: DelayedConfirms | None = None
     ) -> None:

@@ -12,6 +12,7 @@ Source: AMQP 0-9-1 spec, 2.2.4 "connection" and 1.4/1.5 on closing; RabbitMQ gui
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from enum import Enum
 from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
@@ -149,21 +150,19 @@ NO_INVENTORY = QueueInventory(
 )
 
 
+@dataclass(slots=True, eq=False)
 class Lifecycle:
     """How far a connection is, and what its producer has said of its end."""
 
-    __slots__ = ("fault", "further_closes", "last_frame", "phase", "producer_ends")
-
-    def __init__(self) -> None:
-        self.phase = Phase.OPEN
-        #: what to tell the logs when it ended by a fault
-        self.fault: ProtocolError | None = None
-        #: the producer's Connection.Close, which waits for publishes that wait for their destinations
-        self.last_frame: bytes | None = None
-        #: Connection.Close methods of the producer after its first, which is not answered yet
-        self.further_closes = 0
-        #: the producer has closed the connection and was answered: closing the socket is its part
-        self.producer_ends = False
+    phase: Phase = Phase.OPEN
+    #: what to tell the logs when it ended by a fault
+    fault: ProtocolError | None = None
+    #: the producer's Connection.Close, which waits for publishes that wait for their destinations
+    last_frame: bytes | None = None
+    #: Connection.Close methods of the producer after its first, which is not answered yet
+    further_closes: int = 0
+    #: the producer has closed the connection and was answered: closing the socket is its part
+    producer_ends: bool = False
 
     @property
     def takes_new_frames(self) -> bool:
@@ -182,19 +181,21 @@ class Lifecycle:
         return count
 
 
+@dataclass(slots=True, eq=False)
 class UpstreamLink:
     """The leased connection to the broker: the sidecar's own channel on it, and how it ends."""
 
-    __slots__ = ("blocked", "closing", "done", "kept", "may_be_kept", "sidecar_channel")
-
-    def __init__(self, sidecar_channel: SidecarChannel) -> None:
-        self.sidecar_channel = sidecar_channel
-        #: our Connection.Close, or the producer's, went upstream; and nothing more is expected from there
-        self.closing = self.done = False
-        #: whether the broker has blocked publishes
-        self.blocked = False
-        #: whether it may be left to another producer, and whether it is, after a goodbye
-        self.may_be_kept = self.kept = False
+    sidecar_channel: SidecarChannel
+    #: our Connection.Close, or the producer's, went upstream
+    closing: bool = False
+    #: nothing more is expected from there
+    done: bool = False
+    #: whether the broker has blocked publishes
+    blocked: bool = False
+    #: whether it may be left to another producer
+    may_be_kept: bool = False
+    #: whether it is, after a goodbye
+    kept: bool = False
 
     @property
     def as_new(self) -> bool:
@@ -217,30 +218,26 @@ class UpstreamLink:
         return change
 
 
+@dataclass(slots=True, eq=False)
 class PendingWork:
     """What is to be done after the bytes of a read: by the driver (requests), and by the relay itself."""
 
-    __slots__ = ("released", "requests", "resumable")
-
-    def __init__(self) -> None:
-        #: what needs the control plane; the driver takes and clears them
-        self.requests: list[Request] = []
-        #: channels whose held frames may go on
-        self.resumable: list[Channel] = []
-        #: channels whose kept-back frames may go to the producer now
-        self.released: list[Channel] = []
+    #: what needs the control plane; the driver takes and clears them
+    requests: list[Request] = field(default_factory=list)
+    #: channels whose held frames may go on
+    resumable: list[Channel] = field(default_factory=list)
+    #: channels whose kept-back frames may go to the producer now
+    released: list[Channel] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
 class Deliveries:
     """Contents on their way to the producer, and the channels whose frames from the broker are looked at."""
 
-    __slots__ = ("inspected", "unfinished")
-
-    def __init__(self) -> None:
-        #: channels on which the broker's content frames or replies are not simply copied
-        self.inspected: set[int] = set()
-        #: channel number -> body bytes of a content on its way to the producer, -1: its header is still to come
-        self.unfinished: dict[int, int] = {}
+    #: channels on which the broker's content frames or replies are not simply copied
+    inspected: set[int] = field(default_factory=set)
+    #: channel number -> body bytes of a content on its way to the producer, -1: its header is still to come
+    unfinished: dict[int, int] = field(default_factory=dict)
 
     def mark(self, channel: Channel) -> None:
         """Note whether the broker's frames on a channel have to be looked at."""
@@ -250,20 +247,18 @@ class Deliveries:
             self.inspected.discard(channel.number)
 
 
+@dataclass(slots=True, eq=False)
 class ConnectionTraffic:
     """What has been published on a connection, and when."""
 
-    __slots__ = ("before", "confirmed", "now", "sample_after")
-
-    def __init__(self) -> None:
-        #: seconds on the driver's monotonic clock, set with every input
-        self.now = 0.0
-        #: when the next confirm may be timed
-        self.sample_after = 0.0
-        #: the channel that had a confirm last
-        self.confirmed: Channel | None = None
-        #: publishes of channels that have ended
-        self.before = 0
+    #: seconds on the driver's monotonic clock, set with every input
+    now: float = 0.0
+    #: when the next confirm may be timed
+    sample_after: float = 0.0
+    #: the channel that had a confirm last
+    confirmed: Channel | None = None
+    #: publishes of channels that have ended
+    before: int = 0
 
     @property
     def outstanding(self) -> int:

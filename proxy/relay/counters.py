@@ -100,18 +100,6 @@ class Tally:
 class Traffic:
     """Totals of publishes per exchange, binding and destination."""
 
-    __slots__ = (
-        "__weakref__",
-        "_binding_limit",
-        "_destinations",
-        "_exchanges",
-        "_matches",
-        "_named_bindings",
-        "_other_matches",
-        "_others",
-        "_tallies",
-    )
-
     def __init__(self, binding_limit: int = BINDING_LIMIT) -> None:
         self._binding_limit = binding_limit
         self._exchanges: dict[tuple[str, bytes], ExchangeCounters] = {}
@@ -369,31 +357,6 @@ class Counters:
         binding_limit: bindings with a series of their own.
         version: of this program.
     """
-
-    __slots__ = (
-        "audit",
-        "carrier_bypasses",
-        "certificates",
-        "confirm_seconds",
-        "control_failures",
-        "decision_seconds",
-        "downstream",
-        "foreign_bindings",
-        "kept_connections",
-        "limits",
-        "missing_destinations",
-        "relays",
-        "remotes",
-        "reused_connections",
-        "rules",
-        "traffic",
-        "unkeyed_tokens",
-        "unsigned_bindings",
-        "upstream",
-        "version",
-        "worker_restarts",
-        "workers",
-    )
 
     def __init__(self, binding_limit: int = BINDING_LIMIT, version: str = "") -> None:
         self.version = version

@@ -3,6 +3,7 @@
 | question | open |
 |---|---|
 | the reply to exchange.declare and exchange.delete | `exchanges` |
+| queue.declare and queue.delete | `queues` |
 | the reply to a bind or unbind; how far a client's routes reach | `bindings` |
 | the form in which the broker keeps exchanges and bindings | `storage` |
 | methods of the sidecar on a client's own channel | `injected_methods` |

@@ -9,23 +9,11 @@ connection or waits without a word.
 
 from __future__ import annotations
 
-from functools import partial
-
 from proxy.amqp import methods
 from proxy.amqp.frames import HEARTBEAT, METHOD, OVERHEAD, U32
-from proxy.amqp.method_frames import (
-    QueueDeclare,
-    QueueDelete,
-    channel_close_ok,
-    connection_close_ok,
-    read_method,
-)
-from proxy.amqp.tables import decode_value, pick
+from proxy.amqp.method_frames import channel_close_ok, connection_close_ok
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import (
-    Channel,
-    ExpectedReply,
-)
+from proxy.relay.channel import Channel
 from proxy.relay.channel_state import (
     CLOSING_BY_PRODUCER,
     CONFIRM,
@@ -40,18 +28,14 @@ from proxy.relay.channel_state import (
 from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.declare.bindings import ClientBindings
 from proxy.relay.declare.exchanges import ClientExchanges
-from proxy.relay.declare.injected_methods import count_unanswerable, hold_channel
-from proxy.relay.declare.storage import refuse_nested, refuse_own_arguments
-from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
+from proxy.relay.declare.queues import ClientQueues
 from proxy.relay.publish.publish_frames import KIND_NAMES, PublishFrames
-from proxy.values import reserved_prefix
 
 _CONNECTION = 10
 #: bytes of the shortest method frame
 _LEAST_METHOD = 12
 #: frames of methods that consumers send for every message: nothing in them to look at but their length
 _FIXED_BYTES = dict.fromkeys((methods.BASIC_ACK, methods.BASIC_NACK, methods.BASIC_REJECT), 21)
-_DEAD_LETTER_KEY = b"x-dead-letter-routing-key"
 _EVENTS = {
     methods.CHANNEL_OPEN: ChannelEvent.PRODUCER_OPEN,
     methods.CHANNEL_CLOSE: ChannelEvent.PRODUCER_CLOSE,
@@ -74,7 +58,7 @@ class ProducerFrames:
         self._publishes = publishes
         #: the frames taken are those that a channel held, not new ones
         self.resuming = False
-        declaring = ClientExchanges(connection)
+        exchanges, queues = ClientExchanges(connection), ClientQueues(connection)
         self._bindings = ClientBindings(connection)
         self._taken = {
             methods.CHANNEL_OPEN: self._channel_method,
@@ -83,9 +67,10 @@ class ProducerFrames:
             methods.CONFIRM_SELECT: self._select,
             methods.TX_SELECT: self._select,
             methods.BASIC_PUBLISH: self._publishes.method,
-            methods.EXCHANGE_DECLARE: declaring.declare,
-            methods.EXCHANGE_DELETE: declaring.delete,
-            methods.QUEUE_DECLARE: self._queue_declare,
+            methods.EXCHANGE_DECLARE: exchanges.declare,
+            methods.EXCHANGE_DELETE: exchanges.delete,
+            methods.QUEUE_DECLARE: queues.declare,
+            methods.QUEUE_DELETE: queues.delete,
             methods.QUEUE_BIND: self._bindings.bind,
             methods.EXCHANGE_BIND: self._bindings.bind,
             methods.QUEUE_UNBIND: self._bindings.unbind,
@@ -241,61 +226,8 @@ class ProducerFrames:
             except ProtocolError as error:
                 error.about(index)
                 raise
-        payload = frame[7:-1]
-        _check(index, payload)
-        if index == methods.QUEUE_DELETE:
-            self._queue_delete(channel, payload)
+        _check(index, frame[7:-1])
         return True
-
-    def _queue_declare(self, channel: Channel, frame: bytes) -> bool:
-        connection = self._connection
-        inventory = connection.inventory
-        request = read_method(QueueDeclare, frame[7:-1])
-        refuse_nested(request.arguments, "queue", request.queue, connection.plans.state.name)
-        _refuse_dead_letter_key(request)
-        refuse_own_arguments(request.arguments)
-        channel.last_queue = request.queue or channel.last_queue
-        if request.exclusive:  # such a queue lives as long as its connection
-            connection.upstream.may_be_kept = False
-        connection.plans.state.redeclared(("queue", request.queue))
-        if not request.nowait:
-            channel.replies.append(
-                ExpectedReply(methods.QUEUE_DECLARE_OK, request.queue, request.exclusive, request.passive)
-            )
-        elif request.queue and not request.passive:
-            if request.exclusive and inventory.interested(request.queue):
-                self._declare_exclusive(channel, request)
-                return False
-            inventory.queue_declared(request.queue, request.exclusive)
-            count_unanswerable(connection, channel)
-        return True
-
-    def _queue_delete(self, channel: Channel, payload: bytes) -> None:
-        delete = read_method(QueueDelete, payload)
-        queue = delete.queue or channel.last_queue
-        if not delete.nowait:
-            channel.replies.append(ExpectedReply(methods.QUEUE_DELETE_OK, queue))
-        else:
-            self._connection.inventory.queue_deleted(queue)
-
-    def _declare_exclusive(self, channel: Channel, request: QueueDeclare) -> None:
-        """Ask for the answer that the producer does without: no other connection can bind the queue later."""
-        connection = self._connection
-        go_on = partial(connection.pending.resumable.append, channel)
-
-        def declared(_: bytes) -> bool:
-            connection.inventory.queue_declared(request.queue, True)
-            wanted = tokens_of(connection.plans.state, request.queue)
-            if wanted:
-                bind_tokens(connection, wanted, go_on)
-            else:
-                go_on()
-            return False
-
-        hold_channel(connection, channel)
-        channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, taken=declared))
-        declare = methods.method_frame(channel.number, methods.QUEUE_DECLARE, 0, *request._replace(nowait=False))
-        connection.to_upstream.append(declare)
 
 
 def _method_of(frame: bytes) -> int:
@@ -318,19 +250,3 @@ def _check(index: int, payload: bytes) -> None:
     if index in methods.ONLY_FROM_BROKER:
         text = f"{methods.NAMES[index]} from a producer"
         raise ProtocolError(503, text, Scope.CONNECTION, *divmod(index, 1 << 16))
-
-
-def _refuse_dead_letter_key(request: QueueDeclare) -> None:
-    """Refuse a queue whose dead letters would leave under a token, past the rules of a carrier.
-
-    Raises:
-        ProtocolError: 403 on the channel.
-    """
-    if request.passive or _DEAD_LETTER_KEY not in request.arguments:
-        return
-    picked = pick(request.arguments, 0, len(request.arguments), frozenset((_DEAD_LETTER_KEY,)))
-    for value in (decode_value(raw).value for _, raw in picked):
-        prefix = reserved_prefix(value) if isinstance(value, bytes) else b""
-        if prefix:
-            text = f"values of {_DEAD_LETTER_KEY.decode()} that begin with '{prefix.decode()}' are reserved"
-            raise ProtocolError(403, text, Scope.CHANNEL)

@@ -1,0 +1,126 @@
+"""queue.declare and queue.delete: what the control plane is told of them, and queues that get tokens.
+
+The broker answers both. A declare-ok waits until the queue has its tokens: what its client publishes next finds it.
+
+Source: delivery notes, "Tokens and bindings"; AMQP 0-9-1 spec, 1.7.2.1.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from proxy.amqp import methods
+from proxy.amqp.method_frames import QueueDeclare, QueueDeclareOk, QueueDelete, read_method
+from proxy.amqp.methods import method_frame
+from proxy.amqp.tables import decode_value, pick
+from proxy.errors import ProtocolError, Scope
+from proxy.relay.channel import Channel, ExpectedReply
+from proxy.relay.connection_state import ConnectionState, EnsureQueue
+from proxy.relay.declare.injected_methods import count_unanswerable, hold_channel
+from proxy.relay.declare.storage import refuse_nested, refuse_own_arguments
+from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
+from proxy.values import QUEUE, reserved_prefix
+
+_DEAD_LETTER_KEY = b"x-dead-letter-routing-key"
+
+
+class ClientQueues:
+    """Takes queue.declare and queue.delete of one connection."""
+
+    def __init__(self, connection: ConnectionState) -> None:
+        self._connection = connection
+
+    def declare(self, channel: Channel, frame: bytes) -> bool:
+        """Take queue.declare; answer whether it goes upstream as it came.
+
+        Raises:
+            ProtocolError: 403 and 406 on the channel.
+        """
+        connection = self._connection
+        request = read_method(QueueDeclare, frame[7:-1])
+        refuse_nested(request.arguments, QUEUE, request.queue, connection.plans.state.name)
+        _refuse_dead_letter_key(request)
+        refuse_own_arguments(request.arguments)
+        channel.last_queue = request.queue or channel.last_queue
+        if request.exclusive:  # such a queue lives as long as its connection
+            connection.upstream.may_be_kept = False
+        connection.plans.state.redeclared((QUEUE, request.queue))
+        if not request.nowait:
+            declared = partial(self._declared, channel, request)
+            channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, declared))
+        elif request.queue and not request.passive:
+            if request.exclusive and connection.inventory.interested(request.queue):
+                self._declare_exclusive(channel, request)
+                return False
+            connection.inventory.queue_declared(request.queue, request.exclusive)
+            count_unanswerable(connection, channel)
+        return True
+
+    def delete(self, channel: Channel, frame: bytes) -> bool:
+        """Take queue.delete; it goes upstream as it came."""
+        request = read_method(QueueDelete, frame[7:-1])
+        queue = request.queue or channel.last_queue
+        if request.nowait:
+            self._connection.inventory.queue_deleted(queue)
+        else:
+            channel.replies.append(ExpectedReply(methods.QUEUE_DELETE_OK, partial(self._deleted, queue)))
+        return True
+
+    def _deleted(self, queue: bytes, frame: bytes) -> bool:
+        self._connection.inventory.queue_deleted(queue)
+        return True
+
+    def _declared(self, channel: Channel, request: QueueDeclare, frame: bytes) -> bool:
+        """Keep a declare-ok back until the queue has its tokens."""
+        connection = self._connection
+        queue = read_method(QueueDeclareOk, frame[7:-1]).queue
+        channel.last_queue = queue
+        exclusive = request.exclusive and not request.passive
+        connection.inventory.queue_declared(queue, exclusive)
+        if connection.upstream.closing or not connection.inventory.interested(queue):
+            return True
+        wanted = tokens_of(connection.plans.state, queue)
+        if request.passive and wanted and all(destination in owned.bound for owned, destination in wanted):
+            return True
+        channel.output.hold_back(frame)
+        connection.deliveries.mark(channel)
+        if exclusive and wanted:
+            bind_tokens(connection, wanted, partial(connection.pending.released.append, channel))
+        else:
+            connection.pending.requests.append(EnsureQueue(channel, queue))
+        return False
+
+    def _declare_exclusive(self, channel: Channel, request: QueueDeclare) -> None:
+        """Ask for the answer that the producer does without: no other connection can bind the queue later."""
+        connection = self._connection
+        go_on = partial(connection.pending.resumable.append, channel)
+
+        def declared(_: bytes) -> bool:
+            connection.inventory.queue_declared(request.queue, True)
+            wanted = tokens_of(connection.plans.state, request.queue)
+            if wanted:
+                bind_tokens(connection, wanted, go_on)
+            else:
+                go_on()
+            return False
+
+        hold_channel(connection, channel)
+        channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, declared))
+        asking = request._replace(nowait=False)
+        connection.to_upstream.append(method_frame(channel.number, methods.QUEUE_DECLARE, 0, *asking))
+
+
+def _refuse_dead_letter_key(request: QueueDeclare) -> None:
+    """Refuse a queue whose dead letters would leave under a token, past the rules of a carrier.
+
+    Raises:
+        ProtocolError: 403 on the channel.
+    """
+    if request.passive or _DEAD_LETTER_KEY not in request.arguments:
+        return
+    picked = pick(request.arguments, 0, len(request.arguments), frozenset((_DEAD_LETTER_KEY,)))
+    for value in (decode_value(raw).value for _, raw in picked):
+        prefix = reserved_prefix(value) if isinstance(value, bytes) else b""
+        if prefix:
+            text = f"values of {_DEAD_LETTER_KEY.decode()} that begin with '{prefix.decode()}' are reserved"
+            raise ProtocolError(403, text, Scope.CHANNEL)
