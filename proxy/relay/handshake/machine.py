@@ -78,32 +78,23 @@ class HandshakeState(Enum):
     CLOSED = "nothing: closed"
 
 
+_State = HandshakeState
 PRODUCERS_TURN = frozenset(
-    {
-        HandshakeState.AWAITING_HEADER,
-        HandshakeState.AWAITING_START_OK,
-        HandshakeState.AWAITING_SECURE_OK,
-        HandshakeState.AWAITING_TUNE_OK,
-        HandshakeState.AWAITING_OPEN,
-        HandshakeState.REFUSING,
-        HandshakeState.CLOSING,
-    }
+    (
+        _State.AWAITING_HEADER,
+        _State.AWAITING_START_OK,
+        _State.AWAITING_SECURE_OK,
+        _State.AWAITING_TUNE_OK,
+        _State.AWAITING_OPEN,
+        _State.REFUSING,
+        _State.CLOSING,
+    )
 )
-
-BROKERS_TURN = frozenset({HandshakeState.AWAITING_START, HandshakeState.AWAITING_TUNE, HandshakeState.AWAITING_OPEN_OK})
-
+BROKERS_TURN = frozenset((_State.AWAITING_START, _State.AWAITING_TUNE, _State.AWAITING_OPEN_OK))
 #: There is no broker yet or no more; what comes from there is dropped.
-WITHOUT_BROKER = frozenset(
-    {
-        HandshakeState.AWAITING_HEADER,
-        HandshakeState.REFUSING,
-        HandshakeState.CLOSING,
-        HandshakeState.CLOSED,
-    }
-)
-
+WITHOUT_BROKER = frozenset((_State.AWAITING_HEADER, _State.REFUSING, _State.CLOSING, _State.CLOSED))
 #: The broker may close the connection (whose turn it is does not matter).
-WITH_BROKER = frozenset(HandshakeState) - WITHOUT_BROKER - {HandshakeState.OPEN}
+WITH_BROKER = frozenset(_State) - WITHOUT_BROKER - {_State.OPEN}
 
 
 class HandshakeSide(Enum):
@@ -188,7 +179,7 @@ class Handshake:
         self.wants_upstream = False
         self.close_after_flush_producer = False
         self.close_upstream = False
-        self.state = HandshakeState.AWAITING_HEADER
+        self.state = _State.AWAITING_HEADER
         self.vhost = ""
         self.user = ""
         self.client_name = ""
@@ -229,7 +220,7 @@ class Handshake:
         return HandshakeSide.UPSTREAM if self.state in BROKERS_TURN else None
 
     def receive_from_producer(self, data: bytes) -> None:
-        if self.state is not HandshakeState.CLOSED:
+        if self.state is not _State.CLOSED:
             self._producer.feed(data)
             self._run()
 
@@ -240,15 +231,15 @@ class Handshake:
 
     def producer_lost(self) -> None:
         """The producer's socket is gone: so is everything else."""
-        if self.state not in (HandshakeState.CLOSED, HandshakeState.CLOSING):
+        if self.state not in (_State.CLOSED, _State.CLOSING):
             self._note(HandshakeSide.PRODUCER, 0, f"left while waiting for {self.state.value}")
         self._close()
 
     def upstream_lost(self, failure: UpstreamError | None) -> None:
         """The upstream socket is gone, could not be had, or the broker does not answer."""
-        if self.state in WITHOUT_BROKER or self.state is HandshakeState.OPEN:
+        if self.state in WITHOUT_BROKER or self.state is _State.OPEN:
             return
-        if failure is None and self.state is HandshakeState.AWAITING_TUNE and not self._is_told_of_refusals():
+        if failure is None and self.state is _State.AWAITING_TUNE and not self._is_told_of_refusals():
             # RabbitMQ "Authentication failures": without the capability a refusal is a closed socket.
             self._note(HandshakeSide.UPSTREAM, 0, "closed the connection after the credentials")
             self._close()
@@ -268,54 +259,57 @@ class Handshake:
 
     def _step_producer(self) -> bool:
         try:
-            if self.state is HandshakeState.AWAITING_HEADER:
+            if self.state is _State.AWAITING_HEADER:
                 return self._protocol_header()
             frame = self._producer.next_frame() if self.state in PRODUCERS_TURN else None
             if frame is None:
-                if self.state is not HandshakeState.OPEN:
+                if self.state is not _State.OPEN:
                     self._producer.check_limit()
                 return False
         except ProtocolError as error:
             self._producer_broke_framing(error)
             return False
         try:
-            self._take(frame, _FROM_PRODUCER)
+            self._take(frame, _FROM_PRODUCER, self.to_upstream)
         except ProtocolError as error:
-            if self.state is not HandshakeState.CLOSING:  # spec, 1.4.2.9: all else is discarded after Close
+            if self.state is not _State.CLOSING:  # spec, 1.4.2.9: all else is discarded after Close
                 self._producer_failed(error)
         return True
 
     def _step_upstream(self) -> bool:
-        if self.state in WITHOUT_BROKER or self.state is HandshakeState.OPEN:
+        if self.state in WITHOUT_BROKER or self.state is _State.OPEN:
             return False
         try:
             frame = self._upstream.next_frame()
             if frame is None:
                 return False
-            self._take(frame, _FROM_UPSTREAM)
+            self._take(frame, _FROM_UPSTREAM, self.to_producer)
         except ProtocolError as error:
             is_header = self._upstream.peek(4) == PROTOCOL_HEADER[:4]
             self._upstream_failed("does not speak AMQP 0-9-1" if is_header else f"broke AMQP 0-9-1: {error}")
         return True
 
-    def _take(self, frame: RawFrame, table: Transitions) -> None:
+    def _take(self, frame: RawFrame, table: Transitions, other_side: list[bytes]) -> None:
         """Look the frame up in a table of transitions; no entry is the protocol error."""
         if frame.kind == HEARTBEAT and frame.channel == 0:  # spec, 4.2.7: any traffic is good, also here
             return
         if frame.kind != METHOD:
             raise ProtocolError(_UNEXPECTED_FRAME, f"frame of type {frame.kind}, expected {self.state.value}")
         method = method_of(frame.payload)
-        handler = table.get((self.state, method))
-        if handler is None or frame.channel != 0:
-            class_id, method_id = divmod(method, 1 << 16)
-            code = _COMMAND_INVALID if frame.channel == 0 else _CHANNEL_ERROR
-            text = f"{NAMES[method]} on channel {frame.channel}, expected {self.state.value}"
-            raise ProtocolError(code, text, class_id=class_id, method_id=method_id)
+        transition = table.get((self.state, method))
         try:
-            self.state = handler(self, frame)
+            if transition is None or frame.channel != 0:
+                code = _COMMAND_INVALID if frame.channel == 0 else _CHANNEL_ERROR
+                text = f"{NAMES[method]} on channel {frame.channel}, expected {self.state.value}"
+                raise ProtocolError(code, text)
+            if isinstance(transition, HandshakeState):
+                arguments(frame.payload)
+                other_side.append(frame.raw)
+                self.state = transition
+            else:
+                self.state = transition(self, frame)
         except ProtocolError as error:
-            if not error.class_id:  # a table deep inside the arguments does not know where it stands
-                error.class_id, error.method_id = divmod(method, 1 << 16)
+            error.about(method)  # a table deep inside the arguments does not know where it stands
             raise
 
     # -- what the producer says ---
@@ -324,7 +318,7 @@ class Handshake:
         start = self._producer.peek(_HEADER_BYTES)
         if start in ACCEPTED_HEADERS:
             self._producer.take(_HEADER_BYTES)
-            self.state = HandshakeState.AWAITING_START
+            self.state = _State.AWAITING_START
             self.wants_upstream = True
             self.to_upstream.append(PROTOCOL_HEADER)
             return True
@@ -339,44 +333,36 @@ class Handshake:
 
     def _start_ok(self, frame: RawFrame) -> HandshakeState:
         self.to_upstream.append(self._read_client(frame))
-        return HandshakeState.AWAITING_TUNE
+        return _State.AWAITING_TUNE
 
     def _refuse(self, frame: RawFrame) -> HandshakeState:
         self._read_client(frame)
         self.to_producer.append(self._last_word)
-        return HandshakeState.CLOSING
+        return _State.CLOSING
 
     def _read_client(self, frame: RawFrame) -> bytes:
         client = read_start_ok(frame.payload, self._version, self._peer, self._frame_min_bytes)
         self.user, self.client_name, self.capabilities = client.user, client.name, client.capabilities
         return client.frame
 
-    def _secure_ok(self, frame: RawFrame) -> HandshakeState:
-        arguments(frame.payload)
-        self.to_upstream.append(frame.raw)
-        return HandshakeState.AWAITING_TUNE
-
     def _tune_ok(self, frame: RawFrame) -> HandshakeState:
         answer = TuningLimits._make(arguments(frame.payload))
         self._tuning = tuning = agree(self._proposed, self._offered, answer, self._frame_min_bytes)
         values = (tuning.channel_max_upstream, tuning.frame_max_upstream, tuning.heartbeat_upstream)
         self.to_upstream.append(method_frame(0, CONNECTION_TUNE_OK, *values))
-        return HandshakeState.AWAITING_OPEN
+        return _State.AWAITING_OPEN
 
     def _open(self, frame: RawFrame) -> HandshakeState:
         vhost = arguments(frame.payload)[0]
         assert isinstance(vhost, bytes)  # noqa: S101 -- a short string
         self.vhost = vhost.decode(errors="replace")
         self.to_upstream.append(frame.raw)
-        return HandshakeState.AWAITING_OPEN_OK
+        return _State.AWAITING_OPEN_OK
 
     def _producer_closes(self, frame: RawFrame) -> HandshakeState:
         close = read_method(Close, frame.payload)
         self._note(HandshakeSide.PRODUCER, close.reply_code, close.reply_text.decode(errors="replace"))
         self.to_producer.append(connection_close_ok())
-        return self._close()
-
-    def _producer_confirms_close(self, frame: RawFrame) -> HandshakeState:
         return self._close()
 
     # -- what the broker says ---
@@ -385,23 +371,13 @@ class Handshake:
         server: Server = read_start(frame.payload, self._version)
         self.product, self._frame_min_bytes = server.product, server.frame_min_bytes
         self.to_producer.append(server.frame)
-        return HandshakeState.AWAITING_START_OK
-
-    def _secure(self, frame: RawFrame) -> HandshakeState:
-        arguments(frame.payload)
-        self.to_producer.append(frame.raw)
-        return HandshakeState.AWAITING_SECURE_OK
+        return _State.AWAITING_START_OK
 
     def _tune(self, frame: RawFrame) -> HandshakeState:
         self._proposed = TuningLimits._make(arguments(frame.payload))
         self._offered = offer(self._proposed, self._limits.frame_max, self._limits.channel_max)
         self.to_producer.append(method_frame(0, CONNECTION_TUNE, *self._offered))
-        return HandshakeState.AWAITING_TUNE_OK
-
-    def _open_ok(self, frame: RawFrame) -> HandshakeState:
-        arguments(frame.payload)
-        self.to_producer.append(frame.raw)
-        return HandshakeState.OPEN
+        return _State.AWAITING_TUNE_OK
 
     def _upstream_closes(self, frame: RawFrame) -> HandshakeState:
         close = read_method(Close, frame.payload)
@@ -421,11 +397,11 @@ class Handshake:
         self.to_producer.append(connection_close(error.reply_code, text, error.class_id, error.method_id))
         self._note(HandshakeSide.PRODUCER, error.reply_code, text.decode(errors="replace"))
         self.close_upstream = True
-        self.state = HandshakeState.CLOSING
+        self.state = _State.CLOSING
 
     def _producer_broke_framing(self, error: ProtocolError) -> None:
         """No CloseOk can be found in what follows: close as soon as the Close is sent."""
-        if self.state is not HandshakeState.CLOSING:
+        if self.state is not _State.CLOSING:
             self._producer_failed(error)
         self._close()
 
@@ -439,20 +415,20 @@ class Handshake:
         self.ending = self.ending or ending
         self.close_upstream = True
         self._upstream.clear()
-        if self.state in (HandshakeState.AWAITING_START, HandshakeState.AWAITING_START_OK):
-            if self.state is HandshakeState.AWAITING_START:
+        if self.state in (_State.AWAITING_START, _State.AWAITING_START_OK):
+            if self.state is _State.AWAITING_START:
                 self.to_producer.append(own_start(self._version))
             self._last_word = close
-            self.state = HandshakeState.REFUSING
+            self.state = _State.REFUSING
         else:
             self.to_producer.append(close)
-            self.state = HandshakeState.CLOSING
+            self.state = _State.CLOSING
 
     def _close(self) -> HandshakeState:
         self._producer.clear()
         self._upstream.clear()
         self.close_after_flush_producer = self.close_upstream = True
-        self.state = HandshakeState.CLOSED
+        self.state = _State.CLOSED
         return self.state
 
     def _note(self, side: HandshakeSide, reply_code: int, text: str) -> None:
@@ -469,24 +445,25 @@ def _seen(start: bytes) -> str:
 
 
 Handler: TypeAlias = Callable[[Handshake, RawFrame], HandshakeState]
-Transitions: TypeAlias = dict[tuple[HandshakeState, int], Handler]
+#: A state alone: the method is relayed as it came.
+Transitions: TypeAlias = dict[tuple[HandshakeState, int], Handler | HandshakeState]
 
 #: The producer's part of the conversation: what may come when, and what becomes of it.
 _FROM_PRODUCER: Transitions = {
-    (HandshakeState.AWAITING_START_OK, CONNECTION_START_OK): Handshake._start_ok,
-    (HandshakeState.AWAITING_SECURE_OK, CONNECTION_SECURE_OK): Handshake._secure_ok,
-    (HandshakeState.AWAITING_TUNE_OK, CONNECTION_TUNE_OK): Handshake._tune_ok,
-    (HandshakeState.AWAITING_OPEN, CONNECTION_OPEN): Handshake._open,
-    (HandshakeState.REFUSING, CONNECTION_START_OK): Handshake._refuse,
-    (HandshakeState.CLOSING, CONNECTION_CLOSE_OK): Handshake._producer_confirms_close,
+    (_State.AWAITING_START_OK, CONNECTION_START_OK): Handshake._start_ok,
+    (_State.AWAITING_SECURE_OK, CONNECTION_SECURE_OK): _State.AWAITING_TUNE,
+    (_State.AWAITING_TUNE_OK, CONNECTION_TUNE_OK): Handshake._tune_ok,
+    (_State.AWAITING_OPEN, CONNECTION_OPEN): Handshake._open,
+    (_State.REFUSING, CONNECTION_START_OK): Handshake._refuse,
+    (_State.CLOSING, CONNECTION_CLOSE_OK): lambda handshake, _: handshake._close(),
     **{(state, CONNECTION_CLOSE): Handshake._producer_closes for state in PRODUCERS_TURN},
 }
 
 #: The broker's part.
 _FROM_UPSTREAM: Transitions = {
-    (HandshakeState.AWAITING_START, CONNECTION_START): Handshake._start,
-    (HandshakeState.AWAITING_TUNE, CONNECTION_SECURE): Handshake._secure,
-    (HandshakeState.AWAITING_TUNE, CONNECTION_TUNE): Handshake._tune,
-    (HandshakeState.AWAITING_OPEN_OK, CONNECTION_OPEN_OK): Handshake._open_ok,
+    (_State.AWAITING_START, CONNECTION_START): Handshake._start,
+    (_State.AWAITING_TUNE, CONNECTION_SECURE): _State.AWAITING_SECURE_OK,
+    (_State.AWAITING_TUNE, CONNECTION_TUNE): Handshake._tune,
+    (_State.AWAITING_OPEN_OK, CONNECTION_OPEN_OK): _State.OPEN,
     **{(state, CONNECTION_CLOSE): Handshake._upstream_closes for state in WITH_BROKER},
 }
