@@ -69,14 +69,7 @@ def body_frames(channel: int, body: bytes, frame_max: int) -> list[bytes]:
 
 
 class RawFrame(NamedTuple):
-    """One whole frame.
-
-    Args:
-        kind: frame type (1 method, 2 content header, 3 content body, 8 heartbeat).
-        channel: channel number.
-        payload: what it carries.
-        raw: the frame as it came.
-    """
+    """One whole frame."""
 
     kind: int
     channel: int

@@ -117,8 +117,6 @@ class BrokerMethods:
                 counters.confirms_nacked += count
                 for producer_tag in refused:
                     connection.note_nack(channel, producer_tag)
-                    if connection.audit is not None:
-                        connection.audit.settled(channel, producer_tag, "nacked")
             if confirms.sample is not None:
                 connection.time_confirm(channel)
             connection.forget_mandatory(channel)

@@ -30,42 +30,33 @@ HEADER_TO_COME: Final = -1
 
 @dataclass(slots=True, eq=False)
 class PendingPublish:
-    """A Basic.Publish method as it came.
+    """A Basic.Publish method as it came."""
 
-    Args:
-        frame: the whole method frame.
-        exchange: its exchange.
-        routing_key: its routing key.
-        channel: where it came from.
-        mandatory: whether an unroutable message is to be returned.
-    """
-
+    #: the whole method frame
     frame: bytes
     exchange: bytes
     routing_key: bytes
+    #: where it came from
     channel: Channel
+    #: whether an unroutable message is to be returned
     mandatory: bool
 
 
 class CollectedPublish(NamedTuple):
-    """A publish that leaves in several copies: its body is kept until it is whole.
-
-    Args:
-        publish: the method.
-        original: where the producer addressed it.
-        header: the producer's whole content header frame.
-        copies: what leaves.
-        body_size: announced size of the body in bytes.
-        body: what has come of it.
-        remote_targets: what goes to other brokers, or nowhere.
-    """
+    """A publish that leaves in several copies: its body is kept until it is whole."""
 
     publish: PendingPublish
+    #: where the producer addressed it
     original: OriginalAddress
+    #: the producer's whole content header frame
     header: bytes
+    #: what leaves
     copies: Sequence[Copy]
+    #: announced size of the body in bytes
     body_size: int
+    #: what has come of it
     body: bytearray
+    #: what goes to other brokers, or nowhere
     remote_targets: RemoteTargets | None = None
 
 
@@ -246,19 +237,15 @@ class ChannelAudit:
 
 
 class ExpectedReply(NamedTuple):
-    """An answer of the broker that is on its way; a channel's answers come in the order of its requests.
+    """An answer of the broker that is on its way; a channel's answers come in the order of its requests."""
 
-    Args:
-        reply: (class << 16 | method) of the answer.
-        taken: takes the answer's frame, says whether the producer gets it; None: it does.
-        request_method: for a declare of ours that only looks: (class << 16 | method) of the request that a
-            refusal is to name.
-        weight: how many requests it answers: more than one where it comes after requests without an answer.
-    """
-
+    #: (class << 16 | method) of the answer
     reply: int
+    #: takes the answer's frame, says whether the producer gets it; None: it does
     taken: Callable[[bytes], bool] | None = None
+    #: for a declare of ours that only looks: (class << 16 | method) of the request that a refusal is to name
     request_method: int = 0
+    #: how many requests it answers: more than one where it comes after requests without an answer
     weight: int = 1
 
 

@@ -107,40 +107,34 @@ Request: TypeAlias = EnsureQueue | BindDestinations | LookUpExchange
 
 
 class RelayLimits(NamedTuple):
-    """Limits of one connection.
+    """Limits of one connection."""
 
-    Args:
-        held_bytes: frames kept while a destination is being bound or a queue gets its tokens; reaching it stops
-            the reading of that side until they leave.
-        replay_bytes: largest body that leaves in several copies; a larger one is refused with 311.
-        collected_bytes: of such bodies under way on all channels together; a further one is refused with 311.
-        tokens: within one client's reach from one exchange at most.
-        message_bytes: largest body; 0: as large as the broker takes.
-        unanswered: requests about exchanges, queues and bindings that the broker has not answered; reaching it stops
-            the reading of the producer until answers come.
-    """
-
+    #: frames kept while a destination is being bound or a queue gets its tokens; reaching it stops the reading of that
+    #: side until they leave
     held_bytes: int = 1 << 20
+    #: largest body that leaves in several copies; a larger one is refused with 311
     replay_bytes: int = 4 << 20
+    #: of such bodies under way on all channels together; a further one is refused with 311
     collected_bytes: int = 16 << 20
+    #: within one client's reach from one exchange at most
     tokens: int = 10_000
+    #: largest body; 0: as large as the broker takes
     message_bytes: int = 0
+    #: requests about exchanges, queues and bindings that the broker has not answered; reaching it stops the reading of
+    #: the producer until answers come
     unanswered: int = 4096
 
 
 class QueueInventory(NamedTuple):
-    """What the relay tells and asks the control plane without waiting.
+    """What the relay tells and asks the control plane without waiting."""
 
-    Args:
-        interested: whether rules name a queue, or look at queue names at all.
-        queue_declared: a queue exists now; whether it is exclusive to its connection.
-        queue_deleted: a queue is gone.
-        changed: a client has declared, deleted, bound or unbound the exchange.
-    """
-
+    #: whether rules name a queue, or look at queue names at all
     interested: Callable[[bytes], bool]
+    #: a queue exists now; whether it is exclusive to its connection
     queue_declared: Callable[[bytes, bool], None]
+    #: a queue is gone
     queue_deleted: Callable[[bytes], None]
+    #: a client has declared, deleted, bound or unbound the exchange
     changed: Callable[[bytes], None]
 
 
@@ -526,16 +520,11 @@ class ConnectionState:
         self.forget_mandatory(channel)
         if acked:
             self.plans.counters.confirms_acked += 1
-            number = channel.number
-            frame = _ACK.pack(METHOD, number, _ACK_BYTES, methods.BASIC_ACK, producer_tag, 0, FRAME_END)
-            if not self.delay_confirm(channel, frame):
-                self.send_to_producer(channel, frame)
-            return
-        self.plans.counters.confirms_nacked += 1
-        self.note_nack(channel, producer_tag)
-        if self.audit is not None:
-            self.audit.settled(channel, producer_tag, "nacked")
-        frame = methods.method_frame(channel.number, methods.BASIC_NACK, producer_tag, False, False)
+            frame = _ACK.pack(METHOD, channel.number, _ACK_BYTES, methods.BASIC_ACK, producer_tag, 0, FRAME_END)
+        else:
+            self.plans.counters.confirms_nacked += 1
+            self.note_nack(channel, producer_tag)
+            frame = methods.method_frame(channel.number, methods.BASIC_NACK, producer_tag, False, False)
         if not self.delay_confirm(channel, frame):
             self.send_to_producer(channel, frame)
 
@@ -567,6 +556,8 @@ class ConnectionState:
     def note_nack(self, channel: Channel, producer_tag: int) -> None:
         number = channel.confirms.before + producer_tag
         self.plans.fail(self.user, channel.number, "nacked", f"the broker refused publish {number} of the channel")
+        if self.audit is not None:
+            self.audit.settled(channel, producer_tag, "nacked")
 
     def drop_content(self, channel: Channel) -> None:
         """No more frames of the publish under way are expected."""

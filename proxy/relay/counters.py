@@ -242,46 +242,38 @@ class Histogram:
 
 @dataclass(slots=True, eq=False)
 class RelayCounters:
-    """What the relays of one virtual host count. Those marked as gauges go up and down.
-
-    Args:
-        vhost: virtual host.
-        publishes_passed: publishes copied through to exchanges that no rule names.
-        bytes_passed: bytes of their bodies.
-        returns: basic.return methods given to producers.
-        confirms_acked: publishes acked to producers.
-        confirms_nacked: publishes nacked to producers.
-        cache_hits: publishes whose plan was at hand.
-        cache_misses: publishes whose plan had to be made.
-        cache_bypassed: publishes whose decision may not be kept.
-        regex_limit_hits: patterns that ran into the match limit.
-        regex_budgets_spent: decisions in which a regex budget was spent.
-        regex_owners: the same by owner of the budget (a decision may spend several): a name of REGEX_OWNERS.
-        failed_translations: destinations that the address table sent nowhere.
-        oversized: publishes refused since their bodies were too large.
-        upstream_blocked: gauge, links that the broker has blocked.
-        paused_producers: gauge, producers whose socket is not being read.
-        channels: gauge, open channels of producers.
-        protocol_errors: by reply code, closes that we sent.
-    """
+    """What the relays of one virtual host count. Those marked as gauges go up and down."""
 
     vhost: str
+    #: publishes copied through to exchanges that no rule names
     publishes_passed: int = 0
     bytes_passed: int = 0
     returns: int = 0
     confirms_acked: int = 0
     confirms_nacked: int = 0
+    #: publishes whose plan was at hand
     cache_hits: int = 0
+    #: publishes whose plan had to be made
     cache_misses: int = 0
+    #: publishes whose decision may not be kept
     cache_bypassed: int = 0
+    #: patterns that ran into the match limit
     regex_limit_hits: int = 0
+    #: decisions in which a regex budget was spent
     regex_budgets_spent: int = 0
+    #: the same by owner of the budget (a decision may spend several): a name of REGEX_OWNERS
     regex_owners: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REGEX_OWNERS, 0))
+    #: destinations that the address table sent nowhere
     failed_translations: int = 0
+    #: publishes refused since their bodies were too large
     oversized: int = 0
+    #: gauge, links that the broker has blocked
     upstream_blocked: int = 0
+    #: gauge, producers whose socket is not being read
     paused_producers: int = 0
+    #: gauge, open channels of producers
     channels: int = 0
+    #: by reply code, closes that we sent
     protocol_errors: dict[int, int] = field(default_factory=dict)
 
     def spend(self, owners: Iterable[str]) -> None:
@@ -310,16 +302,13 @@ class ConnectionCounters:
 
 @dataclass(slots=True, eq=False)
 class LimitCounters:
-    """What limits do.
+    """What limits do."""
 
-    Args:
-        rejected_connections: by a name of TURNED_AWAY, connections that were refused.
-        hits: by a name of LIMITS, how often it was reached.
-        throttled: gauge, producers that wait since their user has published too much.
-    """
-
+    #: by a name of TURNED_AWAY, connections that were refused
     rejected_connections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REJECTED_CONNECTIONS, 0))
+    #: by a name of LIMITS, how often it was reached
     hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0))
+    #: gauge, producers that wait since their user has published too much
     throttled: int = 0
 
 

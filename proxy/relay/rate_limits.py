@@ -52,18 +52,15 @@ class TokenBucket:
 
 
 class RateLimits(NamedTuple):
-    """What each user may publish; 0 is no limit.
+    """What each user may publish; 0 is no limit."""
 
-    Args:
-        publishes: messages a second.
-        read_bytes: bytes a second, as they come from the socket: frames, headers and bodies.
-        burst_seconds: seconds' worth of either that may come at once.
-        patience_seconds: longest time that a user is slowed down before its connection is told; 0: no limit.
-    """
-
+    #: messages a second
     publishes: int = 0
+    #: bytes a second, as they come from the socket: frames, headers and bodies
     read_bytes: int = 0
+    #: seconds' worth of either that may come at once
     burst_seconds: float = 1.0
+    #: longest time that a user is slowed down before its connection is told; 0: no limit
     patience_seconds: float = 0.0
 
 

@@ -83,36 +83,33 @@ class Need(Flag):
 
 @dataclass(slots=True)
 class TokenRecord:
-    """One destination.
+    """One destination."""
 
-    Args:
-        state: see `TokenState`.
-        reason: why it is missing.
-        needs: who needs it, as far as this process knows.
-        changed: the table's event count at the last change, which a listing that was asked for before can't undo.
-        marks: sequences of the marks that this process made.
-        pins: the pins that this process made.
-        asserted_at: when the newest of them was sent.
-        binder: which connection made it; another queue of that name may have taken the place of the one it meant.
-        withdrawn: the table's event count when this process last took assertions away.
-        listed: the rows of the last listing.
-        listed_since: when these rows were first listed.
-        looked_at: when the last listing was asked for since which nothing has changed here.
-        idle_since: since when listings show that nothing needs it.
-    """
-
+    #: see `TokenState`
     state: TokenState = TokenState.UNKNOWN
+    #: why it is missing
     reason: str = ""
+    #: who needs it, as far as this process knows
     needs: Need = Need.NOBODY
+    #: the table's event count at the last change, which a listing that was asked for before can't undo
     changed: int = 0
+    #: sequences of the marks that this process made
     marks: set[int] = field(default_factory=set)
+    #: the pins that this process made
     pins: set[bytes] = field(default_factory=set)
+    #: when the newest of them was sent
     asserted_at: float = _LONG_AGO
+    #: which connection made it; another queue of that name may have taken the place of the one it meant
     binder: object | None = None
+    #: the table's event count when this process last took assertions away
     withdrawn: int = 0
+    #: the rows of the last listing
     listed: frozenset[Row] = frozenset()
+    #: when these rows were first listed
     listed_since: float = _LONG_AGO
+    #: when the last listing was asked for since which nothing has changed here
     looked_at: float = _LONG_AGO
+    #: since when listings show that nothing needs it
     idle_since: float | None = None
 
     @property
@@ -136,16 +133,13 @@ class Reliance(NamedTuple):
 
 
 class UnbindPlan(NamedTuple):
-    """What to do under a token when a client's binding goes.
+    """What to do under a token when a client's binding goes."""
 
-    Args:
-        pin: whether a pin has to be bound before a mark goes.
-        handed_over: whether that pin is for other sidecars, so that this one does not count it as its own.
-        rows: pins to unbind with the binding, since nothing needs the destination.
-    """
-
+    #: whether a pin has to be bound before a mark goes
     pin: bool
+    #: whether that pin is for other sidecars, so that this one does not count it as its own
     handed_over: bool
+    #: pins to unbind with the binding, since nothing needs the destination
     rows: tuple[bytes, ...]
 
 

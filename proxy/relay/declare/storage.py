@@ -47,18 +47,15 @@ _MARK_ENTRY = b"\x0f" + MARK + b"t\x01"
 
 
 class StoredArguments(NamedTuple):
-    """What ``x-oxproxy`` says.
+    """What ``x-oxproxy`` says."""
 
-    Args:
-        sequence: place in the order of declarations.
-        routing_key: the client's; empty for an exchange.
-        client: the user that bound; empty for an exchange.
-        entries: raw entries of the client's table.
-    """
-
+    #: place in the order of declarations
     sequence: int
+    #: the client's; empty for an exchange
     routing_key: bytes
+    #: the user that bound; empty for an exchange
     client: str
+    #: raw entries of the client's table
     entries: bytes
 
 

@@ -55,13 +55,7 @@ _CAPABILITIES = (
 
 
 class TuningLimits(NamedTuple):
-    """Arguments of ``Connection.Tune`` and ``Connection.TuneOk``; 0 means no limit, no heartbeat.
-
-    Args:
-        channel_max: highest channel number.
-        frame_max_bytes: largest whole frame.
-        heartbeat_seconds: interval.
-    """
+    """Arguments of ``Connection.Tune`` and ``Connection.TuneOk``; 0 means no limit, no heartbeat."""
 
     channel_max: int
     frame_max_bytes: int
@@ -70,24 +64,20 @@ class TuningLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What was agreed. No number is 0 but a heartbeat that is off.
+    """What was agreed. No number is 0 but a heartbeat that is off."""
 
-    Args:
-        channel_max_producer: highest channel number the producer may use.
-        channel_max_upstream: highest channel number towards the broker: the producer's and one more, which is
-            ours.
-            Equal to the producer's where the broker gives a single channel; then there is none of ours.
-        frame_max_producer: largest whole frame on the producer's side, in bytes.
-        frame_max_upstream: largest whole frame on the broker's side, in bytes.
-        heartbeat_producer: heartbeat interval towards the producer in seconds, 0: off.
-        heartbeat_upstream: heartbeat interval towards the broker in seconds, 0: off.
-    """
-
+    #: highest channel number the producer may use
     channel_max_producer: int
+    #: highest channel number towards the broker: the producer's and one more, which is ours. Equal to the producer's
+    #: where the broker gives a single channel; then there is none of ours.
     channel_max_upstream: int
+    #: largest whole frame on the producer's side, in bytes
     frame_max_producer: int
+    #: largest whole frame on the broker's side, in bytes
     frame_max_upstream: int
+    #: heartbeat interval towards the producer in seconds, 0: off
     heartbeat_producer: int
+    #: heartbeat interval towards the broker in seconds, 0: off
     heartbeat_upstream: int
 
 
@@ -132,32 +122,26 @@ def _check(name: str, value: int, lowest: int, highest: int) -> None:
 
 
 class Server(NamedTuple):
-    """What a broker's Start says.
+    """What a broker's Start says."""
 
-    Args:
-        frame: the Start for the producer.
-        product: e.g. ``RabbitMQ 3.10.8``, for logs.
-        frame_min_bytes: smallest frame-max that this broker accepts.
-    """
-
+    #: the Start for the producer
     frame: bytes
+    #: e.g. ``RabbitMQ 3.10.8``, for logs.
     product: str
+    #: smallest frame-max that this broker accepts
     frame_min_bytes: int
 
 
 class Client(NamedTuple):
-    """What a producer's StartOk says; no password in it.
+    """What a producer's StartOk says; no password in it."""
 
-    Args:
-        frame: the StartOk for the broker.
-        user: who logs in, empty where the mechanism does not say.
-        name: ``connection_name`` of the client properties, or empty.
-        capabilities: capabilities that the client says it has.
-    """
-
+    #: the StartOk for the broker
     frame: bytes
+    #: who logs in, empty where the mechanism does not say
     user: str
+    #: ``connection_name`` of the client properties, or empty
     name: str
+    #: capabilities that the client says it has
     capabilities: frozenset[bytes]
 
     def __repr__(self) -> str:

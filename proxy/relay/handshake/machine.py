@@ -106,31 +106,25 @@ class HandshakeSide(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HandshakeLimits:
-    """Limits of one handshake.
+    """Limits of one handshake."""
 
-    Args:
-        frame_max: largest frame that is offered to producers, in bytes; at least 4096.
-        waiting_bytes: see `WAITING_BYTES`.
-        channel_max: most channels that are offered.
-    """
-
+    #: largest frame that is offered to producers, in bytes; at least 4096
     frame_max: int = 131072
+    #: see `WAITING_BYTES`
     waiting_bytes: int = WAITING_BYTES
+    #: most channels that are offered
     channel_max: int = 65535
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why there is no open connection, for logs and metrics.
+    """Why there is no open connection, for logs and metrics."""
 
-    Args:
-        side: whose doing it was.
-        reply_code: what the producer was told, 0 where it was told nothing.
-        text: reply text, or what was seen.
-    """
-
+    #: whose doing it was
     side: HandshakeSide
+    #: what the producer was told, 0 where it was told nothing
     reply_code: int
+    #: reply text, or what was seen
     text: str
 
 

@@ -59,13 +59,7 @@ _ACK_BYTES = 13
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who logs in where.
-
-    Args:
-        user: name.
-        password: its password.
-        vhost: the virtual host.
-    """
+    """Who logs in where."""
 
     user: bytes
     password: bytes = field(repr=False)
