@@ -45,38 +45,29 @@ class CarrierType(Enum):
 
 
 class DeclaredExchange(NamedTuple):
-    """How a client declared an exchange.
-
-    Args:
-        durable: as declared.
-        auto_delete: as declared.
-        internal: as declared.
-        entries: raw entries of the client's argument table.
-        sequence: place in the order of declarations.
-    """
+    """How a client declared an exchange."""
 
     durable: bool
     auto_delete: bool
     internal: bool
+    #: raw entries of the client's argument table
     entries: bytes
+    #: place in the order of declarations
     sequence: int
 
 
 class BindingCopy(NamedTuple):
-    """One copy of a client's binding on the broker.
+    """One copy of a client's binding on the broker."""
 
-    Args:
-        sequence: place in the order of declarations.
-        client: the user that made it, as it says itself.
-        key: the key under which it lies on the carrier.
-        signature: as it stands on the broker; b"" where there is none.
-        secret: which of our secrets signed it: 0 is the current one; None: none of them, so that it speaks for no user.
-    """
-
+    #: place in the order of declarations
     sequence: int
+    #: the user that made it, as it says itself
     client: str
+    #: the key under which it lies on the carrier
     key: bytes
+    #: as it stands on the broker; b"" where there is none
     signature: bytes = b""
+    #: which of our secrets signed it: 0 is the current one; None: none of them, so that it speaks for no user
     secret: int | None = 0
 
     @property
@@ -85,20 +76,17 @@ class BindingCopy(NamedTuple):
 
 
 class StoredBinding(NamedTuple):
-    """A binding that a client made.
+    """A binding that a client made."""
 
-    Args:
-        binding: what routing knows; its `sequence` is ours.
-        entries: raw entries of the client's argument table.
-        key: its storage key on the carrier. Copies under another key lie under the destination's token: messages find
-            the destination by them.
-        copies: every copy on the broker (two sidecars can make one each): signed ones first, then the lowest sequence.
-            The first counts.
-    """
-
+    #: what routing knows; its `sequence` is ours
     binding: Binding
+    #: raw entries of the client's argument table
     entries: bytes
+    #: its storage key on the carrier. Copies under another key lie under the destination's token: messages find the
+    #: destination by them.
     key: bytes
+    #: every copy on the broker (two sidecars can make one each): signed ones first, then the lowest sequence. The first
+    #: counts.
     copies: tuple[BindingCopy, ...]
 
     @property
@@ -142,44 +130,41 @@ def sorted_copies(copies: Iterable[BindingCopy]) -> tuple[BindingCopy, ...]:
 
 @dataclass(slots=True, eq=False)
 class OwnedExchange:
-    """An exchange that is evaluated here.
+    """An exchange that is evaluated here."""
 
-    Args:
-        name: what producers publish to.
-        type: ``x-open`` or the standard type that is evaluated here.
-        delivery: how its messages leave.
-        carrier: the exchange on the broker that carries them (CARRIER only).
-        unmatched_pass: what no binding routes goes to the broker's own exchange of that name.
-        alternate: alternate exchange of the exchange.
-        arguments: its arguments as declared (filters included).
-        declared: how a client declared it; None where a rules file did.
-        clients: bindings that clients made, by identity; those of rules files are known to the router alone.
-        receivers: the same bindings by their own destination (not those of their routes), then by identity.
-        tokens: the tokens of its destinations; with delivery `queue`, which destinations can be published to.
-        reaches: how far routes of clients' bindings reach, by client; where that is limited.
-        regexes: regular expressions in clients' bindings, by the user whose binding it is.
-        grants: what clients were found to be allowed to bind, by grant key; on the carrier each is a binding.
-        wanted_type: the type that its carrier is to have where it has to be declared.
-        form: the type that its carrier has, and how its tokens are written.
-        leftover: exclusive queues that could not be bound under tokens of the form that the carrier has changed to.
-    """
-
+    #: what producers publish to
     name: bytes
+    #: ``x-open`` or the standard type that is evaluated here
     type: str
+    #: how its messages leave
     delivery: Delivery
+    #: the exchange on the broker that carries them (CARRIER only)
     carrier: bytes
+    #: what no binding routes goes to the broker's own exchange of that name
     unmatched_pass: bool = False
+    #: alternate exchange of the exchange
     alternate: bytes | None = None
+    #: its arguments as declared (filters included)
     arguments: Table = ()
+    #: how a client declared it; None where a rules file did
     declared: DeclaredExchange | None = None
+    #: bindings that clients made, by identity; those of rules files are known to the router alone
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
+    #: the same bindings by their own destination (not those of their routes), then by identity
     receivers: dict[Destination, dict[Hashable, StoredBinding]] = field(default_factory=dict)
+    #: the tokens of its destinations; with delivery `queue`, which destinations can be published to
     tokens: TokenTable = field(default_factory=TokenTable)
+    #: how far routes of clients' bindings reach, by client; where that is limited
     reaches: dict[str, Reach] = field(default_factory=dict)
+    #: what clients were found to be allowed to bind, by grant key; on the carrier each is a binding
     grants: dict[bytes, Destination] = field(default_factory=dict)
+    #: regular expressions in clients' bindings, by the user whose binding it is
     regexes: Counter[str] = field(default_factory=Counter)
+    #: the type that its carrier is to have where it has to be declared
     wanted_type: CarrierType = CarrierType.AUTO
+    #: the type that its carrier has, and how its tokens are written
     form: TokenForm = TokenForm.DIRECT
+    #: exclusive queues that could not be bound under tokens of the form that the carrier has changed to
     leftover: frozenset[Destination] = frozenset()
 
     @property
@@ -260,50 +245,46 @@ class OwnedExchange:
 
 @dataclass(slots=True, eq=False)
 class VhostState:
-    """One virtual host as the relays see it.
-
-    Args:
-        name: the virtual host.
-        router: the compiled rules.
-        exchanges: exchanges evaluated here, by the name producers use.
-        queues: queues that exist, sorted, for regex routes.
-        missing: destinations that rules name and that can't be reached, with the reason. Changed by `set_missing` and
-            `not_missing`, replaced by each look. Bounded by the control plane.
-        missing_remote: what the address table sends to other brokers that they do not have: label of the broker and
-            destination there, with the reason.
-        epoch: grows with every change that makes cached answers stale.
-        last_sequence: of what clients declared through us, the latest.
-        carriers: names of the broker's exchanges that carry the exchanges evaluated here.
-        restores: whether publishes may leave under another address, so that originals have to be put back.
-        addresses: the address table, None where there is none; `set_addresses` changes it.
-        own_routes: whether routes of clients' bindings reach only what the client could have bound itself.
-        tokens: the keys under which carriers know destinations; `set_tokens` changes them.
-        secrets: sign what is stored on the broker.
-        shared: whether other sidecars may bind on the same carriers, and the management API shows it.
-        sidecar: part of the pins that this process makes: no other has it.
-        handover_seconds: how long pins of other sidecars are left on carriers of rules files (`relay.token_table`).
-        scans_bindings: whether the broker compares every binding of a direct exchange with every key of a message.
-        regex_budget: what the regexes of each owner may cost in one decision, in match-limit units.
-    """
+    """One virtual host as the relays see it."""
 
     name: str
+    #: the compiled rules
     router: Router
+    #: exchanges evaluated here, by the name producers use
     exchanges: dict[bytes, OwnedExchange] = field(default_factory=dict)
+    #: queues that exist, sorted, for regex routes
     queues: QueueNames = field(default_factory=QueueNames)
+    #: destinations that rules name and that can't be reached, with the reason. Changed by `set_missing` and
+    #: `not_missing`, replaced by each look. Bounded by the control plane.
     missing: dict[Destination, str] = field(default_factory=dict)
+    #: grows with every change that makes cached answers stale
     epoch: int = 0
+    #: of what clients declared through us, the latest
     last_sequence: int = 0
+    #: names of the broker's exchanges that carry the exchanges evaluated here
     carriers: frozenset[bytes] = field(init=False)
+    #: the address table, None where there is none; `set_addresses` changes it
     addresses: AddressBook | None = None
+    #: what the address table sends to other brokers that they do not have: label of the broker and destination there,
+    #: with the reason
     missing_remote: dict[tuple[str, Destination], str] = field(default_factory=dict)
+    #: whether publishes may leave under another address, so that originals have to be put back
     restores: bool = field(init=False)
+    #: whether routes of clients' bindings reach only what the client could have bound itself
     own_routes: bool = False
+    #: the keys under which carriers know destinations; `set_tokens` changes them
     tokens: Tokens = field(default_factory=Tokens)
+    #: sign what is stored on the broker
     secrets: Secrets = field(default_factory=Secrets)
+    #: whether other sidecars may bind on the same carriers, and the management API shows it
     shared: bool = True
+    #: part of the pins that this process makes: no other has it
     sidecar: str = ""
+    #: how long pins of other sidecars are left on carriers of rules files (`relay.token_table`)
     handover_seconds: float = LEASE_SECONDS
+    #: whether the broker compares every binding of a direct exchange with every key of a message
     scans_bindings: bool = False
+    #: what the regexes of each owner may cost in one decision, in match-limit units
     regex_budget: int = DEFAULT_BUDGET
 
     def __post_init__(self) -> None:

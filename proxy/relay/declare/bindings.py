@@ -49,24 +49,20 @@ _BINDS_AT_ONCE = 256
 
 
 class BindRequest(NamedTuple):
-    """A bind or unbind, of a queue or an exchange.
+    """A bind or unbind, of a queue or an exchange."""
 
-    Args:
-        kind: ``queue`` or ``exchange``: what is bound.
-        destination: its name.
-        source: the exchange that it is bound to.
-        routing_key: as given; that of a queue without a name is the name, where it is empty.
-        nowait: whether no answer is expected.
-        entries: raw entries of the argument table.
-        method: class id << 16 | method id.
-    """
-
+    #: ``queue`` or ``exchange``: what is bound
     kind: str
     destination: bytes
+    #: the exchange that it is bound to
     source: bytes
+    #: as given; that of a queue without a name is the name, where it is empty
     routing_key: bytes
+    #: whether no answer is expected
     nowait: bool
+    #: raw entries of the argument table
     entries: bytes
+    #: class id << 16 | method id
     method: int
 
     @property
@@ -183,36 +179,29 @@ class ClientReach:
 
 
 class _Bind(NamedTuple):
-    """A bind that was checked.
-
-    Args:
-        channel: the client's.
-        request: what it asked for.
-        owned: the exchange.
-        identity: of the binding.
-        compiled: what routing is to know.
-        under: the tokens of the carrier when it was sent.
-        stored: what is kept; None where a rules file has the binding.
-        is_new: whether the broker is not known to have it.
-        keep: the step that keeps it on the broker; none where that is not needed, or nothing is kept there.
-        tokens: destinations whose tokens come with it.
-        routes: destinations of its routes that the client may bind, as is known.
-        chosen: destinations about which the broker is to be asked first.
-        named: those among them that the client named itself: a refusal of one refuses the bind.
-    """
+    """A bind that was checked."""
 
     channel: Channel
     request: BindRequest
     owned: OwnedExchange
     identity: Hashable
+    #: what routing is to know
     compiled: CompiledBinding
+    #: the tokens of the carrier when it was sent
     under: Tokens
+    #: what is kept; None where a rules file has the binding
     stored: StoredBinding | None
+    #: whether the broker is not known to have it
     is_new: bool
+    #: the step that keeps it on the broker; none where that is not needed, or nothing is kept there
     keep: list[bytes]
+    #: destinations whose tokens come with it
     tokens: tuple[Destination, ...]
+    #: destinations of its routes that the client may bind, as is known
     routes: tuple[Destination, ...]
+    #: destinations about which the broker is to be asked first
     chosen: list[Destination]
+    #: those among them that the client named itself: a refusal of one refuses the bind
     named: list[Destination]
 
 

@@ -40,22 +40,17 @@ def row_frames(
 
 
 class Pin(NamedTuple):
-    """A pin on its way (see `relay.token_table`).
-
-    Args:
-        owned: the exchange.
-        destination: under whose token it lies.
-        row: the pin.
-        replaced: pins that are unbound once it is bound.
-        sent_at: when it was sent.
-        tokens: the tokens that it lies under.
-    """
+    """A pin on its way (see `relay.token_table`)."""
 
     owned: OwnedExchange
+    #: under whose token it lies
     destination: Destination
     row: bytes
+    #: pins that are unbound once it is bound
     replaced: tuple[bytes, ...]
+    #: when it was sent
     sent_at: float
+    #: the tokens that it lies under
     tokens: Tokens
 
     def frames(self, number: int) -> list[bytes]:
