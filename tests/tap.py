@@ -87,7 +87,18 @@ class Tap:
         self.connections: list[Connection] = []
         self._target = (host, port)
         self._server = socket.create_server(("127.0.0.1", listen))
+        self._refusing = False
         self._thread = threading.Thread(target=self._accept, daemon=True)
+
+    def refuse(self) -> None:
+        """Close every connection and each that comes, as if the other side were gone."""
+        self._refusing = True
+        for connection in self.connections:
+            connection.cut()
+
+    def accept(self) -> None:
+        """Forward connections again."""
+        self._refusing = False
 
     @property
     def address(self) -> str:
@@ -117,6 +128,9 @@ class Tap:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._server.accept()
+                if self._refusing:
+                    near.close()
+                    continue
                 try:
                     far = socket.create_connection(self._target)
                 except OSError:

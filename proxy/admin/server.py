@@ -46,6 +46,8 @@ MAX_BODY_BYTES = 1 << 20
 MOST_CONNECTIONS = 64
 #: Seconds in which a connection is not idle yet: its request may be on its way. Where all are new, one more is 503.
 NEW_SECONDS = 1.0
+#: Connections at a time that wait for their 503.
+MOST_REFUSED = 32
 #: Seconds for a request to come whole, and for its answer to be read.
 REQUEST_SECONDS = 30.0
 _NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -105,6 +107,7 @@ class AdminServer:
         self._servers: list[asyncio.Server] = []
         #: by aiohttp's protocol; of those that are idle, those idle for longest come first
         self._connections: dict[asyncio.BaseProtocol, _Connection] = {}
+        self._refused: set[_Refused] = set()
         self._exposition = exposition
         self._readiness = readiness
         self._degraded = degraded
@@ -154,7 +157,7 @@ class AdminServer:
             _log.warning("too many admin connections", limit=MOST_CONNECTIONS, repeat="admin")
             idle = next((connection for connection in self._connections.values() if connection.waiting), None)
             if idle is None or asyncio.get_running_loop().time() - idle.since < NEW_SECONDS:
-                return _Refused()
+                return _Refused(self._refused)
             idle.abort()
         connection = self._connections[handler] = _Connection(handler, self._connections)
         return connection
@@ -235,13 +238,35 @@ class AdminServer:
 
 
 class _Refused(asyncio.Protocol):
-    """A connection for which there is no room."""
+    """A connection for which there is no room: its request is answered with 503, where that comes soon.
+
+    Args:
+        among: all such connections; where they are too many, one more is closed at once.
+    """
+
+    def __init__(self, among: set[_Refused]) -> None:
+        self._among = among
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say so, and close it at once."""
-        socket = cast(asyncio.Transport, transport)
-        socket.write(_NO_ROOM)
-        socket.close()
+        """Wait for the request: a client that is still sending would not see an answer before it."""
+        self._transport = cast(asyncio.Transport, transport)
+        if len(self._among) >= MOST_REFUSED:
+            self._transport.abort()
+            return
+        self._among.add(self)
+        self._deadline = asyncio.get_running_loop().call_later(NEW_SECONDS, self._transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(_NO_ROOM)
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._among.discard(self)
+        if self._deadline is not None:
+            self._deadline.cancel()
 
 
 class _Connection(asyncio.Protocol):

@@ -312,7 +312,7 @@ async def test_where_all_connections_are_new_one_more_is_told_so(start: Start, m
     monkeypatch.setattr(admin, "MOST_CONNECTIONS", 3)
     base = await start()
     silent = [await raw(base) for _ in range(3)]
-    surplus = await raw(base)
+    surplus = await raw(base, b"GET /livez HTTP/1.1\r\n")
     assert (await ended(surplus[0])).startswith(b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\n")
     assert not silent[0][0].at_eof()
     for _, writer in (*silent, surplus):
@@ -334,7 +334,7 @@ async def test_where_all_connections_are_being_answered_one_more_is_told_so(
     busy = [await raw(base, b"GET /slow HTTP/1.0\r\n\r\n") for _ in range(2)]
     for _ in busy:
         await asked.acquire()
-    surplus = await raw(base)
+    surplus = await raw(base, b"GET /livez HTTP/1.1\r\n")
     assert (await ended(surplus[0])).startswith(b"HTTP/1.1 503 ")
     go_on.set()
     for reader, _ in busy:

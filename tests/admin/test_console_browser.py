@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -12,15 +13,17 @@ from typing import Any
 import pika
 import pytest
 
+from proxy.rules.loader import compile_rules
 from tests.broker.delivery.site import Site, standing
 from tests.rabbitmq import Broker
 from tests.report.browser import Tab, browser, program
 
 pytestmark = pytest.mark.matrix
 
-WIDTHS = (360, 1120, 3840)
-VIEWS = ("overview", "rules", "explain", "recent")
+WIDTHS = (360, 1280, 3840)
+VIEWS = ("overview", "map", "rules", "explain", "recent", "shadow")
 HOSTILE = "<script>fail()</script>\u202e" + "n" * 200
+LONGEST = ("<img src=x onerror=fail()>\u202e" + "q" * 255).encode()[:255].decode()
 RULES = f"""\
 queues: [orders.all]
 brokers:
@@ -30,7 +33,19 @@ exchanges:
     bindings:
       - {{queue: orders.all, name: all orders, arguments: {{"x-?hkv= kind": order}}}}
       - {{queue: nowhere, name: "{HOSTILE}", arguments: {{"x-?hkv= kind": lost}}}}
+      - {{queue: "{LONGEST}", name: long, arguments: {{"x-?hkv= kind": long}}}}
+      - {{exchange: inner, name: never, arguments: {{"x-?hkv= kind": "{HOSTILE}", "x-?hkv!= kind": "{HOSTILE}"}}}}
+  - name: inner
+    bindings: [{{queue: orders.all}}]
 """
+MANY = "exchanges:\n" + "".join(
+    f"  - name: exchange{exchange}\n    bindings:\n"
+    + "".join(
+        f'      - {{queue: "team{number % 40}.queue{number}", arguments: {{"x-?hkv= number": {number}}}}}\n'
+        for number in range(exchange * 250, exchange * 250 + 250)
+    )
+    for exchange in range(4)
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +56,16 @@ def site(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.fixture
 async def tab(site: Site) -> AsyncIterator[Tab]:
+    async for opened in opened_tab(site):
+        yield opened
+
+
+async def opened_tab(site: Site) -> AsyncIterator[Tab]:
     command = program()
     if command is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("no Chromium (make test-matrix installs one)")
     async with browser(command) as tab:
+        await tab.call("Emulation.setFocusEmulationEnabled", enabled=True)
         await tab.go(site.sidecar.admin + "/")
         yield tab
 
@@ -59,14 +80,26 @@ def publish(site: Site, kind: str, key: str = "k", secret: str = "hunter2") -> N
 
 async def shows(tab: Tab, expression: str, wanted: object = True) -> None:
     """Wait until an expression has a value."""
-    async with asyncio.timeout(30):
-        while await tab.value(expression) != wanted:  # noqa: ASYNC110 -- the page asks every two seconds
+    async with asyncio.timeout(40):
+        while await tab.value(expression) != wanted:  # noqa: ASYNC110 -- the sidecar sends every two seconds
             await asyncio.sleep(0.05)
 
 
 async def see(tab: Tab, view: str) -> None:
     await tab.value(f"location.hash = '{view}'")
     await shows(tab, f"document.getElementById('view-{view}').hidden", False)
+    await shows(tab, COMPLETE[view])
+
+
+#: When everything that a view shows is there.
+COMPLETE = {
+    "overview": "Boolean(document.querySelector('#tiles dd') && document.querySelector('#vhosts td'))",
+    "map": "Boolean(document.querySelector('#map .node') && document.querySelector('#map-detail h3'))",
+    "rules": "Boolean(document.querySelector('#files .total'))",
+    "explain": "true",
+    "recent": "document.getElementById('failed').childElementCount > 0",
+    "shadow": "true",
+}
 
 
 def nothing_complained(tab: Tab) -> None:
@@ -77,31 +110,65 @@ def nothing_complained(tab: Tab) -> None:
 async def test_the_browser_asks_nobody_else_and_has_nothing_to_complain_of(tab: Tab, site: Site) -> None:
     for view in VIEWS:
         await see(tab, view)
-    await shows(tab, "document.querySelectorAll('#facts div').length > 4")
     asked = {each["request"]["url"] for each in tab.named("Network.requestWillBeSent")}
     assert all(url.startswith((site.sidecar.admin + "/", "data:")) for url in asked)
     nothing_complained(tab)
 
 
-async def test_overview_says_ready_and_counts_by_outcome(tab: Tab, site: Site) -> None:
+# -- what the views show -----------------------------------------------------------------------------------------------
+
+
+async def test_overview_says_ready_and_draws_the_rate_by_outcome(tab: Tab, site: Site) -> None:
+    await shows(tab, "document.querySelector('#tiles .good dd')?.textContent", "ready")
+    await shows(tab, "/missing queue nowhere/.test(document.getElementById('vhosts').textContent)")
     publish(site, "order")
-    await shows(tab, "document.querySelector('#facts .good')?.textContent", "ready")
     await shows(tab, "/orders.*routed/s.test(document.getElementById('outcomes').textContent)")
-    await shows(tab, "/nowhere/.test(document.getElementById('vhosts').textContent)")
+    await shows(tab, "Boolean(document.querySelector('#chart polygon.routed'))")
+    for key in ("ArrowLeft", "ArrowLeft"):
+        await tab.value("document.getElementById('chart').focus()")
+        await press(tab, key)
+    await shows(tab, "/^at \\d\\d:\\d\\d/.test(document.getElementById('chart-time').textContent)")
+
+
+async def test_the_map_names_conditions_and_rates_of_a_line_by_keyboard(tab: Tab, site: Site) -> None:
+    await see(tab, "map")
+    publish(site, "order")
+    edge = "[...document.querySelectorAll('.edge')].find(edge => /orders to orders\\.all/.test(edge.ariaLabel))"
+    await tab.value(f"{edge}.focus()")
+    await shows(tab, "/orders → orders\\.all/.test(document.querySelector('#map-detail h3').textContent)")
+    await shows(tab, "/x-\\?hkv= kind: \"order\"/.test(document.getElementById('map-detail').textContent)")
+    await shows(tab, f"/active|idle/.test({edge}.getAttribute('class'))")
+    await shows(tab, "/all orders.*\\/s, \\d+ in total/.test(document.getElementById('map-detail').textContent)")
+    unused = "[...document.querySelectorAll('.edge.unused')].map(edge => edge.ariaLabel).join()"
+    assert "orders to inner" in await tab.value(unused)
+    assert await tab.value("document.querySelectorAll('.node.missing').length") == 2
+    nothing_complained(tab)
 
 
 async def test_rules_are_as_written_with_counts_and_without_secrets(tab: Tab, site: Site) -> None:
     publish(site, "order")
     await see(tab, "rules")
-    await shows(tab, "Number(document.querySelector('[data-binding=\"all orders\"]')?.textContent) > 0")
+    total = "document.querySelectorAll('.file li')[7].querySelector('.total').textContent"
+    await shows(tab, f"Number({total}) > 0")
     text = await tab.value("document.getElementById('files').textContent")
     assert "password: ***" in text
     assert "hunter2" not in text
+    assert "never matches" in await tab.value("document.querySelector('.file .warning').textContent")
+
+
+async def test_rules_show_what_differs_on_disk(tab: Tab, site: Site) -> None:
+    (file,) = [Path(each["name"]) for each in json.loads(site.sidecar.get("/api/rules"))["files"]]
+    written = file.read_text()
+    try:
+        file.write_text(written + "nonsense: password\n")  # which is not brought into force
+        await see(tab, "rules")
+        await shows(tab, "/^\\+nonsense: password$/m.test(document.querySelector('.diff')?.textContent)")
+    finally:
+        file.write_text(written)
 
 
 async def test_a_failed_publish_is_shown_and_loaded_into_the_form_by_keyboard(tab: Tab, site: Site) -> None:
     await see(tab, "recent")
-    await shows(tab, "document.getElementById('failed').childElementCount > 0")
     publish(site, "unheard of", key="<img src=x onerror=fail()>")
     row = "[...document.querySelectorAll('#failed tbody tr')].find(row => row.textContent.includes('<img src=x'))"
     await shows(tab, f"Boolean({row})")
@@ -116,8 +183,82 @@ async def test_a_failed_publish_is_shown_and_loaded_into_the_form_by_keyboard(ta
     await press(tab, "Enter", "\r")
     await shows(tab, "/unrouted/.test(document.getElementById('answer').textContent)")
     walk: Any = await tab.value("document.getElementById('answer').textContent")
-    assert 'seen "unheard of"' in walk
+    assert '"unheard of"' in walk
+    assert "Decided without headers that are not known: <script>" in walk
     nothing_complained(tab)
+
+
+async def test_an_explanation_is_a_test_that_the_rules_pass(tab: Tab, site: Site) -> None:
+    await see(tab, "explain")
+    fill = {"exchange": "orders", "key": "a.b", "header": "kind", "size": "7", "at": "2026-11-21T08:00:00Z"}
+    for field, text in fill.items():
+        await tab.value(f"document.querySelector('#message [name={field}]').value = {json.dumps(text)}")
+    await tab.value("document.querySelector('#headers [name=value]').value = 'order'")
+    await tab.value("document.querySelector('#message button.main').click()")
+    await shows(tab, "Boolean(document.getElementById('test'))")
+    assert "✓ true" in await tab.value("document.querySelector('.walk').textContent")
+    test = await tab.value("document.getElementById('test').value")
+    loaded = compile_rules([("rules.yaml", f"vhost: /\n{RULES}tests:\n{test}\n".encode())])
+    assert [test.message.facts.body_size_bytes for test in loaded.tests] == [7]
+    assert loaded.failures() == []
+
+
+async def test_a_candidate_is_compared_and_stopped(tab: Tab, site: Site) -> None:
+    await see(tab, "shadow")
+    await tab.value("document.querySelector('#candidate textarea').value = 'nonsense: 1'")
+    await tab.value("document.querySelector('#candidate button').click()")
+    await shows(tab, "/nonsense/.test(document.querySelector('#comparison .bad')?.textContent)")
+    rules = f"vhost: {site.vhost}\n{RULES.replace('queue: nowhere', 'queue: orders.all')}"
+    await tab.value(f"document.querySelector('#candidate textarea').value = {json.dumps(rules)}")
+    await tab.value("document.querySelector('#candidate button').click()")
+    await shows(tab, "document.getElementById('candidate').hidden")
+    publish(site, "lost")
+    await shows(tab, "document.querySelector('#comparison tbody td')?.textContent", "1")
+    assert "queue orders.all" in await tab.value("document.querySelector('#comparison tbody').textContent")
+    await tab.value("document.getElementById('stop').click()")
+    await shows(tab, "document.getElementById('candidate').hidden", False)
+    assert json.loads(site.sidecar.get("/status"))["shadow"] is None
+
+
+async def test_a_thousand_bindings_are_grouped_and_a_group_opens(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with standing(broker, tmp_path_factory.mktemp("many"), MANY) as site:
+        async for tab in opened_tab(site):
+            await tab.width(1280)
+            await see(tab, "map")
+            assert await tab.value("document.querySelectorAll('#map .node').length") <= 4 + 24
+            assert await tab.value("document.documentElement.scrollWidth") <= 1280
+            await tab.value("document.querySelector('#map .node.group').focus()")
+            before = await tab.value("document.querySelectorAll('#map .node').length")
+            await press(tab, "Enter", "\r")
+            await shows(tab, f"document.querySelectorAll('#map .node').length > {before}")
+            await tab.value("document.getElementById('map-filter').value = 'queue777'")
+            await tab.value("document.getElementById('map-filter').dispatchEvent(new Event('input'))")
+            await shows(tab, "document.querySelectorAll('#map .edge').length", 1)
+            await see(tab, "rules")
+            await shows(tab, "document.querySelectorAll('.file li').length > 1000")
+            nothing_complained(tab)
+
+
+async def test_a_broker_that_goes_away_and_a_sidecar_that_ends_are_said_on_the_page(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with standing(broker, tmp_path_factory.mktemp("away"), RULES) as site:
+        async for tab in opened_tab(site):
+            await see(tab, "overview")
+            site.tap.refuse()
+            await shows(tab, "/not connected/.test(document.getElementById('links').textContent)")
+            site.tap.accept()
+            await shows(tab, "/not connected/.test(document.getElementById('links').textContent)", False)
+            site.sidecar.stop()
+            await shows(tab, "/does not answer/.test(document.getElementById('fault').textContent)")
+            site.sidecar.start()
+            await shows(tab, "document.getElementById('fault').hidden")
+            await shows(tab, "document.getElementById('state').textContent !== 'no answer'")
+
+
+# -- how they look -----------------------------------------------------------------------------------------------------
 
 
 async def test_every_view_is_reached_by_keyboard_alone(tab: Tab) -> None:
@@ -136,10 +277,8 @@ async def test_no_view_is_wider_than_the_window(tab: Tab, site: Site, pixels: in
     pictures = Path(os.environ.get("CONSOLE_PICTURES", tmp_path))
     for view in VIEWS:
         await see(tab, view)
-        if view != "explain":
-            await shows(tab, f"Boolean(document.querySelector('#view-{view} td'))")
         assert await tab.value("document.documentElement.scrollWidth") <= pixels, view
-        broken = "[...document.querySelectorAll('th, td button')].filter(each => each.offsetHeight > 45).length"
+        broken = "[...document.querySelectorAll('th, td button, .badge')].filter(each => each.offsetHeight > 45).length"
         assert await tab.value(broken) == 0, view
         picture = await tab.call("Page.captureScreenshot", format="png")
         (pictures / f"{view}-{pixels}-{scheme}.png").write_bytes(base64.b64decode(picture["data"]))
@@ -148,7 +287,7 @@ async def test_no_view_is_wider_than_the_window(tab: Tab, site: Site, pixels: in
 
 async def press(tab: Tab, key: str, text: str = "") -> None:
     """Press a key and let it go."""
-    code = {"Enter": 13, "Tab": 9}[key]
+    code = {"Enter": 13, "Tab": 9, "ArrowLeft": 37}[key]
     named = {"key": key, "code": key, "windowsVirtualKeyCode": code}
     await tab.call(
         "Input.dispatchKeyEvent", type="keyDown" if text or key == "Tab" else "rawKeyDown", text=text, **named

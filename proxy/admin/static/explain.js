@@ -1,0 +1,155 @@
+// Explain: which bindings a message meets, what their conditions see, and where it goes.
+
+import { at, badge, element, listed, name, table, visible } from './dom.js'
+import { json } from './feed.js'
+import { result } from './shadow.js'
+
+export const topics = ['status']
+const UNKNOWN = 'not known'
+const NUMERIC = new Set(['delivery_mode', 'priority', 'timestamp'])
+const PROPERTIES = ['content_type', 'content_encoding', 'correlation_id', 'reply_to', 'message_id', 'type', 'user_id', 'app_id',
+  'cluster_id', 'delivery_mode', 'priority', 'timestamp', 'expiration']
+const MOST_OPEN = 20
+
+export function show() {}
+
+function select(label, names, chosen) {
+  return element('select', { name: 'type', 'aria-label': label }, ...names.map(each => element('option', { value: each, selected: each === chosen }, each)))
+}
+
+function row(list, after, ...fields) {
+  const made = element('div', { class: 'header' }, ...fields,
+    element('button', { type: 'button', onclick: () => { made.remove(); at(after).focus() } }, 'Remove'))
+  at(list).append(made)
+  return made
+}
+
+function header(key = '', type = 'string', value = '') {
+  const text = element('input', { name: 'value', value, 'aria-label': 'Value', placeholder: type === UNKNOWN ? 'not recorded' : 'value' })
+  const types = select('Type', ['string', 'int', 'float', 'bool', 'null', UNKNOWN], type)
+  text.addEventListener('input', () => { if (types.value === UNKNOWN) types.value = 'string' })
+  return row('headers', 'add', element('input', { name: 'header', value: key, 'aria-label': 'Name of the header', placeholder: 'name' }), types, text)
+}
+
+function property() {
+  return row('properties', 'add-property', select('Property', PROPERTIES, 'type'), element('input', { name: 'value', 'aria-label': 'Value', placeholder: 'value' }))
+}
+
+export function load(publish) {
+  const form = at('message').elements
+  form.vhost.value = publish.vhost
+  form.exchange.value = publish.exchange
+  form.key.value = publish.routing_key
+  form.size.value = publish.size ?? 0
+  form.at.value = publish.at
+  for (const list of ['headers', 'properties', 'answer']) at(list).replaceChildren()
+  for (const key of publish.header_names ?? []) {
+    const known = key in publish.headers
+    const value = publish.headers[key]
+    const type = !known ? UNKNOWN : value === null ? 'null' : typeof value === 'boolean' ? 'bool' : typeof value === 'number'
+      ? (Number.isInteger(value) ? 'int' : 'float') : 'string'
+    header(key, type, !known ? '' : type === 'string' && typeof value !== 'string' ? JSON.stringify(value) : String(value ?? ''))
+  }
+  const lacking = [...(publish.header_names === null ? ['its headers'] : publish.header_names.filter(key => !(key in publish.headers))),
+    ...(publish.size === null ? ['its size'] : []), 'its properties']
+  at('incomplete').hidden = false
+  at('incomplete').replaceChildren('Not recorded, and left out here: ', ...listed(lacking), '. Values are kept of headers in audit.headers only.')
+  location.hash = 'explain'
+  form.exchange.focus()
+}
+
+function scalar(type, text) {
+  if (type === 'null') return 'null'
+  if (type === 'bool') {
+    if (!/^(true|false)$/.test(text.trim())) throw new Error(`value of a header: seen ${JSON.stringify(text)}, expected true or false`)
+    return text.trim()
+  }
+  if (type === 'string') return JSON.stringify(text)
+  const number = text.trim()
+  if (!(type === 'int' ? /^[-+]?\d+$/ : /^[-+]?\d+(\.\d+)?([eE][-+]?\d+)?$/).test(number))
+    throw new Error(`value of a header: seen ${JSON.stringify(text)}, expected ${type === 'int' ? 'a whole number' : 'a number'}`)
+  return type === 'float' && /^[-+]?\d+$/.test(number) ? `${number}.0` : number
+}
+
+// Text and no object: JavaScript would make 1.0 an integer, and a large one inexact.
+function described(form) {
+  const fields = list => [...at(list).children].map(each => [...each.querySelectorAll('input, select')].map(field => field.value))
+  const headers = fields('headers').filter(([key]) => key)
+  const known = headers.filter(([, type]) => type !== UNKNOWN).map(([key, type, text]) => `${JSON.stringify(key)}: ${scalar(type, text)}`)
+  const properties = fields('properties').filter(([, text]) => text).map(([key, text]) =>
+    `${key}: ${NUMERIC.has(key) && /^\d+$/.test(text) ? text : JSON.stringify(text)}`)
+  const parts = [`exchange: ${JSON.stringify(form.exchange.value)}`, `routing_key: ${JSON.stringify(form.key.value)}`,
+    ...(known.length ? [`headers: {${known.join(', ')}}`] : []), ...(properties.length ? [`properties: {${properties.join(', ')}}`] : []),
+    ...(Number(form.size.value) ? [`body_size: ${Number(form.size.value)}`] : [])]
+  const about = [...(form.vhost.value ? [`vhost: ${JSON.stringify(form.vhost.value)}`] : []), ...(form.at.value ? [`at: ${JSON.stringify(form.at.value)}`] : [])]
+  return { publish: parts.join(', '), about, at: form.at.value, unknown: headers.filter(([, type]) => type === UNKNOWN).map(([key]) => key) }
+}
+
+async function explain(event) {
+  event.preventDefault()
+  try {
+    const message = described(at('message').elements)
+    const found = await json('explain', { method: 'POST', body: `{${[message.publish, ...message.about].join(', ')}}` })
+    at('answer').replaceChildren(summary(found, message), ...found.walk.map(step => walked(step, message.unknown)),
+      ...(found.addresses.length ? [element('div', { class: 'card' }, element('h3', {}, 'Address table'), element('div', { class: 'wide' },
+        table(['address', 'pattern', 'result', 'target'], found.addresses.map(each => [each.address, each.pattern ?? 'no rule', each.result ?? '', each.target ?? '']))))] : []),
+      asTest(found, message))
+  } catch (error) {
+    at('answer').replaceChildren(element('p', { class: 'note bad' }, visible(error.message)))
+  }
+}
+
+function summary(found, message) {
+  return element('div', { class: 'card' }, element('h3', {}, 'Result'), element('p', { class: 'outcome' }, result(found)),
+    ...(message.unknown.length ? [element('p', { class: 'note warn' }, 'Decided without headers that are not known: ', ...listed(message.unknown))] : []),
+    ...(Object.keys(found.missing).length ? [table(['missing destination', 'reason'], Object.entries(found.missing))] : []),
+    ...found.failed.map(each => element('p', { class: 'note bad' }, name(each))),
+    element('p', { class: 'muted' }, 'Rules ', name(found.rules), ', virtual host ', name(found.vhost), `, at ${found.at}`))
+}
+
+function walked(step, unknown) {
+  return element('div', { class: 'card' }, element('h3', {}, 'Exchange ', name(step.exchange), ' ', element('span', { class: 'muted' }, step.type)),
+    ...step.filters.map(each => element('p', { class: each.breach ? 'note bad' : '' }, badge(each.breach ? 'filtered' : 'passed', each.breach ? 'bad' : 'good'),
+      ' filter ', name(each.filter), ...(each.breach ? [': ', name(each.breach)] : []))),
+    ...(step.bindings.length ? [element('ol', { class: 'walk' }, ...step.bindings.map(binding => element('li', {}, visited(binding, step.bindings.length, unknown))))]
+      : [element('p', { class: 'muted' }, 'No binding is visited.')]),
+    ...(step.alternate === null ? [] : [element('p', {}, 'No destination: goes on to the alternate exchange ', name(step.alternate))]))
+}
+
+function visited(binding, bindings, unknown) {
+  const effects = [...binding.added.map(each => `adds ${each}`), ...binding.removed.map(each => `removes ${each}`),
+    ...(binding.goto ? [`goes to order ${binding.goto}`] : []), ...(binding.stop ? ['stops the walk'] : []), ...(binding.error ? [`error: ${binding.error}`] : []),
+    ...binding.regex_budget_spent.map(each => `regex budget of ${each} spent`)]
+  // The name of a header ends its operator: "x-?hkv= amount".
+  const open = each => unknown.includes(each.operator.replace(/^\S+ ?/, ''))
+  const conditions = binding.operators.map(each => [each.operator, JSON.stringify(each.expected),
+    open(each) ? badge('value not known', 'warn') : each.verdict === 'absent' ? '–' : JSON.stringify(each.seen), badge(each.verdict, each.verdict === 'match' ? 'good' : 'bad')])
+  return element('details', { open: binding.result || bindings <= MOST_OPEN },
+    element('summary', {}, badge(binding.result ? '✓ true' : '✗ false', binding.result ? 'good' : ''), ' ', element('strong', {}, name(binding.binding)), ' → ',
+      name(typeof binding.destination === 'string' ? binding.destination : Object.values(binding.destination).join(' ')),
+      element('span', { class: 'muted' }, ` order ${binding.order}, ${binding.match}`)),
+    ...(conditions.length ? [element('div', { class: 'wide' }, table(['condition', 'expected', 'seen', 'verdict'], conditions))] : [element('p', { class: 'muted' }, 'No condition.')]),
+    ...(effects.length ? [element('p', {}, ...listed(effects))] : []))
+}
+
+function asTest(found, message) {
+  const places = ['queues', 'exchanges', 'remotes'].filter(kind => found[kind].length).map(kind => `${kind}: ${JSON.stringify(found[kind])}`)
+  const expect = found.error ? [`error: ${JSON.stringify(found.error)}`] : [...places, ...(places.length ? [] : [`outcome: ${found.outcome}`])]
+  const form = at('message').elements
+  const text = [`  - name: ${JSON.stringify(`${form.exchange.value} with key ${form.key.value}: ${found.outcome}`)}`, `    publish: {${message.publish}}`,
+    ...(message.at ? [`    at: ${JSON.stringify(message.at)}`] : []), `    expect: {${expect.join(', ')}}`,
+    ...(message.unknown.length ? [`    # without headers that were not recorded: ${JSON.stringify(message.unknown)}`] : [])].join('\n')
+  const area = element('textarea', { id: 'test', readOnly: true, rows: 6, value: text, spellcheck: false, 'aria-label': 'Test for the rules file' })
+  const copy = element('button', { type: 'button', onclick: async () => {
+    area.select()
+    await navigator.clipboard?.writeText(text).then(() => { copy.textContent = 'Copied' }, () => {})
+  } }, 'Copy')
+  return element('div', { class: 'card' }, element('div', { class: 'head' }, element('h3', {}, 'As a test for the rules file, under tests:'), copy), area)
+}
+
+export function start() {
+  at('add').addEventListener('click', () => header().querySelector('input').focus())
+  at('add-property').addEventListener('click', () => property().querySelector('select').focus())
+  at('message').addEventListener('submit', explain)
+  header()
+}

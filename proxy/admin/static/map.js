@@ -1,0 +1,267 @@
+// Map: exchanges, bindings, destinations and other brokers as a graph. Bindings between the same two places are one line.
+
+import { at, badge, count, element, name, rate, short, svg, table, visible, whole } from './dom.js'
+import { json, numbers, state } from './feed.js'
+
+export const topics = ['status', 'traffic']
+const BOX = { narrow: 150, wide: 280, height: 42, gap: 14, between: 90 }
+// Boxes of one column; names with the same beginning share a box where there are more.
+const MOST = 24
+const LISTED = 50
+let routes = null
+let loading = false
+let unfolded = new Set()
+let graph = { nodes: [], edges: [] }
+let chosen = null
+
+export async function show(topic) {
+  if (topic === 'traffic' && routes?.rules === state.status?.rules) {
+    measure()
+    return
+  }
+  if (loading || !state.status) return
+  loading = true
+  try {
+    const found = await json('api/routes')
+    if (routes && JSON.stringify(found) === JSON.stringify(routes)) {
+      measure()
+      return
+    }
+    routes = found
+    const before = at('map-vhost').value
+    at('map-vhost').replaceChildren(...routes.vhosts.map(each => element('option', { value: each.vhost, selected: each.vhost === before }, visible(each.vhost))))
+    draw()
+  } catch (error) {
+    at('map').replaceChildren(element('p', { class: 'note bad' }, visible(error.message)))
+  } finally {
+    loading = false
+  }
+}
+
+const beginning = text => /^[^._:/ -]+[._:/ -]/.exec(text)?.[0]
+
+// Give the boxes of a column: the names, or groups of them where there are too many.
+function grouped(names, weight) {
+  const boxes = new Map()
+  const add = (key, each) => boxes.set(key, [...(boxes.get(key) ?? []), each])
+  const split = names.length > MOST
+  for (const each of names) {
+    const group = split ? beginning(each.name) ?? '' : ''
+    const key = `${each.kind} ${group}…`
+    add(split && group && !unfolded.has(key) ? key : `${each.kind} ${each.name}`, each)
+  }
+  if (boxes.size <= MOST) return boxes
+  const heavy = [...boxes].sort(([, one], [, other]) => Math.max(...other.map(weight)) - Math.max(...one.map(weight)))
+  const rest = heavy.slice(MOST - 1).flatMap(([, members]) => members)
+  if (unfolded.has('rest')) return boxes
+  return new Map([...[...boxes].filter(([, members]) => !rest.includes(members[0])), ['rest', rest]])
+}
+
+function build() {
+  const vhost = routes.vhosts.find(each => each.vhost === at('map-vhost').value) ?? routes.vhosts[0]
+  if (!vhost) return { nodes: [], edges: [] }
+  const missing = routes.missing[vhost.vhost] ?? {}
+  const wanted = at('map-filter').value.toLowerCase()
+  const fits = (...texts) => !wanted || texts.some(text => text.toLowerCase().includes(wanted))
+  const ruled = new Map(vhost.exchanges.map(each => [each.exchange, each]))
+  const links = vhost.exchanges.flatMap(exchange => [
+    ...exchange.bindings.map(binding => ({ from: exchange.exchange, binding, to: binding.destination })),
+    ...(exchange.alternate === null ? [] : [{ from: exchange.exchange, to: { type: 'exchange', name: exchange.alternate }, alternate: true }]),
+  ]).filter(link => fits(link.from, link.to.name, link.binding?.binding ?? ''))
+  const depth = new Map([...ruled.keys()].map(each => [each, 0]))
+  for (let round = 0, moved = true; moved && round < ruled.size; round++) {
+    moved = false
+    for (const { from, to } of links) {
+      if (to.type === 'exchange' && ruled.has(to.name) && to.name !== from && depth.get(to.name) <= depth.get(from) && depth.get(from) < 6) {
+        depth.set(to.name, depth.get(from) + 1)
+        moved = true
+      }
+    }
+  }
+  const columns = []
+  const place = (column, each) => { (columns[column] ??= new Map()).set(`${each.kind} ${each.name}`, each) }
+  for (const [each, exchange] of ruled) {
+    if (fits(each) || links.some(link => link.from === each)) place(depth.get(each), { kind: 'exchange', name: each, exchange })
+  }
+  const last = Math.max(0, ...depth.values()) + 1
+  for (const { to } of links) {
+    if (!(to.type === 'exchange' && ruled.has(to.name))) place(last, { kind: to.type, name: to.name, outside: to.type === 'exchange', missing: missing[`${to.type} ${to.name}`] })
+  }
+  if (vhost.addresses.length && fits('address table')) place(0, { kind: 'addresses', name: 'address table', rules: vhost.addresses })
+  for (const broker of vhost.brokers) if (fits(broker.name)) place(last, { kind: 'broker', name: broker.name, address: broker.address })
+  const weights = new Map()
+  for (const { from, binding, to } of links) {
+    const weight = binding ? 1 + (numbers('bindings', vhost.vhost, from, binding.binding)?.total ?? 0) : 1
+    for (const key of [`exchange ${from}`, `${to.type} ${to.name}`]) weights.set(key, (weights.get(key) ?? 0) + weight)
+  }
+  const boxOf = new Map()
+  const nodes = columns.filter(Boolean).flatMap((column, index) => [...grouped([...column.values()], each => weights.get(`${each.kind} ${each.name}`) ?? 0)].map(([key, members]) => {
+    const node = { key, column: index, members, group: members.length > 1 }
+    for (const each of members) boxOf.set(`${each.kind} ${each.name}`, node)
+    return node
+  }))
+  const edges = new Map()
+  const connect = (from, to, part) => {
+    if (!from || !to) return
+    const key = `${from.key}\n${to.key}`
+    if (!edges.has(key)) edges.set(key, { key, from, to, links: [] })
+    if (part) edges.get(key).links.push(part)
+  }
+  for (const link of links) connect(boxOf.get(`exchange ${link.from}`), boxOf.get(`${link.to.type} ${link.to.name}`), { ...link, vhost: vhost.vhost })
+  const table = boxOf.get('addresses address table')
+  for (const broker of vhost.brokers) {
+    const rules = vhost.addresses.filter(each => each.translation.includes(`//${broker.name}`) || each.translation.includes(`@${broker.name}`))
+    for (const rule of rules) connect(table, boxOf.get(`broker ${broker.name}`), { rule })
+  }
+  return { nodes, edges: [...edges.values()], vhost: vhost.vhost }
+}
+
+function draw() {
+  const focused = document.activeElement?.dataset?.key
+  graph = build()
+  at('map-fold').hidden = !unfolded.size
+  if (!graph.nodes.length) {
+    at('map').replaceChildren(element('p', { class: 'muted' }, routes.vhosts.length ? 'Nothing has such a name.' : 'The rules route nothing.'))
+    return
+  }
+  const columns = 1 + Math.max(...graph.nodes.map(node => node.column))
+  const fitting = (at('map').clientWidth - 4 - (columns - 1) * BOX.between) / columns
+  const box = { ...BOX, width: Math.min(BOX.wide, Math.max(BOX.narrow, fitting)) }
+  const width = Math.max(at('map').clientWidth - 4, columns * box.width + (columns - 1) * box.between)
+  const height = arrange(columns, column => 1 + (columns > 1 ? column * (width - 2 - box.width) / (columns - 1) : 0))
+  const lines = graph.edges.map(edge => {
+    const [x1, y1, y2] = [edge.from.x + box.width, edge.from.y + box.height / 2, edge.to.y + box.height / 2]
+    const back = edge.to.column <= edge.from.column
+    const x2 = back ? edge.to.x + box.width : edge.to.x
+    const bend = back ? 60 : (x2 - x1) / 2
+    const path = `M${x1},${y1} C${x1 + bend},${y1} ${back ? x2 + bend : x2 - bend},${y2} ${x2},${y2}`
+    edge.line = svg('path', { class: 'line', d: path })
+    return edge.shape = svg('g', { class: 'edge', tabindex: 0, role: 'button', 'data-key': edge.key, onfocus: () => choose(edge), onpointerenter: () => choose(edge), onclick: () => choose(edge) },
+      svg('path', { class: 'reach', d: path }), edge.line)
+  })
+  const boxes = graph.nodes.map(node => {
+    const about = svg('text', { x: 12, y: 34, class: 'muted' })
+    node.about = about
+    const open = () => { if (node.group) { unfolded.add(node.key); draw() } }
+    return node.shape = svg('g', { class: `node ${node.members[0].kind}${node.members.some(each => each.missing) ? ' missing' : ''}${node.group ? ' group' : ''}`,
+      transform: `translate(${node.x},${node.y})`, tabindex: 0, role: 'button', 'data-key': node.key, onfocus: () => choose(node), onpointerenter: () => choose(node),
+      onclick: open, onkeydown: event => { if (event.key === 'Enter' || event.key === ' ') { event.preventDefault(); open() } } },
+    svg('rect', { width: box.width, height: box.height, rx: 6 }), svg('text', { x: 12, y: 18 }, short(title(node), Math.floor((box.width - 20) / 8))), about)
+  })
+  at('map').replaceChildren(svg('svg', { width, height, viewBox: `0 0 ${width} ${height}` }, ...lines, ...boxes))
+  measure()
+  if (focused) [...at('map').querySelectorAll('[data-key]')].find(each => each.dataset.key === focused)?.focus()
+  if (!chosen || ![...graph.nodes, ...graph.edges].includes(chosen)) choose([...graph.nodes, ...graph.edges].find(each => each.key === chosen?.key) ?? graph.nodes[0])
+}
+
+// Each exchange stands beside its own destinations, so that few lines cross. Gives the height.
+function arrange(columns, x) {
+  let slots = 0
+  const visit = node => {
+    node.slot = -1
+    const targets = graph.edges.filter(edge => edge.from === node).map(edge => edge.to)
+    const leaves = targets.filter(target => target.slot === undefined && target.column === columns - 1)
+    for (const leaf of leaves) leaf.slot = slots++
+    const deeper = targets.filter(target => target.slot === undefined)
+    deeper.forEach(visit)
+    const own = leaves.length ? leaves : deeper
+    node.slot = own.length ? own.reduce((sum, each) => sum + each.slot, 0) / own.length : slots++
+  }
+  for (const node of graph.nodes) if (node.slot === undefined) visit(node)
+  let height = 0
+  for (let column = 0; column < columns; column++) {
+    let free = BOX.gap
+    for (const node of graph.nodes.filter(each => each.column === column).sort((one, other) => one.slot - other.slot)) {
+      node.x = x(column)
+      node.y = Math.max(free, BOX.gap + node.slot * (BOX.height + BOX.gap))
+      free = node.y + BOX.height + BOX.gap
+    }
+    height = Math.max(height, free)
+  }
+  return height
+}
+
+function title(node) {
+  if (node.key === 'rest') return `${whole(node.members.length)} more`
+  return node.group ? `${node.key.slice(node.key.indexOf(' ') + 1)} (${whole(node.members.length)})` : node.members[0].name
+}
+
+function numbersOf(links) {
+  const found = links.filter(link => link.binding).map(link => numbers('bindings', link.vhost, link.from, link.binding.binding))
+  return { known: found.some(Boolean), total: found.reduce((sum, each) => sum + (each?.total ?? 0), 0),
+    speed: found.reduce((sum, each) => sum + (each?.per_second ?? 0), 0) }
+}
+
+// Rates change every two seconds, the boxes do not.
+function measure() {
+  for (const edge of graph.edges) {
+    const { known, total, speed } = numbersOf(edge.links)
+    const lost = edge.links.some(link => edge.to.members.find(each => each.name === link.to?.name)?.missing)
+    edge.shape?.setAttribute('class', `edge ${speed ? 'active' : total || !known ? 'idle' : 'unused'}${lost ? ' missing' : ''}`)
+    if (edge.line) edge.line.style.strokeWidth = speed ? Math.min(12, 2 + 2.2 * Math.log10(1 + speed)) : 1.5
+    edge.shape?.setAttribute('aria-label', `${visible(title(edge.from))} to ${visible(title(edge.to))}: ${count(edge.links.length, 'binding')}, ${rate(speed)} matches per second`)
+  }
+  for (const node of graph.nodes) {
+    const into = graph.edges.filter(edge => edge.to === node).flatMap(edge => edge.links)
+    const ruled = node.members.filter(each => each.exchange)
+    const published = [...state.traffic?.exchanges.values() ?? []].filter(row => row.vhost === graph.vhost && ruled.some(each => each.name === row.exchange))
+    const speed = numbersOf(into).speed + published.reduce((sum, row) => sum + (row.per_second ?? 0), 0)
+    const counted = into.some(link => link.binding) || (published.length > 0 && !into.some(link => link.alternate))
+    const lost = node.members.filter(each => each.missing).length
+    const [first] = node.members
+    const link = first.kind === 'broker' && state.status?.remotes.find(remote => remote.broker === first.name)
+    const kind = node.group ? `${first.kind}s, select to show` : first.kind === 'addresses' ? count(first.rules.length, 'rule')
+      : first.outside ? 'exchange outside' : link ? `broker, ${link.connected ? 'connected' : 'not connected'}` : first.kind
+    node.about?.replaceChildren(lost ? `${node.group ? `${lost} ` : ''}missing` : kind, ...(counted ? [` · ${rate(speed)}/s`] : []))
+    node.shape?.setAttribute('aria-label', `${kind} ${visible(title(node))}${lost ? ', missing' : ''}${counted ? `, ${rate(speed)} per second` : ''}`)
+  }
+  if (chosen) detail()
+}
+
+function choose(part) {
+  chosen = part
+  for (const each of [...graph.nodes, ...graph.edges]) {
+    each.shape?.classList.toggle('chosen', each === part || each.from === part || each.to === part)
+  }
+  detail()
+}
+
+function detail() {
+  const node = chosen.members ? chosen : null
+  const links = node ? graph.edges.filter(edge => edge.from === node || edge.to === node).flatMap(edge => edge.links) : chosen.links
+  const { total, speed } = numbersOf(links)
+  const bound = links.filter(link => link.binding)
+  const heading = node ? [name(title(node))] : [name(title(chosen.from)), ' → ', name(title(chosen.to))]
+  const rows = bound.map(link => ({ ...numbers('bindings', link.vhost, link.from, link.binding.binding), ...link }))
+    .sort((one, other) => (other.per_second ?? 0) - (one.per_second ?? 0) || (other.total ?? 0) - (one.total ?? 0))
+  const only = node && !node.group ? node.members[0] : null
+  const texts = [...(only?.exchange ? [`${only.exchange.type}, delivery ${only.exchange.delivery}${only.exchange.unmatched ? ', unmatched messages pass' : ''}`] : []),
+    ...(only?.address ? [`broker at ${only.address}`] : []), ...(only?.outside ? ['exchange of RabbitMQ, not evaluated here'] : []),
+    ...links.filter(link => link.alternate).map(link => `${link.to.name} is the alternate exchange of ${link.from}`)]
+  const lost = (node ? node.members : chosen.to.members).filter(each => each.missing)
+  at('map-detail').replaceChildren(element('h3', {}, ...heading),
+    ...(bound.length ? [element('p', {}, element('b', {}, `${rate(speed)}/s`), ` matches now, ${whole(total)} in total, ${count(bound.length, 'binding')}`)] : []),
+    ...texts.map(text => element('p', { class: 'muted' }, name(text))),
+    ...lost.slice(0, LISTED).map(each => element('p', { class: 'note bad' }, badge('missing', 'bad'), ' ', name(each.name), ': ', name(each.missing))),
+    ...(only?.rules ?? links.filter(link => link.rule).map(link => link.rule)).slice(0, LISTED).map(rule => element('p', {}, name(rule.pattern), ' → ', name(rule.translation))),
+    ...(rows.length ? [element('ul', { class: 'bindings' }, ...rows.slice(0, LISTED).map(row => element('li', {},
+      element('strong', {}, name(row.binding.binding)), element('span', { class: 'muted' }, ` → ${row.to.type} `, name(row.to.name)),
+      element('p', {}, `${rate(row.per_second)}/s, ${row.total === undefined ? 'not counted by itself' : `${whole(row.total)} in total`}`,
+        ...(row.total === 0 ? [' ', badge('no match yet', 'warn')] : [])), conditions(row.binding))))] : []),
+    ...(rows.length > LISTED ? [element('p', { class: 'muted' }, `And ${whole(rows.length - LISTED)} more.`)] : []))
+}
+
+function conditions(binding) {
+  const entries = [...(binding.routing_key ? [['routing key', binding.routing_key]] : []), ...Object.entries(binding.conditions)]
+  const effects = Object.entries(binding.effects).filter(([key]) => key !== 'x-order')
+  if (!entries.length && !effects.length) return element('p', { class: 'muted' }, 'every message')
+  return element('ul', { class: 'conditions' }, ...[...entries, ...effects].map(([key, value]) => element('li', {}, name(`${key}: ${JSON.stringify(value)}`))),
+    ...(entries.length > 1 ? [element('li', { class: 'muted' }, `match ${binding.match}`)] : []))
+}
+
+export function start() {
+  at('map-vhost').addEventListener('change', draw)
+  at('map-filter').addEventListener('input', draw)
+  at('map-fold').addEventListener('click', () => { unfolded = new Set(); draw() })
+  addEventListener('resize', () => { if (routes && at('map').clientWidth) draw() })
+}

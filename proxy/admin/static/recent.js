@@ -1,0 +1,34 @@
+// Recent: publishes that reached no queue, or were refused.
+
+import { at, badge, element, listed, name, table } from './dom.js'
+import { state } from './feed.js'
+import { load } from './explain.js'
+
+export const topics = ['status', 'recent']
+const KINDS = { unroutable: 'warn', returned: 'warn', rejected: 'bad', nacked: 'bad' }
+
+export function show(topic) {
+  if (topic === 'status') return
+  const wanted = at('result').value
+  const focused = document.activeElement?.dataset?.number
+  at('failed').replaceChildren(table(
+    ['time', 'result', 'virtual host', 'exchange', 'routing key', 'bytes', 'headers', 'reason', 'explain'],
+    state.publishes.filter(each => !wanted || each.result === wanted).map(each => [
+      moment(each.at), badge(each.result, KINDS[each.result]), each.vhost, each.exchange, each.routing_key, each.size,
+      element('span', {}, ...listed((each.header_names ?? []).map(key =>
+        key in each.headers ? `${key}=${JSON.stringify(each.headers[key])}` : key))),
+      each.reason, each.exchange === null ? null : element('button', {
+        type: 'button', 'data-number': each.number, onclick: () => load(each) }, 'Explain')]),
+    'Nothing has failed since this view was opened.'))
+  if (focused) document.querySelector(`button[data-number="${focused}"]`)?.focus()
+}
+
+// The day only where it is not today.
+function moment(at) {
+  const today = new Date().toISOString().slice(0, 10)
+  return element('time', { dateTime: at, title: at }, at.startsWith(today) ? at.slice(11, 23) : at.slice(0, 19).replace('T', ' '))
+}
+
+export function start() {
+  at('result').addEventListener('change', () => show())
+}

@@ -1,0 +1,91 @@
+// Rules: the files in force as written, with matches and warnings at their lines, and what is different on disk.
+
+import { at, badge, element, name, rate, visible, whole } from './dom.js'
+import { json, numbers, state } from './feed.js'
+
+export const topics = ['status', 'traffic']
+let shown = ''
+let loading = false
+let margins = []
+
+export async function show() {
+  margin()
+  const version = state.status?.rules
+  if (!version || shown === version || loading) return
+  loading = true
+  try {
+    const [rules, notes, changes] = await Promise.all(['api/rules', 'api/rules/notes', 'api/rules/changes'].map(page =>
+      json(page).catch(error => ({ failure: error.message }))))
+    if (rules.failure) throw new Error(rules.failure)
+    margins = []
+    at('files').replaceChildren(...rules.files.map(file => written(file, notes)))
+    differences(changes)
+    margin()
+    shown = version
+  } catch (error) {
+    at('files').replaceChildren(element('p', { class: 'note bad' }, visible(error.message)))
+  } finally {
+    loading = false
+  }
+}
+
+function margin() {
+  for (const { keys, total, speed } of margins) {
+    const found = keys.map(key => numbers('bindings', ...key)).filter(Boolean)
+    total.textContent = found.length ? whole(found.reduce((sum, each) => sum + each.total, 0)) : keys.length ? '–' : ''
+    const sum = found.reduce((all, each) => all + (each.per_second ?? 0), 0)
+    speed.textContent = sum ? `${rate(sum)}/s` : ''
+    total.parentElement.classList.toggle('unused', found.length > 0 && found.every(each => !each.total))
+  }
+}
+
+function written(file, notes) {
+  const at_line = new Map()
+  for (const each of notes.bindings ?? []) {
+    if (each.file === file.name) at_line.set(each.line, [...(at_line.get(each.line) ?? []), [each.vhost, each.exchange, each.binding]])
+  }
+  const warnings = (notes.warnings ?? []).filter(each => each.file === file.name)
+  const lines = file.text.replace(/\n$/, '').split('\n').flatMap((text, index) => {
+    const keys = at_line.get(index + 1) ?? []
+    const [total, speed] = [element('span', { class: 'total' }), element('span', { class: 'speed' })]
+    if (keys.length) margins.push({ keys, total, speed })
+    return [element('li', {}, total, speed, element('span', { class: 'line' }, String(index + 1)), element('code', {}, ...colored(text))),
+      ...warnings.filter(each => each.line === index + 1).map(warning)]
+  })
+  return element('div', { class: 'card' },
+    element('div', { class: 'head' }, element('h3', {}, name(file.name)),
+      ...(notes.failure ? [] : warnings.length ? [badge(`${warnings.length} warning${warnings.length > 1 ? 's' : ''}`, 'warn')] : [badge('no warning', 'good')])),
+    ...(notes.failure ? [element('p', { class: 'note bad' }, visible(notes.failure))] : []),
+    ...warnings.filter(each => !each.line).map(each => element('p', { class: 'note warn' }, name(each.message))),
+    element('div', { class: 'file', tabIndex: 0, 'aria-label': file.name, role: 'region' },
+      element('p', { class: 'columns-of-file', 'aria-hidden': 'true' }, element('span', {}, 'matches'), element('span', {}, 'now')), element('ol', {}, ...lines)))
+}
+
+const warning = each => element('li', { class: 'warning' }, element('span', {}, 'warning'), element('code', {},
+  ...(each.key ? [name(each.key), ': '] : []), name(each.message)))
+
+// Keys and comments of YAML, as far as one line shows them.
+function colored(text) {
+  const parts = /^(\s*(?:- )*)(?:("[^"]*"|'[^']*'|[^\s#:"'{[][^:#]*)(:)(?=\s|$))?((?:"[^"]*"|'[^']*'|[^#"']|(?<=\S)#)*)(.*)$/.exec(text)
+  if (!parts) return [name(text)]
+  const [, indent, key, colon, rest, comment] = parts
+  return [indent, ...(key ? [element('b', {}, name(key)), colon] : []), ...(rest ? [name(rest)] : []), ...(comment ? [element('i', {}, name(comment))] : [])]
+}
+
+function differences(changes) {
+  if (changes.failure) {
+    at('changes').replaceChildren(element('p', { class: 'note bad' }, 'The files on disk can’t be read: ', visible(changes.failure)))
+    return
+  }
+  at('changes').replaceChildren(...(changes.same ? [] : [element('details', { class: 'card', open: changes.differences.length > 0 },
+    element('summary', {}, badge('differs', 'warn'), ' The files on disk are not those in force', changes.differences.length ? '' : ': passwords, line ends or their order differ'),
+    ...changes.differences.map(each => element('div', {}, element('h3', {}, name(each.file)), element('pre', { class: 'diff', tabIndex: 0 },
+      ...each.diff.map(line => element('span', { class: { '+': 'added', '-': 'removed', '@': 'muted' }[line[0]] ?? '' }, name(line), '\n'))))))]))
+}
+
+export function start() {
+  // What is on disk may have changed while the page was not looked at.
+  addEventListener('hashchange', () => {
+    if (shown && location.hash === '#rules') json('api/rules/changes').catch(error => ({ failure: error.message })).then(differences)
+  })
+}

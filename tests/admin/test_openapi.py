@@ -1,0 +1,166 @@
+"""The packaged OpenAPI file says what a running sidecar answers: every page, every field."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pika
+import pytest
+
+from proxy.admin import console
+from tests.broker.delivery.site import Site, standing
+from tests.rabbitmq import Broker
+
+FILE = files("proxy.admin") / "static" / "openapi.json"
+DESCRIBED: dict[str, Any] = json.loads(FILE.read_text())
+RULES = """\
+queues: [good]
+brokers:
+  archive: {address: "127.0.0.1:1", username: mover, password: hunter2}
+exchanges:
+  - name: orders
+    arguments: {max-payload-size: 1000, alternate-exchange: rest}
+    bindings:
+      - {queue: good, arguments: {"x-?hkv= amount": 1, x-order: 500}}
+      - {queue: nowhere, name: lost, arguments: {"x-?hkv= amount": 3, "x-?hkv!= amount": 3}}
+      - {exchange: rest}
+  - {name: rest, bindings: [{queue: small, arguments: {"x-?hkv= amount": 2}}]}
+addresses: [{name: kept, pattern: "*.kept", translation: amqp://archive/queue/$1}]
+"""
+
+
+@pytest.fixture(scope="module")
+def site(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    settings = {"audit": {"headers": ["amount"]}}
+    with standing(broker, tmp_path_factory.mktemp("openapi"), RULES, settings) as running:
+        publish(running, 1)
+        yield running
+
+
+def publish(site: Site, amount: int) -> None:
+    address = Broker("127.0.0.1", site.sidecar.port, "").url(site.vhost)
+    with pika.BlockingConnection(pika.URLParameters(address)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("orders", "k", b"12345", pika.BasicProperties(headers={"amount": amount, "other": "x"}))
+
+
+def check(content: object, method: str, path: str, status: int = 200) -> None:
+    """Compare an answer with its description."""
+    response = DESCRIBED["paths"][path][method]["responses"][str(status)]
+    schema = {**response["content"]["application/json"]["schema"], "components": DESCRIBED["components"]}
+    jsonschema.validate(content, schema, cls=jsonschema.Draft202012Validator)
+
+
+def ask(site: Site, method: str, path: str, body: bytes | None = None, accept: str = "application/json") -> Any:
+    """Request a page; compare its status and content with the description."""
+    request = urllib.request.Request(site.sidecar.admin + path, body, {"Accept": accept}, method=method.upper())
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            status, text = answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        status, text = error.code, error.read()
+    content = json.loads(text)
+    check(content, method, path.partition("?")[0], status)
+    return content
+
+
+def test_the_file_is_an_openapi_document_without_dangling_references() -> None:
+    assert DESCRIBED["openapi"].startswith("3.1")
+    named = set(re.findall(r'"#/components/schemas/(\w+)"', FILE.read_text()))
+    assert named == DESCRIBED["components"]["schemas"].keys()
+    for schema in DESCRIBED["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_every_page_of_the_sidecar_is_described_and_no_other(site: Site) -> None:
+    sources = "".join(
+        path.read_text() for package in ("admin", "app") for path in Path(f"proxy/{package}").glob("*.py")
+    )
+    served = set(re.findall(r'(?:json_route|GuardedRoute)\(\s*"([A-Z]+)", "([^"]+)"', sources))
+    served |= {("GET", path) for path in re.findall(r'add_get\("([^"]+)"', sources)}
+    served |= {("GET", path) for path in console._PATHS.values()}
+    described = {(method.upper(), path) for path, methods in DESCRIBED["paths"].items() for method in methods}
+    assert described == served
+    for path in DESCRIBED["paths"]:
+        with pytest.raises(urllib.error.HTTPError, match="405"):
+            urllib.request.urlopen(urllib.request.Request(site.sidecar.admin + path, method="PATCH"), timeout=30)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/status", "/readyz", "/api/traffic", "/api/rules", "/api/rules/notes", "/api/rules/changes", "/api/routes",
+     "/api/recent"],
+)  # fmt: skip
+def test_a_page_answers_as_described(site: Site, path: str) -> None:
+    ask(site, "get", path)
+
+
+def test_recent_publishes_are_as_described(site: Site) -> None:
+    ask(site, "get", "/api/recent")
+    publish(site, 9)
+    assert ask(site, "get", "/api/recent")["publishes"][-1]["result"] == "unroutable"
+    assert ask(site, "get", "/api/recent?after=x")["errors"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["{exchange: orders, headers: {amount: 1}}", "{exchange: orders, body_size: 2000, at: 2026-11-21T08:00:00Z}",
+     '{exchange: "", routing_key: letters.kept}', "{exchange: elsewhere}", "{}"],
+)  # fmt: skip
+def test_explanations_are_as_described(site: Site, message: str) -> None:
+    ask(site, "post", "/explain", message.encode())
+
+
+def test_the_time_of_a_message_is_that_of_its_explanation(site: Site) -> None:
+    found = ask(site, "post", "/explain", b"{exchange: orders, at: '2026-11-21T08:00:00Z'}")
+    assert found["at"] == "2026-11-21T08:00:00Z"
+
+
+def test_reloads_are_as_described(site: Site) -> None:
+    assert ask(site, "post", "/-/reload")["result"] == "ok"
+    (file,) = (Path(each["name"]) for each in ask(site, "get", "/api/rules")["files"])
+    written = file.read_text()
+    try:
+        file.write_text(written + "nonsense: 1\n")
+        assert ask(site, "post", "/-/reload")["errors"]
+        assert ask(site, "get", "/api/rules/changes")["same"] is False
+        assert ask(site, "get", "/status")["last_reload"]["result"] == "error"
+        file.unlink()
+        assert ask(site, "get", "/api/rules/changes")["errors"]
+    finally:
+        file.write_text(written)
+    assert ask(site, "post", "/-/reload")["result"] == "ok"
+
+
+def test_comparisons_are_as_described(site: Site) -> None:
+    ask(site, "get", "/-/shadow")
+    assert ask(site, "post", "/-/shadow", b"nonsense: 1")["errors"]
+    ask(site, "post", "/-/shadow", f"vhost: {site.vhost}\n{RULES.replace('queue: good', 'queue: small')}".encode())
+    publish(site, 1)
+    assert ask(site, "delete", "/-/shadow")["exchanges"][0]["differences"]
+    assert ask(site, "delete", "/-/shadow")["errors"]
+
+
+def test_events_are_as_described(site: Site) -> None:
+    with urllib.request.urlopen(site.sidecar.admin + "/api/live", timeout=30) as stream:
+        seen: dict[str, Any] = {}
+        name = ""
+        while len(seen) < 4:
+            line = stream.readline().decode().strip()
+            if line.startswith("event: "):
+                name = line[7:]
+            elif line.startswith("data: "):
+                seen[name] = json.loads(line[6:])
+    check(seen["traffic"], "get", "/api/traffic")
+    check(seen["status"], "get", "/status")
+    check(seen["recent"], "get", "/api/recent")
+    assert seen["shadow"] is None
