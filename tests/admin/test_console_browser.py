@@ -94,7 +94,7 @@ async def see(tab: Tab, view: str) -> None:
 #: When everything that a view shows is there.
 COMPLETE = {
     "overview": "Boolean(document.querySelector('#tiles dd') && document.querySelector('#vhosts td'))",
-    "map": "Boolean(document.querySelector('#map .node') && document.querySelector('#map-detail h3'))",
+    "map": "Boolean(document.querySelector('#graph .node') && document.querySelector('#map-detail h3'))",
     "rules": "Boolean(document.querySelector('#files .total'))",
     "explain": "true",
     "recent": "document.getElementById('failed').childElementCount > 0",
@@ -227,15 +227,15 @@ async def test_a_thousand_bindings_are_grouped_and_a_group_opens(
         async for tab in opened_tab(site):
             await tab.width(1280)
             await see(tab, "map")
-            assert await tab.value("document.querySelectorAll('#map .node').length") <= 4 + 24
+            assert await tab.value("document.querySelectorAll('#graph .node').length") <= 4 + 24
             assert await tab.value("document.documentElement.scrollWidth") <= 1280
-            await tab.value("document.querySelector('#map .node.group').focus()")
-            before = await tab.value("document.querySelectorAll('#map .node').length")
+            await tab.value("document.querySelector('#graph .node.group').focus()")
+            before = await tab.value("document.querySelectorAll('#graph .node').length")
             await press(tab, "Enter", "\r")
-            await shows(tab, f"document.querySelectorAll('#map .node').length > {before}")
+            await shows(tab, f"document.querySelectorAll('#graph .node').length > {before}")
             await tab.value("document.getElementById('map-filter').value = 'queue777'")
             await tab.value("document.getElementById('map-filter').dispatchEvent(new Event('input'))")
-            await shows(tab, "document.querySelectorAll('#map .edge').length", 1)
+            await shows(tab, "document.querySelectorAll('#graph .edge').length", 1)
             await see(tab, "rules")
             await shows(tab, "document.querySelectorAll('.file li').length > 1000")
             nothing_complained(tab)

@@ -8,6 +8,7 @@ const BOX = { narrow: 150, wide: 280, height: 42, gap: 14, between: 90 }
 // Boxes of one column; names with the same beginning share a box where there are more.
 const MOST = 24
 const LISTED = 50
+const REST = 'rest'
 let routes = null
 let loading = false
 let unfolded = new Set()
@@ -32,7 +33,7 @@ export async function show(topic) {
     at('map-vhost').replaceChildren(...routes.vhosts.map(each => element('option', { value: each.vhost, selected: each.vhost === before }, visible(each.vhost))))
     draw()
   } catch (error) {
-    at('map').replaceChildren(element('p', { class: 'note bad' }, visible(error.message)))
+    at('graph').replaceChildren(element('p', { class: 'note bad' }, visible(error.message)))
   } finally {
     loading = false
   }
@@ -40,21 +41,21 @@ export async function show(topic) {
 
 const beginning = text => /^[^._:/ -]+[._:/ -]/.exec(text)?.[0]
 
-// Give the boxes of a column: the names, or groups of them where there are too many.
+// Give the boxes of a column: the names, or groups of them where there are too many. What was opened is shown as it is.
 function grouped(names, weight) {
-  const boxes = new Map()
-  const add = (key, each) => boxes.set(key, [...(boxes.get(key) ?? []), each])
-  const split = names.length > MOST
+  const [boxes, opened] = [new Map(), new Map()]
+  const add = (to, key, each) => to.set(key, [...(to.get(key) ?? []), each])
   for (const each of names) {
-    const group = split ? beginning(each.name) ?? '' : ''
+    const group = names.length > MOST ? beginning(each.name) ?? '' : ''
     const key = `${each.kind} ${group}…`
-    add(split && group && !unfolded.has(key) ? key : `${each.kind} ${each.name}`, each)
+    if (group && !unfolded.has(key)) add(boxes, key, each)
+    else add(unfolded.has(key) ? opened : boxes, `${each.kind} ${each.name}`, each)
   }
-  if (boxes.size <= MOST) return boxes
-  const heavy = [...boxes].sort(([, one], [, other]) => Math.max(...other.map(weight)) - Math.max(...one.map(weight)))
-  const rest = heavy.slice(MOST - 1).flatMap(([, members]) => members)
-  if (unfolded.has('rest')) return boxes
-  return new Map([...[...boxes].filter(([, members]) => !rest.includes(members[0])), ['rest', rest]])
+  if (boxes.size <= MOST || unfolded.has(REST)) return new Map([...opened, ...boxes])
+  const weights = new Map([...boxes].map(([key, members]) => [key, Math.max(...members.map(weight))]))
+  const heavy = [...boxes.keys()].sort((one, other) => weights.get(other) - weights.get(one)).slice(0, MOST - 1)
+  const rest = [...boxes].filter(([key]) => !heavy.includes(key)).flatMap(([, members]) => members)
+  return new Map([...opened, ...[...boxes].filter(([key]) => heavy.includes(key)), [REST, rest]])
 }
 
 function build() {
@@ -121,13 +122,13 @@ function draw() {
   graph = build()
   at('map-fold').hidden = !unfolded.size
   if (!graph.nodes.length) {
-    at('map').replaceChildren(element('p', { class: 'muted' }, routes.vhosts.length ? 'Nothing has such a name.' : 'The rules route nothing.'))
+    at('graph').replaceChildren(element('p', { class: 'muted' }, routes.vhosts.length ? 'Nothing has such a name.' : 'The rules route nothing.'))
     return
   }
   const columns = 1 + Math.max(...graph.nodes.map(node => node.column))
-  const fitting = (at('map').clientWidth - 4 - (columns - 1) * BOX.between) / columns
+  const fitting = (at('graph').clientWidth - 4 - (columns - 1) * BOX.between) / columns
   const box = { ...BOX, width: Math.min(BOX.wide, Math.max(BOX.narrow, fitting)) }
-  const width = Math.max(at('map').clientWidth - 4, columns * box.width + (columns - 1) * box.between)
+  const width = Math.max(at('graph').clientWidth - 4, columns * box.width + (columns - 1) * box.between)
   const height = arrange(columns, column => 1 + (columns > 1 ? column * (width - 2 - box.width) / (columns - 1) : 0))
   const lines = graph.edges.map(edge => {
     const [x1, y1, y2] = [edge.from.x + box.width, edge.from.y + box.height / 2, edge.to.y + box.height / 2]
@@ -148,9 +149,9 @@ function draw() {
       onclick: open, onkeydown: event => { if (event.key === 'Enter' || event.key === ' ') { event.preventDefault(); open() } } },
     svg('rect', { width: box.width, height: box.height, rx: 6 }), svg('text', { x: 12, y: 18 }, short(title(node), Math.floor((box.width - 20) / 8))), about)
   })
-  at('map').replaceChildren(svg('svg', { width, height, viewBox: `0 0 ${width} ${height}` }, ...lines, ...boxes))
+  at('graph').replaceChildren(svg('svg', { width, height, viewBox: `0 0 ${width} ${height}` }, ...lines, ...boxes))
   measure()
-  if (focused) [...at('map').querySelectorAll('[data-key]')].find(each => each.dataset.key === focused)?.focus()
+  if (focused) [...at('graph').querySelectorAll('[data-key]')].find(each => each.dataset.key === focused)?.focus()
   if (!chosen || ![...graph.nodes, ...graph.edges].includes(chosen)) choose([...graph.nodes, ...graph.edges].find(each => each.key === chosen?.key) ?? graph.nodes[0])
 }
 
@@ -182,7 +183,7 @@ function arrange(columns, x) {
 }
 
 function title(node) {
-  if (node.key === 'rest') return `${whole(node.members.length)} more`
+  if (node.key === REST) return `${whole(node.members.length)} more`
   return node.group ? `${node.key.slice(node.key.indexOf(' ') + 1)} (${whole(node.members.length)})` : node.members[0].name
 }
 
@@ -263,5 +264,5 @@ export function start() {
   at('map-vhost').addEventListener('change', draw)
   at('map-filter').addEventListener('input', draw)
   at('map-fold').addEventListener('click', () => { unfolded = new Set(); draw() })
-  addEventListener('resize', () => { if (routes && at('map').clientWidth) draw() })
+  addEventListener('resize', () => { if (routes && at('graph').clientWidth) draw() })
 }
