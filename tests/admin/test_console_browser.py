@@ -258,6 +258,17 @@ async def test_a_broker_that_goes_away_and_a_sidecar_that_ends_are_said_on_the_p
             await shows(tab, "document.getElementById('state').textContent !== 'no answer'")
 
 
+async def test_each_worker_says_which_one_it_is_and_links_to_the_others(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with standing(broker, tmp_path_factory.mktemp("workers"), RULES, {"workers": 2}) as site:
+        async for tab in opened_tab(site):
+            await shows(tab, "document.getElementById('worker').textContent.trim()", "worker 0  worker 1")
+            await tab.value("document.querySelector('#worker a').click()")
+            await shows(tab, "document.getElementById('worker')?.textContent.trim()", "worker 1  worker 0")
+            assert await tab.value("location.port") == str(site.sidecar.admin_port + 1)
+
+
 # -- how they look -----------------------------------------------------------------------------------------------------
 
 

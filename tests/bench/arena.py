@@ -26,6 +26,7 @@ from tests.bench.processes import Child, ChildError, Producer, answers
 from tests.private_broker import PrivateBroker, free_port
 
 OXPROXY = str(Path(sys.executable).with_name("oxproxy"))
+FOLLOWERS = 1_000
 REST_SECONDS = 0.003
 """Of the resting relay: long enough for many confirms."""
 PING_WARM_UP = 5
@@ -178,8 +179,20 @@ class Arena:
                 audit = self.folder / f"audit-{way.name.lower()}"
                 audit.mkdir()
                 return self.start_sidecar(way, rules, settings=f"audit: {{directory: {audit}}}\n")
+            case Way.FOLLOWED | Way.FLOODED:
+                return self._start_followed(way)
             case Way.LOADED:
                 return self.start_sidecar(way, arrangement.large_rules(self.folder, self.broker))
+
+    def _start_followed(self, way: Way) -> tuple[int, int]:
+        admin_port = free_port()
+        started = self.start_sidecar(way, arrangement.real_rules(self.folder), admin_port=admin_port)
+        name, count = f"followers-{way.name.lower()}", 1 if way is Way.FOLLOWED else FOLLOWERS
+        command = [sys.executable, "-m", "tests.bench.followers", str(admin_port), str(count)]
+        child = self._children.enter_context(Child(name, command, self.folder))
+        log = self.folder / f"{name}.log"
+        child.wait_until(lambda: "all have asked" in log.read_text())
+        return started
 
     def _start_haproxy(self) -> tuple[int, int]:
         program = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")

@@ -14,7 +14,11 @@ from tests.bench import arrangement
 from tests.bench.cases import CASES, Case, Way
 from tests.rabbitmq import Broker
 
-REAL_CASES = [case for case in CASES.values() if case.way in (Way.RULES, Way.RULES_AUDITED) and not case.consumes]
+REAL_CASES = [
+    case
+    for case in CASES.values()
+    if case.way in (Way.RULES, Way.RULES_AUDITED, Way.FOLLOWED, Way.FLOODED) and not case.consumes
+]
 OPEN_CASES = [case for case in CASES.values() if case.shape.exchange.startswith(("bench.hkv", "bench.rk"))]
 ADDRESSED = [case for case in CASES.values() if case.name in ("local", "remote", "table-10", "table-many")]
 BROKER = Broker("127.0.0.1", 1234, "http://127.0.0.1:1235")

@@ -155,7 +155,7 @@ function draw() {
   if (!chosen || ![...graph.nodes, ...graph.edges].includes(chosen)) choose([...graph.nodes, ...graph.edges].find(each => each.key === chosen?.key) ?? graph.nodes[0])
 }
 
-// Each exchange stands beside its own destinations, so that few lines cross. Gives the height.
+// Each exchange is next to its own destinations, so that few lines cross. Gives the height.
 function arrange(columns, x) {
   let slots = 0
   const visit = node => {
