@@ -45,9 +45,10 @@ MAX_BODY_BYTES = 1 << 20
 #: Connections at a time; for one more, the one that has been idle for longest is closed (`net.listener` has room).
 MOST_CONNECTIONS = 64
 #: Seconds in which a connection is not idle yet: its request may be on its way. Where all are new, one more is 503.
-NEW_SECONDS = 1.0
-#: Connections at a time that wait for their 503.
-MOST_REFUSED = 32
+#: Few, since silent connections in a row must not keep probes away.
+NEW_SECONDS = 0.05
+#: Connections at a time that wait for their 503, and seconds for the request that it answers.
+MOST_REFUSED, REFUSED_SECONDS = 32, 1.0
 #: Seconds for a request to come whole, and for its answer to be read.
 REQUEST_SECONDS = 30.0
 _NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -256,7 +257,7 @@ class _Refused(asyncio.Protocol):
             self._transport.abort()
             return
         self._among.add(self)
-        self._deadline = asyncio.get_running_loop().call_later(NEW_SECONDS, self._transport.abort)
+        self._deadline = asyncio.get_running_loop().call_later(REFUSED_SECONDS, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         if self._transport is not None:

@@ -31,6 +31,8 @@ VIEWS = ("overview", "map", "rules", "explain", "recent", "shadow")
 WIDTHS = (360, 1280, 2560)
 #: Seconds of traffic before the picture of README.md, and until a page has drawn what it was sent.
 TRAFFIC_SECONDS, SETTLING_SECONDS = 30.0, 2.5
+#: Height of the highest picture.
+MOST_PIXELS = 6000
 
 VHOST = "shop"
 RULES = """\
@@ -140,15 +142,15 @@ async def until(tab: Tab, expression: str) -> None:
             await asyncio.sleep(0.2)
 
 
-async def look(tab: Tab, view: str, pixels: int, scheme: str, height: int = 900) -> bytes:
+async def look(tab: Tab, view: str, pixels: int, scheme: str) -> bytes:
     """Take a picture of a view, as high as it is."""
     await tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     await tab.width(pixels)
     await tab.value(f"location.hash = '{view}'")
     await until(tab, READY[view])
     await asyncio.sleep(SETTLING_SECONDS)
-    height = max(height, await tab.value("document.documentElement.scrollHeight"))
-    clip = {"x": 0, "y": 0, "width": pixels, "height": min(height, 6000), "scale": 1}
+    height = await tab.value("document.querySelector('main').getBoundingClientRect().bottom + scrollY")
+    clip = {"x": 0, "y": 0, "width": pixels, "height": min(height, MOST_PIXELS), "scale": 1}
     picture = await tab.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
     return base64.b64decode(picture["data"])
 
@@ -175,7 +177,7 @@ async def picture(sidecar: Sidecar) -> dict[str, bytes]:
     async with browser(program() or "chromium") as tab:
         await tab.go(sidecar.admin + "/")
         await asyncio.sleep(TRAFFIC_SECONDS)
-        return {PICTURE.name: await look(tab, "map", 1280, "light", 640)}
+        return {PICTURE.name: await look(tab, "map", 1280, "light")}
 
 
 async def gallery(sidecar: Sidecar, views: Sequence[str]) -> dict[str, bytes]:

@@ -310,6 +310,7 @@ async def test_for_one_connection_too_many_the_one_that_was_idle_for_longest_goe
 
 async def test_where_all_connections_are_new_one_more_is_told_so(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(admin, "NEW_SECONDS", 60.0)
     base = await start()
     silent = [await raw(base) for _ in range(3)]
     surplus = await raw(base, b"GET /livez HTTP/1.1\r\n")

@@ -1,6 +1,6 @@
 // The console: one page, six views of the documented pages of the admin address.
 
-import { at, badge, element, visible } from './dom.js'
+import { at, element } from './dom.js'
 import { follow, state } from './feed.js'
 import * as overview from './overview.js'
 import * as map from './map.js'

@@ -1,6 +1,6 @@
 // Overview: what is published, what is connected, what is wrong.
 
-import { at, badge, count, duration, element, facts, latency, listed, name, rate, svg, table, time, whole } from './dom.js'
+import { at, badge, count, duration, element, facts, latency, name, rate, svg, table, time, whole } from './dom.js'
 import { state } from './feed.js'
 
 export const topics = ['status', 'traffic']

@@ -1,6 +1,6 @@
 // Shadow: other rules compared with those in force, on live traffic.
 
-import { at, badge, count, duration, element, facts, listed, name, rate, table, visible, whole } from './dom.js'
+import { at, badge, count, duration, element, facts, name, table, visible, whole } from './dom.js'
 import { json, state } from './feed.js'
 
 export const topics = ['status', 'shadow']
@@ -27,16 +27,20 @@ export function show(topic) {
     ...found.exchanges.map(exchange => element('div', { class: 'card' },
       element('h3', {}, 'Exchange ', name(exchange.exchange), ' ', badge(exchange.different ? `${whole(exchange.different)} differ` : 'no difference', exchange.different ? 'warn' : 'good')),
       element('div', { class: 'wide' }, table(['publishes', 'rules in force', 'candidate', 'example'], exchange.differences.map(each => [
-        each.publishes, result(each.live), result(each.candidate), example(each.example)]), `All of ${whole(exchange.compared)} go to the same places.`)),
+        each.publishes, result(each.live, each.candidate), result(each.candidate, each.live), example(each.example)]), `All of ${whole(exchange.compared)} go to the same places.`)),
       ...(exchange.further_differences ? [element('p', { class: 'muted' }, `And ${whole(exchange.further_differences)} of other kinds.`)] : []))),
     ...(found.exchanges.length ? [] : [element('p', { class: 'card muted' }, 'Nothing was published yet to an exchange of either rules.')]))
   if (focused) at('stop').focus()
 }
 
-export function result(found) {
-  const places = [...found.queues.map(each => `queue ${each}`), ...found.exchanges.map(each => `exchange ${each}`), ...found.remotes.map(each => `broker ${each}`)]
+const placesOf = found => [...found.queues.map(each => `queue ${each}`), ...found.exchanges.map(each => `exchange ${each}`), ...found.remotes.map(each => `broker ${each}`)]
+
+// Where a message goes; places that the other result lacks stand out.
+export function result(found, other = found) {
+  const same = placesOf(other)
+  const places = placesOf(found).flatMap((each, index) => [index ? ', ' : '', same.includes(each) ? name(each) : element('mark', {}, name(each))])
   return element('span', {}, badge(found.outcome, { routed: 'good', translated: 'good', passed: '' }[found.outcome] ?? 'warn'), ' ',
-    ...listed(places), ...(found.error ? [' ', name(found.error)] : []))
+    ...places, ...(found.error ? [' ', name(found.error)] : []))
 }
 
 function example(found) {
