@@ -24,8 +24,10 @@ from proxy.admin.traffic import SAMPLE_SECONDS, TrafficSampler
 MOST_STREAMS = 32
 #: Events that wait for a client, which is disconnected when they are more.
 QUEUED_EVENTS = 8
-#: A pause is at least this many times as long as the sampling before it took.
-RESTS = 50
+#: Seconds between two samples while nobody looks.
+QUIET_SECONDS = 10.0
+#: A pause is at least this many times as long as the sampling before it took: while somebody looks, and else.
+RESTS, QUIET_RESTS = 100, 500
 #: Seconds after a request for `/api/traffic` in which rates of bindings are known for the next one.
 _LOOKING_SECONDS = 10.0
 _TRAFFIC = "traffic"
@@ -100,6 +102,8 @@ class LiveFeed:
         self._timer = timer
         self._streams: set[_Stream] = set()
         self._looking_until = 0.0
+        #: set while somebody looks
+        self._looked_at = asyncio.Event()
 
     @property
     def routes(self) -> list[GuardedRoute]:
@@ -114,7 +118,14 @@ class LiveFeed:
             while True:
                 began = self._timer()
                 await self._turn()
-                await asyncio.sleep(max(SAMPLE_SECONDS, RESTS * (self._timer() - began)))
+                spent = self._timer() - began
+                if self._timer() >= self._looking_until and not self._streams:
+                    self._looked_at.clear()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(max(QUIET_SECONDS, QUIET_RESTS * spent)):
+                            await self._looked_at.wait()
+                else:
+                    await asyncio.sleep(max(SAMPLE_SECONDS, RESTS * spent))
         finally:
             for stream in tuple(self._streams):
                 stream.end()
@@ -132,6 +143,7 @@ class LiveFeed:
 
     async def _get_traffic(self, _request: web.Request) -> web.Response:
         self._looking_until = self._timer() + _LOOKING_SECONDS
+        self._looked_at.set()
         return json_response(await self._traffic.look())
 
     async def _follow(self, request: web.Request) -> web.StreamResponse:
@@ -145,6 +157,7 @@ class LiveFeed:
             return web.Response(status=503, text=text, headers={"Retry-After": "5", "Connection": "close"})
         stream = _Stream(topics, request)
         self._streams.add(stream)
+        self._looked_at.set()
         response = web.StreamResponse(headers=_HEADERS)
         try:
             await response.prepare(request)

@@ -1,8 +1,8 @@
 """Publish rates of the last 15 minutes, and totals and rates by exchange, binding and destination.
 
-Totals per outcome are noted all the time: that is a handful of numbers every `SAMPLE_SECONDS`. What costs more, the
-numbers of each binding and destination, is read only while somebody looks, and in a thread: the event loop folds
-tallies in steps, as for the page of metrics.
+Totals per outcome are noted all the time, seldom while nobody looks (`live`). What costs more, the numbers of each
+binding and destination, is read only while somebody looks, and in a thread: the event loop folds tallies in steps, as
+for the page of metrics.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import NamedTuple, TypeAlias
 from proxy.observe.metrics import Row, binding_matches, destination_publishes, publishes
 from proxy.relay.counters import OUTCOMES, Counters, Histogram
 
-#: Seconds between two samples, and for how long they are kept.
-SAMPLE_SECONDS, HISTORY_SECONDS = 2.0, 900.0
+#: Seconds between two samples while somebody looks, the least for a rate, and for how long rates are kept.
+SAMPLE_SECONDS, LEAST_SECONDS, HISTORY_SECONDS = 2.0, 1.0, 900.0
 #: Confirm latency is that of the confirms of so many seconds.
 LATENCY_SECONDS = 60.0
 #: Columns of the history, beside the time.
@@ -112,7 +112,9 @@ class TrafficSampler:
         sample = _Sample(now, totals, tuple(self._counters.confirm_seconds.buckets))
         if self._samples:
             before = self._samples[-1]
-            seconds = max(now - before.timer, 1e-9)
+            seconds = now - before.timer
+            if seconds < LEAST_SECONDS:  # the first look ends a pause at any time
+                return
             # A total falls where rules are reloaded that name an exchange no longer.
             rates = (max(0.0, new - old) / seconds for new, old in zip(totals, before.totals, strict=True))
             self._history.append((round(wall, 3), *(round(rate, 3) for rate in rates)))

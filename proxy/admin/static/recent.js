@@ -1,6 +1,6 @@
 // Recent: publishes that reached no queue, or were refused.
 
-import { at, badge, element, listed, name, table } from './dom.js'
+import { at, badge, element, listed, table } from './dom.js'
 import { state } from './feed.js'
 import { load } from './explain.js'
 
