@@ -199,9 +199,9 @@ class OwnedExchange:
         """Destinations whose token binding on the carrier stands, as far as is known."""
         return self.tokens.bound
 
-    def keep(self, stored: StoredBinding) -> None:
-        """Note a client's binding, in place of the one of its identity."""
-        identity = stored.binding.identity
+    def keep(self, stored: StoredBinding, identity: Hashable = None) -> None:
+        """Note a client's binding, in place of the one of its identity, which the caller may know already."""
+        identity = identity or stored.binding.identity
         self._count_regexes(self.clients.get(identity), -1)
         self._count_regexes(stored, 1)
         self.clients[identity] = stored
@@ -375,7 +375,8 @@ class VhostState:
             Whether it is new, or the copy that counts is.
         """
         owned, exchange = self.exchanges[stored.binding.exchange], self.router.exchanges[stored.binding.exchange]
-        known = owned.clients.get(stored.binding.identity)
+        identity = stored.binding.identity
+        known = owned.clients.get(identity)
         if known is not None:
             merged_with = known.merged_with(stored)
             if merged_with.copies == known.copies:
@@ -385,12 +386,12 @@ class VhostState:
                 merged_with = self._limited(owned, merged_with)
                 exchange.unbind(known.binding)
                 exchange.bind(merged_with.binding)
-            owned.keep(merged_with)
+            owned.keep(merged_with, identity)
         else:
             is_new = True
             stored = self._limited(owned, stored)
             exchange.bind(stored.binding, compiled)
-            owned.keep(stored)
+            owned.keep(stored, identity)
         self.changed()
         return is_new
 

@@ -189,14 +189,12 @@ class Exchange:
             compiled = compile_binding(self.type, binding, self._local_time)
         else:
             compiled.binding = binding
-        identity = _Identity(binding)
-        if identity in self._compiled:
+        if self._compiled.setdefault(_Identity(binding), compiled) is not compiled:
             return False
         self.changes += 1
         compiled.arrival = self.changes
         compiled.exchange = self.name
         compiled.id = binding.id or _hash(binding)
-        self._compiled[identity] = compiled
         self._index.add(compiled)
         self._interest.add(compiled.fact_names)
         self._count_destinations(compiled, 1)
