@@ -47,6 +47,8 @@ def marked(**rules: object) -> Wire:
 
 def closed(made: Wire, data: bytes = b"") -> tuple[object, str]:
     found = [frame for frame in split(data or made.producer()) if frame.name.endswith(".Close")]
+    refused = found[0].arguments["class_id"], found[0].arguments["method_id"]
+    assert refused in ((50, 20), (50, 50), (40, 30), (40, 40))  # the client's own bind or unbind
     return found[0].arguments["reply_code"], str(found[0].arguments["reply_text"])
 
 

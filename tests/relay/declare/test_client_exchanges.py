@@ -61,6 +61,8 @@ def answered(wire: Wire) -> bytes:
 
 def refusal(wire: Wire) -> tuple[object, str]:
     (closed,) = [frame for frame in split(wire.producer()) if frame.name == "Channel.Close"]
+    assert closed.arguments["class_id"] == 40  # the client's own declare or delete
+    assert closed.arguments["method_id"] in (10, 20)
     return closed.arguments["reply_code"], str(closed.arguments["reply_text"])
 
 
