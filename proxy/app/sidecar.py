@@ -334,6 +334,7 @@ class Sidecar:
             self._counters.unsigned_bindings = self._topology.unsigned_count
             self._counters.unkeyed_tokens = self._topology.unkeyed_count
             self._counters.carrier_bypasses = self._topology.bypass_count
+            self._counters.carrier_bindings = self._topology.carrier_bindings
             self._counters.certificates = self._tls.contexts.ends
             await asyncio.sleep(_WATCH_SECONDS)
 

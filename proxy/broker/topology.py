@@ -9,6 +9,7 @@ Source: architecture, "The broker is the store".
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -63,6 +64,7 @@ class VhostStatus:
     unsigned: Mapping[str, Sequence[str]]
     old_tokens: Mapping[str, int]
     bypasses: Sequence[str]
+    unfit_carriers: Sequence[str]
     previous_secret: Mapping[str, int]
     declared: Mapping[str, int]
     refreshed_at: float | None
@@ -89,6 +91,7 @@ def status_of(vhost: VhostTopology) -> VhostStatus:
         queues=len(vhost.observed.queues),
         old_tokens=vhost.observer.tokens(),
         bypasses=vhost.observer.bypasses,
+        unfit_carriers=[str(carrier) for carrier in vhost.carrier_bindings if not carrier.fits],
         unsigned={_text(name): texts for name, texts in sorted(vhost.store.listings.unsigned.items())},
         previous_secret={_text(name): count for name, count in sorted(vhost.store.listings.previous.items())},
         declared={
@@ -410,6 +413,15 @@ class Topology:
     def bypass_count(self) -> int:
         """How many alternate and dead-letter exchanges lead to carriers."""
         return sum(len(vhost.observer.bypasses) for vhost in self._vhosts.values())
+
+    @property
+    def carrier_bindings(self) -> Counter[tuple[str, str, str]]:
+        """How many bindings carriers have, by virtual host, type, and whether the type fits."""
+        counts: Counter[tuple[str, str, str]] = Counter()
+        for name, vhost in self._vhosts.items():
+            for carrier in vhost.carrier_bindings:
+                counts[name, carrier.carrier_type.value, "yes" if carrier.fits else "no"] += carrier.bindings
+        return counts
 
     @property
     def unsigned_count(self) -> int:

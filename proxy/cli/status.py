@@ -21,6 +21,7 @@ _FINDINGS = (
     ("foreign", "foreign"),
     ("unsigned", "unsigned"),
     ("bypasses", "bypass"),
+    ("unfit_carriers", "carrier type"),
 )
 
 

@@ -378,6 +378,14 @@ METRICS: tuple[MetricSpec, ...] = (
         "Alternate and dead-letter exchanges on RabbitMQ that lead to a carrier without its rules.",
     ),
     _metric(
+        "carrier_bindings",
+        GAUGE,
+        "vhost type fits",
+        lambda counters: list(counters.carrier_bindings.items()),
+        "Bindings of carriers by type, direct or topic; fits is no where the other type costs RabbitMQ less, or "
+        "was asked for.",
+    ),
+    _metric(
         "topology_unsigned_bindings",
         GAUGE,
         "",

@@ -9,7 +9,7 @@ rules name has one of its own. Only one thread counts.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TypeAlias
@@ -365,6 +365,8 @@ class Counters:
         self.missing_destinations = 0
         self.foreign_bindings = 0
         self.carrier_bypasses = 0
+        #: by virtual host, type of the carrier, and whether that fits
+        self.carrier_bindings: Mapping[tuple[str, str, str], int] = {}
         self.unkeyed_tokens = 0
         self.unsigned_bindings = 0
         #: processes that share the addresses, and how often this one of them was started again

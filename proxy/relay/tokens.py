@@ -63,6 +63,9 @@ class TokenForm(Enum):
     EIGHT_WORDS = "topic, eight words"
 
 
+#: Destinations up to which a direct exchange costs RabbitMQ 3.10 less than a topic exchange, by form of its tokens
+#: (docs/explanation/performance.md).
+FEW_DESTINATIONS = {TokenForm.ONE_WORD: 50, TokenForm.EIGHT_WORDS: 200}
 #: For each token that a destination has under one key, whether it is one word; the current one first.
 _ONE_WORD = {
     TokenForm.DIRECT: (False,),

@@ -4,7 +4,7 @@ A carrier that exists keeps its type: the broker refuses to declare it with anot
 and other sidecars publish to it. A carrier that has to be declared gets the type that costs the broker less.
 
 RabbitMQ before 3.13 compares every binding of a direct exchange with every routing key of a message that has more than
-one, and a message of ours has. The limits below are where a topic exchange begins to cost less, as measured
+one, and a message of ours has. `FEW_DESTINATIONS` is where a topic exchange begins to cost less, as measured
 (docs/explanation/performance.md). `relay.tokens.TokenForm` describes the forms.
 
 Order of a change: destinations are bound under both tokens, then messages leave with eight words, and the tokens of one
@@ -14,19 +14,18 @@ under eight words, and the exchange, at their next look.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
 
 import structlog
 
 from proxy.broker.management_api import BindingInfo, ExchangeInfo
 from proxy.broker.reconcile.desired import DesiredState
 from proxy.broker.reconcile.executor import Executor
-from proxy.relay.tokens import TokenForm, is_eight_words
+from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm, is_eight_words
 from proxy.relay.vhost import CarrierType, OwnedExchange, VhostState
 from proxy.values import EXCHANGE
 
-#: Destinations up to which a direct exchange costs RabbitMQ 3.10 less than a topic exchange, by form of its tokens.
-FEW_DESTINATIONS = {TokenForm.ONE_WORD: 50, TokenForm.EIGHT_WORDS: 200}
 #: Looks for which tokens of one word stay bound after the change to eight.
 FORMER_LOOKS = 12
 #: The first version that looks the bindings of a direct exchange up for each key of a message.
@@ -54,6 +53,42 @@ def has_many(exchange: OwnedExchange, desired: DesiredState) -> bool:
     if exchange.declared is not None or exchange.clients or exchange.name in desired.chooses_queues:
         return True
     return len(desired.tokens_of(exchange)) > FEW_DESTINATIONS[form_on_topic(exchange, desired)]
+
+
+class CarrierBindings(NamedTuple):
+    """How many bindings a carrier has.
+
+    Args:
+        exchange: the exchange that it carries.
+        bindings: how many.
+        scans: whether the broker compares all of them with every message where it is a direct exchange.
+    """
+
+    exchange: OwnedExchange
+    bindings: int
+    scans: bool
+
+    @property
+    def carrier_type(self) -> CarrierType:
+        return CarrierType.TOPIC if self.exchange.is_topic else CarrierType.DIRECT
+
+    @property
+    def fits(self) -> bool:
+        """Whether its type is the one that was asked for, or costs the broker no more than the other one."""
+        wanted = self.exchange.wanted_type
+        if wanted is not CarrierType.AUTO:
+            return self.carrier_type is wanted
+        form = TokenForm.ONE_WORD if self.exchange.alternate is None else TokenForm.EIGHT_WORDS
+        return self.exchange.is_topic or not self.scans or self.bindings <= FEW_DESTINATIONS[form]
+
+    def __str__(self) -> str:
+        """One line for operators."""
+        name, carrier = self.exchange.name.decode(errors="replace"), self.exchange.carrier.decode(errors="replace")
+        why = "RabbitMQ before 3.13 compares all of them with every message"
+        if self.exchange.wanted_type is not CarrierType.AUTO:
+            why = f"carrier_type asks for {self.exchange.wanted_type.value}"
+        kind = f"{self.carrier_type.value} exchange with {self.bindings} bindings"
+        return f"exchange {name}: carrier {carrier} is a {kind}; {why}"
 
 
 class CarrierForms:
@@ -94,16 +129,21 @@ class CarrierForms:
                 exchange.form = form_on_topic(exchange, desired) if is_topic else TokenForm.DIRECT
                 self._state.changed()
 
-    async def change_forms(self, desired: DesiredState) -> None:
+    async def change_forms(self, desired: DesiredState, changed: Callable[[OwnedExchange], bool]) -> None:
         """Change the carriers to eight words that need it; call it when their bindings have been listed.
+
+        Args:
+            desired: the carriers.
+            changed: says whether a carrier has tokens of eight words: another sidecar needs them.
 
         Raises:
             UpstreamError: the connection was lost; what has begun goes on at the next look.
         """
         for exchange in desired.carriers:
-            if exchange.form is TokenForm.ONE_WORD and form_on_topic(exchange, desired) is TokenForm.EIGHT_WORDS:
-                await self.change(exchange)
-            elif exchange.form is TokenForm.CHANGING:
+            needed = exchange.form is TokenForm.CHANGING
+            if exchange.form is TokenForm.ONE_WORD:
+                needed = changed(exchange) or form_on_topic(exchange, desired) is TokenForm.EIGHT_WORDS
+            if needed:
                 await self.change(exchange)
 
     async def change(self, exchange: OwnedExchange) -> None:
@@ -151,6 +191,6 @@ class CarrierForms:
         return [info for info in former if (info.destination_type, info.destination) not in exchange.leftover]
 
 
-def starts_in_eight_words(exchange: OwnedExchange, bindings: Iterable[BindingInfo]) -> bool:
-    """Say whether a topic carrier that this process has not used yet has tokens of eight words already."""
-    return exchange.form is TokenForm.ONE_WORD and any(is_eight_words(info.routing_key) for info in bindings)
+def has_eight_words(bindings: Iterable[BindingInfo]) -> bool:
+    """Say whether there are bindings under tokens of eight words."""
+    return any(is_eight_words(info.routing_key) for info in bindings)

@@ -250,6 +250,8 @@ def _is_hash(word: bytes) -> bool:
 def _ours(binding: BindingInfo, tokens: Tokens) -> bool:
     destination = (binding.destination_type, binding.destination)
     key = binding.routing_key
+    if tokens.form is TokenForm.ONE_WORD:
+        tokens = tokens.in_form(TokenForm.CHANGING)  # another sidecar may have changed the form already
     return binding.stores or is_grant(key) or key in tokens.of(*destination) or key in tokens.former(*destination)
 
 

@@ -15,7 +15,7 @@ import structlog
 from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import BindingInfo, ManagementApi, listings
 from proxy.broker.methods import ABSENT, unnameable
-from proxy.broker.reconcile.carrier_forms import starts_in_eight_words
+from proxy.broker.reconcile.carrier_forms import has_eight_words
 from proxy.broker.reconcile.checks import (
     CarrierTokens,
     bypasses,
@@ -61,6 +61,8 @@ class _Reading(NamedTuple):
     digest: bytes
     tokens: Tokens
     carrier_tokens: CarrierTokens
+    size: int = 0
+    eight_words: bool = False
 
 
 class _Turns:
@@ -133,6 +135,16 @@ class Observer:
         """Give which tokens stood on the carrier of an exchange when its bindings were read last."""
         last = self._readings.get(exchange.carrier)
         return last.carrier_tokens if last is not None and last.exchange is exchange else CarrierTokens()
+
+    def has_eight_words(self, exchange: OwnedExchange) -> bool:
+        """Say whether the carrier of an exchange had tokens of eight words when its bindings were read last."""
+        last = self._readings.get(exchange.carrier)
+        return last is not None and last.exchange is exchange and last.eight_words
+
+    def binding_count(self, exchange: OwnedExchange) -> int:
+        """Count the bindings of a carrier, as they were read last."""
+        last = self._readings.get(exchange.carrier)
+        return last.size if last is not None and last.exchange is exchange else 0
 
     def incomplete(self, exchange: OwnedExchange) -> Set[Destination]:
         """Give what lacks one of its tokens on the carrier of an exchange, as far as its bindings were read."""
@@ -246,11 +258,11 @@ class Observer:
         answer = await management.changed_bindings(self._vhost, exchange.carrier, last.digest)
         if answer is not None:
             digest, bindings = answer
-            if not exchange.bound and starts_in_eight_words(exchange, bindings):
+            if not exchange.bound and exchange.form is TokenForm.ONE_WORD and has_eight_words(bindings):
                 exchange.form = TokenForm.EIGHT_WORDS
                 tokens = self._tokens(exchange)
             last = self._readings[exchange.carrier] = _Reading(
-                exchange, digest, tokens, carrier_tokens(bindings, tokens)
+                exchange, digest, tokens, carrier_tokens(bindings, tokens), len(bindings), has_eight_words(bindings)
             )
         exchange.tokens.listed(look, last.carrier_tokens.rows, clock())
         if answer is None:

@@ -119,7 +119,7 @@ class Reconciler:
         desired = wanted()
         for exchange in desired.carriers:
             exchange.tokens.rules_need(desired.tokens_of(exchange))
-        await self._forms.change_forms(desired)
+        await self._forms.change_forms(desired, observer.has_eight_words)
         actions = diff(
             desired,
             self._undeclared,

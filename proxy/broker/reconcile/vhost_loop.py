@@ -24,7 +24,7 @@ from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.declared.announcements import Announcements
 from proxy.broker.declared.store import DeclarationStore, inherit, inheriting
 from proxy.broker.management_api import ExchangeInfo, ManagementApi
-from proxy.broker.reconcile.carrier_forms import CarrierForms, scans_bindings
+from proxy.broker.reconcile.carrier_forms import CarrierBindings, CarrierForms, scans_bindings
 from proxy.broker.reconcile.desired import DesiredState, TokenRights, WantedQueue, desired_state
 from proxy.broker.reconcile.diff import BindToken, needed_again, retired_tokens, share_tables
 from proxy.broker.reconcile.executor import Executor, Pins
@@ -214,6 +214,15 @@ class VhostTopology:
     def failing(self) -> list[str]:
         """What the broker refused to do and is tried again, for operators."""
         return [f"{action}: {why}" for action, why in self._executor.failing()]
+
+    @property
+    def carrier_bindings(self) -> list[CarrierBindings]:
+        """How many bindings each carrier has, and whether its type fits."""
+        state = self.state
+        return [
+            CarrierBindings(exchange, self.observer.binding_count(exchange), state.scans_bindings)
+            for exchange in state.carried()
+        ]
 
     @property
     def connected(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm
 from proxy.routing.bindings.binding import typed_arguments
 from proxy.rules.operator_reference import OPERATORS
 from proxy.rules.schema import ALTERNATE, CARRIER, OPEN, ParsedBinding, ParsedExchange, ParsedFile, ParsedQueue
@@ -44,6 +45,7 @@ def check_vhost(files: Sequence[ParsedFile], faults: Faults) -> None:
     for exchange in exchanges:
         _binding_names(exchange, faults)
         _alternate(exchange, owned, faults)
+        _carrier_type(exchange, owned, faults)
         _without_effect(exchange, faults)
         _doubtful_keys(exchange, faults)
         _clocks(exchange, faults)
@@ -111,6 +113,23 @@ def _alternate(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], fau
         faults.warn(place, path, "unmatched: pass wins: only what a `-silent` filter dropped goes there")
     elif alternate in owned and owned[alternate].unmatched_pass:
         faults.error(place, path, _UNREACHABLE)
+
+
+def _carrier_type(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], faults: Faults) -> None:
+    """Point at a type that costs the broker more than the other one would."""
+    if exchange.carrier_type == "auto" or exchange.delivery != CARRIER:
+        return
+    bindings = [parsed.binding for parsed in exchange.bindings]
+    named = {(binding.destination_type, binding.destination) for binding in bindings}
+    onward = exchange.alternate is not None or any(kind == EXCHANGE and name not in owned for kind, name in named)
+    few = FEW_DESTINATIONS[TokenForm.EIGHT_WORDS if onward else TokenForm.ONE_WORD]
+    if exchange.carrier_type == "direct" and len(named) > few:
+        faults.warn(
+            exchange.fields.place_of("carrier_type"),
+            exchange.fields.at("carrier_type"),
+            f"a direct carrier with {len(named)} destinations: RabbitMQ before 3.13 compares all of them with every "
+            f"message; beyond {few} a topic carrier costs less (auto)",
+        )
 
 
 def _without_effect(exchange: ParsedExchange, faults: Faults) -> None:

@@ -1,0 +1,261 @@
+"""Types of carriers and the tokens on them: what is chosen, what an existing carrier keeps, and changes under load."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from proxy.broker.reconcile.carrier_forms import FORMER_LOOKS
+from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm
+from tests.broker.delivery.applications import Application
+from tests.broker.delivery.site import Site, standing
+from tests.broker.world import Outside
+from tests.producer import Closed, Producer, until
+from tests.rabbitmq import Broker
+from tests.sidecar import Sidecar
+
+ONE_WORD = re.compile(rb"x-o-p-e-n-x-r-[qe]-[0-9a-f]{16}")
+EIGHT_WORDS = re.compile(rb"x\.o\.p\.e\.n\.x\.r\.[qe]\.[0-9a-f]{16}")
+REFRESH = {"inventory": {"refresh": "200ms"}}
+#: More destinations than a direct carrier is to have.
+MANY = FEW_DESTINATIONS[TokenForm.ONE_WORD] + 1
+
+RULES = """
+queues: [a, b]
+exchanges:
+  - name: letters
+    carrier_type: topic
+    bindings:
+      - {queue: a, arguments: {"x-?hkex": n}}
+      - {queue: b, arguments: {"x-?hkv= n": 1}}
+"""
+WITH_EXCHANGE = RULES + '      - {exchange: copies, arguments: {"x-?hkex": copy}}\n'
+#: Ways to a carrier of another type, as the page "Types of carriers" describes them.
+ANOTHER_CARRIER = RULES.replace("carrier_type: topic", "carrier: letters.2\n    carrier_type: direct")
+NO_CARRIER = RULES.replace("carrier_type: topic", "delivery: queue")
+
+
+def keys(outside: Outside, carrier: str) -> list[bytes]:
+    return sorted(key for _, _, key in outside.bindings(carrier))
+
+
+def copies(outside: Outside) -> None:
+    """A topic exchange downstream with a pattern that matches every key of one word, and a queue behind it."""
+    outside.make_exchange("copies", "topic")
+    outside.make_queues("copied", "one-word")
+    outside.bind("copies", "copied", "a.key")
+    outside.bind("copies", "one-word", "*")
+
+
+def scans(broker: Broker) -> bool:
+    return broker.version < (3, 13)
+
+
+# -- what is chosen ----------------------------------------------------------------------------------------------------
+
+
+def test_a_carrier_has_the_type_that_the_rules_ask_for_or_the_broker_needs(broker: Broker, tmp_path: Path) -> None:
+    named = "".join(f"      - {{queue: many.{number}}}\n" for number in range(MANY))
+    rules = f"""
+exchanges:
+  - {{name: few, bindings: [{{queue: a}}]}}
+  - {{name: direct, carrier_type: direct, bindings: [{{queue: a, arguments: {{x-addqre-ontrue: "^b"}}}}]}}
+  - {{name: topic, carrier_type: topic, bindings: [{{queue: a}}]}}
+  - {{name: spare, carrier_type: topic, arguments: {{alternate-exchange: amq.fanout}}, bindings: [{{queue: a}}]}}
+  - {{name: onward, carrier_type: topic, bindings: [{{queue: a}}, {{exchange: amq.fanout}}]}}
+  - {{name: regex, bindings: [{{queue: a, arguments: {{x-addqre-ontrue: "^b"}}}}]}}
+  - name: many
+    bindings:
+{named}"""
+
+    def prepare(outside: Outside) -> None:
+        outside.make_queues("a", *(f"many.{number}" for number in range(MANY)))
+
+    with standing(broker, tmp_path, rules, prepare=prepare) as site:
+        auto = "topic" if scans(broker) else "direct"
+        expected = {"few": "direct", "direct": "direct", "topic": "topic", "spare": "topic", "onward": "topic"}
+        for name, carrier_type in {**expected, "regex": auto, "many": auto}.items():
+            assert (name, site.exchange(name)["type"]) == (name, carrier_type)
+        assert all(map(ONE_WORD.fullmatch, keys(site, "topic")))
+        for name in ("spare", "onward", "direct", "few"):
+            assert all(map(EIGHT_WORDS.fullmatch, keys(site, name)))
+        producer = site.producer()
+        for name in ("few", "direct", "topic", "spare", "onward", "regex", "many"):
+            assert producer.send_settled(name, "k", mandatory=True) == (True, [])
+        assert len(site.take("a")) == 6
+        assert site.bodies("many.0", f"many.{MANY - 1}") == [[b"body"], [b"body"]]
+
+
+@pytest.mark.parametrize("carrier_type", ["direct", "topic"])
+def test_a_declared_exchange_has_the_type_that_its_declaration_asks_for(
+    broker: Broker, vhost: str, carrier_type: str
+) -> None:
+    outside = Outside(broker, vhost)
+    outside.make_queues("a", "b")
+    with Sidecar(broker) as sidecar, Application(sidecar.port, vhost) as app:
+        app.exchange("ox", {"x-carrier-type": carrier_type})
+        app.bind("a", "ox", {"x-?hkv= n": 1})
+        app.bind("a", "ox", {"x-?hkv= n": 2})
+        assert outside.exchange("ox")["type"] == carrier_type
+        dot = "." if carrier_type == "direct" else "-"
+        prefixes = sorted(f"x.o.p.e.n.x.{kind}".replace(".", dot).encode() for kind in ("b.", "r.q."))
+        assert [key[: len(prefix)] for key, prefix in zip(keys(outside, "ox"), prefixes, strict=True)] == prefixes
+        app.exchange("ox", {"x-carrier-type": carrier_type})
+        other = {"direct": "topic", "topic": "direct"}[carrier_type]
+        with pytest.raises(Closed, match=f"inequivalent arg 'x-carrier-type' for exchange 'ox' .*'{other}'") as caught:
+            app.exchange("ox", {"x-carrier-type": other})
+        assert caught.value.code == 406
+
+
+def test_a_declaration_with_another_word_is_refused(broker: Broker, vhost: str) -> None:
+    with Sidecar(broker) as sidecar:
+        for value in ("fanout", "Topic", "", 1):
+            with Application(sidecar.port, vhost) as app:
+                with pytest.raises(Closed, match="PRECONDITION_FAILED - Invalid exchange argument") as caught:
+                    app.exchange("ox", {"x-carrier-type": value})
+                assert caught.value.code == 406
+
+
+@pytest.mark.parametrize(("there", "wanted"), [("direct", "topic"), ("topic", "direct"), ("topic", "auto")])
+def test_a_carrier_that_exists_keeps_its_type(broker: Broker, tmp_path: Path, there: str, wanted: str) -> None:
+    def prepare(outside: Outside) -> None:
+        outside.make_exchange("letters", there, **{"x-open-exchange": True})
+
+    rules = RULES.replace("carrier_type: topic", f"carrier_type: {wanted}")
+    with standing(broker, tmp_path, rules, prepare=prepare) as site:
+        assert site.exchange("letters")["type"] == there
+        assert site.producer().send_settled("letters", "k", {"n": 1}, mandatory=True) == (True, [])
+        assert site.bodies("a", "b") == [[b"body"], [b"body"]]
+        # Where a carrier was there before, version 0.1 may use it, too.
+        form = ONE_WORD if there == "topic" else re.compile(rb"x\.o\.p\.e\.n\.x\.(r\.)?q\.[0-9a-f]{16}")
+        assert all(map(form.fullmatch, keys(site, "letters")))
+
+
+# -- changes under load ------------------------------------------------------------------------------------------------
+
+
+class Load:
+    """Publishes one message after another, each numbered, until the context ends; `acked` are those confirmed."""
+
+    def __init__(self, port: int, vhost: str) -> None:
+        self.acked: list[bytes] = []
+        self.returned: list[bytes] = []
+        self._ended = Event()
+        self._place = (port, vhost)
+
+    def run(self) -> None:
+        with Producer(*self._place).open(confirm=True) as producer:
+            number = 0
+            while not self._ended.is_set():
+                number += 1
+                body = str(number).encode()
+                settled = producer.send_settled("letters", "a.key", {"n": number % 2}, body=body, mandatory=True)
+                assert settled.acked
+                self.acked.append(body)
+                self.returned += [body] if settled.returned else []
+
+    def goes_on(self) -> None:
+        """Wait until more has been published."""
+        count = len(self.acked) + 50
+        until(lambda: len(self.acked) >= count)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with ThreadPoolExecutor() as pool:
+            work: Future[None] = pool.submit(self.run)
+            try:
+                yield
+            finally:
+                self._ended.set()
+            work.result()
+
+    def check(self, site: Outside) -> None:
+        """Every message that was acked is in its queues, once."""
+        with Producer(site.broker.port, site.vhost).open() as beside:
+            bodies = {queue: [message.body for message in beside.take(queue)] for queue in ("a", "b")}
+        assert self.returned == []
+        assert bodies["a"] == self.acked
+        assert bodies["b"] == self.acked[::2]
+
+
+def reload(site: Site, rules: str) -> None:
+    before = site.metric("rules_reload_total", result="ok")
+    (site.sidecar.folder / "rules.yaml").write_text(f"vhost: {site.vhost}\n{rules}")
+    until(lambda: site.metric("rules_reload_total", result="ok") > before)
+
+
+def test_an_exchange_that_joins_changes_the_tokens_and_no_message_is_lost(broker: Broker, tmp_path: Path) -> None:
+    with standing(broker, tmp_path, RULES, REFRESH, copies) as site:
+        assert all(map(ONE_WORD.fullmatch, keys(site, "letters")))
+        load = Load(site.sidecar.port, site.vhost)
+        with load.running():
+            load.goes_on()
+            reload(site, WITH_EXCHANGE)
+            producer = site.producer()
+            assert producer.send_settled("letters", "a.key", {"copy": 1}, mandatory=True) == (True, [])
+            load.goes_on()
+            assert len(keys(site, "letters")) > 3, "tokens of one word stay for other sidecars"
+            until(lambda: all(map(EIGHT_WORDS.fullmatch, keys(site, "letters"))), seconds=FORMER_LOOKS * 2)
+            load.goes_on()
+        load.check(site)
+        assert site.bodies("copied", "one-word") == [[b"body"], []]
+
+
+def test_a_client_may_bind_an_exchange_to_a_topic_carrier_under_load(broker: Broker, vhost: str) -> None:
+    outside = Outside(broker, vhost)
+    outside.make_queues("a", "b")
+    copies(outside)
+    with Sidecar(broker, settings=REFRESH) as sidecar, Application(sidecar.port, vhost) as app:
+        app.exchange("letters", {"x-carrier-type": "topic"})
+        app.bind("a", "letters", {"x-?hkex": "n"})
+        app.bind("b", "letters", {"x-?hkv= n": 1})
+        load = Load(sidecar.port, vhost)
+        with load.running():
+            load.goes_on()
+            app.chain("copies", "letters", {"x-?hkex": "copy"})
+            for _ in range(20):
+                app.publish("letters", "a.key", {"copy": 1}, mandatory=True)
+                assert app.settle() == (True, [])
+            load.goes_on()
+            until(lambda: not any(map(ONE_WORD.fullmatch, keys(outside, "letters"))), seconds=FORMER_LOOKS * 2)
+            load.goes_on()
+        load.check(outside)
+        with Producer(broker.port, vhost).open() as beside:
+            assert [len(beside.take(queue)) for queue in ("copied", "one-word")] == [20, 0]
+
+
+def test_another_sidecar_changes_its_tokens_with_the_first(broker: Broker, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        site = stack.enter_context(standing(broker, tmp_path, RULES, REFRESH, copies))
+        file = tmp_path / "other.yaml"
+        file.write_text(f"vhost: {site.vhost}\n{RULES}")
+        other = stack.enter_context(Sidecar(broker, [file], REFRESH))
+        load = Load(other.port, site.vhost)
+        with load.running():
+            load.goes_on()
+            reload(site, WITH_EXCHANGE)
+            load.goes_on()
+            until(lambda: not any(map(ONE_WORD.fullmatch, keys(site, "letters"))), seconds=FORMER_LOOKS * 2)
+            load.goes_on()
+        load.check(site)
+
+
+@pytest.mark.parametrize("rules", [ANOTHER_CARRIER, NO_CARRIER], ids=["another carrier", "delivery: queue"])
+def test_a_reload_gives_another_type_and_no_message_is_lost(broker: Broker, tmp_path: Path, rules: str) -> None:
+    with standing(broker, tmp_path, RULES, REFRESH) as site:
+        load = Load(site.sidecar.port, site.vhost)
+        with load.running():
+            load.goes_on()
+            reload(site, rules)
+            load.goes_on()
+            until(lambda: site.plainly_bound("letters") == set(), seconds=30)
+            load.goes_on()
+        load.check(site)
+        if rules is ANOTHER_CARRIER:
+            assert site.exchange("letters.2")["type"] == "direct"
