@@ -47,6 +47,7 @@ class VhostStatus:
         bypasses: alternate and dead-letter exchanges that lead to carriers.
         unsigned: by exchange, bindings that no sidecar signed: they reach their own destination alone.
         previous_secret: by exchange, how many bindings a previous secret signed.
+        unfit_carriers: carriers whose type costs the broker more than the other one, or is not the one asked for.
         declared: by exchange that clients declared or bound to, how many bindings they made.
         refreshed_at: seconds since the epoch of the last look, None before the first.
     """
@@ -91,7 +92,7 @@ def status_of(vhost: VhostTopology) -> VhostStatus:
         queues=len(vhost.observed.queues),
         old_tokens=vhost.observer.tokens(),
         bypasses=vhost.observer.bypasses,
-        unfit_carriers=[str(carrier) for carrier in vhost.carrier_bindings if not carrier.fits],
+        unfit_carriers=vhost.unfit_carriers,
         unsigned={_text(name): texts for name, texts in sorted(vhost.store.listings.unsigned.items())},
         previous_secret={_text(name): count for name, count in sorted(vhost.store.listings.previous.items())},
         declared={

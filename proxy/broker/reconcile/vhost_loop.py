@@ -225,6 +225,11 @@ class VhostTopology:
         ]
 
     @property
+    def unfit_carriers(self) -> list[str]:
+        """Carriers whose type does not fit, in sentences for operators."""
+        return [str(carrier) for carrier in self.carrier_bindings if not carrier.fits]
+
+    @property
     def connected(self) -> bool:
         """Whether the connection stands and has been looked over."""
         return self.requests.connected.is_set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -135,6 +136,28 @@ def test_a_carrier_that_exists_keeps_its_type(broker: Broker, tmp_path: Path, th
         # Where a carrier was there before, version 0.1 may use it, too.
         form = ONE_WORD if there == "topic" else re.compile(rb"x\.o\.p\.e\.n\.x\.(r\.)?q\.[0-9a-f]{16}")
         assert all(map(form.fullmatch, keys(site, "letters")))
+
+
+@pytest.mark.parametrize("wanted", ["topic", "auto"])
+def test_a_carrier_whose_type_does_not_fit_is_reported(broker: Broker, tmp_path: Path, wanted: str) -> None:
+    named = "".join(f"      - {{queue: many.{number}}}\n" for number in range(MANY))
+
+    def prepare(outside: Outside) -> None:
+        outside.make_exchange("letters", "direct", **{"x-open-exchange": True})
+        outside.make_queues(*(f"many.{number}" for number in range(MANY)))
+
+    rules = f"exchanges:\n  - name: letters\n    carrier_type: {wanted}\n    bindings:\n{named}"
+    with standing(broker, tmp_path, rules, REFRESH, prepare) as site:
+        labels = {"vhost": site.vhost, "type": "direct", "fits": "no"}
+        if wanted == "auto" and not scans(broker):
+            until(lambda: site.metric("carrier_bindings", **{**labels, "fits": "yes"}) >= MANY)
+            return
+        until(lambda: site.metric("carrier_bindings", **labels) >= MANY)
+        (vhost,) = (item for item in json.loads(site.sidecar.get("/status"))["vhosts"] if item["vhost"] == site.vhost)
+        (sentence,) = vhost["unfit_carriers"]
+        why = "carrier_type asks for topic" if wanted == "topic" else "compares all of them with every message"
+        assert sentence.startswith("exchange letters: carrier letters is a direct exchange with ")
+        assert sentence.endswith(why)
 
 
 # -- changes under load ------------------------------------------------------------------------------------------------
