@@ -16,7 +16,16 @@ from datetime import UTC
 from proxy.admin.server import GuardedRoute, json_route
 from proxy.errors import ConfigErrors
 from proxy.relay.vhost import OwnedExchange, VhostState
-from proxy.rules.explain import Explanation, as_json, as_text, explain, read_explain_request
+from proxy.rules.explain import (
+    AddressRequest,
+    Explanation,
+    Lookup,
+    as_json,
+    as_text,
+    explain,
+    explain_address,
+    read_question,
+)
 from proxy.rules.loader import LoadedRules
 from proxy.rules.ruleset import ExchangeRule, Rules, VhostRules
 
@@ -57,9 +66,11 @@ class ExplainPage:
         """Explain the message that the body describes, as ``oxproxy explain`` does."""
         return await self._explain(body, as_text)
 
-    async def _explain(self, body: bytes, render: Callable[[Explanation], str]) -> tuple[int, object]:
+    async def _explain(self, body: bytes, render: Callable[[Explanation | Lookup], str]) -> tuple[int, object]:
         try:
-            question = read_explain_request(body, "message")
+            question = read_question(body, "message")
+            if isinstance(question, AddressRequest):
+                return _OK, render(explain_address(self._loaded(), question.address, question.vhost))
             live, queues = live_rules(self._loaded(), self._states())
             known = replace(question, queues=question.queues | queues.get(question.vhost or "", frozenset()))
             if question.vhost is None:

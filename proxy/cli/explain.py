@@ -14,25 +14,21 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients
 from proxy.cli.console import DONE, NO, load_rules_of, print_errors, print_line, printable, read_input
 from proxy.errors import ConfigErrors
 from proxy.rules.explain import (
+    AddressRequest,
     Explanation,
-    as_data,
     as_json,
-    as_lines,
     as_text,
     explain,
     explain_address,
-    read_explain_request,
+    read_question,
 )
 from proxy.rules.field_values import instant
-
-if TYPE_CHECKING:
-    from proxy.rules.explain import ExplainRequest
 
 #: Types of a header on the command line, and how their values are written in YAML; the value itself is a %s.
 _TYPES = {
@@ -74,38 +70,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     message.add_argument("--size", metavar="BYTES", type=int, help="of its body")
     message.add_argument("--queue", metavar="NAME", action="append", default=[], help="a queue that exists as well")
     message.add_argument("--vhost", metavar="NAME", help="where several have such an exchange or address table")
-    message.add_argument("--address", metavar="TEXT", help="no message: ask the address table of --rules alone")
+    message.add_argument("--address", metavar="TEXT", help="no message: ask the address table alone")
     parser.add_argument("--at", metavar="TIME", type=_instant, help="such as 2026-11-21T08:00:00Z; default: now")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     parser.add_argument("--expect", metavar="QUEUE", action="append", default=[], help="status 1 unless it gets there")
     parser.set_defaults(usage_error=parser.error)
 
 
-def _instant(text: str) -> float:
-    seconds = instant(text)
-    if seconds is None:
+def _instant(text: str) -> str:
+    if instant(text) is None:
         raise argparse.ArgumentTypeError(f'seen "{text}", expected a time with its zone such as 2026-11-21T08:00:00Z')
-    return seconds
+    return text
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the explanation; the answer is no where an expected queue is not reached or no address rule applies."""
     _check_usage(options)
-    if options.address is not None:
-        lookup = explain_address(load_rules_of(options.rules, os.environ), os.fsencode(options.address), options.vhost)
-        text = _as_json(as_data(lookup)) if options.json else "\n".join(as_lines(lookup))
-        print_line(text)
-        return NO if lookup.rule is None else DONE
     source = options.message or "command line"
     data = read_input(options.message) if options.message else described(options).encode(errors="surrogateescape")
+    if options.at is not None:
+        data = _timed(data, options.at)
     if options.rules is None:
         return _ask_running(admin_clients(options, "oxproxy explain"), data, options)
-    question: ExplainRequest = read_explain_request(data, source)
+    question = read_question(data, source)
     loaded = load_rules_of(options.rules, os.environ)
-    at = question.at if options.at is None else options.at
-    explanation = explain(loaded, question, time.time() if at is None else at)
+    if isinstance(question, AddressRequest):
+        lookup = explain_address(loaded, question.address, question.vhost)
+        print_line(_as_json(as_json(lookup)) if options.json else as_text(lookup))
+        return NO if lookup.rule is None else DONE
+    explanation = explain(loaded, question, time.time() if question.at is None else question.at)
     _print(explanation, options.json)
     return _expected(options.expect, explanation.result.queues)
+
+
+def _timed(message: bytes, at: str) -> bytes:
+    """Add the time to a message as YAML or JSON."""
+    if message.lstrip()[:1] == b"{":
+        begin, brace, rest = message.partition(b"{")
+        return begin + brace + f'"at": "{at}", '.encode() + rest
+    return message.rstrip() + f"\nat: {at}\n".encode()
 
 
 def _check_usage(options: argparse.Namespace) -> None:
@@ -120,15 +123,18 @@ def _check_usage(options: argparse.Namespace) -> None:
         options.usage_error("--vhost: the message of --message names its virtual host itself, under vhost")
     if parts and options.exchange is None:
         options.usage_error(f"{parts[0]} describes a message: expected --exchange with it")
-    if options.rules is None and (options.at is not None or options.address is not None):
-        options.usage_error(f"{'--at' if options.at is not None else '--address'} needs --rules: expected a rules file")
+    if options.address is not None and (options.at is not None or options.expect):
+        options.usage_error(
+            f"--address: no message is published, {'--at' if options.at else '--expect'} has no meaning"
+        )
     if options.rules is not None and (options.admin or options.config is not None):
         options.usage_error("--rules evaluates files: expected neither --admin nor --config with it")
 
 
 def described(options: argparse.Namespace) -> str:
-    """Return the message of the command line as YAML."""
-    lines = [f"exchange: {_quoted(options.exchange)}"]
+    """Return the message, or the address, of the command line as YAML."""
+    subject = "exchange" if options.address is None else "address"
+    lines = [f"{subject}: {_quoted(getattr(options, subject))}"]
     if options.key is not None:
         lines.append(f"routing_key: {_quoted(options.key)}")
     if options.header:
@@ -199,12 +205,17 @@ def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argpa
             print_line("\n".join(map(printable, text.rstrip("\n").split("\n"))))
     if len(distinct) > 1:
         print_errors([f"workers answer differently: {', '.join(client.url for client in distinct)}"])
+    status = NO if faults or len(distinct) > 1 else DONE
+    if options.address is not None:
+        return NO if any(answer["rule"] is None for answer in answers.values()) else status
     reached = set.intersection(*(set(answer["queues"]) for answer in answers.values()))
-    return max(_expected(options.expect, reached), NO if faults or len(distinct) > 1 else DONE)
+    return max(_expected(options.expect, reached), status)
 
 
 def _outcome(answer: dict[str, Any]) -> str:  # Any: JSON
     """Return what has to be equal in the answers of workers: the version of the rules, and where the message goes."""
+    if "address" in answer:
+        return json.dumps(answer)
     return json.dumps([answer[key] for key in ("rules", "outcome", "queues", "exchanges", "remotes", "error")])
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from proxy.addressing.address import without_password
 from proxy.addressing.targets import AddressBook, FailedTranslation, Publication, address_of, publication_at
@@ -37,8 +37,9 @@ from proxy.rules.message import (
     text,
 )
 from proxy.rules.ruleset import VhostRules
-from proxy.yamlfile.document import Faults, Place, read_document
-from proxy.yamlfile.models import LISTED, NOTHING, Expected, read_model
+from proxy.yamlfile.document import Faults, Node, Place, read_document
+from proxy.yamlfile.document import Mapping as MappingNode
+from proxy.yamlfile.models import LISTED, NOTHING, Expected, FileModel, read_model
 
 _HIDDEN = "***"
 
@@ -178,6 +179,14 @@ class ExplainRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class AddressRequest:
+    """An address to look up in the address table of a virtual host, None where only one has a table."""
+
+    address: bytes
+    vhost: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Where a message goes and why.
 
@@ -204,10 +213,20 @@ class Explanation:
     wire: wire.Wire = field(default_factory=wire.Wire)
 
 
+_Vhost: TypeAlias = Annotated[str, Expected("the name of a virtual host")]
+
+
+class _AddressModel(FileModel):
+    """An address, and whose address table is asked."""
+
+    address: Annotated[str, Expected("an address")]
+    vhost: _Vhost = NOTHING
+
+
 class _RequestModel(MessageModel):
     """A message, and where it is published."""
 
-    vhost: Annotated[str, Expected("the name of a virtual host")] = NOTHING
+    vhost: _Vhost = NOTHING
     queues: Annotated[tuple[Annotated[str, Expected("the name of a queue")], ...], LISTED] = ()
     at: Time = NOTHING
 
@@ -219,15 +238,38 @@ def read_explain_request(data: bytes, source: str) -> ExplainRequest:
         ConfigErrors: every fault in it.
     """
     faults = Faults()
+    return _message(_document(data, source, faults), source, faults)
+
+
+def read_question(data: bytes, source: str) -> ExplainRequest | AddressRequest:
+    """Read a message, or an address, as YAML or JSON.
+
+    Raises:
+        ConfigErrors: every fault in it.
+    """
+    faults = Faults()
+    root = _document(data, source, faults)
+    if not isinstance(root, MappingNode) or root.entry("address") is None:
+        return _message(root, source, faults)
+    asked = read_model(_AddressModel, root, faults)
+    if asked is None or faults.errors:
+        raise ConfigErrors(faults.errors)
+    return AddressRequest(asked.address.encode(), asked.vhost)
+
+
+def _document(data: bytes, source: str, faults: Faults) -> Node:
     root = read_document(_ESCAPE.sub(_joined, data) if data.lstrip()[:1] == b"{" else data, source, faults)
     if root is None and not faults.errors:
         faults.error(Place(source, 0), "", "seen nothing, expected a message: exchange, routing_key, headers, ...")
     if root is None:
         raise ConfigErrors(faults.errors)
+    return root
+
+
+def _message(root: Node, source: str, faults: Faults) -> ExplainRequest:
     model = read_model(_RequestModel, root, faults)
     message = None if model is None else described_message(model, root, "", faults)
-    faults.check()
-    if model is None or message is None:
+    if model is None or message is None or faults.errors:
         raise ConfigErrors(faults.errors)
     return ExplainRequest(message, model.vhost, frozenset(name.encode() for name in model.queues), source, model.at)
 
@@ -333,8 +375,10 @@ def explain_address(loaded: LoadedRules, address: bytes, vhost: str | None = Non
     return look_up(loaded.books[names[0]], address)
 
 
-def as_json(explanation: Explanation) -> dict[str, object]:
+def as_json(explanation: Explanation | Lookup) -> dict[str, object]:
     """Give the answer as plain data for JSON."""
+    if isinstance(explanation, Lookup):
+        return as_data(explanation)
     result = explanation.result
     return {
         "vhost": explanation.vhost,
@@ -390,8 +434,10 @@ def _binding_json(step: BindingStep) -> dict[str, object]:
     }
 
 
-def as_text(explanation: Explanation) -> str:
+def as_text(explanation: Explanation | Lookup) -> str:
     """Give the answer as lines for a terminal."""
+    if isinstance(explanation, Lookup):
+        return "\n".join(as_lines(explanation))
     message, facts = explanation.message, explanation.message.facts
     lines = [
         f"message   to exchange {text(message.exchange)} in vhost {explanation.vhost}, "

@@ -237,6 +237,17 @@ def test_files_that_differ_in_a_password_alone_differ(site: Site) -> None:
     assert out.startswith("The files differ only in passwords")
 
 
+def test_a_running_sidecar_looks_an_address_up_without_its_password(site: Site) -> None:
+    offline = [str(PROGRAM), "explain", "--rules", str(rules_of(site)), "--address"]
+    for address, wanted in (("old/letters", 0), ("new/letters", 1)):
+        status, out, err = said(site, "explain", "--address", address)
+        done = subprocess.run([*offline, address], capture_output=True, text=True, check=False)
+        assert (status, out, err) == (wanted, done.stdout, "")
+        assert "hunter3" not in out
+    status, out, _ = said(site, "explain", "--address", "old/letters", "--json")
+    assert (status, json.loads(out)["rule"]) == (0, 0)
+
+
 def test_a_running_sidecar_explains_a_message_of_the_command_line(site: Site) -> None:
     described = ["--exchange", "orders", "--vhost", site.vhost]
     status, out, err = said(site, "explain", *described, "--header", "amount=2000")
@@ -248,6 +259,13 @@ def test_a_running_sidecar_explains_a_message_of_the_command_line(site: Site) ->
     status, out, err = said(site, "explain", *described, "--expect", "orders.big", "--json")
     assert (status, json.loads(out)["queues"]) == (1, ["orders.all"])
     assert err == "expected: queue orders.big, which the message does not reach\n"
+
+
+def test_a_running_sidecar_explains_for_another_time_than_now(site: Site) -> None:
+    message = json.dumps({"exchange": "orders", "vhost": site.vhost})
+    for described, stdin in ((["--exchange", "orders", "--vhost", site.vhost], None), (["--message", "-"], message)):
+        status, out, _ = said(site, "explain", *described, "--at", "2026-11-21T08:00:00Z", "--json", stdin=stdin)
+        assert (status, json.loads(out)["at"]) == (0, "2026-11-21T08:00:00Z")
 
 
 def test_what_the_sidecar_refuses_comes_with_its_place(site: Site) -> None:
