@@ -23,7 +23,15 @@ from proxy.net.remote.pool import ProducerRemotes
 from proxy.net.tasks import Tasks
 from proxy.net.throttle import Throttle
 from proxy.net.vhosts import ControlPlane
-from proxy.relay.connection_state import BindDestinations, EnsureQueue, PermissionCheck, Phase, RemoteBrokers, Request
+from proxy.relay.connection_state import (
+    BindDestinations,
+    ConnectionTerms,
+    EnsureQueue,
+    PermissionCheck,
+    Phase,
+    RemoteBrokers,
+    Request,
+)
 from proxy.relay.handshake.machine import Handshake
 from proxy.relay.relay import Relay
 
@@ -86,7 +94,7 @@ class Session:
         tuning, vhosts = handshake.tuning, self._shared.vhosts
         plans = vhosts.plans(handshake.vhost)
         limits, inventory = self._shared.limits.relay, vhosts.inventory(handshake.vhost)
-        self.relay = relay = Relay(tuning, plans, inventory, limits, handshake.user)
+        self.relay = relay = Relay(ConnectionTerms(tuning, limits, inventory, handshake.user), plans)
         connection = relay.connection
         if self._opening is not None:
             if (lease := self._opening.lease) is not None and self._shared.reuse is not None:

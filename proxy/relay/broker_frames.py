@@ -61,8 +61,9 @@ class BrokerFrames:
         self._connection: Final = connection
         self._methods: Final = BrokerMethods(connection)
         self._rest: Final = PartialFrame()
+        tuning = connection.terms.tuning
         #: the largest frame that may go to the producer, in bytes
-        self._least_max: Final = min(connection.tuning.frame_max_producer, connection.tuning.frame_max_upstream)
+        self._least_max: Final = min(tuning.frame_max_producer, tuning.frame_max_upstream)
 
     @property
     def at_boundary(self) -> bool:
@@ -94,7 +95,7 @@ class BrokerFrames:
         out = connection.to_producer
         inspected = connection.deliveries.inspected
         unfinished = connection.deliveries.unfinished
-        frame_max = connection.tuning.frame_max_upstream
+        frame_max = connection.terms.tuning.frame_max_upstream
         largest = self._least_max - OVERHEAD
         sidecar_channel = connection.upstream.sidecar_channel.number or -1
         looked_at = self._methods.looked_at
@@ -214,7 +215,7 @@ class BrokerFrames:
             kind, number, size = FRAME_HEAD.unpack_from(data, at)
             stop = at + size + OVERHEAD
             if stop > len(data):
-                check_head(kind, number, size, self._connection.tuning.frame_max_upstream)
+                check_head(kind, number, size, self._connection.terms.tuning.frame_max_upstream)
                 break
             if kind == METHOD and number == 0:
                 self._methods.take_connection_method(data[at:stop])
@@ -297,7 +298,8 @@ class BrokerFrames:
     def _hold_back(self, channel: Channel, frame: bytes) -> None:
         connection = self._connection
         channel.output.hold_back(frame)
-        if connection.upstream.sidecar_channel.busy and connection.backlog.held_back >= connection.limits.held_bytes:
+        most = connection.terms.limits.held_bytes
+        if connection.upstream.sidecar_channel.busy and connection.backlog.held_back >= most:
             # The answer of our own channel comes after all this: the producer gets its own early, rather than never.
             connection.pending.released.append(channel)
 

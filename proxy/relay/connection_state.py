@@ -272,36 +272,34 @@ class RemoteBrokers(NamedTuple):
     notify: Callable[[], None]
 
 
-class ConnectionState:
-    """State of one producer connection and its upstream connection.
+class ConnectionTerms(NamedTuple):
+    """What holds for a connection from its handshake on."""
 
-    Args:
-        tuning: what the handshake agreed on, both sides.
-        plans: the virtual host's plans.
-        inventory: the control plane.
-        limits: see Limits.
-        user: the name that the producer logged in with.
-    """
+    tuning: Tuning
+    limits: RelayLimits = RelayLimits()
+    inventory: QueueInventory = NO_INVENTORY
+    #: the name that the producer logged in with
+    user: str = ""
+
+
+class ConnectionState:
+    """State of one producer connection and its upstream connection."""
 
     __slots__ = (
-        "audit", "backlog", "channels", "deliveries", "inventory", "lifecycle", "limits", "pending", "plans", "remotes",
-        "to_producer", "to_upstream", "traffic", "tuning", "upstream", "user",
+        "audit", "backlog", "channels", "deliveries", "lifecycle", "pending", "plans", "remotes", "terms",
+        "to_producer", "to_upstream", "traffic", "upstream",
     )  # fmt: skip
 
-    def __init__(
-        self, tuning: Tuning, plans: Plans, inventory: QueueInventory, limits: RelayLimits, user: str = ""
-    ) -> None:
-        self.tuning: Final = tuning
+    def __init__(self, terms: ConnectionTerms, plans: Plans) -> None:
+        self.terms: Final = terms
         self.plans: Final = plans
-        self.inventory: Final = inventory
-        self.limits: Final = limits
-        self.user: Final = user
         self.lifecycle = Lifecycle()
         self.channels: dict[int, Channel] = {}
         self.backlog = Backlog()
         #: pieces for either side, in order; the driver sends and clears them
         self.to_upstream: list[bytes] = []
         self.to_producer: list[bytes] = []
+        tuning = terms.tuning
         spare = tuning.channel_max_upstream > tuning.channel_max_producer
         self.upstream = UpstreamLink(SidecarChannel(tuning.channel_max_upstream if spare else None, self.to_upstream))
         self.pending = PendingWork()
@@ -317,7 +315,7 @@ class ConnectionState:
         for reach, destination in sorted(unknown, key=lambda one: one[1]):
             owned = self.plans.state.owner_of(reach)
             exists = destination[0] == "exchange" or self.plans.state.has_queue(destination[1])
-            if owned is not None and exists and len(reach.allowed) < self.limits.tokens:
+            if owned is not None and exists and len(reach.allowed) < self.terms.limits.tokens:
                 asked.append(PermissionCheck(owned, reach, destination))
         return tuple(asked)
 
@@ -385,7 +383,7 @@ class ConnectionState:
     @property
     def producer_full(self) -> bool:
         """Whether so much is held, or unanswered, for the producer's channels that its socket must not be read."""
-        backlog, limits = self.backlog, self.limits
+        backlog, limits = self.backlog, self.terms.limits
         return backlog.held >= limits.held_bytes or backlog.unanswered >= limits.unanswered
 
     @property
@@ -397,7 +395,7 @@ class ConnectionState:
             if delayed_confirms.until is not None:
                 return True
             kept_bytes += delayed_confirms.size_bytes
-        return kept_bytes >= self.limits.held_bytes
+        return kept_bytes >= self.terms.limits.held_bytes
 
     @property
     def published(self) -> int:
@@ -474,7 +472,7 @@ class ConnectionState:
             delayed_confirms = DelayedConfirms(
                 lines, self.to_producer, lambda number, frames: self.send_to_producer(self.channels[number], frames)
             )
-        self.audit = ConnectionAudit(journal, conn, self.user, self.plans.state.name, delayed_confirms)
+        self.audit = ConnectionAudit(journal, conn, self.terms.user, self.plans.state.name, delayed_confirms)
 
     @property
     def delayed_confirms(self) -> DelayedConfirms | None:
@@ -533,13 +531,13 @@ class ConnectionState:
         channel = publish.channel
         self.plans.counters.returns += 1
         address = (publish.exchange, publish.routing_key)
-        self.plans.fail(self.user, channel.number, "returned", "312 NO_ROUTE", address, header)
+        self.plans.fail(self.terms.user, channel.number, "returned", "312 NO_ROUTE", address, header)
         if self.audit is not None:
             self.audit.returned(channel, *address)
         method = method_frames.basic_return(
             channel.number, _NO_ROUTE, b"NO_ROUTE", publish.exchange, publish.routing_key
         )
-        body_parts = body_frames(channel.number, body, self.tuning.frame_max_producer)
+        body_parts = body_frames(channel.number, body, self.terms.tuning.frame_max_producer)
         self.send_to_producer(channel, b"".join((method, header, *body_parts)))
 
     def note_return(self, channel: Channel, method: bytes, header: bytes = b"") -> None:
@@ -549,13 +547,14 @@ class ConnectionState:
             return
         code, text, exchange, routing_key = method_frames.read_method(method_frames.Return, method[7:-1])
         reason = f"{code} {text.decode(errors='backslashreplace')}"
-        self.plans.fail(self.user, channel.number, "returned", reason, (exchange, routing_key), header)
+        self.plans.fail(self.terms.user, channel.number, "returned", reason, (exchange, routing_key), header)
         if self.audit is not None:
             self.audit.returned(channel, exchange, routing_key)
 
     def note_nack(self, channel: Channel, producer_tag: int) -> None:
         number = channel.confirms.before + producer_tag
-        self.plans.fail(self.user, channel.number, "nacked", f"the broker refused publish {number} of the channel")
+        reason = f"the broker refused publish {number} of the channel"
+        self.plans.fail(self.terms.user, channel.number, "nacked", reason)
         if self.audit is not None:
             self.audit.settled(channel, producer_tag, "nacked")
 

@@ -18,14 +18,12 @@ from proxy.relay.channel import Channel
 from proxy.relay.channel_state import DECLARING
 from proxy.relay.connection_state import (
     ConnectionState,
+    ConnectionTerms,
     LookUpExchange,
     PermissionCheck,
     Phase,
-    QueueInventory,
-    RelayLimits,
 )
 from proxy.relay.declare.token_bindings import check_permission
-from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import Plans
 from proxy.relay.publish.publish_pass import PublishPass
 
@@ -39,10 +37,8 @@ class Relay:
 
     __slots__ = ("_delivering", "_publishing", "connection")
 
-    def __init__(
-        self, tuning: Tuning, plans: Plans, inventory: QueueInventory, limits: RelayLimits, user: str = ""
-    ) -> None:
-        self.connection = ConnectionState(tuning, plans, inventory, limits, user)
+    def __init__(self, terms: ConnectionTerms, plans: Plans) -> None:
+        self.connection = ConnectionState(terms, plans)
         self._publishing = PublishPass(self.connection)
         self._delivering = BrokerFrames(self.connection)
 

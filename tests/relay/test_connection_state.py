@@ -8,7 +8,7 @@ from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, CollectedPublish, ContentUnderWay, PendingPublish
 from proxy.relay.channel_state import ChannelEvent, ChannelState
-from proxy.relay.connection_state import ConnectionState, PermissionCheck, Phase, RelayLimits
+from proxy.relay.connection_state import ConnectionState, ConnectionTerms, PermissionCheck, Phase, RelayLimits
 from proxy.relay.original_address import OriginalAddress
 from proxy.routing.bindings.binding import Reach
 from proxy.routing.decision import QueueNames
@@ -18,7 +18,7 @@ from tests.relay.wire import TUNING, Wire, closed, routed, state
 
 def connection(limits: RelayLimits | None = None) -> ConnectionState:
     wire = Wire(routed("a"), limits=limits)
-    return ConnectionState(TUNING, wire.plans, wire.heard.inventory(), limits or RelayLimits())
+    return ConnectionState(ConnectionTerms(TUNING, limits or RelayLimits()), wire.plans)
 
 
 def said(pieces: list[bytes]) -> bytes:
@@ -143,9 +143,8 @@ def test_what_producers_make_us_ask_is_limited() -> None:
 def test_without_a_channel_to_spare_there_is_none_of_ours() -> None:
     wire = Wire(state())
     tuning = replace(TUNING, channel_max_upstream=TUNING.channel_max_producer)
-    inventory = wire.heard.inventory()
-    assert ConnectionState(tuning, wire.plans, inventory, RelayLimits()).upstream.sidecar_channel.number is None
-    assert ConnectionState(TUNING, wire.plans, inventory, RelayLimits()).upstream.sidecar_channel.number == 2047
+    assert ConnectionState(ConnectionTerms(tuning), wire.plans).upstream.sidecar_channel.number is None
+    assert ConnectionState(ConnectionTerms(TUNING), wire.plans).upstream.sidecar_channel.number == 2047
 
 
 def test_a_heartbeat_is_eight_bytes_on_channel_0() -> None:

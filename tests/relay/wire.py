@@ -11,7 +11,13 @@ from dataclasses import replace
 from pamqp import base, commands
 
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.relay.connection_state import BindDestinations, EnsureQueue, QueueInventory, RelayLimits
+from proxy.relay.connection_state import (
+    BindDestinations,
+    ConnectionTerms,
+    EnsureQueue,
+    QueueInventory,
+    RelayLimits,
+)
 from proxy.relay.counters import Counters
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import ClientRules, Plans, Sources
@@ -144,7 +150,7 @@ class Wire:
 
     def connect(self) -> None:
         """Begin a connection with the plans as they are now."""
-        self.relay = Relay(self.tuning, self.plans, self.heard.inventory(), self._limits)
+        self.relay = Relay(ConnectionTerms(self.tuning, self._limits, self.heard.inventory()), self.plans)
 
     # -- bytes ---------------------------------------------------------------------------------------------------
 

@@ -121,13 +121,13 @@ class ClientReach:
                         break  # what is left is asked about when a message chooses it
                     if (match is True) is not route.negated:
                         chosen[QUEUE, queue] = None
-        allowed = owned.reach(self._connection.user).allowed if chosen else set()
+        allowed = owned.reach(self._connection.terms.user).allowed if chosen else set()
         unknown = [destination for destination in chosen if destination not in allowed]
         return unknown[:CHECKED_AT_ONCE], [destination for destination in chosen if destination in allowed]
 
     def check(self, owned: OwnedExchange, wanted: Iterable[Destination], then: Callable[[], None]) -> None:
         """Ask the broker on the channel of ours whether the client may bind what is wanted, then call `then`."""
-        reach = owned.reach(self._connection.user)
+        reach = owned.reach(self._connection.terms.user)
         left = [destination for destination in wanted if destination not in reach.allowed]
 
         def check_next() -> None:
@@ -140,7 +140,7 @@ class ClientReach:
 
     def refusal(self, owned: OwnedExchange, named: Iterable[Destination]) -> ProtocolError | None:
         """Give the broker's refusal of something that a client named itself, if there is one."""
-        refused = owned.reach(self._connection.user).refused
+        refused = owned.reach(self._connection.terms.user).refused
         for destination in named:
             text = refused.get(destination, "")
             if text.startswith(_REFUSED):
@@ -286,7 +286,7 @@ class ClientBindings:
     def _planned(self, channel: Channel, request: BindRequest, owned: OwnedExchange) -> _Bind:
         """Check a bind, and determine what it takes."""
         binding = self._binding(request, owned)
-        identity, receiver, user = binding.identity, request.receiver, self._connection.user
+        identity, receiver, user = binding.identity, request.receiver, self._connection.terms.user
         compiled = compile_binding(owned.type, binding, self._connection.plans.rules.local_time)
         self._refuse_unkept(request, owned)
         known = owned.clients.get(identity)
@@ -402,7 +402,7 @@ class ClientBindings:
 
     def _reached(self, planned: _Bind, fresh: list[Destination], reliance: Reliance) -> None:
         """It is known now what the client may bind: keep the binding, or refuse it."""
-        channel, owned, user = planned.channel, planned.owned, self._connection.user
+        channel, owned, user = planned.channel, planned.owned, self._connection.terms.user
         refusal = self._reach.refusal(owned, planned.named)
         if not is_held(channel) or refusal is not None:
             if refusal is not None and is_held(channel):
@@ -431,7 +431,7 @@ class ClientBindings:
                 self._check_tokens(owned, destination, planned.under)
                 state.not_missing(destination)
             if stored is not None and self._is_clients(owned, planned) and state.add_binding(stored, planned.compiled):
-                self._connection.inventory.changed(owned.name)
+                self._connection.terms.inventory.changed(owned.name)
         return answer(planned.channel, planned.request.method, planned.request.nowait)
 
     # -- pins --------------------------------------------------------------------------------------------------
@@ -574,7 +574,7 @@ class ClientBindings:
             self._unbind_ok(pending)
             return
         self._state.remove_binding(known)
-        self._connection.inventory.changed(owned.name)
+        self._connection.terms.inventory.changed(owned.name)
         self._reach.remove_unneeded(owned, known.client, (pending.request.receiver,), partial(self._gone, pending))
 
     def _gone(self, pending: _Unbind) -> None:
@@ -616,7 +616,7 @@ class ClientBindings:
 
     def _binding(self, request: BindRequest, owned: OwnedExchange) -> Binding:
         table = decode_table(request.entries, 0, len(request.entries))
-        sequence, user = self._connection.next_sequence(), self._connection.user
+        sequence, user = self._connection.next_sequence(), self._connection.terms.user
         reach = owned.reaches.get(user) if self._state.own_routes else None
         name, key = request.destination, request.routing_key
         return Binding(owned.name, request.kind, name, key, table, "", sequence, reach, owner=user)
@@ -648,7 +648,7 @@ class ClientBindings:
     def _refuse_many_regexes(self, more: int) -> None:
         if not more:
             return
-        user, most = self._connection.user, self._connection.plans.rules.regexes
+        user, most = self._connection.terms.user, self._connection.plans.rules.regexes
         there = self._state.regexes(user)
         if there + more > most:
             text = (

@@ -187,7 +187,7 @@ class ClientExchanges:
 
     def _gone(self, owned: OwnedExchange) -> None:
         self._state.remove_exchange(owned.name)
-        self._connection.inventory.changed(owned.name)
+        self._connection.terms.inventory.changed(owned.name)
 
     def _passive(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> bool:
         if owned.is_carrier:
@@ -270,7 +270,7 @@ class ClientExchanges:
             except ProtocolError as error:
                 self._connection.refuse(channel, error.about(methods.EXCHANGE_DECLARE))
                 return
-        self._connection.inventory.changed(owned.name)
+        self._connection.terms.inventory.changed(owned.name)
         reply_and_resume(self._connection, channel, answer(channel, methods.EXCHANGE_DECLARE, new.request.nowait))
 
     def _make(self, request: ExchangeDeclare) -> tuple[OwnedExchange, Exchange]:

@@ -49,10 +49,10 @@ class ClientQueues:
             declared = partial(self._declared, channel, request)
             channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, declared))
         elif request.queue and not request.passive:
-            if request.exclusive and connection.inventory.interested(request.queue):
+            if request.exclusive and connection.terms.inventory.interested(request.queue):
                 self._declare_exclusive(channel, request)
                 return False
-            connection.inventory.queue_declared(request.queue, request.exclusive)
+            connection.terms.inventory.queue_declared(request.queue, request.exclusive)
             count_unanswerable(connection, channel)
         return True
 
@@ -61,13 +61,13 @@ class ClientQueues:
         request = read_method(QueueDelete, frame[7:-1])
         queue = request.queue or channel.last_queue
         if request.nowait:
-            self._connection.inventory.queue_deleted(queue)
+            self._connection.terms.inventory.queue_deleted(queue)
         else:
             channel.replies.append(ExpectedReply(methods.QUEUE_DELETE_OK, partial(self._deleted, queue)))
         return True
 
     def _deleted(self, queue: bytes, frame: bytes) -> bool:
-        self._connection.inventory.queue_deleted(queue)
+        self._connection.terms.inventory.queue_deleted(queue)
         return True
 
     def _declared(self, channel: Channel, request: QueueDeclare, frame: bytes) -> bool:
@@ -76,8 +76,8 @@ class ClientQueues:
         queue = read_method(QueueDeclareOk, frame[7:-1]).queue
         channel.last_queue = queue
         exclusive = request.exclusive and not request.passive
-        connection.inventory.queue_declared(queue, exclusive)
-        if connection.upstream.closing or not connection.inventory.interested(queue):
+        connection.terms.inventory.queue_declared(queue, exclusive)
+        if connection.upstream.closing or not connection.terms.inventory.interested(queue):
             return True
         wanted = tokens_of(connection.plans.state, queue)
         if request.passive and wanted and all(destination in owned.bound for owned, destination in wanted):
@@ -96,7 +96,7 @@ class ClientQueues:
         go_on = partial(connection.pending.resumable.append, channel)
 
         def declared(_: bytes) -> bool:
-            connection.inventory.queue_declared(request.queue, True)
+            connection.terms.inventory.queue_declared(request.queue, True)
             wanted = tokens_of(connection.plans.state, request.queue)
             if wanted:
                 bind_tokens(connection, wanted, go_on)

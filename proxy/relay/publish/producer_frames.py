@@ -119,7 +119,7 @@ class ProducerFrames:
     def _open(self, kind: int, number: int, frame: bytes) -> bool:
         """Take the first frame on a number: Like RabbitMQ, channel-max bounds how many there are, not their numbers."""
         connection = self._connection
-        most, count = connection.tuning.channel_max_producer, len(connection.channels)
+        most, count = connection.terms.tuning.channel_max_producer, len(connection.channels)
         if number == connection.upstream.sidecar_channel.number:
             text = f"channel {number} is above the negotiated channel_max {most} and used by the proxy itself"
             raise ProtocolError(530, text)

@@ -91,7 +91,7 @@ class PublishFrames:
         """
         connection = self._connection
         connection.plans.counters.oversized += 1
-        most = connection.limits.message_bytes
+        most = connection.terms.limits.message_bytes
         text = f"message size {body_size} is larger than configured max size {most}"  # RabbitMQ's text
         raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
 
@@ -123,7 +123,7 @@ class PublishFrames:
             raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
         original = out.address_of(publish.routing_key)
         frames = copy_frames(out.copies[0], original, publish.frame, header) if len(out.copies) == 1 else None
-        too_large = frames is not None and len(frames[1]) > connection.tuning.frame_max_upstream
+        too_large = frames is not None and len(frames[1]) > connection.terms.tuning.frame_max_upstream
         several = len(out.copies) > 1 or too_large or remote_targets is not None
         copies = fitting(connection, publish, header, body_size, out) if several else []
         self._record(publish, header, plan, out, body_size, took_us)
@@ -198,7 +198,7 @@ class PublishFrames:
             reason = plan.unroutable(out)
             if reason:
                 address = (publish.exchange, publish.routing_key)
-                plans.fail(self._connection.user, channel.number, "unroutable", reason, address, header)
+                plans.fail(self._connection.terms.user, channel.number, "unroutable", reason, address, header)
         if plan.tap is not None:
             plan.observe(plan.tap, publish.exchange, publish.routing_key, header, out)
 

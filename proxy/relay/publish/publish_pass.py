@@ -127,10 +127,10 @@ class PublishPass:
         self._publishes: Final = PublishFrames(connection)
         self._frames: Final = ProducerFrames(connection, self._publishes)
         #: largest payload of a frame, from the producer and to the broker
-        self._largest: Final[int] = connection.tuning.frame_max_producer + FRAME_SIZE_FUDGE - OVERHEAD
-        self._upstream_largest: Final[int] = connection.tuning.frame_max_upstream - OVERHEAD
+        self._largest: Final[int] = connection.terms.tuning.frame_max_producer + FRAME_SIZE_FUDGE - OVERHEAD
+        self._upstream_largest: Final[int] = connection.terms.tuning.frame_max_upstream - OVERHEAD
         #: largest body; 0: as large as the broker takes
-        self._message_bytes: Final[int] = connection.limits.message_bytes
+        self._message_bytes: Final[int] = connection.terms.limits.message_bytes
         #: an unfinished frame, or a method frame whose header frame is unfinished
         self._rest: Final = PartialFrame()
         #: where frames go on after a fault in the bytes that are being taken
@@ -542,7 +542,8 @@ class PublishPass:
                 self._upstream.append(data[self._start : at])
             self._start = body_at
             header = data[header_at:body_at]
-            self._plans.fail(connection.user, channel.number, "rejected", str(error), (exchange, routing_key), header)
+            user = connection.terms.user
+            self._plans.fail(user, channel.number, "rejected", str(error), (exchange, routing_key), header)
             if error.scope is Scope.CONNECTION:
                 raise
             connection.refuse(channel, error)

@@ -44,10 +44,10 @@ def fitting(
     Raises:
         ProtocolError: 311 on the channel, body or headers are too large to leave in several copies.
     """
-    limits = connection.limits
+    limits = connection.terms.limits
     if body_size > limits.replay_bytes or connection.backlog.collected + body_size > limits.collected_bytes:
         raise _too_large(f"body of {body_size} bytes is to leave in several copies, at most {limits.replay_bytes} can")
-    limit = connection.tuning.frame_max_upstream
+    limit = connection.terms.tuning.frame_max_upstream
     original = out.address_of(publish.routing_key)
     return [part for copy in out.copies for part in _divided(original, header, copy, limit)]
 
@@ -58,7 +58,7 @@ def send_collected(connection: ConnectionState, collected: CollectedPublish) -> 
     channel = publish.channel
     confirms = channel.confirms
     out = connection.to_upstream
-    body = body_frames(channel.number, bytes(collected.body), connection.tuning.frame_max_upstream)
+    body = body_frames(channel.number, bytes(collected.body), connection.terms.tuning.frame_max_upstream)
     sent: list[Hashable] = []
     for copy in collected.copies:
         method, header = copy_frames(copy, collected.original, publish.frame, collected.header)

@@ -76,7 +76,7 @@ def test_a_transaction_can_not_span_brokers() -> None:
 
 def test_a_body_that_is_too_large_to_keep_is_refused() -> None:
     wire = Linked()
-    size = wire.relay.connection.limits.replay_bytes + 1
+    size = wire.relay.connection.terms.limits.replay_bytes + 1
     wire.produce(to("out/q", b"x" * size))
     assert closed(wire.producer())[1] == 311
 
