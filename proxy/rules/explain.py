@@ -231,16 +231,6 @@ class _RequestModel(MessageModel):
     at: Time = NOTHING
 
 
-def read_explain_request(data: bytes, source: str) -> ExplainRequest:
-    """Read a message as YAML or JSON.
-
-    Raises:
-        ConfigErrors: every fault in it.
-    """
-    faults = Faults()
-    return _message(_document(data, source, faults), source, faults)
-
-
 def read_question(data: bytes, source: str) -> ExplainRequest | AddressRequest:
     """Read a message, or an address, as YAML or JSON.
 

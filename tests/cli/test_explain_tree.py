@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from proxy.cli.explain_tree import print_tree
-from proxy.rules.explain import as_text, explain, read_explain_request
+from proxy.rules.explain import as_text, explain
 from tests.routing.building import NOW
-from tests.rules.loading import load
+from tests.rules.loading import load, message_request
 
 RULES = """\
 exchanges:
@@ -23,7 +23,7 @@ exchanges:
 def shown(message: bytes, terminal: bool = True) -> str:
     written = io.StringIO()
     console = Console(file=written, force_terminal=terminal, width=100, highlight=False, color_system=None)
-    print_tree(explain(load(RULES), read_explain_request(message, "m"), NOW), console)
+    print_tree(explain(load(RULES), message_request(message, "m"), NOW), console)
     return written.getvalue()
 
 
@@ -63,5 +63,5 @@ def test_nothing_in_a_message_steers_the_terminal(escape: str) -> None:
 
 
 def test_without_a_terminal_it_is_the_plain_text() -> None:
-    explanation = explain(load(RULES), read_explain_request(b"exchange: e", "m"), NOW)
+    explanation = explain(load(RULES), message_request(b"exchange: e", "m"), NOW)
     assert shown(b"exchange: e", terminal=False) == as_text(explanation) + "\n"

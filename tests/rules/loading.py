@@ -10,6 +10,7 @@ from textwrap import dedent
 import pytest
 
 from proxy.errors import ConfigErrors
+from proxy.rules.explain import ExplainRequest, read_question
 from proxy.rules.loader import LoadedRules, compile_rules
 
 
@@ -25,6 +26,13 @@ def faults(*texts: str) -> list[str]:
     with pytest.raises(ConfigErrors) as raised:
         load(*texts)
     return str(raised.value).splitlines()
+
+
+def message_request(data: bytes, source: str) -> ExplainRequest:
+    """Read a message to explain."""
+    question = read_question(data, source)
+    assert isinstance(question, ExplainRequest)
+    return question
 
 
 def by_line(said: Iterable[str]) -> list[str]:

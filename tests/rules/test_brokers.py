@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from proxy.rules.addresses import broker_password
-from proxy.rules.explain import explain, read_explain_request
+from proxy.rules.explain import explain
 from proxy.rules.ruleset import BrokerRule, TlsRule
 from proxy.yamlfile.document import Faults
-from tests.rules.loading import by_line, faults, load, warnings
+from tests.rules.loading import by_line, faults, load, message_request, warnings
 
 SECRET = "s3cret-word"
 
@@ -209,7 +209,7 @@ def test_a_rule_is_numbered_as_in_explain_and_audit_and_the_file_of_the_one_that
         "b.yaml:1:14: addresses[0].pattern: warning: never used: rule 0 before it fits every address that this one "
         "fits; rule 0 is in a.yaml:1"
     )
-    (lookup,) = explain(load(*texts), read_explain_request(b"{exchange: '', routing_key: a/b}", "m"), 0.0).lookups
+    (lookup,) = explain(load(*texts), message_request(b"{exchange: '', routing_key: a/b}", "m"), 0.0).lookups
     assert lookup.rule == 0
 
 

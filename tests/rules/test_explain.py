@@ -6,9 +6,9 @@ import pytest
 
 from proxy.errors import ConfigErrors
 from proxy.relay.tokens import token
-from proxy.rules.explain import Explanation, as_json, as_text, explain, read_explain_request
+from proxy.rules.explain import Explanation, as_json, as_text, explain
 from proxy.values import Value
-from tests.rules.loading import load
+from tests.rules.loading import load, message_request
 
 RULES = """
 queues: [spare]
@@ -29,12 +29,12 @@ NOON = 1795262400.0
 
 
 def explained(message: str, rules: str = RULES) -> Explanation:
-    return explain(load(rules), read_explain_request(message.encode(), "m.yaml"), NOON)
+    return explain(load(rules), message_request(message.encode(), "m.yaml"), NOON)
 
 
 def refused(data: bytes) -> str:
     with pytest.raises(ConfigErrors) as raised:
-        read_explain_request(data, "m.yaml")
+        message_request(data, "m.yaml")
     return str(raised.value)
 
 
@@ -168,8 +168,8 @@ def test_regex_routes_see_the_queues_of_the_rules_and_of_the_question() -> None:
 def test_an_exchange_of_two_virtual_hosts_needs_the_name_of_one() -> None:
     one, two = "vhost: one\nexchanges: [{name: e}]\n", "vhost: two\nexchanges: [{name: e}]\n"
     with pytest.raises(ConfigErrors, match=r"m\.yaml: vhost: seen nothing, expected one of one, two"):
-        explain(load(one, two), read_explain_request(b"exchange: e", "m.yaml"), NOON)
-    question = read_explain_request(b"{exchange: e, vhost: two}", "m.yaml")
+        explain(load(one, two), message_request(b"exchange: e", "m.yaml"), NOON)
+    question = message_request(b"{exchange: e, vhost: two}", "m.yaml")
     assert explain(load(one, two), question, NOON).vhost == "two"
 
 
@@ -193,9 +193,9 @@ def test_a_message_that_is_no_yaml_is_a_fault() -> None:
 @pytest.mark.parametrize("text", ["\U0001f600", "a\\ud83d\\ude00", "\\", '"', "\n\t\u0000é", "\\\\U0001f600"])
 def test_a_message_as_json_writes_it_is_read_as_it_was_meant(text: str) -> None:
     data = json.dumps({"exchange": "e", "headers": {"a": text}}).encode()
-    assert read_explain_request(data, "m.json").message.facts.headers == ((b"a", Value("S", text.encode())),)
+    assert message_request(data, "m.json").message.facts.headers == ((b"a", Value("S", text.encode())),)
 
 
 def test_json_with_tabs_is_read() -> None:
     data = json.dumps({"exchange": "e", "headers": {"a": [1]}}, indent="\t").encode()
-    assert read_explain_request(data, "m.json").message.exchange == b"e"
+    assert message_request(data, "m.json").message.exchange == b"e"

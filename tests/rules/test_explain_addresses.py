@@ -5,8 +5,8 @@ import json
 import pytest
 
 from proxy.errors import ConfigErrors
-from proxy.rules.explain import as_data, as_json, as_lines, as_text, explain, explain_address, read_explain_request
-from tests.rules.loading import load
+from proxy.rules.explain import as_data, as_json, as_lines, as_text, explain, explain_address
+from tests.rules.loading import load, message_request
 
 SECRET = "s3cret-word"
 RULES = f"""
@@ -47,7 +47,7 @@ def test_no_password_is_shown_whether_it_comes_from_the_rule_or_from_the_address
 
 
 def test_an_explanation_of_a_message_shows_what_the_table_said_of_each_destination() -> None:
-    answer = explain(load(RULES), read_explain_request(b"exchange: documents", "m"), 0)
+    answer = explain(load(RULES), message_request(b"exchange: documents", "m"), 0)
     assert (answer.result.queues, [lookup.rule for lookup in answer.lookups]) == (("new",), [0])
     assert "target    queue new here" in as_text(answer)
     assert as_json(answer)["addresses"] == [as_data(answer.lookups[0])]
@@ -65,7 +65,7 @@ def test_an_explanation_of_a_message_shows_what_the_table_said_of_each_destinati
 def test_a_message_to_an_exchange_of_no_file_is_explained_by_the_table(
     key: str, outcome: str, queues: tuple[str, ...], remotes: tuple[str, ...]
 ) -> None:
-    answer = explain(load(RULES), read_explain_request(f"{{exchange: '', routing_key: {key}}}".encode(), "m"), 0)
+    answer = explain(load(RULES), message_request(f"{{exchange: '', routing_key: {key}}}".encode(), "m"), 0)
     assert (answer.result.outcome, answer.result.queues, answer.result.remotes) == (outcome, queues, remotes)
     assert SECRET not in as_text(answer)
 

@@ -6,10 +6,10 @@ import pytest
 
 from proxy.relay.tokens import token
 from proxy.relay.vhost import VhostState
-from proxy.rules.explain import Explanation, as_json, as_text, explain, read_explain_request
+from proxy.rules.explain import Explanation, as_json, as_text, explain
 from proxy.rules.wire import owned_exchange
 from tests.routing.building import NOW
-from tests.rules.loading import load
+from tests.rules.loading import load, message_request
 
 RULES = """\
 exchanges:
@@ -37,7 +37,7 @@ TOKEN = token("queue", b"q").decode()
 
 def explained(message: str, live: VhostState | None = None) -> Explanation:
     states = {} if live is None else {"/": live}
-    return explain(load(RULES), read_explain_request(message.encode(), "m.yaml"), NOW, states)
+    return explain(load(RULES), message_request(message.encode(), "m.yaml"), NOW, states)
 
 
 def wire(message: str, live: VhostState | None = None) -> list[tuple[object, ...]]:
