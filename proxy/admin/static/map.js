@@ -11,24 +11,26 @@ const LISTED = 50
 const REST = 'rest'
 let routes = null
 let loading = false
+let drawn = ''
+let width = 0
 let unfolded = new Set()
 let graph = { nodes: [], edges: [] }
 let chosen = null
 
-export async function show(topic) {
-  if (topic === 'traffic' && routes?.rules === state.status?.rules) {
-    measure()
+export async function show() {
+  if (!state.status) return
+  // What clients declare and what is missing changes without a reload.
+  const version = JSON.stringify([state.status.rules, state.status.vhosts.map(vhost => [vhost.missing, vhost.declared])])
+  if (loading) return
+  if (version === drawn) {
+    if (at('graph').clientWidth === width) measure()
+    else draw()
     return
   }
-  if (loading || !state.status) return
   loading = true
   try {
-    const found = await json('api/routes')
-    if (routes && JSON.stringify(found) === JSON.stringify(routes)) {
-      measure()
-      return
-    }
-    routes = found
+    routes = await json('api/routes')
+    drawn = version
     const before = at('map-vhost').value
     at('map-vhost').replaceChildren(...routes.vhosts.map(each => element('option', { value: each.vhost, selected: each.vhost === before }, visible(each.vhost))))
     draw()
@@ -120,16 +122,17 @@ function build() {
 function draw() {
   const focused = document.activeElement?.dataset?.key
   graph = build()
+  width = at('graph').clientWidth
   at('map-fold').hidden = !unfolded.size
   if (!graph.nodes.length) {
     at('graph').replaceChildren(element('p', { class: 'muted' }, routes.vhosts.length ? 'Nothing has such a name.' : 'The rules route nothing.'))
     return
   }
   const columns = 1 + Math.max(...graph.nodes.map(node => node.column))
-  const fitting = (at('graph').clientWidth - 4 - (columns - 1) * BOX.between) / columns
+  const fitting = (width - 4 - (columns - 1) * BOX.between) / columns
   const box = { ...BOX, width: Math.min(BOX.wide, Math.max(BOX.narrow, fitting)) }
-  const width = Math.max(at('graph').clientWidth - 4, columns * box.width + (columns - 1) * box.between)
-  const height = arrange(columns, column => 1 + (columns > 1 ? column * (width - 2 - box.width) / (columns - 1) : 0))
+  const wide = Math.max(width - 4, columns * box.width + (columns - 1) * box.between)
+  const height = arrange(columns, column => 1 + (columns > 1 ? column * (wide - 2 - box.width) / (columns - 1) : 0))
   const lines = graph.edges.map(edge => {
     const [x1, y1, y2] = [edge.from.x + box.width, edge.from.y + box.height / 2, edge.to.y + box.height / 2]
     const back = edge.to.column <= edge.from.column
@@ -137,7 +140,7 @@ function draw() {
     const bend = back ? 60 : (x2 - x1) / 2
     const path = `M${x1},${y1} C${x1 + bend},${y1} ${back ? x2 + bend : x2 - bend},${y2} ${x2},${y2}`
     edge.line = svg('path', { class: 'line', d: path })
-    return edge.shape = svg('g', { class: 'edge', tabindex: 0, role: 'button', 'data-key': edge.key, onfocus: () => choose(edge), onpointerenter: () => choose(edge), onclick: () => choose(edge) },
+    return edge.shape = svg('g', { class: 'edge', tabindex: 0, role: 'button', 'aria-describedby': 'map-detail', 'data-key': edge.key, onfocus: () => choose(edge), onpointerenter: () => choose(edge), onclick: () => choose(edge) },
       svg('path', { class: 'reach', d: path }), edge.line)
   })
   const boxes = graph.nodes.map(node => {
@@ -145,11 +148,11 @@ function draw() {
     node.about = about
     const open = () => { if (node.group) { unfolded.add(node.key); draw() } }
     return node.shape = svg('g', { class: `node ${node.members[0].kind}${node.members.some(each => each.missing) ? ' missing' : ''}${node.group ? ' group' : ''}`,
-      transform: `translate(${node.x},${node.y})`, tabindex: 0, role: 'button', 'data-key': node.key, onfocus: () => choose(node), onpointerenter: () => choose(node),
+      transform: `translate(${node.x},${node.y})`, tabindex: 0, role: 'button', 'aria-describedby': 'map-detail', 'data-key': node.key, onfocus: () => choose(node), onpointerenter: () => choose(node),
       onclick: open, onkeydown: event => { if (event.key === 'Enter' || event.key === ' ') { event.preventDefault(); open() } } },
     svg('rect', { width: box.width, height: box.height, rx: 6 }), svg('text', { x: 12, y: 18 }, short(title(node), Math.floor((box.width - 20) / 8))), about)
   })
-  at('graph').replaceChildren(svg('svg', { width, height, viewBox: `0 0 ${width} ${height}` }, ...lines, ...boxes))
+  at('graph').replaceChildren(svg('svg', { width: wide, height, viewBox: `0 0 ${wide} ${height}` }, ...lines, ...boxes))
   measure()
   if (focused) [...at('graph').querySelectorAll('[data-key]')].find(each => each.dataset.key === focused)?.focus()
   if (!chosen || ![...graph.nodes, ...graph.edges].includes(chosen)) choose([...graph.nodes, ...graph.edges].find(each => each.key === chosen?.key) ?? graph.nodes[0])

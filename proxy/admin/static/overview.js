@@ -116,7 +116,7 @@ function chart() {
   if (chosen) parts.push(svg('line', { class: 'cursor', x1: x(chosen[0]), x2: x(chosen[0]), y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom }))
   at('chart').replaceChildren(svg('svg', { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}` }, ...parts))
   const last = chosen ?? points.at(-1)
-  at('chart-time').replaceChildren(chosen ? `at ${time(chosen[0]).slice(11)}` : 'last 15 minutes')
+  at('chart-time').replaceChildren(chosen ? `at ${time(chosen[0]).slice(11)}` : `last ${Math.round(span / 60)} minutes`)
   at('legend').replaceChildren(...STACKED.map((outcome, index) => element('li', { class: `swatch ${outcome}` },
     `${outcome} `, element('b', {}, `${rate(last ? last[columns[index]] : 0)}/s`))))
   at('chart').setAttribute('aria-label', `Publishes per second by outcome: ${at('legend').innerText.replaceAll('\n', ', ')}. Arrow keys move through the last 15 minutes.`)
