@@ -12,7 +12,6 @@ broker thinks it is, or our tokens would be put in the wrong place.
 from __future__ import annotations
 
 import struct
-from enum import Enum
 from functools import lru_cache
 from typing import Final, NoReturn
 
@@ -27,31 +26,26 @@ _LENGTH = struct.Struct(">I")
 _TIMESTAMP = struct.Struct(">Q")
 _MALFORMED = (IndexError, struct.error)
 
-
-class _Kind(Enum):
-    TEXT = "short string"
-    TABLE = "table"
-    OCTET = "octet"
-    TIMESTAMP = "64 bits, unsigned"
-
-
+_TEXT: Final = "short string"
+_TABLE: Final = "table"
+_OCTET: Final = "octet"
 #: In wire order, from the highest bit of the flags down. ``cluster_id`` is what RabbitMQ calls the reserved
 #: one.
 _LAYOUT = (
-    ("content_type", _Kind.TEXT),
-    ("content_encoding", _Kind.TEXT),
-    ("headers", _Kind.TABLE),
-    ("delivery_mode", _Kind.OCTET),
-    ("priority", _Kind.OCTET),
-    ("correlation_id", _Kind.TEXT),
-    ("reply_to", _Kind.TEXT),
-    ("expiration", _Kind.TEXT),
-    ("message_id", _Kind.TEXT),
-    ("timestamp", _Kind.TIMESTAMP),
-    ("type", _Kind.TEXT),
-    ("user_id", _Kind.TEXT),
-    ("app_id", _Kind.TEXT),
-    ("cluster_id", _Kind.TEXT),
+    ("content_type", _TEXT),
+    ("content_encoding", _TEXT),
+    ("headers", _TABLE),
+    ("delivery_mode", _OCTET),
+    ("priority", _OCTET),
+    ("correlation_id", _TEXT),
+    ("reply_to", _TEXT),
+    ("expiration", _TEXT),
+    ("message_id", _TEXT),
+    ("timestamp", "64 bits, unsigned"),
+    ("type", _TEXT),
+    ("user_id", _TEXT),
+    ("app_id", _TEXT),
+    ("cluster_id", _TEXT),
 )
 
 
@@ -129,11 +123,18 @@ def decode_properties(
     try:
         for name, kind in _present(flags):
             content: bytes | int | None
-            if kind is _Kind.TEXT:
+            if kind == _TEXT:
                 stop = at + 1 + data[at]
                 content = data[at + 1 : stop]
+            elif kind == _TABLE:
+                stop = at + 4 + _LENGTH.unpack_from(data, at)[0]
+                content = None
+            elif kind == _OCTET:
+                stop = at + 1
+                content = data[at]
             else:
-                content, stop = _read(data, at, kind)
+                stop = at + 8
+                content = _TIMESTAMP.unpack_from(data, at)[0]
             if content is not None and (wanted is None or name in wanted):
                 found[name] = content
             at = stop
@@ -144,16 +145,8 @@ def decode_properties(
     return found
 
 
-def _read(data: bytes, at: int, kind: _Kind) -> tuple[int | None, int]:
-    if kind is _Kind.TABLE:
-        return None, at + 4 + _LENGTH.unpack_from(data, at)[0]
-    if kind is _Kind.OCTET:
-        return data[at], at + 1
-    return _TIMESTAMP.unpack_from(data, at)[0], at + 8
-
-
 @lru_cache(maxsize=1024)
-def _present(flags: int) -> tuple[tuple[str, _Kind], ...]:
+def _present(flags: int) -> tuple[tuple[str, str], ...]:
     return tuple(entry for bit, entry in enumerate(_LAYOUT) if flags & 0x8000 >> bit)
 
 
