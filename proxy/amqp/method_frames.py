@@ -304,5 +304,5 @@ def basic_return(channel: int, reply_code: int, text: bytes, exchange: bytes, ke
     return method_frame(channel, methods.BASIC_RETURN, reply_code, text, exchange, key)
 
 
-def confirm_select(channel: int, *, nowait: bool = False) -> bytes:
-    return method_frame(channel, methods.CONFIRM_SELECT, nowait)
+def confirm_select(channel: int) -> bytes:
+    return method_frame(channel, methods.CONFIRM_SELECT, False)

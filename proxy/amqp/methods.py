@@ -113,11 +113,6 @@ _LAYOUTS: dict[int, tuple[str, ...]] = {
     method: tuple(kind.amqp_type(argument) for argument in kind.attributes()) for method, kind in _KINDS.items()
 }
 
-#: Method -> where its nowait bit stands among the arguments.
-_NOWAIT = {
-    method: list(kind.attributes()).index("nowait") for method, kind in _KINDS.items() if "nowait" in kind.attributes()
-}
-
 
 def method_of(payload: bytes) -> int:
     """Read which method a method frame's payload is.
@@ -164,16 +159,6 @@ def arguments(payload: bytes) -> tuple[Argument, ...]:
         text = f"arguments of {NAMES[method]} are malformed"
         raise ProtocolError(_SYNTAX_ERROR, text, class_id=method >> 16, method_id=method & 0xFFFF)
     return tuple(values)
-
-
-def nowait(payload: bytes) -> bool:
-    """Return whether a method asks for no reply; False where it has no nowait bit.
-
-    Raises:
-        ProtocolError: as in `arguments`.
-    """
-    at = _NOWAIT.get(method_of(payload))
-    return at is not None and bool(arguments(payload)[at])
 
 
 def method_frame(channel: int, method: int, *values: Argument) -> bytes:

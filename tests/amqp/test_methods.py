@@ -125,13 +125,6 @@ def test_number_that_is_too_large_is_our_own_error() -> None:
         method_frame(1, methods.BASIC_ACK, 2**64, False)
 
 
-def test_nowait_bit_is_found_where_there_is_one() -> None:
-    for wanted in (False, True):
-        bind = method_frame(1, methods.QUEUE_BIND, 0, b"q", b"e", b"k", wanted, b"")
-        assert methods.nowait(payload_of(bind)) is wanted
-    assert methods.nowait(payload_of(method_frame(1, METHODS["Basic.Qos"], 0, 1, True))) is False
-
-
 def test_replies_pair_requests_with_their_answers() -> None:
     assert methods.REPLIES[METHODS["Basic.Get"]] == {METHODS["Basic.GetOk"], METHODS["Basic.GetEmpty"]}
     assert methods.REPLIES[methods.CHANNEL_CLOSE] == {methods.CHANNEL_CLOSE_OK}
