@@ -22,6 +22,7 @@ V          None
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 
@@ -30,6 +31,14 @@ class Value(NamedTuple):
 
     letter: str
     value: object
+
+
+def strings(value: Value) -> Iterator[bytes]:
+    """Yield the byte strings of a value, or of the list that it is."""
+    elements = value.value if value.letter == "A" and isinstance(value.value, tuple) else (value,)
+    for element in elements:
+        if isinstance(element.value, bytes):
+            yield element.value
 
 
 #: Entries in wire order; a name may occur twice.

@@ -107,7 +107,7 @@ def _notes(loaded: LoadedRules) -> str:
         warnings.extend(lint_bindings(files, compiled))
         for file in files:
             for exchange in file.exchanges:
-                place = {"file": file.source, "vhost": file.vhost, "exchange": text(exchange.name)}
+                place = {"file": file.source, "vhost": file.vhost, "exchange": text(exchange.rule.name)}
                 for binding in exchange.bindings:
                     bindings.append({**place, "line": binding.place.line, "binding": binding.binding.id})
 

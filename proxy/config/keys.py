@@ -56,7 +56,6 @@ def override(root: Node, environ: Environment[str, str], faults: Faults) -> Node
 
     Args:
         root: what the file says.
-        environ: the environment.
         faults: takes the variables that lead nowhere.
 
     Returns:

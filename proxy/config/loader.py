@@ -41,7 +41,6 @@ def load_settings(
     """Read the configuration file and the environment over it.
 
     Args:
-        path: the file.
         environ: the environment; variables that begin with ``OXPROXY_`` override keys.
         secrets_required: whether a password that is kept elsewhere, and the files of TLS, must be there; False makes
             their absence a warning, and that of the folder for the audit log (of which serve makes an error later), for

@@ -45,9 +45,7 @@ class SecretReader:
 
     Args:
         folder: that of the configuration.
-        environ: the environment.
         places: of every key that was written.
-        faults: takes the faults.
         required: whether a secret must be there; where not, its absence is a warning.
     """
 

@@ -120,13 +120,7 @@ def read_address(node: Node, path: str, faults: Faults) -> ParsedAddress | None:
 
 
 def address_book(rules: Sequence[ParsedAddress], brokers: Iterable[BrokerRule], faults: Faults) -> AddressBook:
-    """Compile the address table of one virtual host and report what is wrong or doubtful in it.
-
-    Args:
-        rules: of all its files, in order.
-        brokers: that they may name.
-        faults: takes the findings.
-    """
+    """Compile the address table of one virtual host and report what is wrong or doubtful in it."""
     names = [broker.name for broker in brokers]
     table = AddressTable([parsed.rule for parsed in rules])
     findings = check(table, names)
@@ -229,9 +223,6 @@ def broker_password(
     """Find a broker's password.
 
     Args:
-        broker: the broker.
-        environ: the environment.
-        faults: takes what is missing.
         required: whether it must be there; False makes its absence a warning, for a machine that must not know it.
     """
     if broker.password is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from proxy.addressing.targets import AddressBook
 from proxy.routing.decision import Decision, QueueNames
@@ -29,9 +29,6 @@ class ObservedPublish:
     """One publish that both sides are asked about.
 
     Args:
-        vhost: virtual host.
-        message: what was published.
-        at: seconds since the epoch.
         queues: the queues of the virtual host, for regex routes.
         decision: what the live rules answered, where they evaluated an exchange.
     """
@@ -44,11 +41,7 @@ class ObservedPublish:
 
 
 class ComparedRules:
-    """One of the two sets of rules.
-
-    Args:
-        loaded: the rules.
-    """
+    """One of the two sets of rules."""
 
     def __init__(self, loaded: LoadedRules) -> None:
         self.loaded = loaded
@@ -63,7 +56,6 @@ class ComparedRules:
         """Say where a message goes.
 
         Args:
-            seen: the message.
             decision: of the exchange that it comes to, where it is known.
 
         Returns:
@@ -108,12 +100,7 @@ class _Counts:
 
 
 class RulesComparison:
-    """What was found so far.
-
-    Args:
-        live: the rules in force.
-        candidate: the other rules.
-    """
+    """What was found so far."""
 
     def __init__(self, live: ComparedRules, candidate: ComparedRules) -> None:
         self.live = live
@@ -125,7 +112,6 @@ class RulesComparison:
         """Ask both sides about one publish.
 
         Args:
-            seen: what was published, and what the live rules made of it.
             example: says what may be shown of it.
         """
         live, lived = self.live.judge(seen, seen.decision)
@@ -191,15 +177,9 @@ def _first(_: int) -> int:
 
 
 def _comparable(result: RoutingResult) -> RoutingResult:
-    """Leave out what is no part of where a message goes: which rule of a table said so."""
-    return RoutingResult(
-        tuple(sorted(result.queues)),
-        tuple(sorted(result.exchanges)),
-        tuple(sorted(result.remotes)),
-        result.outcome,
-        result.error,
-        result.failed,
-    )
+    """Leave out what is no part of where a message goes: the order, and which rule of a table decided."""
+    queues, exchanges, remotes = (tuple(sorted(names)) for names in (result.queues, result.exchanges, result.remotes))
+    return replace(result, queues=queues, exchanges=exchanges, remotes=remotes, rule=None)
 
 
 def _exchange_json(vhost: str, exchange: str, counts: _Counts) -> dict[str, object]:
@@ -214,22 +194,11 @@ def _exchange_json(vhost: str, exchange: str, counts: _Counts) -> dict[str, obje
         "differences": [
             {
                 "publishes": kind.count,
-                "live": _result_json(kind.live),
-                "candidate": _result_json(kind.candidate),
+                "live": kind.live.as_json(),
+                "candidate": kind.candidate.as_json(),
                 "example": kind.example,
             }
             for kind in kinds
         ],
         "further_differences": counts.further,
-    }
-
-
-def _result_json(result: RoutingResult) -> dict[str, object]:
-    return {
-        "outcome": result.outcome,
-        "queues": list(result.queues),
-        "exchanges": list(result.exchanges),
-        "remotes": list(result.remotes),
-        "error": result.error,
-        "failed": list(result.failed),
     }

@@ -7,7 +7,7 @@ declaration is therefore tried alone, so that every fault is reported at its own
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 
 from proxy.errors import ProtocolError
 from proxy.routing.bindings.binding import Binding
@@ -15,8 +15,9 @@ from proxy.routing.bindings.patterns import why_invalid
 from proxy.routing.exchange import Exchange
 from proxy.rules.message import PROPERTIES, TEXT_PROPERTIES
 from proxy.rules.operator_reference import OPERATORS
+from proxy.rules.ruleset import ExchangeRule
 from proxy.rules.schema import OPEN, ParsedBinding, ParsedExchange
-from proxy.values import Table, Value
+from proxy.values import Table, Value, strings
 from proxy.yamlfile.document import Faults, join
 from proxy.yamlfile.models import short_fault
 
@@ -31,19 +32,16 @@ _MATCH_TYPES = {
 def compile_exchange(parsed: ParsedExchange, faults: Faults) -> Exchange:
     """Compile one exchange with all its bindings.
 
-    Args:
-        parsed: as read from the file.
-        faults: takes every refusal of the routing room.
-
     Returns:
         The exchange as far as it is good; to be used only where there was no fault.
     """
+    rule = parsed.rule
     try:
-        exchange = Exchange(parsed.name, parsed.type, parsed.arguments, parsed.local_time, parsed.alternate)
+        exchange = Exchange(rule.name, rule.type, rule.arguments, rule.local_time, rule.alternate)
     except ProtocolError:
         _blame_exchange(parsed, faults)
-        exchange = Exchange(parsed.name, parsed.type, (), parsed.local_time)
-    repeated = [binding for binding in parsed.bindings if not _bind(exchange, binding, parsed, faults)]
+        exchange = Exchange(rule.name, rule.type, (), rule.local_time)
+    repeated = [binding for binding in parsed.bindings if not _bind(exchange, binding, rule, faults)]
     if repeated:
         first: dict[Hashable, ParsedBinding] = {}
         for binding in parsed.bindings:
@@ -58,9 +56,9 @@ def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
     """Find which arguments of a refused exchange are at fault, by trying each alone."""
     path = parsed.fields.at("arguments")
     found = False
-    for name, value in parsed.arguments:
+    for name, value in parsed.rule.arguments:
         try:
-            Exchange(parsed.name, parsed.type, ((name, value),), parsed.local_time)
+            Exchange(parsed.rule.name, parsed.rule.type, ((name, value),), parsed.rule.local_time)
         except ProtocolError as error:
             found = True
             message = f"{_text(error)} Expected a whole number, 0 or more"
@@ -69,7 +67,7 @@ def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
         faults.error(parsed.fields.place_of("arguments"), path, "these arguments are refused together")
 
 
-def _bind(exchange: Exchange, parsed: ParsedBinding, owner: ParsedExchange, faults: Faults) -> bool:
+def _bind(exchange: Exchange, parsed: ParsedBinding, owner: ExchangeRule, faults: Faults) -> bool:
     """Add a binding, or report why not; False where it is there already."""
     _reserved(parsed, faults)
     try:
@@ -87,7 +85,7 @@ def _reserved(parsed: ParsedBinding, faults: Faults) -> None:
             faults.error(parsed.argument_place(key), parsed.argument_path(key), f"seen {fault}")
 
 
-def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ParsedExchange, faults: Faults) -> None:
+def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ExchangeRule, faults: Faults) -> None:
     """Find which lines of a refused binding are at fault, by trying each argument alone."""
     binding = parsed.binding
     found = False
@@ -115,7 +113,7 @@ def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ParsedExc
         faults.error(parsed.place, parsed.path, _text(error))
 
 
-def _refusal(owner: ParsedExchange, binding: Binding, key: bytes, arguments: Table) -> ProtocolError | None:
+def _refusal(owner: ExchangeRule, binding: Binding, key: bytes, arguments: Table) -> ProtocolError | None:
     try:
         Exchange(owner.name, owner.type, (), owner.local_time).bind(
             Binding(owner.name, binding.destination_type, binding.destination, key, arguments)
@@ -131,7 +129,7 @@ def _reworded(refusal: ProtocolError, name: bytes, value: Value) -> str:
     if text.startswith("Unknown or invalid"):
         return _unknown(key, value)
     if text.startswith("Invalid regex"):
-        wrong = (element for element in _elements(value) if why_invalid(element))
+        wrong = (element for element in strings(value) if why_invalid(element))
         source = next(wrong, b"")
         return f"seen {_quoted(source)}, which is no regular expression: {why_invalid(source)}"
     if text == "Invalid property match operator":
@@ -172,14 +170,6 @@ def _property(key: str, value: Value) -> str:
         )
     kind = "a text" if rest in TEXT_PROPERTIES else "a whole number"
     return f"{rest} is {kind}, which {head} is not for, or its value is something else"
-
-
-def _elements(value: Value) -> Iterator[bytes]:
-    elements = value.value if value.letter == "A" and isinstance(value.value, tuple) else (value,)
-    for element in elements:
-        content = getattr(element, "value", None)
-        if isinstance(content, bytes):
-            yield content
 
 
 def _shown(value: Value) -> str:

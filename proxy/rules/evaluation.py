@@ -37,6 +37,17 @@ class RoutingResult:
     failed: tuple[str, ...] = ()
     rule: int | None = None
 
+    def as_json(self) -> dict[str, object]:
+        """Give all but the rule as plain data."""
+        return {
+            "outcome": self.outcome,
+            "queues": list(self.queues),
+            "exchanges": list(self.exchanges),
+            "remotes": list(self.remotes),
+            "error": self.error,
+            "failed": list(self.failed),
+        }
+
 
 def mentioned_queues(vhost: VhostRules, router: Router) -> frozenset[bytes]:
     """Queues that the rules of a virtual host name: what regex routes see where no broker is asked."""

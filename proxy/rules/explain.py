@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Annotated, TypeAlias
@@ -49,27 +49,26 @@ class Lookup:
     """One look into the address table; no text in it holds a password.
 
     Args:
-        address: the address that was looked up.
         rule: number of the rule that was for it, from 0; None where none was.
-        name: the rule's name.
-        pattern: its pattern.
-        captures: what its wildcards took.
-        result: what it made of the address.
-        target: where that leads, or why nowhere.
+        captures: what the wildcards of its pattern took.
+        target: where the result leads, or why nowhere.
     """
 
     address: str
     rule: int | None = None
-    name: str = ""
-    pattern: str = ""
+    name: str | None = None
+    pattern: str | None = None
     captures: tuple[str, ...] = ()
-    result: str = ""
-    target: str = ""
+    result: str | None = None
+    target: str | None = None
+
+    def as_json(self) -> dict[str, object]:
+        return {**asdict(self), "captures": list(self.captures)}
 
 
 def look_up(book: AddressBook, address: bytes) -> Lookup:
     """Ask the table about an address as a publish would have it."""
-    shown = _text(without_password(address))
+    shown = text(without_password(address))
     found = book.table.translate(address)
     if found is None:
         return Lookup(shown)
@@ -77,14 +76,14 @@ def look_up(book: AddressBook, address: bytes) -> Lookup:
     original = publication_at(address) or Publication(b"", address)
     secret = _secret(address)
 
-    def hidden(text: bytes) -> str:
-        return _text(text.replace(secret, _HIDDEN.encode()) if secret else text)
+    def hidden(shown: bytes) -> str:
+        return text(shown.replace(secret, _HIDDEN.encode()) if secret else shown)
 
     return Lookup(
         shown,
         found.rule,
-        rule.name,
-        _text(rule.pattern),
+        rule.name or None,
+        text(rule.pattern),
         tuple(map(hidden, found.captures)),
         hidden(found.shown),
         hidden(_target(book, found.rule, found.address, original).encode()),
@@ -104,12 +103,12 @@ def _target(book: AddressBook, rule: int, result: bytes | None, original: Public
     if isinstance(target, FailedTranslation):
         return f"nowhere: {target.reason}"
     exchange, key = target.publication
-    where = f"exchange {_text(exchange)}, key {_text(key)}" if exchange else f"queue {_text(key)}"
+    where = f"exchange {text(exchange)}, key {text(key)}" if exchange else f"queue {text(key)}"
     if target.remote is None:
         return f"{where} here"
     remote = target.remote
     link = "" if remote.tls is None else ", TLS" if remote.tls else ", plain"
-    user = "" if remote.user is None else f", user {_text(remote.user)}"
+    user = "" if remote.user is None else f", user {text(remote.user)}"
     return f"{where} at {remote.label}{link}{user}"
 
 
@@ -136,23 +135,6 @@ def as_lines(lookup: Lookup) -> Iterator[str]:
     yield f"target    {lookup.target}"
 
 
-def as_data(lookup: Lookup) -> dict[str, object]:
-    """Give a look as plain data for JSON."""
-    return {
-        "address": lookup.address,
-        "rule": lookup.rule,
-        "name": lookup.name or None,
-        "pattern": lookup.pattern or None,
-        "captures": list(lookup.captures),
-        "result": lookup.result if lookup.rule is not None else None,
-        "target": lookup.target or None,
-    }
-
-
-def _text(name: bytes) -> str:
-    return name.decode("utf-8", "backslashreplace")
-
-
 #: What is known where no sidecar is asked.
 NOTHING_LIVE: Mapping[str, VhostState] = MappingProxyType({})
 #: Any escape of a JSON text, a pair of surrogates as one.
@@ -164,10 +146,8 @@ class ExplainRequest:
     """One message to explain.
 
     Args:
-        message: what would be published.
         vhost: the virtual host, None where only one has such an exchange.
         queues: queues that exist in addition to those that the rules mention.
-        source: where it was read from.
         at: when it is published, in seconds since the epoch; None for now.
     """
 
@@ -191,15 +171,8 @@ class Explanation:
     """Where a message goes and why.
 
     Args:
-        vhost: the virtual host that was asked.
-        version: of the rules.
-        at: seconds since the epoch.
-        message: what would be published.
-        result: where it goes.
         matched: exchange and id of the bindings that were true.
-        walk: what was visited.
         lookups: what the address table said, where it said something.
-        wire: what would leave.
     """
 
     vhost: str
@@ -278,8 +251,6 @@ def explain(
     """Ask the rules about one message.
 
     Args:
-        loaded: the rules.
-        request: the message.
         at: the time of the publish, in seconds since the epoch.
         live: what a running sidecar knows of its virtual hosts.
 
@@ -368,21 +339,15 @@ def explain_address(loaded: LoadedRules, address: bytes, vhost: str | None = Non
 def as_json(explanation: Explanation | Lookup) -> dict[str, object]:
     """Give the answer as plain data for JSON."""
     if isinstance(explanation, Lookup):
-        return as_data(explanation)
-    result = explanation.result
+        return explanation.as_json()
     return {
         "vhost": explanation.vhost,
         "exchange": text(explanation.message.exchange),
         "rules": explanation.version,
         "at": _time(explanation.at),
-        "outcome": result.outcome,
-        "queues": list(result.queues),
-        "exchanges": list(result.exchanges),
-        "remotes": list(result.remotes),
-        "error": result.error,
+        **explanation.result.as_json(),
         "matched": [{"exchange": text(exchange), "binding": ident} for exchange, ident in explanation.matched],
-        "addresses": [as_data(lookup) for lookup in explanation.lookups],
-        "failed": list(result.failed),
+        "addresses": [lookup.as_json() for lookup in explanation.lookups],
         "walk": [_exchange_json(step) for step in explanation.walk],
         "wire": wire.as_data(explanation.wire),
         "missing": {destination_text(one): reason for one, reason in explanation.wire.missing},

@@ -41,8 +41,6 @@ def read_table(node: Mapping, path: str, faults: Faults) -> Table:
     """Turn a mapping into a table, entry by entry.
 
     Args:
-        node: the mapping.
-        path: its dotted path.
         faults: takes one error for each entry that can't be used; such entries are left out.
 
     Returns:

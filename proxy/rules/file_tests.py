@@ -29,54 +29,6 @@ from proxy.yamlfile.document import Faults, Node, Place, join
 from proxy.yamlfile.models import LISTED, NOTHING, Expected, FileModel, Keys, Parsed, read_model
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """What a test expects; lists that it does not name are empty."""
-
-    queues: frozenset[str]
-    exchanges: frozenset[str]
-    remotes: frozenset[str]
-    outcome: str | None
-    error: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class RulesTest:
-    """One test of a rules file.
-
-    Args:
-        name: as the operator wrote it.
-        place: where.
-        path: its dotted path.
-        vhost: the file's virtual host.
-        message: what is published.
-        at: seconds since the epoch, None where the test does not say.
-        queues: further queues that exist in this test.
-        expected: what must come of it.
-    """
-
-    name: str
-    place: Place
-    path: str
-    vhost: str
-    message: DescribedMessage
-    at: float | None
-    queues: frozenset[bytes]
-    expected: Expectation
-
-
-@dataclass(frozen=True, slots=True)
-class TestFailure:
-    """One test that does not hold, with every difference."""
-
-    test: RulesTest
-    differences: tuple[str, ...]
-
-    def __str__(self) -> str:
-        """``file:line:column: tests[0]: name: differences``."""
-        return f"{located(*self.test.place)}: {self.test.path}: {self.test.name}: {'; '.join(self.differences)}"
-
-
 def _time(written: str) -> float:
     seconds = instant(written)
     if seconds is None:
@@ -112,6 +64,37 @@ class FileTestModel(FileModel):
     expect: ExpectationModel = Field(description="queues, exchanges, remotes, outcome or error")
 
 
+@dataclass(frozen=True, slots=True)
+class RulesTest:
+    """One test of a rules file.
+
+    Args:
+        at: seconds since the epoch, None where the test does not say.
+        queues: further queues that exist in this test.
+    """
+
+    name: str
+    place: Place
+    path: str
+    vhost: str
+    message: DescribedMessage
+    at: float | None
+    queues: frozenset[bytes]
+    expected: ExpectationModel
+
+
+@dataclass(frozen=True, slots=True)
+class TestFailure:
+    """One test that does not hold, with every difference."""
+
+    test: RulesTest
+    differences: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """``file:line:column: tests[0]: name: differences``."""
+        return f"{located(*self.test.place)}: {self.test.path}: {self.test.name}: {'; '.join(self.differences)}"
+
+
 def read_test(node: Node, path: str, vhost: str, faults: Faults) -> RulesTest | None:
     """Read one test of a rules file."""
     model = read_model(FileTestModel, node, faults, path)
@@ -119,23 +102,14 @@ def read_test(node: Node, path: str, vhost: str, faults: Faults) -> RulesTest | 
     if model is None or publish is None:
         return None
     message = described_message(model.publish, publish, join(path, "publish"), faults)
-    expect = model.expect
-    names = (frozenset(expect.queues), frozenset(expect.exchanges), frozenset(expect.remotes))
-    expected = Expectation(*names, expect.outcome, expect.error)
     queues = frozenset(name.encode() for name in model.queues)
-    return RulesTest(model.name, node.place, path, vhost, message, model.at, queues, expected)
+    return RulesTest(model.name, node.place, path, vhost, message, model.at, queues, model.expect)
 
 
 def check_tests(
     tests: Iterable[RulesTest], rules: Rules, routers: Mapping[str, Router], books: Mapping[str, AddressBook]
 ) -> list[TestFailure]:
     """Run tests against the rules.
-
-    Args:
-        tests: of all files.
-        rules: what the files say together.
-        routers: the same compiled, by virtual host.
-        books: the address tables.
 
     Returns:
         The tests that do not hold, in file order.
@@ -173,23 +147,25 @@ def _differences(
     return compare(routing_result(decision, vhost, book, message.facts.routing_key), test.expected)
 
 
-def compare(result: RoutingResult, expected: Expectation) -> tuple[str, ...]:
+def compare(result: RoutingResult, expected: ExpectationModel) -> tuple[str, ...]:
     """List what is other than expected, one text a difference."""
     differences = []
+    outcome: str | None = expected.outcome
+    error: str | None = expected.error
     for what in ("queues", "exchanges", "remotes"):
-        wanted, got = getattr(expected, what), set(getattr(result, what))
+        wanted, got = set(getattr(expected, what)), set(getattr(result, what))
         if wanted - got:
             differences.append(f"{what}: expected {_names(wanted - got)} as well")
         if got - wanted:
             differences.append(f"{what}: got {_names(got - wanted)}, which was not expected")
-    if expected.outcome is not None and expected.outcome != result.outcome:
-        differences.append(f"outcome: expected {expected.outcome}, got {result.outcome}")
-    if expected.error is not None and expected.error != result.error:
+    if outcome is not None and outcome != result.outcome:
+        differences.append(f"outcome: expected {outcome}, got {result.outcome}")
+    if error is not None and error != result.error:
         got_error = "no error" if result.error is None else f'"{result.error}"'
-        differences.append(f'error: expected "{expected.error}", got {got_error}')
-    if result.failed and expected.outcome is None:
+        differences.append(f'error: expected "{error}", got {got_error}')
+    if result.failed and outcome is None:
         differences.append(f"a translation leads nowhere: {'; '.join(result.failed)}")
-    if result.error is not None and expected.error is None and expected.outcome is None:
+    if result.error is not None and error is None and outcome is None:
         differences.append(f'error: the message is refused with "{result.error}"')
     return tuple(differences)
 

@@ -18,6 +18,7 @@ from typing import cast
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.rules.loader import LoadedRules, compile_rules
+from proxy.rules.message import text
 from proxy.rules.schema import OPEN, TYPES
 from proxy.values import RESERVED_PREFIXES
 from proxy.yamlfile.document import ConfigWarning, Place
@@ -48,8 +49,6 @@ def import_definitions(
     """Write a rules file.
 
     Args:
-        data: the definitions.
-        source: their file's name.
         vhost: the virtual host to take from.
         only: exchanges to take; none: all but the broker's own.
 
@@ -73,14 +72,14 @@ def import_definitions(
     ]
     if not exchanges and not only:
         warnings.append(ConfigWarning(place, f"vhost {vhost}", "no exchange of its own that is evaluated here"))
-    text = "".join(_lines(vhost, exchanges))
+    content = "".join(_lines(vhost, exchanges))
     try:
-        loaded = compile_rules([(source, text.encode())])
+        loaded = compile_rules([(source, content.encode())])
     except ConfigErrors as errors:
         warnings += [ConfigWarning(place, error.key, f"written as it was: {error.message}") for error in errors.errors]
     else:
         warnings += [ConfigWarning(place, *each) for each in _undecided(loaded)]
-    return text, warnings
+    return content, warnings
 
 
 def _exchanges(data: bytes, source: str, vhost: str, only: Sequence[str]) -> Iterator[_Exchange]:
@@ -170,9 +169,9 @@ def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:
                 alike = list(group)
                 deciding = [each for each in alike if _depends_on_order(each)]
                 if deciding and len(alike) > 1:
-                    names = ", ".join(sorted({_shown(each.binding.destination) for each in deciding}))
+                    names = ", ".join(sorted({text(each.binding.destination) for each in deciding}))
                     yield (
-                        f"exchange {_shown(exchange.name)}",
+                        f"exchange {text(exchange.name)}",
                         f"{len(alike)} bindings have order {order}, and those to {names} stop, jump or take "
                         f"destinations away: definitions don't tell which was declared last; give each its own x-order",
                     )
@@ -181,7 +180,3 @@ def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:
 def _depends_on_order(compiled: CompiledBinding) -> bool:
     effects = [each for each in (compiled.on_true, compiled.on_false) if each is not None]
     return any(each.jump or each.delete or each.delete_queues or each.granted_delete for each in effects)
-
-
-def _shown(name: bytes) -> str:
-    return name.decode("utf-8", "backslashreplace")

@@ -17,9 +17,8 @@ from proxy.rules.addresses import address_book, check_brokers
 from proxy.rules.compiler import compile_exchange
 from proxy.rules.file_tests import RulesTest, TestFailure, check_tests
 from proxy.rules.lint.files import check_vhost
-from proxy.rules.ruleset import ExchangeRule, QueueRule, Rules, VhostRules
+from proxy.rules.ruleset import QueueRule, Rules, VhostRules
 from proxy.rules.schema import (
-    ParsedExchange,
     ParsedFile,
     RulesSource,
     read_rules_file,
@@ -36,10 +35,7 @@ class LoadedRules:
     """Rules that can be used.
 
     Args:
-        rules: what the files say.
         routers: the same compiled, by virtual host.
-        tests: the tests that the files carry.
-        warnings: what the operator should know.
         books: the address tables, by virtual host; one without rules has none.
         contents: name and bytes of each file; not in the repr, since addresses may hold passwords.
     """
@@ -172,7 +168,7 @@ def _compile_vhost(name: str, files: Sequence[ParsedFile], faults: Faults) -> tu
             queues.setdefault(queue.rule.name, queue.rule)
     parsed_exchanges = [exchange for file in files for exchange in file.exchanges]
     router = Router([compile_exchange(exchange, faults) for exchange in parsed_exchanges])
-    exchanges = tuple(_rule(exchange) for exchange in parsed_exchanges)
+    exchanges = tuple(exchange.rule for exchange in parsed_exchanges)
     addresses = [parsed for file in files for parsed in file.addresses]
     brokers = tuple(broker for file in files for broker in file.brokers)
     check_brokers(brokers, faults)
@@ -185,21 +181,6 @@ def _compile_vhost(name: str, files: Sequence[ParsedFile], faults: Faults) -> tu
         tuple(parsed.places for parsed in addresses),
     )
     return rules, router
-
-
-def _rule(parsed: ParsedExchange) -> ExchangeRule:
-    return ExchangeRule(
-        name=parsed.name,
-        type=parsed.type,
-        delivery=parsed.delivery,
-        carrier=parsed.carrier,
-        carrier_type=parsed.carrier_type,
-        unmatched_pass=parsed.unmatched_pass,
-        arguments=parsed.arguments,
-        alternate=parsed.alternate,
-        bindings=tuple(binding.binding for binding in parsed.bindings),
-        local_time=parsed.local_time,
-    )
 
 
 def rules_version(contents: Iterable[tuple[str, bytes]]) -> str:

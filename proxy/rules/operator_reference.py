@@ -21,7 +21,6 @@ class OperatorEntry:
 
     Args:
         keys: as they are written; NAME stands for the name of a header or property.
-        value: what the key takes.
         meaning: completes the lead of its section.
         example: one argument, as YAML.
     """
@@ -37,12 +36,10 @@ class OperatorSection:
     """Entries of one kind.
 
     Args:
-        title: what they are.
         lead: begins the sentence that each meaning completes.
         column: head of the table's column of meanings in docs/reference/rules.md.
         first: head of its first column.
         of_exchange: whether they are arguments of the exchange, not of a binding.
-        entries: in the order of the documentation.
     """
 
     title: str

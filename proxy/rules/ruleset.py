@@ -33,16 +33,11 @@ class ExchangeRule:
     """One exchange of a rules file.
 
     Args:
-        name: the exchange that producers publish to.
-        type: ``x-open``, ``headers``, ``topic``, ``direct`` or ``fanout``.
-        delivery: ``carrier`` or ``queue``.
         carrier: name of the exchange on the broker (equal to `name` unless the file says otherwise).
         carrier_type: ``auto``, ``direct`` or ``topic``: its type where it has to be declared.
         unmatched_pass: what no binding routes goes to the broker's own exchange as it came.
         arguments: exchange arguments in file order, alternate-exchange included.
-        alternate: the alternate exchange's name, or None.
         bindings: in file order; their `sequence` decides among equal orders.
-        local_time: time zone of `dtl` operators.
     """
 
     name: bytes
@@ -64,8 +59,6 @@ class TlsRule:
     Args:
         ca: file of the authorities to trust, None for the system's.
         server_name: name that the certificate must have, None for the host's.
-        certificate: our own certificate, where the broker asks for one.
-        key: its private key.
     """
 
     ca: Path | None = None
@@ -79,19 +72,12 @@ class BrokerRule:
     """Another broker that translations may name.
 
     Args:
-        name: its name in translations and metrics.
-        host: where it listens.
-        port: its port.
-        tls: None for plain TCP.
         username: user name of the login, None where only translations have one.
         password: as text, None where it is kept elsewhere.
-        password_env: environment variable that holds it.
-        password_file: file that holds it.
         vhost: its virtual host, None for that of the producer.
         deadline_seconds: a publish to it waits this long at most.
         unconfirmed: publishes to it that may wait for their confirms before producers wait.
         unconfirmed_bytes: the same in bytes of their bodies.
-        place: where it was written.
         places: where its keys were, of those that can be wrong later: address, password_env, password_file, and those
             under tls that name files.
     """
@@ -117,8 +103,6 @@ class AddressPlaces:
     """Where one rule of the address table was written.
 
     Args:
-        path: its dotted path in its file.
-        translation: place of that key.
         hosts: place of that key, or of the rule where it has none.
     """
 
@@ -132,12 +116,7 @@ class VhostRules:
     """Everything the rules files say about one virtual host.
 
     Args:
-        vhost: its name.
-        queues: queues that are declared.
-        exchanges: exchanges that are evaluated here.
         addresses: the address table, in the order in which it is tried.
-        brokers: brokers that its translations may name.
-        address_places: where each rule of the address table was written.
     """
 
     vhost: str
@@ -154,7 +133,6 @@ class Rules:
 
     Args:
         version: short hash of the files' content.
-        vhosts: by name.
     """
 
     version: str

@@ -14,7 +14,7 @@ import gc
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
@@ -27,8 +27,8 @@ from proxy.rules.addresses import AddressModel, BrokerModel, ParsedAddress, read
 from proxy.rules.field_values import MAX_NAME_BYTES, SystemZone, read_table, zone
 from proxy.rules.file_tests import FileTestModel, RulesTest, read_test
 from proxy.rules.operator_reference import arguments_schema
-from proxy.rules.ruleset import FILE_FIRST, BrokerRule, QueueRule
-from proxy.values import EXCHANGE, QUEUE, Table, Value
+from proxy.rules.ruleset import FILE_FIRST, BrokerRule, ExchangeRule, QueueRule
+from proxy.values import EXCHANGE, QUEUE, Table, strings
 from proxy.yamlfile.document import (
     Faults,
     Mapping,
@@ -278,27 +278,16 @@ class ParsedBinding:
     def named_routes(self) -> Iterator[tuple[str, bytes]]:
         """Destinations that routing operators name: the argument's key and each name."""
         for name, value in self.binding.arguments:
-            if not name.startswith(NAMED_ROUTES):
-                continue
-            elements = value.value if value.letter == "A" and isinstance(value.value, tuple) else (value,)
-            for element in elements:
-                if isinstance(element, Value) and isinstance(element.value, bytes):
-                    yield name.decode(), element.value
+            for destination in strings(value) if name.startswith(NAMED_ROUTES) else ():
+                yield name.decode(), destination
 
 
 @dataclass(slots=True)
 class ParsedExchange:
-    """One exchange; `fields` finds the places of its keys."""
+    """One exchange; `fields` finds the places of its keys, `bindings` has those of the rule."""
 
     fields: Keys
-    name: bytes
-    type: str
-    delivery: str
-    carrier: bytes
-    carrier_type: str
-    unmatched_pass: bool
-    arguments: Table
-    local_time: tzinfo
+    rule: ExchangeRule
     bindings: list[ParsedBinding] = field(default_factory=list)
 
     def argument_place(self, name: bytes) -> Place:
@@ -309,13 +298,6 @@ class ParsedExchange:
 
     def argument_path(self, name: bytes) -> str:
         return join(self.fields.at("arguments"), name.decode())
-
-    @property
-    def alternate(self) -> bytes | None:
-        for name, value in self.arguments:
-            if name == ALTERNATE and isinstance(value.value, bytes):
-                return value.value
-        return None
 
 
 class TestsFile(NamedTuple):
@@ -346,8 +328,6 @@ def read_rules_file(root: Node, source: RulesSource, faults: Faults) -> ParsedFi
     """Read the document of one rules file.
 
     Args:
-        root: its document.
-        source: the file.
         faults: takes everything that is wrong; what can't be used is left out.
     """
     keys = Keys(root, "", faults)
@@ -442,33 +422,36 @@ def _exchange(path: str, node: Node, local_time: tzinfo, places: PackedPlaces, f
     model = read_model(ExchangeModel, node, faults, path)
     if model is None:
         return None
-    carrier = model.carrier or model.name
-    unmatched = model.unmatched is not None
-    parsed = ParsedExchange(
-        keys,
-        model.name,
-        model.type,
-        model.delivery,
-        carrier,
-        model.carrier_type,
-        unmatched,
-        _table(keys),
-        local_time,
+    arguments = _table(keys)
+    names = (value.value for name, value in arguments if name == ALTERNATE)
+    rule = ExchangeRule(
+        name=model.name,
+        type=model.type,
+        delivery=model.delivery,
+        carrier=model.carrier or model.name,
+        carrier_type=model.carrier_type,
+        unmatched_pass=model.unmatched is not None,
+        arguments=arguments,
+        alternate=next((name for name in names if isinstance(name, bytes)), None),
+        bindings=(),
+        local_time=local_time,
     )
-    _exchange_arguments(parsed)
-    _carrier(parsed)
+    parsed = ParsedExchange(keys, rule)
+    _check_arguments(parsed)
+    _check_carrier(parsed)
     items.reverse()
     for index in range(len(items)):
         packed: PackedBinding | None = items.pop()
         if packed is not None:
             parsed.bindings.append(_binding(packed, parsed, index, places))
+    parsed.rule = replace(rule, bindings=tuple(parsed.binding for parsed in parsed.bindings))
     return parsed
 
 
 def _binding(packed: PackedBinding, owner: ParsedExchange, index: int, places: PackedPlaces) -> ParsedBinding:
     kind, destination, key, arguments = packed.kind, packed.destination, packed.routing_key, packed.arguments
     ident = packed.name or binding_hash(kind, destination, key, arguments)
-    binding = Binding(owner.name, kind, destination, key, arguments, ident, FILE_FIRST - index - 1)
+    binding = Binding(owner.rule.name, kind, destination, key, arguments, ident, FILE_FIRST - index - 1)
     return ParsedBinding(binding, owner.fields.path, index, bool(packed.name), places, packed.first)
 
 
@@ -482,12 +465,7 @@ _MARKED = {"routing_key": _KEY, "name": _NAME, "arguments": _ARGUMENTS}
 
 
 class BindingReader:
-    """Reads bindings as `read_document` comes to them.
-
-    Args:
-        places: takes the places of their keys.
-        faults: takes what is wrong with them.
-    """
+    """Reads bindings as `read_document` comes to them."""
 
     def __init__(self, places: PackedPlaces, faults: Faults) -> None:
         self._places = places
@@ -553,36 +531,36 @@ def _modelled_binding(node: Node, path: str, faults: Faults) -> _PlainBinding | 
     return None if model is None or destination is None else (kind, destination, model.routing_key, model.name or "")
 
 
-def _exchange_arguments(parsed: ParsedExchange) -> None:
-    for fault in argument_faults(parsed.arguments):
-        ignored = parsed.type != OPEN and fault.name in ARGUMENTS and fault.name != ALTERNATE  # `lint` warns of these
+def _check_arguments(parsed: ParsedExchange) -> None:
+    def error(name: bytes, message: str) -> None:
+        parsed.fields.faults.error(parsed.argument_place(name), parsed.argument_path(name), message)
+
+    rule = parsed.rule
+    for fault in argument_faults(rule.arguments):
+        ignored = rule.type != OPEN and fault.name in ARGUMENTS and fault.name != ALTERNATE  # `lint` warns of these
         if fault.name not in OWN_ARGUMENTS and not ignored:
-            place, path = parsed.argument_place(fault.name), parsed.argument_path(fault.name)
-            parsed.fields.faults.error(place, path, fault.message)
-    for name, value in parsed.arguments:
-        path = parsed.argument_path(name)
+            error(fault.name, fault.message)
+    for name, value in rule.arguments:
         if name in OWN_ARGUMENTS:
-            parsed.fields.faults.error(parsed.argument_place(name), path, "this argument is the proxy's own")
-        if name != ALTERNATE or value.letter != "S" or not isinstance(value.value, bytes):
-            continue
-        wrong = name_fault(value.value.decode())
-        if wrong:
-            message = f"seen {wrong}, expected the name of an exchange"
-            parsed.fields.faults.error(parsed.argument_place(name), path, message)
+            error(name, "this argument is the proxy's own")
+        if name == ALTERNATE and value.letter == "S" and isinstance(value.value, bytes):
+            wrong = name_fault(value.value.decode())
+            if wrong:
+                error(name, f"seen {wrong}, expected the name of an exchange")
 
 
-def _carrier(parsed: ParsedExchange) -> None:
-    fields = parsed.fields
-    if parsed.delivery != CARRIER:
+def _check_carrier(parsed: ParsedExchange) -> None:
+    fields, rule = parsed.fields, parsed.rule
+    if rule.delivery != CARRIER:
         for key in ("carrier", "carrier_type"):
             if key in fields:
                 fields.error(key, "goes with delivery: carrier only")
         return
-    if parsed.carrier.startswith(b"amq."):
+    if rule.carrier.startswith(b"amq."):
         key = "carrier" if "carrier" in fields else "name"
         ways = "give another name under carrier:, or delivery: queue"
         fields.error(key, f"names that begin with \"amq.\" are the broker's own and can't be declared: {ways}")
-    if parsed.unmatched_pass and parsed.carrier == parsed.name:
+    if rule.unmatched_pass and rule.carrier == rule.name:
         message = "needs another name for the carrier under carrier:, or delivery: queue; "
         fields.error("unmatched", message + "otherwise the broker's own exchange of this name is the carrier itself")
 
@@ -592,10 +570,7 @@ class RulesSource:
     """One file whose document was read, its bindings packed.
 
     Args:
-        name: the file's name.
-        data: its content.
         root: its document; None where it is empty or can't be read.
-        places: of its bindings.
         faults: what was found in its syntax.
     """
 

@@ -93,7 +93,6 @@ def lone_mounts(paths: Iterable[Path], mountinfo: str) -> list[Path]:
     """Find files that are mounted alone, as Kubernetes does for `subPath`: they never change.
 
     Args:
-        paths: the files.
         mountinfo: what /proc/self/mountinfo says (proc(5)).
     """
     points = {_unescaped(fields[4]) for line in mountinfo.splitlines() if len(fields := line.split(" ")) > 4}

@@ -45,8 +45,6 @@ class WirePublish:
 
     Args:
         to: our own broker, or the name of another.
-        exchange: it leaves under this exchange.
-        routing_key: and this key.
         bcc: further keys.
         reaches: what exchange, key and further keys stand for, where that is not what they say.
         headers: those that are ours, BCC aside.
@@ -99,9 +97,6 @@ class WireContext:
     """What stands between the rules and the broker.
 
     Args:
-        vhost: what the rules files say.
-        router: the same compiled.
-        book: the address table.
         live: what a running sidecar knows, None where none is asked.
     """
 
@@ -144,9 +139,7 @@ def evaluated(
     """Say what leaves of a message to an exchange that is evaluated here.
 
     Args:
-        context: where.
         message: as that exchange gets it.
-        decision: of that exchange.
         source: the message as it was published, if the address table has sent it there.
     """
     state = context.state()

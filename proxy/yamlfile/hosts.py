@@ -35,7 +35,6 @@ def parse_address(text: str, least: int = 1) -> HostPort:
     """Parse ``host:port``.
 
     Args:
-        text: as written.
         least: smallest port; 0 where any free port can be meant.
 
     Raises:
@@ -58,8 +57,6 @@ def is_own_address(host: str, port: int, listening: Collection[tuple[str, int]])
     """Whether an address is one of those that we listen on, as far as its text tells.
 
     Args:
-        host: name or address.
-        port: its port.
         listening: (host, port) where we listen.
     """
     return any(port == own_port and _is_host(host, own) for own, own_port in listening)

@@ -52,7 +52,6 @@ class Keys:
     Args:
         node: the mapping, or what stands in its place.
         path: its dotted path, empty for the whole file.
-        faults: takes what `error` reports.
     """
 
     __slots__ = ("_node", "faults", "path")
@@ -120,10 +119,7 @@ def read_model(model: type[M], node: Node, faults: Faults, path: str = "") -> M 
     """Read a node as a model and report everything that is wrong with it.
 
     Args:
-        model: what it must be.
         node: the mapping, or what stands in its place.
-        faults: takes every fault.
-        path: the node's dotted path.
 
     Returns:
         The model, without what was wrong; None where what is left is not enough for one.
@@ -253,7 +249,6 @@ class KeyType(NamedTuple):
         type: without ``Annotated`` and None.
         marks: what ``Annotated`` says.
         optional: whether it may be null.
-        description: of the last key.
     """
 
     type: Any
@@ -334,7 +329,6 @@ class Expected:
     """States in ``Annotated`` what a value must be, for messages.
 
     Args:
-        expected: what it must be.
         hidden: whether no message may show the value.
         quotes: whether quotes make the value right where it is a scalar of another type.
     """
@@ -360,12 +354,9 @@ class Parsed(Expected):
     """Strings that a function makes values of; one that was made already (a default, a copy) is taken as it is.
 
     Args:
-        expected: what it must be.
         parse: ValueError has what was expected, `fault` a whole message.
         made: the type of the values.
         written: what JSON Schema says of it.
-        hidden: as for `Expected`.
-        quotes: as for `Expected`.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from proxy.errors import ConfigErrors
-from proxy.rules.explain import as_data, as_json, as_lines, as_text, explain, explain_address
+from proxy.rules.explain import as_json, as_lines, as_text, explain, explain_address
 from tests.rules.loading import load, message_request
 
 SECRET = "s3cret-word"
@@ -43,14 +43,14 @@ def test_no_password_is_shown_whether_it_comes_from_the_rule_or_from_the_address
     for address in (b"out/a/b", f"amqp://u:{SECRET}@h/x".encode()):
         found = explain_address(loaded, address)
         assert found.rule is not None
-        assert SECRET not in "\n".join(as_lines(found)) + json.dumps(as_data(found))
+        assert SECRET not in "\n".join(as_lines(found)) + json.dumps(found.as_json())
 
 
 def test_an_explanation_of_a_message_shows_what_the_table_said_of_each_destination() -> None:
     answer = explain(load(RULES), message_request(b"exchange: documents", "m"), 0)
     assert (answer.result.queues, [lookup.rule for lookup in answer.lookups]) == (("new",), [0])
     assert "target    queue new here" in as_text(answer)
-    assert as_json(answer)["addresses"] == [as_data(answer.lookups[0])]
+    assert as_json(answer)["addresses"] == [answer.lookups[0].as_json()]
 
 
 @pytest.mark.parametrize(

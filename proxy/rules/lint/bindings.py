@@ -26,6 +26,7 @@ from proxy.rules.lint.satisfiability import always_true, unsatisfiable_reason
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage
 from proxy.rules.schema import PackedPlaces, ParsedBinding, ParsedFile, binding_path
+from proxy.values import strings
 from proxy.yamlfile.document import ConfigWarning, Place
 
 #: Arguments that say where a binding stands and how its operators are joined, not what it looks at.
@@ -33,11 +34,7 @@ _ORDER = b"x-order"
 
 
 def unreachable(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
-    """Give the bindings that no message comes to, each with the one that leaves it out.
-
-    Args:
-        entries: all bindings of one exchange in visiting order.
-    """
+    """Give the bindings that no message comes to, each with the one that leaves it out."""
     if not entries:
         return
     orders = [each.order for each in entries]
@@ -72,11 +69,7 @@ def _jumps(compiled: CompiledBinding) -> Set[int]:
 
 
 def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, str, str]]:
-    """Give the gotos that lead nowhere: binding, argument, and why.
-
-    Args:
-        entries: all bindings of one exchange in visiting order.
-    """
+    """Give the gotos that lead nowhere: binding, argument, and why."""
     greatest = max((each.order for each in entries), default=0)
     for compiled in entries:
         for effects, key in ((compiled.on_true, "x-goto-ontrue"), (compiled.on_false, "x-goto-onfalse")):
@@ -93,9 +86,6 @@ def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBind
     """Give the bindings that add nothing to what an earlier one does, each with that one.
 
     Said only of exchanges whose bindings just add their destination, where no order can matter.
-
-    Args:
-        entries: all bindings of one exchange in visiting order.
     """
     if not all(each.plain for each in entries):
         return
@@ -146,9 +136,9 @@ def linted_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> Iterat
     """Bring together what was written and what was made of it."""
     for file in files:
         for parsed in file.exchanges:
-            entries = loaded.routers[file.vhost].exchanges[parsed.name].entries
+            entries = loaded.routers[file.vhost].exchanges[parsed.rule.name].entries
             bindings = {each.binding.id: each for each in parsed.bindings}
-            yield LintedExchange(file.vhost, parsed.name, entries, bindings)
+            yield LintedExchange(file.vhost, parsed.rule.name, entries, bindings)
 
 
 def lint_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[ConfigWarning]:
@@ -186,10 +176,8 @@ def _patterns(parsed: ParsedBinding) -> Iterator[ConfigWarning]:
     for name, value in parsed.binding.arguments:
         if not is_regex_key(name):
             continue
-        elements = value.value if value.letter == "A" and isinstance(value.value, tuple) else (value,)
-        for element in elements:
-            source = getattr(element, "value", None)
-            subject = exceeds_match_limit(source) if isinstance(source, bytes) else None
+        for source in strings(value):
+            subject = exceeds_match_limit(source)
             if subject is not None:
                 key = name.decode()
                 shown = f"{subject[:12].decode('utf-8', 'backslashreplace')}... ({len(subject)} bytes)"
@@ -245,7 +233,7 @@ def untested_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[
                 continue
             untested = UntestedBindings(exchange.bindings[0].exchange_path, exchange.bindings[0].places)
             for parsed in exchange.bindings:
-                if (file.vhost, exchange.name, parsed.binding.id) not in touched:
+                if (file.vhost, exchange.rule.name, parsed.binding.id) not in touched:
                     untested.add(parsed)
             found.append(untested)
     return found

@@ -25,11 +25,6 @@ class NamedDestination:
     """A destination that a binding names, or a queue that the rules declare.
 
     Args:
-        vhost: virtual host.
-        kind: ``queue`` or ``exchange``.
-        name: its name.
-        place: where it was written.
-        path: its dotted path.
         translated: whether it is not what is written there, but what the address table puts in its place.
     """
 
@@ -46,10 +41,7 @@ class EvaluatedExchange:
     """An exchange of the rules files.
 
     Args:
-        vhost: virtual host.
-        rule: what the files say of it.
         place: where its name was written.
-        path: its dotted path.
         published: exchanges that the sidecar publishes to on its behalf, since it has ``delivery: queue``.
     """
 
@@ -113,11 +105,10 @@ def evaluated_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> lis
     """Give every exchange of the files, with its place."""
     found: list[EvaluatedExchange] = []
     for file in files:
-        rules = {rule.name: rule for rule in loaded.rules.vhosts[file.vhost].exchanges}
         router = loaded.routers[file.vhost]
         for parsed in file.exchanges:
-            rule = rules[parsed.name]
-            published = {name for kind, name in router.destinations(parsed.name) if kind == EXCHANGE}
+            rule = parsed.rule
+            published = {name for kind, name in router.destinations(rule.name) if kind == EXCHANGE}
             if rule.alternate is not None and rule.alternate not in router.exchanges:
                 published.add(rule.alternate)
             place, path = parsed.fields.place_of("name"), parsed.fields.at("name")

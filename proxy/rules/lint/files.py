@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm
 from proxy.routing.bindings.binding import typed_arguments
@@ -41,7 +42,7 @@ def check_vhost(files: Sequence[ParsedFile], faults: Faults) -> None:
     exchanges = [exchange for file in files for exchange in file.exchanges]
     _names(exchanges, faults)
     _carriers(exchanges, faults)
-    owned = {exchange.name: exchange for exchange in exchanges}
+    owned = {exchange.rule.name: exchange for exchange in exchanges}
     for exchange in exchanges:
         _binding_names(exchange, faults)
         _alternate(exchange, owned, faults)
@@ -72,21 +73,21 @@ def _queues(queues: Iterable[ParsedQueue], faults: Faults) -> None:
 def _names(exchanges: Iterable[ParsedExchange], faults: Faults) -> None:
     first: dict[bytes, ParsedExchange] = {}
     for exchange in exchanges:
-        other = first.setdefault(exchange.name, exchange)
+        other = first.setdefault(exchange.rule.name, exchange)
         if other is not exchange:
             exchange.fields.error("name", f"{_where(other)} has an exchange of this name already")
 
 
 def _carriers(exchanges: Sequence[ParsedExchange], faults: Faults) -> None:
-    names = {exchange.name: exchange for exchange in exchanges}
+    names = {exchange.rule.name: exchange for exchange in exchanges}
     first: dict[bytes, ParsedExchange] = {}
     for exchange in exchanges:
-        if exchange.delivery != CARRIER:
+        if exchange.rule.delivery != CARRIER:
             continue
-        other = first.setdefault(exchange.carrier, exchange)
-        if other is exchange and exchange.carrier != exchange.name:
-            other = names.get(exchange.carrier, exchange)
-        if other is not exchange and other.name != exchange.name:
+        other = first.setdefault(exchange.rule.carrier, exchange)
+        if other is exchange and exchange.rule.carrier != exchange.rule.name:
+            other = names.get(exchange.rule.carrier, exchange)
+        if other is not exchange and other.rule.name != exchange.rule.name:
             exchange.fields.error("carrier", f"this name is used by the exchange of {_where(other)}")
 
 
@@ -100,30 +101,30 @@ def _binding_names(exchange: ParsedExchange, faults: Faults) -> None:
 
 
 def _alternate(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], faults: Faults) -> None:
-    alternate = exchange.alternate
+    alternate = exchange.rule.alternate
     if alternate is None:
         return
     place, path = exchange.argument_place(ALTERNATE), exchange.argument_path(ALTERNATE)
-    if alternate == exchange.name:
+    if alternate == exchange.rule.name:
         faults.error(place, path, "seen the exchange itself, expected another one")
-    elif exchange.unmatched_pass and alternate in owned:
+    elif exchange.rule.unmatched_pass and alternate in owned:
         message = "an exchange with unmatched: pass can't have an alternate that is evaluated here"
         faults.error(place, path, message)
-    elif exchange.unmatched_pass:
+    elif exchange.rule.unmatched_pass:
         faults.warn(place, path, "unmatched: pass wins: only what a `-silent` filter dropped goes there")
-    elif alternate in owned and owned[alternate].unmatched_pass:
+    elif alternate in owned and owned[alternate].rule.unmatched_pass:
         faults.error(place, path, _UNREACHABLE)
 
 
 def _carrier_type(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], faults: Faults) -> None:
     """Point at a type that costs the broker more than the other one would."""
-    if exchange.carrier_type == "auto" or exchange.delivery != CARRIER:
+    rule = exchange.rule
+    if rule.carrier_type == "auto" or rule.delivery != CARRIER:
         return
-    bindings = [parsed.binding for parsed in exchange.bindings]
-    named = {(binding.destination_type, binding.destination) for binding in bindings}
-    onward = exchange.alternate is not None or any(kind == EXCHANGE and name not in owned for kind, name in named)
+    named = {(binding.destination_type, binding.destination) for binding in rule.bindings}
+    onward = rule.alternate is not None or any(kind == EXCHANGE and name not in owned for kind, name in named)
     few = FEW_DESTINATIONS[TokenForm.EIGHT_WORDS if onward else TokenForm.ONE_WORD]
-    if exchange.carrier_type == "direct" and len(named) > few:
+    if rule.carrier_type == "direct" and len(named) > few:
         faults.warn(
             exchange.fields.place_of("carrier_type"),
             exchange.fields.at("carrier_type"),
@@ -134,19 +135,19 @@ def _carrier_type(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], 
 
 def _without_effect(exchange: ParsedExchange, faults: Faults) -> None:
     """Point at what is written for an open exchange and ignored by the type that was chosen."""
-    if exchange.type == OPEN:
+    if exchange.rule.type == OPEN:
         return
-    for name, _ in exchange.arguments:
+    for name, _ in exchange.rule.arguments:
         if name.removesuffix(b"-silent") in _FILTERS:
-            message = f"has no effect for type {exchange.type}"
+            message = f"has no effect for type {exchange.rule.type}"
             faults.warn(exchange.argument_place(name), exchange.argument_path(name), message)
     for parsed in exchange.bindings:
-        if parsed.binding.routing_key and exchange.type in ("headers", "fanout"):
-            faults.warn(parsed.key_place, f"{parsed.path}.routing_key", f"has no effect for type {exchange.type}")
+        if parsed.binding.routing_key and exchange.rule.type in ("headers", "fanout"):
+            faults.warn(parsed.key_place, f"{parsed.path}.routing_key", f"has no effect for type {exchange.rule.type}")
         for name, _ in parsed.binding.arguments:
             key = name.decode()
-            if exchange.type != "headers":
-                message = f"arguments have no effect for type {exchange.type}"
+            if exchange.rule.type != "headers":
+                message = f"arguments have no effect for type {exchange.rule.type}"
             elif name.startswith(b"x-?") and not _tests_x_headers(parsed):
                 message = f"is an operator of type {OPEN} and has no effect for type headers"
             else:
@@ -156,16 +157,17 @@ def _without_effect(exchange: ParsedExchange, faults: Faults) -> None:
 
 def _doubtful_keys(exchange: ParsedExchange, faults: Faults) -> None:
     """Point at keys that test a header and look as if they were meant as something else."""
-    if exchange.type not in (OPEN, "headers"):
+    if exchange.rule.type not in (OPEN, "headers"):
         return
     for parsed in exchange.bindings:
         for name, value in parsed.binding.arguments:
             key = name.decode()
-            message = _doubtful_key(key, exchange.type) or _doubtful_name(key, value)
+            message = _doubtful_key(key, exchange.rule.type) or _doubtful_name(key, value)
             if message:
                 faults.warn(parsed.argument_place(key), parsed.argument_path(key), message)
 
 
+@lru_cache(4096)
 def _doubtful_key(key: str, kind: str) -> str:
     """Say why a key that is the name of a header may be meant as an operator."""
     if key.startswith(_RESERVED):
@@ -201,7 +203,7 @@ def _doubtful_name(key: str, value: Value) -> str:
 
 def _clocks(exchange: ParsedExchange, faults: Faults) -> None:
     """Point at patterns that ask the clock for characters that its text does not have."""
-    if exchange.type != OPEN:
+    if exchange.rule.type != OPEN:
         return
     for parsed in exchange.bindings:
         for name, value in parsed.binding.arguments:
@@ -223,13 +225,13 @@ def _tests_x_headers(parsed: ParsedBinding) -> bool:
 
 
 def _destinations(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], faults: Faults) -> None:
-    carriers = {each.carrier for each in owned.values() if each.delivery == CARRIER}
+    carriers = {each.rule.carrier for each in owned.values() if each.rule.delivery == CARRIER}
     for parsed in exchange.bindings:
         for place, path, name in _named_exchanges(parsed):
             target = owned.get(name)
             if target is None and name in carriers:
                 faults.error(place, path, "this is a carrier: name the exchange that it represents")
-            elif target is not None and target.unmatched_pass and target is not exchange:
+            elif target is not None and target.rule.unmatched_pass and target is not exchange:
                 faults.error(place, path, _UNREACHABLE)
 
 

@@ -20,13 +20,7 @@ Listening = Collection[tuple[str, int]]
 
 
 def check_loops(loaded: LoadedRules, listening: Listening, faults: Faults) -> None:
-    """Report every broker, translation and permitted host that is this proxy itself.
-
-    Args:
-        loaded: the rules.
-        listening: where we listen.
-        faults: takes the findings.
-    """
+    """Report every broker, translation and permitted host that is this proxy itself."""
     for vhost, rules in loaded.rules.vhosts.items():
         for broker in rules.brokers:
             if is_own_address(broker.host, broker.port, listening):
