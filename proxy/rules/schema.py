@@ -496,7 +496,9 @@ class BindingReader:
 
     def _once(self, value: T) -> T:
         """Return what is equal and was there before: many bindings share names and entries."""
-        return self._shared.setdefault(value, value) if len(self._shared) < _MOST_SHARED else value
+        look = self._shared.setdefault if len(self._shared) < _MOST_SHARED else self._shared.get
+        kept: T = look(value, value)
+        return kept
 
 
 def _plain_binding(node: Node) -> _PlainBinding | None:
