@@ -13,6 +13,9 @@ import structlog
 
 _log = structlog.get_logger(__name__)
 
+#: Time after which a task that has not ended is cancelled once more.
+_CANCEL_AGAIN_SECONDS = 5.0
+
 
 class Tasks:
     """A set of named tasks."""
@@ -45,7 +48,7 @@ class Tasks:
             task.cancel()
 
     async def ended(self) -> None:
-        """Cancel all and wait until they are gone."""
-        self.cancel()
+        """Cancel all and wait until they are gone; a cancellation that a library has swallowed is repeated."""
         while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self.cancel()
+            await asyncio.wait(self._tasks, timeout=_CANCEL_AGAIN_SECONDS)

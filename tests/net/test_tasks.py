@@ -60,10 +60,13 @@ async def test_cancelled_tasks_are_gone_when_ended_returns_and_no_failure() -> N
 
 
 async def test_a_task_started_while_others_end_is_ended_too() -> None:
-    tasks = Tasks()
+    tasks, ended = Tasks(), asyncio.Event()
 
     async def late() -> None:
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
 
     async def work() -> None:
         try:
@@ -73,7 +76,23 @@ async def test_a_task_started_while_others_end_is_ended_too() -> None:
 
     tasks.start(work(), "work")
     await asyncio.sleep(0)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
-            await tasks.ended()
     await tasks.ended()
+    assert ended.is_set()
+
+
+async def test_a_task_that_swallows_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.net.tasks._CANCEL_AGAIN_SECONDS", 0.01)
+    swallowed = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            swallowed.set()
+        await asyncio.Event().wait()
+
+    tasks = Tasks()
+    tasks.start(work(), "work")
+    await asyncio.sleep(0)
+    await tasks.ended()
+    assert swallowed.is_set()
