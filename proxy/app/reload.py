@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import structlog
 
 from proxy.admin.server import GuardedRoute, json_route
-from proxy.broker.reconcile.vhost_loop import Retired
+from proxy.broker.reconcile.reconciler import Retired
 from proxy.broker.topology import Topology
 from proxy.config.loader import ChangedSettings
 from proxy.errors import ConfigErrors, UpstreamError, UpstreamFailure

@@ -23,14 +23,7 @@ from proxy.routing.router import Router
 
 @dataclass(frozen=True, slots=True)
 class UnsignedBinding:
-    """A client's binding that the current secret did not sign.
-
-    Args:
-        vhost: its virtual host.
-        carrier: the exchange on the broker.
-        info: the binding as listed.
-        stored: what is kept in it.
-    """
+    """A client's binding that the current secret did not sign."""
 
     vhost: str
     carrier: bytes
@@ -59,12 +52,7 @@ class UnsignedBinding:
 
 
 class Adoption:
-    """Finds and signs such bindings.
-
-    Args:
-        settings: the control user; `declared.secrets` sign.
-        management: the management API.
-    """
+    """Finds and signs such bindings."""
 
     def __init__(self, settings: ControlSettings, management: ManagementApi) -> None:
         self._settings = settings
@@ -92,7 +80,6 @@ class Adoption:
         """Find what the current secret did not sign; what was damaged is left out, since no sidecar reads it.
 
         Args:
-            vhost: the virtual host.
             exchanges: only there; none: everywhere.
 
         Raises:
@@ -148,7 +135,6 @@ class Adoption:
         return await retire_tokens(self._management, Tokens(vhost, self._secrets.token_keys))
 
     async def close(self) -> None:
-        """End every connection."""
         for connection in self._connections.values():
             await connection.close()
         await self._management.close()

@@ -17,14 +17,7 @@ from proxy.values import RESERVED_PREFIXES
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """One exchange of ours.
-
-    Args:
-        vhost: its virtual host.
-        exchange: its name.
-        bindings: those that are ours.
-        foreign: those that are not.
-    """
+    """One exchange of ours."""
 
     vhost: str
     exchange: bytes
@@ -32,7 +25,6 @@ class Leftover:
     foreign: tuple[BindingInfo, ...]
 
     def __str__(self) -> str:
-        """One line for operators."""
         stored = sum(binding.stores for binding in self.bindings)
         name = self.exchange.decode(errors="backslashreplace")
         counts = f"{len(self.bindings) - stored} tokens, {stored} stored bindings"
@@ -45,9 +37,6 @@ class Cleanup(ManagementApi):
 
     async def leftovers(self, vhosts: Iterable[str] = ()) -> list[Leftover]:
         """Find what is ours.
-
-        Args:
-            vhosts: virtual hosts to look at; none: all that the user may see.
 
         Raises:
             UpstreamError: the management API can't be asked.

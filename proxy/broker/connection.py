@@ -196,7 +196,6 @@ class AmqpConnection(aio_pika.Connection):
         self.close_callbacks.add(lambda *_: self.lost.set())
 
     async def connect(self, timeout: TimeoutType = None) -> None:  # noqa: ASYNC109 - aio-pika's signature
-        """Connect; called once."""
         transport = _Transport(self.url, **self.kwargs)
         transport.vhost = self._vhost
         try:
@@ -225,12 +224,6 @@ class AmqpConnection(aio_pika.Connection):
 
 async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) -> AmqpConnection:
     """Open a connection to one host.
-
-    Args:
-        settings: as whom, how, and the deadline.
-        vhost: which virtual host to open.
-        host: name or address, resolved now.
-        port: its port.
 
     Raises:
         UpstreamError: REFUSED where the broker refused the user or the virtual host, TIMEOUT at the deadline,

@@ -74,9 +74,6 @@ class BindingInfo(NamedTuple):
     """A binding of one exchange.
 
     Args:
-        destination_type: ``queue`` or ``exchange``.
-        destination: its name.
-        routing_key: as on the broker.
         properties_key: the name the management API has for it.
         kept: what we keep in it of a client's bind; empty where there is nothing.
         signature: ours over what is kept; empty where there is none.
@@ -102,7 +99,6 @@ class BindingInfo(NamedTuple):
         return self.routing_key.startswith((STORAGE, STORAGE_WORD)) or (bool(self.kept) and self.under_token)
 
     def __str__(self) -> str:
-        """Destination and key, for operators."""
         name = self.destination.decode(errors="replace")
         if is_keyed(self.routing_key):  # nobody is to know the token of a destination
             return f"{self.destination_type} {name} under a token"
@@ -202,7 +198,6 @@ class ManagementApi:
     Every method raises ``UpstreamError`` with what was asked and what was answered, never with credentials.
 
     Args:
-        settings: credentials and limits.
         address: base URL of the management API, with or without ``/api`` at its end.
     """
 
@@ -217,7 +212,6 @@ class ManagementApi:
         self._session: aiohttp.ClientSession | None = None
 
     async def queues(self, vhost: str) -> dict[bytes, QueueInfo]:
-        """List the queues of a virtual host, by name."""
         # Columns that need no statistics keep the listing quick: 10,000 queues in 0.2 s instead of 4.
         path = f"/queues/{_quoted(vhost)}?columns={_QUEUE_COLUMNS}&disable_stats=true"
         return {info.name: info for info in _read(queue_info, await self._get(path), path)}
@@ -233,7 +227,6 @@ class ManagementApi:
         return _read(queue_info, found, path)[0] if kind == "queue" else _read(exchange_info, found, path)[0]
 
     async def exchanges(self, vhost: str) -> dict[bytes, ExchangeInfo]:
-        """List the exchanges of a virtual host, by name."""
         path = f"/exchanges/{_quoted(vhost)}?columns={_EXCHANGE_COLUMNS}"
         return {info.name: info for info in _read(exchange_info, await self._get(path), path)}
 
@@ -264,11 +257,7 @@ class ManagementApi:
         await self._request("PUT", f"/exchanges/{_quoted(vhost)}/{_quoted(name)}", body)
 
     async def in_transition(self, secrets: Sequence[bytes]) -> bool:
-        """Say whether some virtual host with carriers may still have sidecars that need unkeyed tokens.
-
-        Args:
-            secrets: keys of tokens.
-        """
+        """Say whether some virtual host with carriers may still have sidecars that need unkeyed tokens."""
         path = "/exchanges?columns=name,vhost,type,arguments"
         listed = _read(lambda item: (str(item["vhost"]), exchange_info(item)), await self._get(path), path)
         names: dict[str, set[bytes]] = {}
@@ -285,7 +274,6 @@ class ManagementApi:
         return [] if listing is None else listing[1]
 
     async def sources(self, vhost: str, exchange: bytes) -> set[bytes]:
-        """List the exchanges that are bound to an exchange."""
         path = f"/exchanges/{_quoted(vhost)}/{_quoted(exchange)}/bindings/destination?columns=source"
         return set(_read(lambda item: item["source"].encode(), await self._get(path), path))
 
@@ -295,8 +283,6 @@ class ManagementApi:
         """List the bindings of an exchange, unless the answer is that of last time.
 
         Args:
-            vhost: its virtual host.
-            exchange: its name.
             digest: of last time's answer, b"" for none.
 
         Returns:
@@ -453,12 +439,7 @@ log = structlog.get_logger(__name__)
 
 
 class VhostDiscovery:
-    """Finds virtual hosts.
-
-    Args:
-        settings: how patient to be.
-        management: the management API, None where there is none.
-    """
+    """Finds virtual hosts."""
 
     def __init__(self, settings: ControlSettings, management: ManagementApi | None) -> None:
         self._settings = settings

@@ -45,7 +45,7 @@ class RemoteObserver:
         """Ask for everything that a virtual host's rules need elsewhere; the answer is for its state."""
         state = vhost.state
         wanted: dict[Remote, dict[Destination, None]] = {}
-        for one in vhost.desired.remote_destinations:
+        for one in vhost.reconciler.desired.remote_destinations:
             destination = destination_of(one)
             if destination is not None and one.remote is not None and one.remote.remote is not None:
                 wanted.setdefault(one.remote.remote, {})[destination] = None
@@ -78,7 +78,6 @@ class RemoteObserver:
 
 
 def destination_of(one: StaticTranslation) -> Destination | None:
-    """Give what must exist at the other broker in the place of a destination."""
     if one.remote is None:
         return None
     exchange, key = one.remote.publication

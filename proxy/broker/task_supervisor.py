@@ -31,12 +31,7 @@ def end_if_cancelled() -> None:
 
 
 class Supervisor:
-    """Knows which tasks have failed.
-
-    Args:
-        retry_seconds: pause after the first failure; doubles with each further one.
-        retry_limit_seconds: longest pause.
-    """
+    """Knows which tasks have failed."""
 
     def __init__(self, retry_seconds: float = 0.5, retry_limit_seconds: float = 30.0) -> None:
         self._retry_seconds = retry_seconds
@@ -51,13 +46,11 @@ class Supervisor:
         return [f"control task {task}{_of(vhost)}: {why}" for (task, vhost), why in sorted(self._failing.items())]
 
     def failed(self, task: str, error: BaseException, vhost: str = "") -> None:
-        """Take note of a failure."""
         self.failures[task] += 1
         self._failing[task, vhost] = f"failed with {type(error).__name__} and will be tried again; the log has details"
         log.error("control task failed", task=task, **({"vhost": vhost} if vhost else {}), exc_info=error)
 
     def recovered(self, task: str, vhost: str = "") -> None:
-        """Take note that a task has done its work."""
         if self._failing.pop((task, vhost), None) is not None:
             log.info("control task works again", task=task, **({"vhost": vhost} if vhost else {}))
 
@@ -71,7 +64,6 @@ class Supervisor:
         """Run a task until it returns, however often it fails.
 
         Args:
-            task: a name of TASKS.
             work: the task. One that does not return says itself, by `recovered`, that it has done its work.
             vhost: the virtual host it works for, where there is more than one such task.
             steady_seconds: running for so long without a failure counts as `recovered`; None: it does not.

@@ -20,7 +20,8 @@ from proxy.broker.connection import ControlSettings
 from proxy.broker.declared.snapshot import Recorder, Snapshot, SnapshotRecords
 from proxy.broker.management_api import ManagementApi, VhostDiscovery
 from proxy.broker.reconcile.desired import WantedQueue
-from proxy.broker.reconcile.vhost_loop import Retired, VhostTopology
+from proxy.broker.reconcile.reconciler import Retired
+from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.broker.remote_observer import RemoteObserver, shown
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
@@ -33,16 +34,9 @@ class VhostStatus:
     """What operators may know of one virtual host.
 
     Args:
-        vhost: its name.
-        ready: whether everything was declared and looked over once.
-        connected: whether the control connection stands now.
-        fault: why the last attempt to connect failed, empty where it did not.
         missing: "queue NAME" or "exchange NAME", for other brokers with "at broker NAME" behind it, and the reason.
         foreign: by carrier, bindings on it that are not ours.
-        conflicts: what contradicts the rules, and what to do.
         failing: what the broker refused to do for us and is tried again, with the reason.
-        inventory_failures: listings that failed at the last look.
-        queues: how many queues are known.
         old_tokens: bindings under unkeyed tokens, and under tokens of previous secrets.
         bypasses: alternate and dead-letter exchanges that lead to carriers.
         unsigned: by exchange, bindings that no sidecar signed: they reach their own destination alone.
@@ -72,35 +66,36 @@ class VhostStatus:
 
 
 def status_of(vhost: VhostTopology) -> VhostStatus:
-    """Read the status of a virtual host."""
     return VhostStatus(
         vhost=vhost.state.name,
-        ready=vhost.ready,
+        ready=vhost.health.ready,
         connected=vhost.connected,
-        fault=vhost.fault,
+        fault=vhost.health.fault,
         missing={
-            **{f"{kind} {_text(name)}": why for (kind, name), why in sorted(vhost.missing.items())},
+            **{f"{kind} {_text(name)}": why for (kind, name), why in sorted(vhost.reconciler.missing.items())},
             **{shown(*each): why for each, why in sorted(vhost.state.missing_remote.items())},
         },
         foreign={
             _text(carrier): [str(binding) for binding in bindings]
-            for carrier, bindings in vhost.observer.foreign.items()
+            for carrier, bindings in vhost.reconciler.observer.foreign.items()
         },
-        conflicts=vhost.conflicts,
-        failing=vhost.failing,
-        inventory_failures=vhost.observer.failures,
-        queues=len(vhost.observed.queues),
-        old_tokens=vhost.observer.tokens(),
-        bypasses=vhost.observer.bypasses,
-        unfit_carriers=vhost.unfit_carriers,
-        unsigned={_text(name): texts for name, texts in sorted(vhost.store.listings.unsigned.items())},
-        previous_secret={_text(name): count for name, count in sorted(vhost.store.listings.previous.items())},
+        conflicts=vhost.reconciler.conflicts,
+        failing=vhost.reconciler.executor.failing(),
+        inventory_failures=vhost.reconciler.observer.failures,
+        queues=len(vhost.reconciler.names.queues),
+        old_tokens=vhost.reconciler.observer.tokens(),
+        bypasses=vhost.reconciler.observer.bypasses,
+        unfit_carriers=[str(carrier) for carrier in vhost.reconciler.carrier_bindings if not carrier.fits],
+        unsigned={_text(name): texts for name, texts in sorted(vhost.reconciler.store.listings.unsigned.items())},
+        previous_secret={
+            _text(name): count for name, count in sorted(vhost.reconciler.store.listings.previous.items())
+        },
         declared={
             _text(name): len(owned.clients)
             for name, owned in sorted(vhost.state.exchanges.items())
             if owned.declared is not None or owned.clients
         },
-        refreshed_at=vhost.refreshed_at,
+        refreshed_at=vhost.health.refreshed_at,
     )
 
 
@@ -118,7 +113,6 @@ class Topology:
     """Everything declared on one broker.
 
     Args:
-        settings: where and how.
         states: the virtual hosts that rules name, by name.
         queues: queues that the rules ask for, by virtual host.
     """
@@ -170,7 +164,7 @@ class Topology:
         self._awaited = frozenset(self._vhosts)
         for name in sorted(remembered):
             unread = self._management is None or bool(self._discovery.fault)
-            await self._vhosts[name].store.remember(records, carriers=unread)
+            await self._vhosts[name].reconciler.store.remember(records, carriers=unread)
         names = list(self._vhosts)
         outcomes = await asyncio.gather(*(self._vhosts[name].connect() for name in names), return_exceptions=True)
         for name, outcome in zip(names, outcomes, strict=True):
@@ -192,7 +186,6 @@ class Topology:
             self._tasks = None
 
     async def close(self) -> None:
-        """Close every connection; what is declared stays."""
         if self._recorder is not None:
             await self._recorder.close()
         await asyncio.gather(*(vhost.close() for vhost in self._vhosts.values()))
@@ -263,14 +256,13 @@ class Topology:
     # -- virtual hosts that come later -----------------------------------------------------------------------------
 
     def state_of(self, vhost: str) -> VhostState | None:
-        """Give the state of a virtual host that is followed."""
         known = self._vhosts.get(vhost)
         return known.state if known is not None else None
 
     def follows(self, vhost: str) -> bool:
         """Whether the virtual host has been looked over, or can't be."""
         known = self._vhosts.get(vhost)
-        return known is not None and known.settled.is_set()
+        return known is not None and known.health.settled.is_set()
 
     async def adopt(self, vhost: str, state: VhostState | None = None) -> None:
         """Follow one more virtual host: what clients declared there is known when this returns.
@@ -288,7 +280,7 @@ class Topology:
                 self._keep(self._tasks, known)
         try:
             async with asyncio.timeout(self._settings.deadline_seconds):
-                await known.settled.wait()
+                await known.health.settled.wait()
         except TimeoutError:
             log.warning("virtual host not looked over in time", vhost=vhost)
 
@@ -300,12 +292,10 @@ class Topology:
         return known is not None and known.requests.interested(queue)
 
     def queue_declared(self, vhost: str, queue: bytes, exclusive: bool = False) -> None:
-        """Take note of a queue that exists now."""
         if vhost in self._vhosts:
             self._vhosts[vhost].requests.queue_declared(queue, exclusive)
 
     def queue_deleted(self, vhost: str, queue: bytes) -> None:
-        """Take note of a queue that is gone, and with it what clients bound to it."""
         if vhost in self._vhosts:
             self._vhosts[vhost].queue_deleted(queue)
 
@@ -354,14 +344,12 @@ class Topology:
         Raises:
             UpstreamError: REFUSED with every conflict, else the broker can't be reached. Nothing has changed then.
         """
-        return await self._vhosts[vhost].prepare(exchanges, router, queues)
+        return await self._vhosts[vhost].reconciler.prepare(exchanges, router, queues)
 
     def swap(self, vhost: str, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
-        """Let the relays use prepared rules, with what clients declared beside them."""
-        self._vhosts[vhost].swap(exchanges, router)
+        self._vhosts[vhost].reconciler.swap(exchanges, router)
 
     async def retire(self, vhost: str, retired: Retired) -> None:
-        """Take away what the rules before the swap needed, after the grace period."""
         await self._vhosts[vhost].retire(retired)
 
     # -- what operators ask ----------------------------------------------------------------------------------------
@@ -370,11 +358,14 @@ class Topology:
     def waiting(self) -> list[str]:
         """The virtual hosts that have not been looked over and hold readiness."""
         vhosts = [(name, self._vhosts[name]) for name in sorted(self._awaited & self._vhosts.keys())]
-        return [name for name, vhost in vhosts if not vhost.ready and (name in self._ruled or not vhost.refused)]
+        return [
+            name
+            for name, vhost in vhosts
+            if not vhost.health.ready and (name in self._ruled or not vhost.health.refused)
+        ]
 
     @property
     def ready(self) -> bool:
-        """Whether every virtual host that is known from the start has been looked over once."""
         return not self.waiting
 
     @property
@@ -389,46 +380,47 @@ class Topology:
         if self._recorder is not None and self._recorder.fault:
             reasons.append(self._recorder.fault)
         for name, vhost in sorted(self._vhosts.items()):
-            if vhost.fault:
-                reasons.append(f"vhost {name}: {vhost.fault}")
-            elif vhost.observer.failures:
-                reasons.append(f"vhost {name}: inventory not complete: {vhost.observer.failures[0]}")
+            if vhost.health.fault:
+                reasons.append(f"vhost {name}: {vhost.health.fault}")
+            elif vhost.reconciler.observer.failures:
+                reasons.append(f"vhost {name}: inventory not complete: {vhost.reconciler.observer.failures[0]}")
         return reasons
 
     @property
     def missing_count(self) -> int:
-        """How many destinations that rules name can't be reached."""
-        return sum(len(vhost.missing) + len(vhost.state.missing_remote) for vhost in self._vhosts.values())
+        return sum(len(vhost.reconciler.missing) + len(vhost.state.missing_remote) for vhost in self._vhosts.values())
 
     @property
     def foreign_count(self) -> int:
-        """How many bindings on carriers are not ours."""
-        return sum(len(bindings) for vhost in self._vhosts.values() for bindings in vhost.observer.foreign.values())
+        return sum(
+            len(bindings) for vhost in self._vhosts.values() for bindings in vhost.reconciler.observer.foreign.values()
+        )
 
     @property
     def unkeyed_count(self) -> int:
         """How many bindings on carriers are under tokens that anybody can compute."""
-        return sum(vhost.observer.tokens()["unkeyed"] for vhost in self._vhosts.values())
+        return sum(vhost.reconciler.observer.tokens()["unkeyed"] for vhost in self._vhosts.values())
 
     @property
     def bypass_count(self) -> int:
         """How many alternate and dead-letter exchanges lead to carriers."""
-        return sum(len(vhost.observer.bypasses) for vhost in self._vhosts.values())
+        return sum(len(vhost.reconciler.observer.bypasses) for vhost in self._vhosts.values())
 
     @property
     def carrier_bindings(self) -> Counter[tuple[str, str, str]]:
         """How many bindings carriers have, by virtual host, type, and whether the type fits."""
         counts: Counter[tuple[str, str, str]] = Counter()
         for name, vhost in self._vhosts.items():
-            for carrier in vhost.carrier_bindings:
+            for carrier in vhost.reconciler.carrier_bindings:
                 counts[name, carrier.carrier_type.value, "yes" if carrier.fits else "no"] += carrier.bindings
         return counts
 
     @property
     def unsigned_count(self) -> int:
         """How many bindings on carriers say that a client made them, without a signature of ours."""
-        return sum(len(texts) for vhost in self._vhosts.values() for texts in vhost.store.listings.unsigned.values())
+        return sum(
+            len(texts) for vhost in self._vhosts.values() for texts in vhost.reconciler.store.listings.unsigned.values()
+        )
 
     def status(self) -> list[VhostStatus]:
-        """Tell operators how it stands."""
         return [status_of(vhost) for vhost in self._vhosts.values()]

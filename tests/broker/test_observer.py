@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.broker.management_api import ManagementApi
-from proxy.broker.reconcile.desired import DesiredState, desired_state
+from proxy.broker.reconcile.desired import desired_state
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.observer import Observer, log_missing
 from proxy.relay.tokens import token
@@ -30,10 +30,6 @@ async def management(broker: Broker) -> AsyncIterator[ManagementApi]:
 
 async def nothing_lacks(destinations: Iterable[Destination]) -> dict[Destination, str]:
     return {}
-
-
-def nothing_wanted() -> DesiredState:
-    return desired_state({}, router({}))
 
 
 @pytest.fixture
@@ -142,7 +138,7 @@ def pattern_setting(outside: Outside) -> None:
 async def test_patterns_downstream_that_match_tokens_are_warned_of_once(observer: Observer, outside: Outside) -> None:
     pattern_setting(outside)
     desired = desired_state({b"c": owned("c")}, router({"c": exchanges("near")}))
-    await observer.observe(nothing_wanted, thorough=False)
+    await observer.list_names()
     with capture_logs() as events:
         await observer.warn(desired)
         await observer.warn(desired)
@@ -152,7 +148,7 @@ async def test_patterns_downstream_that_match_tokens_are_warned_of_once(observer
 
 async def test_patterns_that_no_carrier_leads_to_are_nobodys_business(observer: Observer, outside: Outside) -> None:
     pattern_setting(outside)
-    await observer.observe(nothing_wanted, thorough=False)
+    await observer.list_names()
     with capture_logs() as events:
         await observer.warn(desired_state({b"c": owned("c")}, router({"c": queues("a")})))
     assert events == []
@@ -162,7 +158,7 @@ async def test_dead_lettering_without_a_key_is_warned_of_under_queue_delivery_on
     observer: Observer, outside: Outside
 ) -> None:
     outside.make_queue("a", x_dead_letter_exchange="")
-    await observer.observe(nothing_wanted, thorough=False)
+    await observer.list_names()
 
     carried, queued = (desired_state({b"c": owned("c", delivery)}, router({"c": queues("a")})) for delivery in Delivery)
     with capture_logs() as events:
@@ -180,14 +176,14 @@ async def test_failures_are_logged_once_and_so_is_their_end(
     base, management._base = management._base, "http://127.0.0.1:1"
     with capture_logs() as events:
         for _ in range(2):
-            await observer.observe(nothing_wanted, thorough=False)
+            await observer.list_names()
             observer.finish()
     assert len(has(events, "inventory not complete")) == 2  # queues and exchanges
     assert len(observer.failures) == 2
     management._base = base
     with capture_logs() as events:
         for _ in range(2):
-            await observer.observe(nothing_wanted, thorough=False)
+            await observer.list_names()
             observer.finish()
     assert [entry["event"] for entry in events] == ["inventory complete again"]
     assert not observer.failures
@@ -196,7 +192,7 @@ async def test_failures_are_logged_once_and_so_is_their_end(
 async def test_without_the_management_api_there_is_nothing_to_see(vhost: str) -> None:
     observed = ObservedState()
     observer = Observer(vhost, None, observed, nothing_lacks)
-    await observer.observe(nothing_wanted, thorough=False)
+    await observer.list_names()
     assert await observer.read_bindings([owned("c")]) == set()
     assert not observed.queues_complete
 

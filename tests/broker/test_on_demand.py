@@ -6,13 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from proxy.broker.connection import ControlConnection
-from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import ManagementApi
-from proxy.broker.reconcile.carrier_forms import CarrierForms
-from proxy.broker.reconcile.desired import TokenRights
 from proxy.broker.reconcile.diff import DeclareCarrier
 from proxy.broker.reconcile.executor import Executor, Token
 from proxy.broker.reconcile.observed import ObservedState
+from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.broker.reconcile.relay_requests import RelayRequests
 from proxy.relay.vhost import OwnedExchange
 from tests.broker.world import Outside, State, exchanges, owned, queues, router, settings
@@ -48,9 +46,9 @@ class Bench:
         self.requests = self.new(self.management)
 
     def new(self, management: ManagementApi | None) -> RelayRequests:
-        store, rights = DeclarationStore(self.state), TokenRights(own_routes=True)
-        forms = CarrierForms(self.state, self.executor)
-        return RelayRequests(self.settings, self.state, store, self.observed, self.executor, rights, forms, management)
+        reconciler = Reconciler(self.settings, self.state, self.connection, management)
+        reconciler.executor, reconciler.names = self.executor, self.observed
+        return RelayRequests(self.settings, self.state, reconciler, management)
 
     async def open(self) -> None:
         await self.connection.connect()

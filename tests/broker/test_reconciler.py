@@ -4,14 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.broker.connection import Refusal
-from proxy.broker.declared.store import DeclarationStore
+from proxy.broker.connection import ControlSettings, Refusal
 from proxy.broker.methods import Method
-from proxy.broker.reconcile.carrier_forms import CarrierForms
 from proxy.broker.reconcile.desired import desired_state
-from proxy.broker.reconcile.executor import Executor
-from proxy.broker.reconcile.observed import ObservedState
-from proxy.broker.reconcile.observer import Observer
 from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.relay.vhost import Delivery, Destination
 from tests.broker.world import bind_token, owned, queues, router, state
@@ -45,11 +40,8 @@ def line() -> Line:
 
 @pytest.fixture
 def reconciler(line: Line) -> Reconciler:
-    observed = ObservedState()
-    executor = Executor(line, observed, "control", retries_per_look=2)  # type: ignore[arg-type]
-    store = DeclarationStore(state("/", {}))
-    observer = Observer("/", None, observed, executor.find_missing, store, share=2)
-    return Reconciler("/", observer, observed, executor, store, CarrierForms(store.state, executor))
+    settings = ControlSettings(hosts=(), username="control", password="", retries_per_look=2)
+    return Reconciler(settings, state("/", {}), line, None)  # type: ignore[arg-type]
 
 
 MANY = queues("a", "b", "c", "d", "e")
@@ -60,11 +52,11 @@ async def test_refused_tokens_are_tried_again_a_few_at_a_time_and_each_in_its_tu
 ) -> None:
     desired = desired_state({b"x": owned("x")}, router({"x": MANY}))
     line.refuse(b"x", *MANY)
-    await reconciler.reconcile_all(lambda: desired, ())
+    await reconciler.reconcile(lambda: desired, ())
     assert line.bound(b"x", MANY) == MANY
     turns = []
     for _ in range(3):
-        missing = await reconciler.reconcile_changes(lambda: desired)
+        missing = await reconciler.reconcile(lambda: desired)
         turns.append(line.bound(b"x", MANY))
         assert missing == dict.fromkeys(MANY, "does not exist")
     assert [len(turn) for turn in turns] == [2, 2, 2]
@@ -74,10 +66,10 @@ async def test_refused_tokens_are_tried_again_a_few_at_a_time_and_each_in_its_tu
 async def test_a_destination_that_is_new_does_not_wait_for_its_turn(reconciler: Reconciler, line: Line) -> None:
     exchange = owned("x")
     line.refuse(b"x", *MANY)
-    await reconciler.reconcile_all(lambda: desired_state({b"x": exchange}, router({"x": MANY})), ())
+    await reconciler.reconcile(lambda: desired_state({b"x": exchange}, router({"x": MANY})), ())
     line.bound(b"x", MANY)
     fresh = queues("f", "g", "h")
-    await reconciler.reconcile_changes(lambda: desired_state({b"x": exchange}, router({"x": MANY | fresh})))
+    await reconciler.reconcile(lambda: desired_state({b"x": exchange}, router({"x": MANY | fresh})))
     assert line.bound(b"x", fresh) == fresh
     assert exchange.bound == fresh
 
@@ -85,12 +77,12 @@ async def test_a_destination_that_is_new_does_not_wait_for_its_turn(reconciler: 
 async def test_what_nobody_lists_is_bound_again_a_share_at_a_time(reconciler: Reconciler, line: Line) -> None:
     exchange = owned("x")
     desired = desired_state({b"x": exchange}, router({"x": MANY}))
-    await reconciler.reconcile_all(lambda: desired, ())
+    await reconciler.reconcile(lambda: desired, ())
     assert exchange.bound == MANY
     line.bound(b"x", MANY)
     turns = []
     for _ in range(3):
-        await reconciler.reconcile_changes(lambda: desired)
+        await reconciler.reconcile(lambda: desired)
         turns.append(line.bound(b"x", MANY))
     assert [len(turn) for turn in turns] == [2, 2, 2]
     assert set().union(*turns) == MANY
@@ -98,24 +90,24 @@ async def test_what_nobody_lists_is_bound_again_a_share_at_a_time(reconciler: Re
 
 async def test_a_thorough_look_believes_nothing(reconciler: Reconciler, line: Line) -> None:
     exchange = owned("x", bound=MANY | queues("on demand"))
-    await reconciler.reconcile_all(lambda: desired_state({b"x": exchange}, router({"x": MANY})), ())
+    await reconciler.reconcile(lambda: desired_state({b"x": exchange}, router({"x": MANY})), ())
     assert line.bound(b"x", MANY | queues("on demand")) == MANY | queues("on demand")
 
 
 async def test_a_destination_missing_on_one_of_two_carriers_is_missing(reconciler: Reconciler, line: Line) -> None:
     line.refuse(b"y", ("queue", b"a"))
     desired = desired_state({b"x": owned("x"), b"y": owned("y")}, router({"x": queues("a"), "y": queues("a")}))
-    assert await reconciler.reconcile_all(lambda: desired, ()) == {("queue", b"a"): "does not exist"}
+    assert await reconciler.reconcile(lambda: desired, ()) == {("queue", b"a"): "does not exist"}
 
 
 async def test_where_nothing_lists_a_few_names_are_asked_for_at_a_usual_look(
     reconciler: Reconciler, line: Line
 ) -> None:
     desired = desired_state({b"x": owned("x", Delivery.QUEUE)}, router({"x": MANY}))
-    await reconciler.reconcile_all(lambda: desired, ())
+    await reconciler.reconcile(lambda: desired, ())
     assert len(line.sent) == len(MANY)
     line.sent.clear()
-    await reconciler.reconcile_changes(lambda: desired)
-    await reconciler.reconcile_changes(lambda: desired)
+    await reconciler.reconcile(lambda: desired)
+    await reconciler.reconcile(lambda: desired)
     assert len(line.sent) == 4
     assert len(set(line.sent)) == 4  # each in its turn

@@ -4,12 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.broker.connection import ControlSettings
-from proxy.broker.declared.store import DeclarationStore
-from proxy.broker.reconcile.carrier_forms import CarrierForms
-from proxy.broker.reconcile.desired import TokenRights
+from proxy.broker.connection import ControlConnection, ControlSettings, DeclaredSettings
 from proxy.broker.reconcile.executor import Token
-from proxy.broker.reconcile.observed import ObservedState
+from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.broker.reconcile.relay_requests import RelayRequests
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from tests.broker.clients import declare_here, stored, text
@@ -36,19 +33,13 @@ class Scene:
         self.known = known
         self.hand = Hand()
         self.orphaned: list[OwnedExchange] = []
-        self.rights = TokenRights(own_routes)
-        self.rights.learn(known.exchanges, known.router)
-        hand = self.hand
-        self.requests = RelayRequests(
-            ControlSettings((), "guest", "guest", deadline_seconds=5),
-            known,
-            DeclarationStore(known),
-            ObservedState(),
-            hand,  # type: ignore[arg-type]
-            self.rights,
-            CarrierForms(known, hand),  # type: ignore[arg-type]
-            orphaned=self.orphaned.append,
+        limits = ControlSettings(
+            (), "guest", "guest", deadline_seconds=5, declared=DeclaredSettings(own_routes=own_routes)
         )
+        reconciler = Reconciler(limits, known, ControlConnection(limits, "/"), None)
+        reconciler.executor = self.hand  # type: ignore[assignment]
+        self.rights = reconciler.rights
+        self.requests = RelayRequests(limits, known, reconciler, orphaned=self.orphaned.append)
         self.requests.connected.set()
 
     async def ensure(self, queue: str) -> None:
@@ -131,7 +122,7 @@ def test_ten_thousand_queues_and_bindings_in_turn_compute_no_needs(monkeypatch: 
     def never(*arguments: object) -> None:
         raise AssertionError("needs were computed")
 
-    monkeypatch.setattr("proxy.broker.reconcile.vhost_loop.desired_state", never)
+    monkeypatch.setattr("proxy.broker.reconcile.reconciler.desired_state", never)
     monkeypatch.setattr("proxy.broker.reconcile.desired._reached", never)
     scene = Scene(state("/", {"documents": queues("a")}))
     declare_here(scene.known, "ox")

@@ -13,7 +13,7 @@ def test_what_clients_declared_and_bound_is_counted() -> None:
     declare_here(known, "ox", stored("ox", "a"), stored("ox", "b"))
     declare_here(known, "lonely")
     known.add_binding(stored("ruled", "b"))
-    vhost.fault = "refused"
+    vhost.health.fault = "refused"
     status = status_of(vhost)
     assert status.declared == {"lonely": 0, "ox": 2, "ruled": 1}
     assert (status.ready, status.fault) == (False, "refused")

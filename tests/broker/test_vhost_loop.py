@@ -284,7 +284,7 @@ async def test_an_exchange_in_the_way_stops_the_load_and_names_both_ways_out(
     assert "exchange documents exists" in caught.value.message
     assert "carrier: NAME" in caught.value.message
     assert "delivery: queue" in caught.value.message
-    assert not topology.ready
+    assert not topology.health.ready
     assert "others" not in {item["name"] for item in outside.broker.api("GET", f"exchanges/{vhost}")}
 
 
@@ -325,7 +325,7 @@ async def test_a_carrier_replaced_beside_us_is_reported_and_the_rest_goes_on(
     assert outside.bound("others") == queues("b")
     assert ("queue", b"a") in known.missing
     assert len(has(events, "rules and broker contradict each other")) == 1
-    assert len(topology.conflicts) == 1
+    assert len(topology.reconciler.conflicts) == 1
 
 
 @pytest.fixture
@@ -360,12 +360,12 @@ async def test_a_destination_that_may_not_be_bound_is_missing_and_the_others_are
     topology = await make(known, management=management, username=vhost, password="hush")
     assert outside.bound("documents") == queues("a")
     assert "write permission on this queue" in known.missing["queue", b"b"]
-    [failing] = topology.failing
+    [failing] = topology.reconciler.executor.failing()
     assert failing.startswith("bind queue b to exchange documents: refused: ")
     restricted(".*", ".*", ".*")
     await topology.refresh()
     assert outside.bound("documents") == queues("a", "b")
-    assert topology.failing == []
+    assert topology.reconciler.executor.failing() == []
 
 
 async def test_one_bad_listing_does_not_stop_readiness(make: Make, outside: Outside, vhost: str) -> None:
@@ -378,20 +378,20 @@ async def test_one_bad_listing_does_not_stop_readiness(make: Make, outside: Outs
     with capture_logs() as events:
         topology = await make(known)
         await topology.refresh()
-    assert topology.ready
+    assert topology.health.ready
     assert known.exchanges[b"documents"].bound == queues("a")
     assert len(has(events, "inventory not complete")) == 1
-    assert len(topology.observer.failures) == 1
+    assert len(topology.reconciler.observer.failures) == 1
 
 
 async def test_a_management_api_that_is_down_does_not_stop_readiness(make: Make, outside: Outside, vhost: str) -> None:
     outside.make_queue("a")
     known = state(vhost, {"documents": queues("a", "b")})
     topology = await make(known, connect=False, management=False)
-    topology.observer._management = ManagementApi(settings(outside.broker), "http://127.0.0.1:1")
+    topology.reconciler.observer._management = ManagementApi(settings(outside.broker), "http://127.0.0.1:1")
     await topology.connect()
-    await topology.observer._management.close()
-    assert topology.ready
+    await topology.reconciler.observer._management.close()
+    assert topology.health.ready
     assert outside.bound("documents") == queues("a")
     assert known.missing == {("queue", b"b"): "does not exist"}
 
@@ -468,7 +468,7 @@ async def test_interest_in_a_queue(make: Make, outside: Outside, vhost: str) -> 
         True,
         False,
     ]
-    topology.swap(known.exchanges, router({"documents": queues("a"), "direct": queues("b")}, regex=True))
+    topology.reconciler.swap(known.exchanges, router({"documents": queues("a"), "direct": queues("b")}, regex=True))
     assert topology.requests.interested(b"c")
 
 
@@ -530,12 +530,12 @@ async def test_new_rules_are_bound_before_the_swap_and_old_tokens_go_after_it(
 
     rules = router({"documents": queues("b", "c"), "fresh": queues("d")})
     evaluated = {b"documents": owned("documents"), b"fresh": owned("fresh")}
-    retirement = await topology.prepare(evaluated, rules, [Queue(b"d")])
+    retirement = await topology.reconciler.prepare(evaluated, rules, [Queue(b"d")])
     assert outside.bound("documents") == queues("a", "b", "c", "extra")
     assert outside.bound("fresh") == queues("d")
     assert evaluated[b"documents"].bound == queues("a", "b", "c", "extra")
 
-    topology.swap(evaluated, rules)
+    topology.reconciler.swap(evaluated, rules)
     epoch = known.epoch
     known.handover_seconds = 0.0
     await topology.retire(retirement)
@@ -550,13 +550,13 @@ async def test_a_look_in_the_grace_period_does_not_bring_a_token_back(make: Make
     known = state(vhost, {"documents": queues("a", "b")})
     topology = await make(known)
     rules, evaluated = router({"documents": queues("c")}), {b"documents": owned("documents")}
-    retirement = await topology.prepare(evaluated, rules, [])
+    retirement = await topology.reconciler.prepare(evaluated, rules, [])
     known.exchanges, known.router = evaluated, rules
-    topology.release(retirement)
+    topology.reconciler.release(retirement)
     await topology.requests.bind(b"documents", queues("b"))  # a producer asks for what rules named before
     await topology.refresh()
     assert evaluated[b"documents"].bound == queues("b", "c")
-    await topology.unbind(retirement)
+    await topology.reconciler.unbind(retirement)
     assert outside.plainly_bound("documents") == queues("b", "c")
     await topology.refresh()
     assert outside.plainly_bound("documents") == queues("b", "c")
@@ -568,13 +568,13 @@ async def test_what_rules_on_their_way_in_have_bound_is_not_taken_away(
     outside.make_queues("a", "b")
     topology = await make(state(vhost, {"documents": queues("a")}))
     rules, evaluated = router({"documents": queues("b")}), {b"documents": owned("documents")}
-    retirement = await topology.prepare(evaluated, rules, [])
-    topology.swap(evaluated, rules)
-    topology.release(retirement)
+    retirement = await topology.reconciler.prepare(evaluated, rules, [])
+    topology.reconciler.swap(evaluated, rules)
+    topology.reconciler.release(retirement)
     again, back = router({"documents": queues("a")}), {b"documents": owned("documents")}
-    await topology.prepare(back, again, [])
-    await topology.unbind(retirement)
-    topology.swap(back, again)
+    await topology.reconciler.prepare(back, again, [])
+    await topology.reconciler.unbind(retirement)
+    topology.reconciler.swap(back, again)
     assert back[b"documents"].bound >= queues("a")
     assert outside.bound("documents") >= queues("a")
 
@@ -586,9 +586,11 @@ async def test_new_rules_that_meet_a_conflict_change_nothing(make: Make, outside
     topology = await make(known)
     evaluated = {b"documents": owned("documents"), b"legacy": owned("legacy")}
     with pytest.raises(UpstreamError, match="legacy"):
-        await topology.prepare(evaluated, router({"documents": queues("a"), "legacy": set()}), [Queue(b"refused")])
+        await topology.reconciler.prepare(
+            evaluated, router({"documents": queues("a"), "legacy": set()}), [Queue(b"refused")]
+        )
     await topology.refresh()
-    assert topology.conflicts == ()
+    assert topology.reconciler.conflicts == ()
     assert [item["name"] for item in outside.broker.api("GET", f"queues/{vhost}")] == ["a"]
     assert known.exchanges[b"documents"].bound == queues("a")
 
@@ -631,7 +633,7 @@ async def test_after_a_lost_connection_everything_is_made_again(
     )
     with capture_logs() as events:
         running(topology)
-        await known.until(lambda: topology.ready)
+        await known.until(lambda: topology.health.ready)
         outside.broker.delete_vhost(vhost)
         assert await topology.connection.wait_lost(30)
         known.exchanges[b"documents"].tokens.not_bound(("queue", b"a"))

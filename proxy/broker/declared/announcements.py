@@ -38,10 +38,7 @@ class Announcements:
     """Says and hears changes in one virtual host.
 
     Args:
-        connection: the control connection.
-        vhost: its name, for texts.
         heard: called with the exchanges that another sidecar changed, None for "everything".
-        supervisor: runs what is being sent; None: its own.
     """
 
     def __init__(
@@ -117,12 +114,6 @@ class Announcements:
 
 
 def encode_announcement(sender: bytes, names: set[bytes]) -> bytes:
-    """Write a message.
-
-    Args:
-        sender: who says it.
-        names: exchanges that have changed.
-    """
     return sender + b"".join(map(shortstr, sorted(names))) if len(names) <= _NAMES else sender
 
 

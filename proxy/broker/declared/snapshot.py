@@ -44,14 +44,8 @@ class BindingRecord(NamedTuple):
     """A binding that a client made.
 
     Args:
-        vhost: its virtual host.
         exchange: the source, declared by a client or by a rules file.
-        destination_type: ``queue`` or ``exchange``.
-        destination: its name.
-        routing_key: the client's.
-        entries: raw entries of the client's table.
         sequences: of every copy on the broker.
-        clients: users that made them.
         marks: sequences of those under the destination's token.
         signatures: of every copy; empty for one that has none.
         keys: the key of every copy on the carrier.
@@ -87,10 +81,6 @@ class GrantRecord(NamedTuple):
     """What some client was found to be allowed to bind.
 
     Args:
-        vhost: its virtual host.
-        exchange: the source.
-        destination_type: ``queue`` or ``exchange``.
-        destination: its name.
         key: says which client, to those who know its name.
     """
 
@@ -110,11 +100,7 @@ class SnapshotRecords(NamedTuple):
 
 
 class Snapshot:
-    """The file.
-
-    Args:
-        path: where it is; its folder must exist.
-    """
+    """The file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -162,7 +148,6 @@ class Snapshot:
 
 
 def encode(records: SnapshotRecords) -> bytes:
-    """Write records down."""
     lines = b"".join(_line(item) for item in _rows(records))
     return b" ".join((_MAGIC, _VERSION, _checksum(lines))) + b"\n" + lines
 
@@ -273,13 +258,7 @@ log = structlog.get_logger(__name__)
 
 
 class Recorder:
-    """Keeps a snapshot of what clients declared.
-
-    Args:
-        snapshot: the file.
-        states: gives all virtual hosts.
-        supervisor: takes note of what goes wrong beyond what is expected; None: its own.
-    """
+    """Keeps a snapshot of what clients declared."""
 
     def __init__(
         self, snapshot: Snapshot, states: Callable[[], Iterable[VhostState]], supervisor: Supervisor | None = None

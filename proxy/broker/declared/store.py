@@ -95,12 +95,6 @@ def declared_exchange(
 ) -> tuple[OwnedExchange, Exchange]:
     """Make an open exchange from what a client said when it declared it.
 
-    Args:
-        name: its name.
-        declared: what was said.
-        delivery: how its messages leave.
-        local_time: time zone of ``dtl`` operators.
-
     Raises:
         ValueError: the arguments are damaged.
     """
@@ -122,9 +116,7 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
 
     Args:
         state: the virtual host, whose secrets verify it.
-        exchange: name of the exchange.
         carrier: that of its carrier, which the signature is about.
-        info: the binding as listed.
 
     Raises:
         ValueError: what is kept in it was damaged, or belongs to another binding.
@@ -160,11 +152,6 @@ def stored_binding(
     """Make a client's binding from its parts.
 
     Args:
-        exchange: the source.
-        destination_type: ``queue`` or ``exchange``.
-        destination: its name.
-        routing_key: the client's.
-        entries: raw entries of the client's table.
         copies: every copy; none where they are filled in later.
         one_word: whether the carrier is a topic exchange.
 
@@ -219,11 +206,7 @@ class BindingsBefore(NamedTuple):
 
 
 class BindingListings:
-    """Takes listings of bindings in one virtual host.
-
-    Args:
-        store: what clients declared.
-    """
+    """Takes listings of bindings in one virtual host."""
 
     def __init__(self, store: DeclarationStore) -> None:
         self._store = store
@@ -250,7 +233,6 @@ class BindingListings:
         return {name: count for name, count in self._previous.items() if count and name in self._state.exchanges}
 
     def forget(self, name: bytes) -> None:
-        """An exchange is gone."""
         for memory in (self._unverified, self._decoded, self._applied, self._unsigned, self._previous):
             memory.pop(name, None)
 
@@ -402,7 +384,6 @@ class _Join:
         return there + [(self._lose, *item) for item in self._before.clients.items() if item[0] not in listed]
 
     def make(self, change: _Change, identity: Hashable, stored: StoredBinding) -> None:
-        """Make a change, if it still is one."""
         exchange = self._before.exchange
         changes = exchange.changes
         change(identity, stored)
@@ -435,8 +416,6 @@ def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Ro
 
     Args:
         state: the old rules, with what clients declared.
-        exchanges: of the new rules; written.
-        router: the new rules; written.
 
     Returns:
         Bindings that the new rules make invalid, with the reason.
@@ -494,12 +473,7 @@ class ExchangesBefore(NamedTuple):
 
 
 class DeclarationStore:
-    """The declared exchanges and bindings of one virtual host.
-
-    Args:
-        state: what the relays see; written here.
-        local_time: time zone of ``dtl`` operators.
-    """
+    """The declared exchanges and bindings of one virtual host."""
 
     def __init__(self, state: VhostState, local_time: tzinfo = UTC) -> None:
         self.state = state
@@ -541,7 +515,6 @@ class DeclarationStore:
                 self.exchange_gone(name)
 
     def exchange_found(self, before: ExchangesBefore, name: bytes, info: ExchangeInfo | None) -> None:
-        """Take the answer about one exchange."""
         if info is not None and info.kept:
             self._found(before, info, believed=True)
         elif name in before.exchanges and self.state.exchanges.get(name) is before.exchanges[name]:
@@ -605,7 +578,6 @@ class DeclarationStore:
                 log.warning("an argument of a declared exchange has no effect", **where, reason=fault.message)
 
     def add_exchange(self, owned: OwnedExchange, exchange: Exchange) -> None:
-        """Evaluate one more exchange that a client declared."""
         self.state.add_exchange(owned, exchange)
         self.changes += 1
 
@@ -633,7 +605,6 @@ class DeclarationStore:
         return True
 
     def remove_binding(self, stored: StoredBinding) -> None:
-        """Forget a client's binding."""
         self.state.remove_binding(stored)
         self.changes += 1
 
@@ -641,7 +612,6 @@ class DeclarationStore:
         """Take in what a snapshot has of this virtual host; what is known already counts more.
 
         Args:
-            records: the snapshot.
             carriers: whether exchanges with a carrier are meant too, since nobody can read them from the broker.
         """
         for exchange in records.exchanges:
@@ -692,19 +662,13 @@ class DeclarationStore:
         return True
 
     def destination_gone(self, destination: Destination, holders: Iterable[OwnedExchange]) -> bool:
-        """Forget clients' bindings to a queue or exchange that is gone; answer whether there were any.
-
-        Args:
-            destination: what is gone.
-            holders: exchanges whose bindings are meant.
-        """
+        """Forget clients' bindings to a queue or exchange that is gone; answer whether there were any."""
         found = [stored for owned in holders for stored in owned.receivers.get(destination, {}).values()]
         for stored in found:
             self.remove_binding(stored)
         return bool(found)
 
     def log_fault(self, name: bytes, what: str) -> None:
-        """Write a fault once."""
         if (name, what) not in self._logged_faults and len(self._logged_faults) < _LOGGED_FAULTS:
             self._logged_faults.add((name, what))
             log.error("declared state is not usable", vhost=self.state.name, exchange=_text(name), what=what)

@@ -110,7 +110,6 @@ class CarrierTokens(NamedTuple):
 
 
 def carrier_tokens(bindings: Iterable[BindingInfo], tokens: Tokens) -> CarrierTokens:
-    """Find which tokens are bound."""
     found: dict[Destination, set[bytes]] = {}
     rows: dict[Destination, set[Row]] = {}
     former: list[BindingInfo] = []
@@ -180,10 +179,7 @@ def bypasses(
     """Find alternate and dead-letter exchanges that lead to a carrier, where messages come without their rules.
 
     Args:
-        carriers: exchanges of ours.
         leading: exchanges that lead to one of them by bindings.
-        exchanges: of the virtual host.
-        queues: likewise.
     """
     alternates = {
         info.name: info.arguments.get("alternate-exchange") for info in exchanges if info.name not in carriers

@@ -38,7 +38,6 @@ class DesiredState:
     """See the module.
 
     Args:
-        carriers: exchanges that have, or need, one on the broker.
         made: those of them that are ours to declare, since a rules file owns them.
         tokens: by exchange name, the destinations that need a token on its carrier.
         plain: by exchange name, those of them that rules files need: no client's binding on the broker stands for them.
@@ -47,7 +46,6 @@ class DesiredState:
             ("" for a plain destination).
         published: exchanges that the sidecar publishes to itself, with the exchange on whose behalf; only those
             that rules files own.
-        regex: whether any exchange chooses among all queues.
         translated: destinations that the address table sends elsewhere: they need not exist. What must exist in
             their place on this broker is among `existing`.
         remote_destinations: those for which something must exist at another broker.
@@ -69,11 +67,9 @@ class DesiredState:
     adds_exchanges: frozenset[bytes] = frozenset()
 
     def tokens_of(self, exchange: OwnedExchange) -> frozenset[Destination]:
-        """Give the destinations whose tokens an exchange needs."""
         return self.tokens.get(exchange.name, _NONE)
 
     def names(self, destination: Destination) -> bool:
-        """Say whether something needs the destination."""
         return destination in self.holders or destination in self.existing
 
 
@@ -110,11 +106,9 @@ class TokenRights:
             self._files[exchange] = file
 
     def take(self, other: TokenRights) -> None:
-        """Take over what another has learned."""
         self._files |= other._files
 
     def named(self, owned: OwnedExchange, exchange: Exchange) -> Set[Destination]:
-        """Give what an exchange names itself."""
         if not self.own_routes:
             return exchange.destinations
         return self._files.get(exchange, _NOTHING).destinations | owned.receivers.keys()
@@ -191,10 +185,7 @@ def desired_state(
     """Compute what rules need.
 
     Args:
-        exchanges: exchanges evaluated here, by name.
-        router: their rules.
         rights: what gives a right to a token; everything that is named, unless told otherwise.
-        book: the address table.
     """
     tokens: dict[bytes, frozenset[Destination]] = {}
     plain: dict[bytes, frozenset[Destination]] = {}

@@ -18,6 +18,9 @@ from proxy.broker.reconcile.observed import ObservedState
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, StoredBinding
 from proxy.values import EXCHANGE, QUEUE, Table
 
+#: A binding to make: destination, key, raw entries of its argument table.
+KeptRow: TypeAlias = tuple[Destination, bytes, bytes]
+
 
 @dataclass(frozen=True, slots=True)
 class MakeQueue:
@@ -54,11 +57,17 @@ class BindToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RemoveBinding:
-    """Removes a binding of a carrier that is not to be there, whatever its arguments are."""
+    """Removes a binding of a carrier that is not to be there, whatever its arguments are.
+
+    Args:
+        why: written to the log; nothing is where it is empty.
+        moves: what the binding keeps is bound in these places first.
+    """
 
     carrier: bytes
     binding: BindingInfo
-    why: str
+    why: str = ""
+    moves: tuple[KeptRow, ...] = ()
 
     def __str__(self) -> str:
         return f"remove binding of exchange {_text(self.carrier)} to {self.binding}"
@@ -71,11 +80,8 @@ class Observation(NamedTuple):
     """What was observed.
 
     Args:
-        names: queues and exchanges.
         tokens: by exchange, the destinations of which every token is bound on its carrier; of a carrier that could not
             be listed, what is believed.
-        unverified: tokens that are believed and must be verified now.
-        surplus: bindings of carriers that are to go.
         conflicts: exchanges of ours whose carrier is something else on the broker: nothing is done about them.
     """
 
@@ -92,9 +98,6 @@ def diff(
     """Give what makes a virtual host as it should be, in the order in which it must be done.
 
     Args:
-        desired: exchanges and tokens.
-        queues: queues of the rules that have not been declared yet.
-        observed: what there is.
         declare_all: whether carriers that exist are declared as well: the broker compares them with ours.
     """
     names = observed.names
@@ -136,8 +139,6 @@ def missing_destinations(
 
     Args:
         desired: what the rules need; tokens that stand are in ``bound`` of its exchanges.
-        observed: queues and exchanges that exist.
-        refused: actions that failed, with the reason.
         lacking: what the broker does not have, of what it was asked for.
     """
     undeclared = {
@@ -171,9 +172,7 @@ def believed_tokens(
     """Judge the tokens on carriers that could not be listed.
 
     Args:
-        desired: what the rules need.
         listed: names of the exchanges whose carriers were listed.
-        names: queues and exchanges that exist.
 
     Returns:
         Tokens that can stand and are to be verified, and tokens that can't stand any more.
@@ -204,9 +203,7 @@ def lost_bindings(
     """Find clients' bindings whose destination does not exist, where no listing of bindings says that they are gone.
 
     Args:
-        before: bindings that were there before the observation.
         listed: exchanges whose bindings were listed.
-        missing: destinations that can't be reached.
     """
     return [
         stored

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
 import structlog
 
 from proxy.broker.connection import ControlConnection, Refusal
-from proxy.broker.management_api import ManagementApi
+from proxy.broker.management_api import ManagementApi, NotListed
 from proxy.broker.methods import (
     Bind,
     DeclareQueue,
@@ -27,7 +28,7 @@ from proxy.broker.methods import (
 from proxy.broker.reconcile.checks import declare_conflict
 from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, MakeQueue, RemoveBinding
 from proxy.broker.reconcile.observed import ObservedState
-from proxy.errors import UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.declare.storage import pin_entries
 from proxy.relay.token_table import PLAIN, Need, TokenTable, pin_row
 from proxy.relay.tokens import Tokens, is_eight_words
@@ -52,8 +53,6 @@ class Failure(NamedTuple):
     """An action that failed.
 
     Args:
-        why: for operators.
-        attempts: how often in a row.
         pause_looks: looks to let pass before it is tried again.
         expected: whether it says only that something does not exist or belongs to another connection.
     """
@@ -65,16 +64,7 @@ class Failure(NamedTuple):
 
 
 class Executor:
-    """The control user's declarations in one virtual host.
-
-    Args:
-        connection: where they are made.
-        observed: learns of the queues found and made.
-        username: for texts.
-        state: the virtual host, whose tokens are bound; None where none are.
-        management: removes bindings; None where there is no management API.
-        retries_per_look: see ``ControlSettings``.
-    """
+    """The control user's declarations in one virtual host."""
 
     def __init__(
         self,
@@ -100,7 +90,6 @@ class Executor:
         """Carry actions out, apart from failed ones whose turn has not come; what succeeds is in the state.
 
         Args:
-            actions: in order.
             stop_at: called with the carriers that could not be declared, before anything is bound; may raise.
 
         Raises:
@@ -118,19 +107,18 @@ class Executor:
         for token, refusal in (await self._bind([one for one in due if isinstance(one, BindToken)])).items():
             self._note(BindToken(*token), refusal, _why(refusal, token[1]))
         for action in due:
-            if isinstance(action, RemoveBinding):
-                await self._remove(action)
+            if isinstance(action, RemoveBinding) and not await self._remove(action):
+                break  # the management API does not answer
 
-    def failing(self) -> list[tuple[Action, str]]:
+    def failing(self) -> list[str]:
         """Give what failed and is tried again; that something does not exist is no failure."""
         return [
-            (action, f"{failure.why} ({failure.attempts} attempts)")
+            f"{action}: {failure.why} ({failure.attempts} attempts)"
             for action, failure in self.failures.items()
             if not failure.expected
         ]
 
     def forget_failures(self) -> None:
-        """Try everything again at once."""
         self.failures.clear()
 
     def _due(self, actions: Sequence[Action]) -> list[Action]:
@@ -252,6 +240,9 @@ class Executor:
         """Give the row for a destination: what clients alone need must be a pin, which goes with their bindings."""
         if not table.shared or table.needs(destination) & (Need.RULES | Need.DEMAND):
             return PLAIN
+        return self._next_pin()
+
+    def _next_pin(self) -> bytes:
         self._state.last_sequence = max(self._state.last_sequence + 1, time.time_ns() // 1000)
         return pin_row(self._state.sidecar, self._state.last_sequence)
 
@@ -260,7 +251,6 @@ class Executor:
         return await self._connection.call_all([Bind(carrier, *row) for row in rows])
 
     async def declare_marker(self, name: bytes) -> str | None:
-        """Declare an exchange that says something by being there; say why where it was refused."""
         refusal = await self._connection.call(declare_marker(name))
         return None if refusal is None else f"{refusal.code} {refusal.text}"
 
@@ -274,13 +264,12 @@ class Executor:
         """
         pins: Pins = []
         for exchange, destination in tokens if self._state.shared else ():
-            self._state.last_sequence += 1
-            pins.append(((exchange, destination), (pin_row(self._state.sidecar, self._state.last_sequence),)))
+            pins.append(((exchange, destination), (self._next_pin(),)))
         await self._connection.call_all(
             [
                 Bind(exchange.carrier, destination, key, pin_entries(row))
                 for (exchange, destination), (row,) in pins
-                for key in self._state.tokens.of(*destination)
+                for key in self._state.tokens_of(exchange).of(*destination)
             ]
         )
         await self.unbind((token, (PLAIN,)) for token in tokens)
@@ -310,17 +299,26 @@ class Executor:
             if refusal is not None and refusal.code != _LOCKED
         }
 
-    async def _remove(self, action: RemoveBinding) -> None:
+    async def _remove(self, action: RemoveBinding) -> bool:
+        """Remove a binding; answer whether it makes sense to go on with others."""
         if self._management is None:
-            return
+            return False
+        moved = await self._connection.call_all([Bind(action.carrier, *row) for row in action.moves])
+        refusal = next((refusal for refusal in moved if refusal is not None), None)
+        if refusal is not None:
+            self._note(action, refusal, f"what it keeps can't be moved: {refusal.code} {refusal.text}")
+            return True
         try:
-            await self._management.remove_binding(self._state.name, action.carrier, action.binding)
+            with suppress(NotListed):  # somebody was quicker
+                await self._management.remove_binding(self._state.name, action.carrier, action.binding)
         except UpstreamError as error:
             self._note(action, None, str(error))
-        else:
-            self._note(action, None, None)
+            return error.failure is UpstreamFailure.REFUSED
+        self._note(action, None, None)
+        if action.why:
             carrier = action.carrier.decode(errors="replace")
             log.warning(action.why, vhost=self._state.name, carrier=carrier, binding=str(action.binding))
+        return True
 
 
 def _why(refusal: Refusal | None, destination: Destination) -> str | None:

@@ -44,13 +44,11 @@ class ObservedState:
         self.exchanges_complete = False
 
     def add_queue(self, name: bytes, exclusive: bool = False) -> None:
-        """Take note of a queue that was just declared."""
         known = self.queues.get(name)
         if known is None or known.exclusive != exclusive:
             self.queues[name] = QueueInfo(name, exclusive)
 
     def remove_queue(self, name: bytes) -> None:
-        """Take note of a queue that was just deleted."""
         self.queues.pop(name, None)
 
     def queues_listed(self, before: Mapping[bytes, QueueInfo], listed: Mapping[bytes, QueueInfo]) -> None:
@@ -72,12 +70,10 @@ class ObservedState:
         return ABSENT if lacking else None
 
     def knows(self, destination: Destination) -> bool:
-        """Say whether a destination is known to exist."""
         kind, name = destination
         return name in (self.queues if kind == "queue" else self.exchanges)
 
     def exclusive(self, destination: Destination) -> bool:
-        """Say whether a destination is a queue that is exclusive to some connection."""
         kind, name = destination
         return kind == "queue" and name in self.queues and self.queues[name].exclusive
 

@@ -50,10 +50,6 @@ _UNKEYED = Tokens()
 log = structlog.get_logger(__name__)
 
 
-async def _nothing_more() -> None:
-    """Nobody waits for listings."""
-
-
 class _Reading(NamedTuple):
     """What the bindings of a carrier were when they were read last."""
 
@@ -88,11 +84,6 @@ class Observer:
     """Looks at one virtual host.
 
     Args:
-        vhost: its name.
-        management: the management API, None where there is none.
-        observed: what exists, kept up to date here.
-        find: asks the broker for names.
-        store: what clients declared, kept up to date here.
         share: how many names are asked for at one look.
     """
 
@@ -125,8 +116,6 @@ class Observer:
         #: Alternate and dead-letter exchanges that lead to carriers, in sentences for operators.
         self.bypasses: tuple[str, ...] = ()
         self._leading: set[bytes] = set()
-        #: Called when queues and exchanges have been listed, before anything is declared.
-        self.looked: Callable[[], Awaitable[None]] = _nothing_more
 
     def _tokens(self, exchange: OwnedExchange) -> Tokens:
         return self.store.state.tokens_of(exchange) if self.store is not None else _UNKEYED
@@ -159,22 +148,22 @@ class Observer:
         return {"unkeyed": sum(each.unkeyed for each in seen), "previous": sum(each.previous for each in seen)}
 
     def failed(self, error: UpstreamError) -> None:
-        """Take note that something could not be asked for, or done, at this look."""
         self._failed.append(str(error))
 
-    async def observe(self, wanted: Callable[[], DesiredState], *, thorough: bool) -> None:
-        """Begin a look: list queues and exchanges, or ask for those that are to be there.
-
-        Args:
-            wanted: gives what is desired.
-            thorough: whether nothing from before is believed.
-        """
+    async def list_names(self) -> None:
+        """Begin a look: list queues and exchanges."""
         self._failed.clear()
         if self._management is not None:
             await self._list(self._management)
-        await self.looked()
+
+    async def ask_names(self, desired: DesiredState, *, thorough: bool) -> None:
+        """Ask for what is to be there, where it could not be listed.
+
+        Args:
+            thorough: whether nothing from before is believed.
+        """
         if not self._observed.exchanges_complete:
-            declared = [(EXCHANGE, one.carrier) for one in wanted().carriers if one.declared is not None]
+            declared = [(EXCHANGE, one.carrier) for one in desired.carriers if one.declared is not None]
             for (_, name), why in (await self._find(self._carriers.share(declared, whole=thorough))).items():
                 if why == ABSENT and self.store is not None:
                     self.store.exchange_gone(name)

@@ -16,13 +16,7 @@ from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 
 
 class OrphanTokens:
-    """The tokens of one virtual host that nothing needs any more.
-
-    Args:
-        state: what the relays see.
-        executor: unbinds.
-        rights: what gives a right to a token.
-    """
+    """The tokens of one virtual host that nothing needs any more."""
 
     def __init__(self, state: VhostState, executor: Executor, rights: TokenRights) -> None:
         self._state = state

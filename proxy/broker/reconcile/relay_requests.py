@@ -18,13 +18,11 @@ from functools import partial
 import structlog
 
 from proxy.broker.connection import ControlSettings
-from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import ExchangeInfo, ManagementApi, QueueInfo
 from proxy.broker.methods import ABSENT, EXCLUSIVE, INTERNAL, unnameable
-from proxy.broker.reconcile.carrier_forms import CarrierForms
-from proxy.broker.reconcile.desired import TokenRights
-from proxy.broker.reconcile.executor import Executor, Token
-from proxy.broker.reconcile.observed import ObservedState, with_name, without_name
+from proxy.broker.reconcile.executor import Token
+from proxy.broker.reconcile.observed import with_name, without_name
+from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError
 from proxy.relay.token_table import Need
@@ -45,38 +43,27 @@ class RelayRequests:
     stays there until the next look at the broker after `refresh_seconds`.
 
     Args:
-        settings: limits.
-        state: what the relays see; written here.
-        store: what clients declared.
-        observed: what exists.
-        executor: binds.
-        rights: what gives a right to a token.
-        forms: token forms of the carriers.
+        reconciler: has what exists, and what clients declared; binds.
         management: asked about what `observed` does not know; None where there is no management API.
         orphaned: called when an exchange that clients declared has lost its last binding with something's end.
-        supervisor: runs what is in flight; None: its own.
     """
 
     def __init__(
         self,
         settings: ControlSettings,
         state: VhostState,
-        store: DeclarationStore,
-        observed: ObservedState,
-        executor: Executor,
-        rights: TokenRights,
-        forms: CarrierForms,
+        reconciler: Reconciler,
         management: ManagementApi | None = None,
         orphaned: Callable[[OwnedExchange], None] = lambda exchange: None,
         supervisor: Supervisor | None = None,
     ) -> None:
         self._settings = settings
         self._state = state
-        self._store = store
-        self._observed = observed
-        self._executor = executor
-        self._rights = rights
-        self._forms = forms
+        self._store = reconciler.store
+        self._observed = reconciler.names
+        self._executor = reconciler.executor
+        self._rights = reconciler.rights
+        self._forms = reconciler.forms
         self._management = management
         self._note_orphans = orphaned
         self._supervisor = supervisor or Supervisor()
@@ -150,7 +137,6 @@ class RelayRequests:
         return {destination: why for destination, (why, _) in self._remembered.items()}
 
     async def close(self) -> None:
-        """End what is in flight."""
         flights = list(self._attempts.values())
         for flight in flights:
             flight.cancel()
@@ -260,7 +246,6 @@ class RelayRequests:
         )
 
     def queue_declared(self, queue: bytes, exclusive: bool = False) -> None:
-        """Take note of a queue that exists now."""
         state, destination = self._state, ("queue", queue)
         self._observed.add_queue(queue, exclusive)
         self._remembered.pop(destination, None)  # ask again when it is wanted next
@@ -296,12 +281,7 @@ class RelayRequests:
             self._state.changed()
 
     async def ensure_queue(self, queue: bytes, exclusive: bool = False) -> None:
-        """Bind the tokens of a queue that has just been declared; returns when bound, refused, or out of time.
-
-        Args:
-            queue: its name.
-            exclusive: whether only the connection that declared it may bind it.
-        """
+        """Bind the tokens of a queue that has just been declared; returns when bound, refused, or out of time."""
         self.queue_declared(queue, exclusive)
         if exclusive or unnameable(queue) is not None:
             return

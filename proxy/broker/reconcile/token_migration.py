@@ -16,25 +16,22 @@ import structlog
 
 from proxy.broker.management_api import BindingInfo, ManagementApi
 from proxy.broker.reconcile.checks import carrier_tokens
+from proxy.broker.reconcile.diff import KeptRow, RemoveBinding
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
-from proxy.errors import UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.declare.storage import kept_rows
 from proxy.relay.tokens import UNKEYED, TokenForm, Tokens
-from proxy.relay.vhost import BindingCopy, Destination, OwnedExchange, StoredBinding, VhostState
+from proxy.relay.vhost import Destination, OwnedExchange, VhostState
+
+#: How often a management API that does not answer is asked whether the broker is new.
+_ATTEMPTS = 3
 
 log = structlog.get_logger(__name__)
 
 
 class TokenMigration:
-    """The tokens of one virtual host.
-
-    Args:
-        state: what the relays see; its tokens are written here.
-        observed: what exists.
-        executor: declares and binds.
-        management: the management API, None where there is none.
-    """
+    """The tokens of one virtual host."""
 
     def __init__(
         self, state: VhostState, observed: ObservedState, executor: Executor, management: ManagementApi | None
@@ -77,7 +74,6 @@ class TokenMigration:
         return len(self._declared | self._refused) < len(self._ended) and bool(self._state.carried())
 
     async def _keep(self, tokens: Tokens) -> None:
-        """Declare the markers that lack."""
         for key in sorted(self._ended):
             # Under the current secret: the one that it was said under may be the next to go.
             marker = tokens.marker(tokens.keys[0], key)
@@ -104,53 +100,46 @@ class TokenMigration:
         if len(self._state.tokens.keys) < 2 or any(info.marked for info in self._observed.exchanges.values()):
             return False
         secrets = [key for key in self._state.tokens.keys if key != UNKEYED]
-        try:
-            return not await self._management.in_transition(secrets)
-        except UpstreamError as error:
-            log.warning("not known whether the broker is new", vhost=self._state.name, error=str(error))
-            return False
+        # Now or never: with the first carrier of ours a new virtual host looks like an old one.
+        for attempts_left in reversed(range(_ATTEMPTS)):
+            try:
+                return not await self._management.in_transition(secrets)
+            except UpstreamError as error:
+                if error.failure is UpstreamFailure.REFUSED or not attempts_left:
+                    log.warning("not known whether the broker is new", vhost=self._state.name, error=str(error))
+                    return False
+        return False
 
-    async def retire(self, exchange: OwnedExchange, former: Sequence[BindingInfo]) -> None:
-        """Take away bindings under tokens that are bound no more; what clients stored there is stored elsewhere first.
 
-        Args:
-            exchange: whose carrier has them.
-            former: the bindings, each of a destination whose current token is bound.
+def former_bindings(
+    exchange: OwnedExchange, former: Sequence[BindingInfo], names: ObservedState
+) -> list[RemoveBinding]:
+    """Find the bindings of a carrier to remove, since their tokens are bound no more.
 
-        Raises:
-            UpstreamError: the connection was lost, or the management API refused.
-        """
-        management = self._management
-        if management is None:
-            return
-        stored_here: dict[tuple[Destination, bytes], list[tuple[StoredBinding, BindingCopy]]] = {}
-        for stored in exchange.clients.values() if any(info.kept for info in former) else ():
-            for copy in stored.copies:
-                stored_here.setdefault((stored.destination, copy.key), []).append((stored, copy))
-        for info in former:
-            destination = (info.destination_type, info.destination)
-            if self._observed.exclusive(destination):  # its own connection alone can unbind it; it goes with the queue
-                continue
-            copies = stored_here.get((destination, info.routing_key), [])
-            if info.kept and not (copies and await self._moved(exchange, copies)):
-                continue
-            await management.remove_binding(self._state.name, exchange.carrier, info)
+    What clients stored there is stored under its storage key first. An exclusive queue's own connection alone can
+    unbind it: such a binding goes with the queue.
 
-    async def _moved(self, exchange: OwnedExchange, copies: Sequence[tuple[StoredBinding, BindingCopy]]) -> bool:
-        """Store copies of clients' bindings under their storage keys; answer whether all of them stand there."""
-        rows = []
-        for stored, copy in copies:
+    Args:
+        former: bindings under such tokens, each of a destination whose current token is bound.
+        names: queues that exist.
+    """
+    stored_here: dict[tuple[Destination, bytes], list[KeptRow]] = {}
+    for stored in exchange.clients.values() if any(info.kept for info in former) else ():
+        for copy in stored.copies:
             elsewhere = stored._replace(copies=(copy._replace(key=stored.key),))
-            rows += [(stored.destination, *row) for row in kept_rows(elsewhere)]
-        return not any(await self._executor.bind_rows(exchange.carrier, rows))
+            rows = [(stored.destination, *row) for row in kept_rows(elsewhere)]
+            stored_here.setdefault((stored.destination, copy.key), []).extend(rows)
+    found: list[RemoveBinding] = []
+    for info in former:
+        destination = (info.destination_type, info.destination)
+        rows = stored_here.get((destination, info.routing_key), [])
+        if not names.exclusive(destination) and (rows or not info.kept):
+            found.append(RemoveBinding(exchange.carrier, info, moves=tuple(rows)))
+    return found
 
 
 async def lacking_tokens(management: ManagementApi, tokens: Tokens) -> list[tuple[bytes, Destination]]:
     """Find carriers and destinations that old tokens alone lead to: if these were retired, messages would be lost.
-
-    Args:
-        management: the management API.
-        tokens: of one virtual host.
 
     Raises:
         UpstreamError: the management API can't be asked.
@@ -172,10 +161,6 @@ async def retire_tokens(management: ManagementApi, tokens: Tokens) -> int:
 
     Sidecars see it at their next look, publish under the current tokens alone and take the others away. Before, all
     of them must know the current secret, and none may be of version 0.1; `lacking_tokens` must be empty.
-
-    Args:
-        management: the management API.
-        tokens: of one virtual host.
 
     Returns:
         How many bindings under other tokens are left.

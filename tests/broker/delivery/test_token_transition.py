@@ -237,7 +237,8 @@ def test_a_new_virtual_host_has_no_unkeyed_tokens(start: Start, outside: Outside
     delete_other_carriers(outside.broker)
     outside.make_queues("a", "b", "mine")
     sidecar = start("new", refresh="200ms")
-    assert {key for _, _, key in outside.bindings("letters") if not is_keyed(key)} == set()
+    unkeyed = {key for _, _, key in outside.bindings("letters") if not is_keyed(key)}
+    assert unkeyed == set(), sidecar.log.read_text()  # it says why it took the broker for an old one
     producer = Producer(sidecar.port, outside.vhost).open(confirm=True)
     assert producer.send_settled("letters", "k").acked
     assert len(producer.take("a")) == 1
