@@ -57,7 +57,6 @@ class ProtocolError(ProxyError):
         return self
 
     def __str__(self) -> str:
-        """Code and text, for logs."""
         return f"{self.reply_code} {self.text.decode(errors='replace')}"
 
 
@@ -104,7 +103,6 @@ class ConfigErrors(ProxyError):  # noqa: N818 -- a plural of ConfigError
         super().__init__(*self.errors)
 
     def __str__(self) -> str:
-        """One line a fault."""
         return "\n".join(map(str, self.errors))
 
 
@@ -126,5 +124,4 @@ class UpstreamError(ProxyError):
         self.message = message
 
     def __str__(self) -> str:
-        """Kind and cause."""
         return f"{self.failure.value}: {self.message}"

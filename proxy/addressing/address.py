@@ -48,7 +48,6 @@ class Address:
 
     @property
     def tls(self) -> bool:
-        """Whether the scheme asks for TLS."""
         return self.scheme == b"amqps"
 
     @property

@@ -205,7 +205,6 @@ class Translation(NamedTuple):
         return without_password(self.address or b"")
 
     def __repr__(self) -> str:
-        """Without the password."""
         return f"Translation(rule={self.rule}, address={self.shown!r})"
 
 

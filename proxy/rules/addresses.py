@@ -108,7 +108,6 @@ class ParsedAddress:
 
 
 def read_address(node: Node, path: str, faults: Faults) -> ParsedAddress | None:
-    """Read one item of `addresses:`."""
     model = read_model(AddressModel, node, faults, path)
     if model is None:
         return None

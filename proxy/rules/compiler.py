@@ -155,7 +155,6 @@ def _unknown(key: str, value: Value) -> str:
 
 
 def _expected(head: str) -> str:
-    """What the value of an operator is."""
     return OPERATORS[head].expected
 
 

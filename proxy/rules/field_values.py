@@ -183,7 +183,6 @@ class SystemZone(tzinfo):
     """The machine's own time zone with its changes over the year, read at each use."""
 
     def utcoffset(self, moment: datetime | None) -> timedelta | None:
-        """Offset of a local moment."""
         return None if moment is None else timedelta(seconds=self._local(moment).tm_gmtoff)
 
     def dst(self, moment: datetime | None) -> timedelta | None:
@@ -191,7 +190,6 @@ class SystemZone(tzinfo):
         return None
 
     def tzname(self, moment: datetime | None) -> str | None:
-        """Name of the zone at a local moment."""
         return None if moment is None else self._local(moment).tm_zone
 
     def fromutc(self, moment: datetime) -> datetime:

@@ -96,7 +96,6 @@ class TestFailure:
 
 
 def read_test(node: Node, path: str, vhost: str, faults: Faults) -> RulesTest | None:
-    """Read one test of a rules file."""
     model = read_model(FileTestModel, node, faults, path)
     publish = Keys(node, path, faults).value("publish")
     if model is None or publish is None:

@@ -251,7 +251,6 @@ class ParsedBinding:
 
     @property
     def place(self) -> Place:
-        """Where it was written."""
         return self.places.place(self.first_place + _OWN)
 
     @property
@@ -265,7 +264,6 @@ class ParsedBinding:
         return self.places.place(self.first_place + _NAME)
 
     def argument_place(self, key: str) -> Place:
-        """Where an argument was written."""
         name = key.encode()
         for index, (other, _) in enumerate(self.binding.arguments):
             if other == name:
@@ -291,7 +289,6 @@ class ParsedExchange:
     bindings: list[ParsedBinding] = field(default_factory=list)
 
     def argument_place(self, name: bytes) -> Place:
-        """Where an argument was written."""
         table = self.fields.value("arguments")
         entry = table.entry(name.decode()) if isinstance(table, Mapping) else None
         return entry[0].place if entry else self.fields.place_of("arguments")

@@ -78,7 +78,6 @@ class _Everything(TokenTable):
 
     @property
     def bound(self) -> Set[Destination]:
-        """See `TokenTable`."""
         return _EVERY
 
 

@@ -19,7 +19,6 @@ class HostPort:
     port: int
 
     def __str__(self) -> str:
-        """``host:port``, IPv6 in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property

@@ -62,7 +62,6 @@ class Keys:
         self.faults = faults
 
     def __contains__(self, key: str) -> bool:
-        """Whether a key was written."""
         return self._node.entry(key) is not None
 
     @property
@@ -71,7 +70,6 @@ class Keys:
         return self._node.place
 
     def at(self, key: str) -> str:
-        """Dotted path of a key."""
         return join(self.path, key)
 
     def place_of(self, key: str) -> Place:
@@ -85,7 +83,6 @@ class Keys:
         return entry[1] if entry else None
 
     def error(self, key: str, message: str) -> None:
-        """Report a fault at a key."""
         self.faults.error(self.place_of(key), self.at(key), message)
 
 
@@ -258,7 +255,6 @@ class KeyType(NamedTuple):
 
     @property
     def several(self) -> bool:
-        """Whether it is a list."""
         return get_origin(self.type) is tuple
 
     @property
