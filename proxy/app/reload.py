@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,9 +20,10 @@ from proxy.broker.topology import Topology
 from proxy.config.loader import ChangedSettings
 from proxy.errors import ConfigErrors, UpstreamError, UpstreamFailure
 from proxy.net.tasks import Tasks
-from proxy.relay.counters import Counters
+from proxy.relay.counters import Counters, TrafficLabels
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.destination_translation import static_translations
+from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.rules.loader import LoadedRules, load_rules
 from proxy.rules.ruleset import VhostRules
@@ -34,6 +36,10 @@ _log = structlog.get_logger(__name__)
 _SHOWN = 100
 #: Bindings of old rules freed before other tasks run: some 0.1 ms.
 _FREED_AT_ONCE = 64
+#: Times that the end of the last use of old rules is waited for, `POLL_SECONDS` each.
+_FREE_ATTEMPTS = 60
+#: Seconds for which a thread that compiles rules holds the interpreter while others wait.
+_TURN_SECONDS = 0.0005
 #: Seconds between two looks at the files; a change is taken after two of them.
 POLL_SECONDS = 1.0
 #: Seconds until valid rules are retried that could not be activated because the broker was not reachable.
@@ -152,7 +158,7 @@ class Reload:
     async def compile_in_thread(self, compiling: Callable[[], _Compiled]) -> _Compiled:
         """Run something that compiles rules in a thread, never at the same time as a reload."""
         async with self._one_at_a_time:
-            with _without_collection():
+            with _beside_traffic():
                 return await asyncio.to_thread(compiling)
 
     def request(self) -> None:
@@ -210,7 +216,7 @@ class Reload:
         return answer
 
     async def _attempt(self, reason: str) -> ReloadReport:
-        with _without_collection():
+        with _beside_traffic():
             result = await self._load_and_activate()
         version = self.loaded.rules.version
         return ReloadReport(version, tuple(result.errors), time.time(), reason, result.invalid, tuple(result.missing))
@@ -235,8 +241,14 @@ class Reload:
         for watch in self._watches:
             watch.take()
         loaded = load_rules(self._files())
-        activation = self._brokers_of(loaded)
-        return loaded, [str(failure) for failure in loaded.failures()], activation
+        follow_brokers = self._brokers_of(loaded)
+        labels = traffic_labels(self._counters, loaded)
+
+        def activate() -> None:
+            follow_brokers()
+            self._counters.traffic.name(labels)
+
+        return loaded, [str(failure) for failure in loaded.failures()], activate
 
     def _lone_mounts(self) -> list[str]:
         try:
@@ -270,20 +282,19 @@ class Reload:
             candidate.retirement = await self._topology.prepare(
                 name, candidate.exchanges, candidate.router, candidate.queues.queues
             )
-        remains = _parts(before)
-        # From here to `label_traffic` nothing waits: no publish comes in between.
+        remains = [exchange for router in before.routers.values() for exchange in router.exchanges.values()]
+        # From here to `self.loaded` nothing waits: no publish comes in between.
         for candidate in candidates:
             self._topology.swap(candidate.state.name, candidate.exchanges, candidate.router)
             candidate.state.set_addresses(loaded.books.get(candidate.state.name))
         activation()
         self._counters.rules.version = loaded.rules.version
-        label_traffic(self._counters, loaded)
         self.loaded = loaded
         for candidate in candidates:
             if candidate.retirement is not None:
                 retire = self._topology.retire(candidate.state.name, candidate.retirement)
                 self._tasks.start(retire, f"retire tokens of {candidate.state.name}")
-        self._tasks.start(_free(remains), "free old rules")
+        self._tasks.start(free_exchanges(remains), "free old rules")
 
 
 def _nothing() -> None:
@@ -291,31 +302,39 @@ def _nothing() -> None:
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
-    """Let a thread compile rules without garbage collection, which would stop all threads to traverse all rules.
+def _beside_traffic() -> Iterator[None]:
+    """Let a thread compile rules while publishes go on.
 
-    The objects that exist at the end are excluded from it permanently.
+    The event loop gets its turn after a short time: a confirm waits for two or three turns. There is no garbage
+    collection, which would stop all threads to traverse all rules; the objects that exist at the end are excluded from
+    it permanently.
     """
-    collects = gc.isenabled()
+    collects, interval = gc.isenabled(), sys.getswitchinterval()
     gc.disable()
+    sys.setswitchinterval(_TURN_SECONDS)
     try:
         yield
     finally:
+        sys.setswitchinterval(interval)
         gc.freeze()
         if collects:
             gc.enable()
 
 
-def _parts(loaded: LoadedRules) -> list[object]:
-    """Return references to the parts of old rules, so that they are not all freed at once."""
-    exchanges = [exchange for router in loaded.routers.values() for exchange in router.exchanges.values()]
-    return [part for exchange in exchanges for part in exchange.parts]
-
-
-async def _free(remains: list[object]) -> None:
-    while remains:
-        await asyncio.sleep(0)
-        del remains[-_FREED_AT_ONCE:]
+async def free_exchanges(exchanges: list[Exchange]) -> None:
+    """Take old rules apart piece by piece: freed as a whole, large ones would hold the event loop for long."""
+    while exchanges:
+        exchange = exchanges.pop()
+        for _ in range(_FREE_ATTEMPTS):
+            # An explanation, a shadow run or a relay without traffic may still refer to it. The two references are
+            # those of this function and of `getrefcount`.
+            if sys.getrefcount(exchange) <= 2:
+                break
+            await asyncio.sleep(POLL_SECONDS)
+        else:
+            continue
+        while exchange.dismantle(_FREED_AT_ONCE):  # noqa: ASYNC110 -- a pause for others, not a wait
+            await asyncio.sleep(0)
 
 
 def _unreachable(state: VhostState) -> list[str]:
@@ -354,13 +373,13 @@ def owned_exchanges(rules: VhostRules) -> dict[bytes, OwnedExchange]:
     return {rule.name: owned_exchange(rule) for rule in rules.exchanges}
 
 
-def label_traffic(counters: Counters, loaded: LoadedRules) -> None:
-    """Set which exchanges, bindings and destinations have series of their own in the metrics of traffic."""
+def traffic_labels(counters: Counters, loaded: LoadedRules) -> TrafficLabels:
+    """Return which exchanges, bindings and destinations get series of their own in the metrics of traffic."""
     rules = [(vhost.vhost, exchange) for vhost in loaded.rules.vhosts.values() for exchange in vhost.exchanges]
     destinations = {
         (vhost, name) for vhost, exchange in rules for _, name in loaded.routers[vhost].destinations(exchange.name)
     }
-    counters.traffic.name(
+    return counters.traffic.labels(
         ((vhost, exchange.name) for vhost, exchange in rules),
         ((vhost, exchange.name, binding.id) for vhost, exchange in rules for binding in exchange.bindings),
         sorted(destinations),

@@ -40,7 +40,7 @@ from proxy.app.composition import (
     secrets_of,
     session_limits,
 )
-from proxy.app.reload import Reload, label_traffic, owned_exchanges
+from proxy.app.reload import Reload, owned_exchanges, traffic_labels
 from proxy.app.shadow import Shadow
 from proxy.app.workers import SIGNALS, Workers, WorkerSlot
 from proxy.audit.record import LineRenderer, PublishLog
@@ -176,7 +176,7 @@ class Sidecar:
         counters.worker_restarts = 0 if slot is None else slot.restarts
         counters.rules.version = loaded.rules.version
         counters.rules.last_success_seconds = time.time()
-        label_traffic(counters, loaded)
+        counters.traffic.name(traffic_labels(counters, loaded))
         self._tls = SidecarTls(settings)
         self._secrets = secrets_of(settings)
         self._topology = self._make_topology()

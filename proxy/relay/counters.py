@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
 #: What became of a publish, as metrics and audit records name it.
@@ -97,6 +97,22 @@ class Tally:
         self.fold()
 
 
+class TrafficLabels(NamedTuple):
+    """What the rules name, as far as it has totals; see `Traffic.labels`.
+
+    Args:
+        exchanges: (vhost, exchange).
+        bindings: (vhost, exchange, binding id): the first ones, as many as may have totals.
+        kept: those that have totals already, further down in the files or not.
+        destinations: (vhost, name).
+    """
+
+    exchanges: tuple[tuple[str, bytes], ...]
+    bindings: tuple[tuple[str, bytes, str], ...]
+    kept: frozenset[tuple[str, bytes, str]]
+    destinations: tuple[tuple[str, bytes], ...]
+
+
 class Traffic:
     """Totals of publishes per exchange, binding and destination."""
 
@@ -111,29 +127,45 @@ class Traffic:
         self._destinations: dict[tuple[str, bytes], int] = {}
         self._tallies: WeakValueDictionary[_TallyKey, Tally] = WeakValueDictionary()
 
-    def name(
+    def labels(
         self,
         exchanges: Iterable[tuple[str, bytes]],
         bindings: Iterable[tuple[str, bytes, str]],
         destinations: Iterable[tuple[str, bytes]],
-    ) -> None:
-        """Say what the rules name now; call it when rules are loaded and when they change.
+    ) -> TrafficLabels:
+        """Choose what has totals once `name` gets it; another thread may do so, as there may be 100,000 bindings.
+
+        Of the bindings, which come in the order of the files, the first ones get the totals.
+        """
+        first: dict[tuple[str, bytes, str], None] = {}
+        kept = set()
+        for key in bindings:
+            if len(first) < self._binding_limit:
+                first[key] = None
+            if key in self._matches:
+                kept.add(key)
+        return TrafficLabels(tuple(exchanges), tuple(first), frozenset(kept), tuple(destinations))
+
+    def name(self, labels: TrafficLabels) -> None:
+        """Take over what the rules name now.
 
         What is named starts at zero and what stays named keeps its total. What is no longer named loses it,
         but for bindings that no rules ever named (declared by clients): those keep theirs.
         """
         for _ in self.folding():
             pass
-        named = list(dict.fromkeys(bindings))
-        gone = self._named_bindings.difference(named)
-        self._named_bindings = frozenset(named)
+        gone = self._named_bindings - labels.kept
         self._matches = {key: count for key, count in self._matches.items() if key not in gone}
-        for key in named:
+        named = set(labels.kept)
+        for key in labels.bindings:
             if len(self._matches) >= self._binding_limit:
                 break
             self._matches.setdefault(key, 0)
-        self._destinations = {name: self._destinations.get(name, 0) for name in destinations}
-        self._exchanges = {key: self._exchanges.get(key) or ExchangeCounters(*key) for key in exchanges}
+            named.add(key)
+        #: Of the bindings that the rules name those that have a total.
+        self._named_bindings = frozenset(named)
+        self._destinations = {name: self._destinations.get(name, 0) for name in labels.destinations}
+        self._exchanges = {key: self._exchanges.get(key) or ExchangeCounters(*key) for key in labels.exchanges}
         for vhost, _ in self._exchanges:
             self._other_matches.setdefault(vhost, 0)
 
@@ -168,7 +200,7 @@ class Traffic:
             key = (vhost, *binding)
             if key in matches:
                 matches[key] += publishes
-            elif len(matches) < self._binding_limit and key not in self._named_bindings:
+            elif len(matches) < self._binding_limit:
                 matches[key] = publishes
             else:
                 self._other_matches[vhost] = self._other_matches.get(vhost, 0) + publishes

@@ -44,14 +44,12 @@ class InterestCount:
         self._interest: Interest | None = None
 
     def add(self, fact_names: Iterable[FactName]) -> None:
-        """Count the facts that a binding looks at."""
         for fact_name in fact_names:
             self._fact_names[fact_name] += 1
             if self._fact_names[fact_name] == 1:
                 self._interest = None
 
     def remove(self, fact_names: Iterable[FactName]) -> None:
-        """Count them off again."""
         for fact_name in fact_names:
             self._fact_names[fact_name] -= 1
             if not self._fact_names[fact_name]:
@@ -60,7 +58,6 @@ class InterestCount:
 
     @property
     def interest(self) -> Interest:
-        """What matters now."""
         if self._interest is None:
             self._interest = self._collect()
         return self._interest
@@ -85,7 +82,6 @@ class InterestCount:
 
 
 def join_interests(interests: Iterable[Interest]) -> Interest:
-    """What matters to any of several exchanges."""
     result = _NO_INTEREST
     for each in interests:
         if result == _NO_INTEREST:
@@ -236,7 +232,6 @@ class Exchange:
                     self._next_names.discard(name)
 
     def has(self, binding: Binding) -> bool:
-        """Whether a binding of the same identity is there."""
         return _Identity(binding) in self._compiled
 
     def binds(self, destination_type: str, destination: bytes, routing_key: bytes) -> bool:
@@ -245,7 +240,6 @@ class Exchange:
         return any(asked == (each.destination_type, each.destination, each.routing_key) for each in self.bindings)
 
     def uses(self, destination: Destination) -> int:
-        """How many bindings name a destination, as their own or in a route."""
         return self._destinations[destination]
 
     @property
@@ -256,14 +250,16 @@ class Exchange:
 
     @property
     def entries(self) -> list[CompiledBinding]:
-        """All bindings in visiting order."""
         # A copy in one step: another thread may explain while this one binds.
         return sorted(self._compiled.values())
 
-    @property
-    def parts(self) -> list[object]:
-        """What it is made of, for who lets go of an exchange of thousands of bindings part by part."""
-        return list(self._compiled.items())
+    def dismantle(self, count: int) -> bool:
+        """Remove some bindings of an exchange that is not in use any more; False once there are none."""
+        while count and self._compiled:
+            _, compiled = self._compiled.popitem()
+            self._index.remove(compiled)
+            count -= 1
+        return bool(self._compiled)
 
     @property
     def destinations(self) -> Set[Destination]:
@@ -272,7 +268,6 @@ class Exchange:
 
     @property
     def next_names(self) -> Set[bytes]:
-        """The names among the destinations that are exchanges."""
         return self._next_names
 
     @property

@@ -187,5 +187,6 @@ def rules_version(contents: Iterable[tuple[str, bytes]]) -> str:
     """Hash what the files say, not where they lie: two sidecars with the same rules name the same version."""
     digest = blake2b(digest_size=6)
     for _, data in contents:
-        digest.update(len(data).to_bytes(8, "big") + data)
+        digest.update(len(data).to_bytes(8, "big"))
+        digest.update(data)
     return digest.hexdigest()

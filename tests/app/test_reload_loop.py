@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 
 from proxy.admin.server import AdminServer
-from proxy.app.reload import Activation, ActivationResult, Reload
+from proxy.app import reload as reloading
+from proxy.app.reload import Activation, ActivationResult, Reload, free_exchanges
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.net.tasks import Tasks
@@ -20,9 +21,13 @@ from proxy.relay.counters import Counters
 from proxy.relay.vhost import VhostState
 from proxy.routing.router import Router
 from proxy.rules.loader import LoadedRules, load_rules
+from tests.routing.building import exchange, to_queue
 
 BEFORE = "exchanges: [{name: letters, bindings: [{queue: a}]}]\n"
 AFTER = "exchanges: [{name: letters, bindings: [{queue: b}]}]\n"
+
+
+_sleep = asyncio.sleep
 
 
 class Asked(Reload):
@@ -157,3 +162,24 @@ async def test_the_status_of_the_page_tells_invalid_files_from_an_unreachable_br
             assert (answer.status, await answer.json()) == (status, asked.last.as_json())
     finally:
         await admin.stop()
+
+
+async def test_old_rules_are_taken_apart_piece_by_piece_once_nothing_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reloading, "POLL_SECONDS", 0.01)
+    exchanges = [exchange(*(to_queue(f"q{number}") for number in range(200)))]
+    user = exchanges[0]
+    freeing = asyncio.ensure_future(free_exchanges(exchanges))
+    await asyncio.sleep(0.03)
+    assert len(user.entries) == 200
+    pieces = []
+    monkeypatch.setattr(reloading.asyncio, "sleep", lambda seconds: pieces.append(seconds) or _sleep(0))
+    del user
+    await freeing
+    assert pieces.count(0) == 3
+
+
+async def test_old_rules_that_stay_in_use_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reloading, "POLL_SECONDS", 0.0)
+    user = exchange(to_queue("q"))
+    await free_exchanges([user])
+    assert len(user.entries) == 1

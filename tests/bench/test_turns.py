@@ -10,7 +10,9 @@ from tests.bench.cases import MANY
 
 def counters_of_many() -> Counters:
     counters = Counters(MANY)
-    counters.traffic.name([("/", b"x")], [("/", b"x", f"b{number}") for number in range(MANY)], [])
+    counters.traffic.name(
+        counters.traffic.labels([("/", b"x")], [("/", b"x", f"b{number}") for number in range(MANY)], [])
+    )
     return counters
 
 

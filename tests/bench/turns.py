@@ -15,7 +15,7 @@ from time import process_time
 import uvloop
 
 from proxy.admin.server import AdminServer
-from proxy.app.reload import label_traffic
+from proxy.app.reload import traffic_labels
 from proxy.observe.exposition import Exposition
 from proxy.relay.counters import Counters
 from proxy.rules.loader import load_rules
@@ -51,7 +51,7 @@ def measure_turns(arena: Arena) -> list[list[float]]:
     """The values of `HELD_ROWS`: of each scrape the longest turn in milliseconds."""
     loaded = load_rules([arrangement.many_rules(arena.folder).rename(arena.folder / "turns.yaml")])
     counters = Counters(MANY)
-    label_traffic(counters, loaded)
+    counters.traffic.name(traffic_labels(counters, loaded))
     gc.collect()
     gc.freeze()  # as the sidecar does when it is ready
     found = []

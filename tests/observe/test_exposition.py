@@ -20,7 +20,9 @@ def openmetrics_families(page: bytes) -> list[Metric]:
 def many(series: int) -> Counters:
     counters = Counters(series)
     counters.traffic.name(
-        [("/", b"x")], [("/", b"x", f"b{n}") for n in range(series)], [("/", b"q%d" % n) for n in range(series)]
+        counters.traffic.labels(
+            [("/", b"x")], [("/", b"x", f"b{n}") for n in range(series)], [("/", b"q%d" % n) for n in range(series)]
+        )
     )
     return counters
 

@@ -103,7 +103,7 @@ async def test_every_plain_counter_shows_under_its_name() -> None:
 
 async def test_traffic_of_the_rules_shows_with_zeros_for_what_did_not_happen() -> None:
     counters = Counters()
-    counters.traffic.name([("/", b"x")], [("/", b"x", "b0"), ("/", b"x", "b1")], [("/", b"q")])
+    counters.traffic.name(counters.traffic.labels([("/", b"x")], [("/", b"x", "b0"), ("/", b"x", "b1")], [("/", b"q")]))
     held = counters.traffic.tally("/", b"x", "routed", ((b"x", "b0"),), (b"q",))
     held.publishes, held.body_bytes = 2, 20
     got = await scrape(counters)
@@ -118,11 +118,28 @@ async def test_traffic_of_the_rules_shows_with_zeros_for_what_did_not_happen() -
     assert {key: got.get(key) for key in expected} == expected
 
 
+async def test_a_binding_keeps_its_total_wherever_it_is_in_new_rules_and_loses_it_with_them() -> None:
+    counters = Counters(2)
+    traffic = counters.traffic
+
+    def name(*ids: str) -> None:
+        traffic.name(traffic.labels([("/", b"x")], [("/", b"x", binding) for binding in ids], []))
+
+    name("b0", "b1", "b2")
+    traffic.add("/", b"x", "routed", ((b"x", "b0"), (b"x", "b1"), (b"x", "b2")), (), 4, 0)
+    name("b3", "b4", "b1")
+    assert sorted(traffic.matches()) == [("/", b"other", "other", 4), ("/", b"x", "b1", 4), ("/", b"x", "b3", 0)]
+    name("b4")
+    assert sorted(traffic.matches()) == [("/", b"other", "other", 4), ("/", b"x", "b4", 0)]
+
+
 async def test_equal_names_of_two_virtual_hosts_are_two_series() -> None:
     counters = Counters()
     hosts = ("a", "b")
     counters.traffic.name(
-        [(host, b"x") for host in hosts], [(host, b"x", "b0") for host in hosts], [(host, b"q") for host in hosts]
+        counters.traffic.labels(
+            [(host, b"x") for host in hosts], [(host, b"x", "b0") for host in hosts], [(host, b"q") for host in hosts]
+        )
     )
     counters.traffic.add("a", b"x", "routed", ((b"x", "b0"), (b"x", "client")), (b"q",), 3, 0)
     got = await scrape(counters)
@@ -167,7 +184,9 @@ async def test_names_with_any_bytes_make_a_page_that_parses() -> None:
         b"",
     ]
     counters = Counters()
-    counters.traffic.name([("/", name) for name in odd], [("/", b"x", "\udc80")], [("/", name) for name in odd])
+    counters.traffic.name(
+        counters.traffic.labels([("/", name) for name in odd], [("/", b"x", "\udc80")], [("/", name) for name in odd])
+    )
     for name in odd:
         counters.traffic.add("/", name, "routed", (), (name,), 1, 0)
     page, _ = await Exposition(counters).render("application/openmetrics-text; version=1.0.0")

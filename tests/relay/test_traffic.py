@@ -33,7 +33,9 @@ def count(tally: Tally, publishes: int, body_bytes: int = 0) -> None:
 
 def named(bindings: int = 2, limit: int = 500) -> Traffic:
     traffic = Traffic(limit)
-    traffic.name([("/", X)], [("/", X, f"b{index}") for index in range(bindings)], [("/", b"q1"), ("/", b"q2")])
+    traffic.name(
+        traffic.labels([("/", X)], [("/", X, f"b{index}") for index in range(bindings)], [("/", b"q1"), ("/", b"q2")])
+    )
     return traffic
 
 
@@ -96,7 +98,7 @@ def test_a_change_of_rules_keeps_what_stays_and_drops_what_goes() -> None:
     traffic = named(bindings=2)
     held = traffic.tally("/", X, "routed", ((X, "b0"), (X, "b1"), (X, "client")), (b"q1", b"q2"))
     count(held, 2)
-    traffic.name([("/", X), ("/", b"new")], [("/", X, "b1"), ("/", X, "b9")], [("/", b"q2")])
+    traffic.name(traffic.labels([("/", X), ("/", b"new")], [("/", X, "b1"), ("/", X, "b9")], [("/", b"q2")]))
     assert rows(traffic) == {("/", X, "routed"): 2}
     assert matches(traffic) == {(X, "b1"): 2, (X, "client"): 2, (X, "b9"): 0, (b"other", "other"): 0}
     assert destinations(traffic) == {b"q2": 2}
@@ -105,7 +107,7 @@ def test_a_change_of_rules_keeps_what_stays_and_drops_what_goes() -> None:
 def test_a_tally_of_rules_that_are_gone_still_counts_without_a_series_of_its_own() -> None:
     traffic = named(bindings=1)
     held = traffic.tally("/", X, "routed", ((X, "b0"),), ())
-    traffic.name([], [], [])
+    traffic.name(traffic.labels([], [], []))
     count(held, 7)
     fold(traffic)
     assert rows(traffic) == {("/", b"other", "routed"): 7}

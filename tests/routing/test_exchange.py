@@ -135,3 +135,9 @@ def test_documents_example(headers: dict[str, str], key: str, content_type: str,
         )
     )
     assert queues(made, facts(key, headers, properties={"type": content_type})) == reached
+
+
+def test_an_exchange_that_is_not_in_use_any_more_is_taken_apart_in_pieces() -> None:
+    made = exchange(*(to_queue(f"q{number}", {"x-?hkv= n": number % 3}) for number in range(5)), to_queue("always"))
+    assert [made.dismantle(4), made.dismantle(4)] == [True, False]
+    assert not list(made.bindings)

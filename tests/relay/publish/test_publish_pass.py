@@ -318,7 +318,7 @@ def test_unmatched_publishes_pass_untouched_and_are_counted_as_passed() -> None:
     wire = opened(routed("a", carrier="carried", unmatched_pass=True))
     message = publish(headers=((b"BCC", many("x")), *OTHER))
     assert wire.produce(message, message, message) == message * 3
-    wire.counters.traffic.name([("/", b"xo")], (), ())
+    wire.counters.traffic.name(wire.counters.traffic.labels([("/", b"xo")], (), ()))
     assert wire.produce(message) == message
     counts(wire)
     assert [row[2:4] for row in wire.counters.traffic.publishes() if row[1] == b"xo" and row[3]] == [("passed", 1)]
