@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC
+from functools import lru_cache
 from math import isfinite
 from typing import cast
 
@@ -473,15 +474,24 @@ def _read(draft: Draft, key: bytes, value: Value) -> None:
     if key.startswith(PROPERTY_PREFIX):
         property_key(draft, key, value)
         return
-    sign, _, name = key.partition(b" ")
-    of_header = HEADER_KEYS.get(sign)
-    if of_header is not None and begins_with_character(name):
+    of_header, name = _header_key(key)
+    if of_header is not None:
         of_header(draft, key, value, name)
         return
     reader = KEYS.get(key)
     if reader is None:
         raise unknown_key(key)
     reader(draft, key, value)
+
+
+@lru_cache(maxsize=4096)
+def _header_key(key: bytes) -> tuple[HeaderReader | None, bytes]:
+    """The reader of a key that ends with the name of a header, and the name; bindings of one key share it.
+
+    What a decision touches is then the same for all of them and stays in the processor's caches.
+    """
+    sign, _, name = key.partition(b" ")
+    return HEADER_KEYS.get(sign) if begins_with_character(name) else None, name
 
 
 def refuse_unreal_numbers(arguments: Sequence[tuple[bytes, Value]]) -> None:
