@@ -157,7 +157,6 @@ def _float(number: float) -> str:
 
 
 def _scientific(text: str) -> str:
-    """Plain decimal notation with an exponent instead."""
     sign, digits = ("-", text[1:]) if text.startswith("-") else ("", text)
     whole, _, fraction = digits.partition(".")
     joined = (whole + fraction).lstrip("0")

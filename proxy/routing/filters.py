@@ -60,7 +60,6 @@ class PayloadFilter:
     silent: bool
 
     def breach(self, message: Message) -> str | None:
-        """The error text where the bound is broken."""
         if self.smallest:
             return _TOO_SMALL if message.size < self.limit else None
         return _TOO_LARGE if message.size > self.limit else None

@@ -19,7 +19,7 @@ from itertools import chain
 from typing import TypeAlias, cast
 
 from proxy.routing.bindings.compiled import ALWAYS_VISITED, UNDER_EITHER, CompiledBinding
-from proxy.routing.bindings.operators import HEADER, ROUTING_KEY, TOPIC, IndexKey, canonical
+from proxy.routing.bindings.operators import HEADER, PROPERTY, ROUTING_KEY, TOPIC, IndexKey, canonical
 from proxy.routing.message import Message, spelled_integer
 
 _ONE_WORD = b"*"
@@ -56,11 +56,9 @@ class TopicTree:
         self._root: _Node = _Node()
 
     def __bool__(self) -> bool:
-        """Whether there is any entry."""
         return not self._root.is_empty
 
     def add(self, pattern: bytes, entry: CompiledBinding) -> None:
-        """Put an entry under a topic."""
         node = self._root
         for word in _words(pattern):
             node = _child(node, word)
@@ -80,7 +78,6 @@ class TopicTree:
             _cut(parent, word)
 
     def find(self, key: bytes) -> list[_Bucket]:
-        """The lists of entries of all topics that the key fits."""
         places = _with_skipped({self._root: None})
         for word in _words(key):
             following: dict[_Node, None] = {}
@@ -141,17 +138,18 @@ def _collect(found: list[_Bucket], bucket: CompiledBinding | _Bucket | None) -> 
 class Index:
     """The bindings of one exchange, found by what a message has."""
 
-    __slots__ = ("_always", "_headers", "_properties", "_routing_keys", "_topics")
+    __slots__ = ("_always", "_headers", "_properties", "_routing_keys", "_tables", "_topics")
 
     def __init__(self) -> None:
         self._always: _Bucket = []
-        self._routing_keys: _Table = {}
-        self._headers: dict[bytes, _Table] = {}
-        self._properties: dict[str, _Table] = {}
+        self._headers: dict[Hashable, _Table] = {}
+        self._properties: dict[Hashable, _Table] = {}
+        #: There is one routing key, so that there is one table at most.
+        self._routing_keys: dict[Hashable, _Table] = {}
+        self._tables = {HEADER: self._headers, PROPERTY: self._properties, ROUTING_KEY: self._routing_keys}
         self._topics: TopicTree = TopicTree()
 
     def add(self, compiled: CompiledBinding) -> None:
-        """Take a binding in."""
         compiled.index_place = self._place_of(compiled)
         if compiled.index_place == ALWAYS_VISITED:
             insort(self._always, compiled)
@@ -160,7 +158,7 @@ class Index:
             if family == TOPIC:
                 self._topics.add(cast("bytes", value), compiled)
                 continue
-            table = self._table(family, what)
+            table = self._tables[family].setdefault(what, {})
             bucket = table.get(value)
             if bucket is None:
                 table[value] = compiled
@@ -170,7 +168,6 @@ class Index:
                 table[value] = sorted((bucket, compiled))
 
     def remove(self, compiled: CompiledBinding) -> None:
-        """Take out a binding that was added."""
         if compiled.index_place == ALWAYS_VISITED:
             del self._always[bisect_left(self._always, compiled)]
             return
@@ -178,7 +175,7 @@ class Index:
             if family == TOPIC:
                 self._topics.remove(cast("bytes", value), compiled)
                 continue
-            table = self._table(family, what)
+            table = self._tables[family][what]
             bucket = table[value]
             if isinstance(bucket, list):
                 del bucket[bisect_left(bucket, compiled)]
@@ -186,7 +183,8 @@ class Index:
                     table[value] = bucket[0]
             else:
                 del table[value]
-                self._forget_empty(family, what, table)
+                if not table:
+                    del self._tables[family][what]
 
     def candidates(self, message: Message) -> Sequence[CompiledBinding]:
         """All bindings that must be visited, in visiting order. The answer is not to be changed."""
@@ -203,16 +201,16 @@ class Index:
 
     def _look_up(self, message: Message) -> list[_Bucket]:
         found: list[_Bucket] = []
-        if self._routing_keys:
-            _collect(found, self._routing_keys.get(message.routing_key))
+        for table in self._routing_keys.values():
+            _collect(found, table.get(message.routing_key))
         if self._headers:
             # Every header of a name, not only the first: the walks of `eq` and `set` look at all of them.
             for name, value in message.headers:
-                table = self._headers.get(name)
-                if table is not None:
-                    _collect(found, table.get(canonical(value)))
+                named = self._headers.get(name)
+                if named is not None:
+                    _collect(found, named.get(canonical(value)))
         for known, table in self._properties.items():
-            seen = message.properties.get(known)
+            seen = message.properties.get(cast("str", known))
             if seen is not None:
                 _collect(found, table.get(spelled_integer(seen) if known == _EXPIRATION else seen))
         if self._topics:
@@ -220,7 +218,6 @@ class Index:
         return found
 
     def _place_of(self, compiled: CompiledBinding) -> int:
-        """Which accesses lead to a binding."""
         match = compiled.match
         if not compiled.idle_when_false:
             return ALWAYS_VISITED
@@ -237,27 +234,5 @@ class Index:
         family, what, value = index_key
         if family == TOPIC:
             return 1 << 62
-        bucket = self._peek(family, what).get(value)
+        bucket = self._tables[family].get(what, {}).get(value)
         return 0 if bucket is None else len(bucket) if isinstance(bucket, list) else 1
-
-    def _peek(self, family: str, what: Hashable) -> _Table:
-        if family == ROUTING_KEY:
-            return self._routing_keys
-        if family == HEADER:
-            return self._headers.get(cast("bytes", what), {})
-        return self._properties.get(cast("str", what), {})
-
-    def _table(self, family: str, what: Hashable) -> _Table:
-        if family == ROUTING_KEY:
-            return self._routing_keys
-        if family == HEADER:
-            return self._headers.setdefault(cast("bytes", what), {})
-        return self._properties.setdefault(cast("str", what), {})
-
-    def _forget_empty(self, family: str, what: Hashable, table: _Table) -> None:
-        if table or family == ROUTING_KEY:
-            return
-        if family == HEADER:
-            del self._headers[cast("bytes", what)]
-        else:
-            del self._properties[cast("str", what)]

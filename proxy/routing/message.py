@@ -100,14 +100,12 @@ class Message:
 
     @property
     def sorted_headers(self) -> Table:
-        """All headers in a stable sort by name."""
         if self._sorted is None:
             self._sorted = by_name(self.headers)
         return self._sorted
 
     @property
     def producer(self) -> ProducerRoutes:
-        """The routes that the producer asks for in its headers."""
         if self._producer is None:
             self._producer = ProducerRoutes(self.sorted_headers)
         return self._producer
@@ -123,7 +121,6 @@ class Message:
 
     @property
     def match_limit_hits(self) -> int:
-        """Searches that ran into the match limit."""
         return sum(budget.match_limit_hits for budget in self._budgets.values())
 
     def note_spent(self, owner: Hashable) -> None:

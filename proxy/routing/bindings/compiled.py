@@ -83,7 +83,6 @@ class MatchAll(Match):
         self._operators: Final = operators
 
     def truth(self, message: Message) -> bool:
-        """Whether the binding is true for a message."""
         for operator in self._operators:
             verdict = operator.verdict(message)
             if verdict is not MATCH and (verdict is MISMATCH or not operator.optional):
@@ -92,7 +91,6 @@ class MatchAll(Match):
 
     @property
     def required(self) -> tuple[IndexKey, ...]:
-        """The equalities among what must match."""
         return _index_keys([operator for operator in self._operators if not operator.optional])
 
 
@@ -105,7 +103,6 @@ class MatchAny(Match):
         self._operators: Final = operators
 
     def truth(self, message: Message) -> bool:
-        """Whether the binding is true for a message."""
         for operator in self._operators:
             if operator.verdict(message) is MATCH:
                 return True
@@ -113,7 +110,6 @@ class MatchAny(Match):
 
     @property
     def either(self) -> tuple[IndexKey, ...] | None:
-        """The equalities, where there is nothing else."""
         index_keys = [operator.index_key for operator in self._operators]
         known = tuple([index_key for index_key in index_keys if index_key is not None])
         return known if len(known) == len(index_keys) else None
@@ -130,17 +126,14 @@ class MatchEq(Match):
         self._rest: Final = MatchAll(tuple(others))
 
     def truth(self, message: Message) -> bool:
-        """Whether the binding is true for a message."""
         return self._rest.truth(message) and _walk_eq(self._walk, message)
 
     @property
     def required(self) -> tuple[IndexKey, ...]:
-        """The equalities among what must match or be there."""
         return self._rest.required + _index_keys([each for each in self._headers if not each.optional])
 
     @property
     def fact_names(self) -> tuple[FactName, ...]:
-        """The whole header table."""
         return (ALL_HEADERS,)
 
 
@@ -156,7 +149,6 @@ class MatchSet(Match):
         self._least: Final = least
 
     def truth(self, message: Message) -> bool:
-        """Whether the binding is true for a message."""
         return self._rest.truth(message) and _walk_set(self._walk, message) >= self._least
 
     @property
@@ -306,7 +298,6 @@ def name_of(key: bytes, value: Value) -> bytes:
 
 
 def pattern_of(key: bytes, value: Value) -> Pattern:
-    """A long string that is a regex."""
     source = text_of(key, value)
     try:
         return compile_pattern(source)
@@ -315,7 +306,6 @@ def pattern_of(key: bytes, value: Value) -> Pattern:
 
 
 def count_regexes(arguments: Table) -> int:
-    """Count the regular expressions in the arguments of a binding."""
     lists = (value.value if value.letter == "A" else (value,) for key, value in arguments if is_regex_key(key))
     return sum(len(cast("tuple[Value, ...]", values)) for values in lists)
 
@@ -372,11 +362,9 @@ class CompiledBinding:
     plain: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Work out what the engine asks for at each visit."""
-        effects = [each for each in (self.on_true, self.on_false) if each is not None]
-        self.asks_producer = any(each.asks_producer for each in effects)
+        self.asks_producer = any(effects.asks_producer for effects in self.effects)
         #: Adds one destination when true and does nothing else.
-        self.plain = not effects and self.destination is not None
+        self.plain = not self.effects and self.destination is not None
 
     def __hash__(self) -> int:
         """Its own number: a compiled class that can be ordered has no hash otherwise."""
@@ -397,7 +385,6 @@ class CompiledBinding:
 
     @property
     def label(self) -> tuple[bytes, str]:
-        """Exchange and id, as a decision lists them."""
         return self.exchange, self.id
 
     def truth(self, message: Message) -> bool:
@@ -426,18 +413,21 @@ class CompiledBinding:
         return (self.match.required[self.index_place],)
 
     @property
+    def effects(self) -> list[Effects]:
+        """The effects of both results, as far as there are any."""
+        return [effects for effects in (self.on_true, self.on_false) if effects is not None]
+
+    @property
     def idle_when_false(self) -> bool:
         """Whether a visit changes nothing when it is false, so that it may be left out."""
         return self.on_false is None and not self.asks_producer
 
     @property
     def fact_names(self) -> frozenset[FactName]:
-        """The facts that can change what it does."""
         fact_names = {operator.fact_name for operator in self.operators}
         fact_names.update(self.match.fact_names)
-        for effects in (self.on_true, self.on_false):
-            if effects is not None:
-                fact_names.update(effects.fact_names)
+        for effects in self.effects:
+            fact_names.update(effects.fact_names)
         if self.asks_producer:
             # An invalid regex among them closes the channel, whatever the binding permits.
             fact_names.update(_REGEX_HEADERS)
@@ -447,22 +437,17 @@ class CompiledBinding:
 
     @property
     def lets_producer_add_exchanges(self) -> bool:
-        """Whether a message can name further exchanges itself."""
-        effects = [each for each in (self.on_true, self.on_false) if each is not None]
-        return any(NAMED_ROUTES.get(header) == EXCHANGE for each in effects for header in each.granted_add)
+        return any(NAMED_ROUTES.get(header) == EXCHANGE for effects in self.effects for header in effects.granted_add)
 
     @property
     def chooses_queues(self) -> bool:
         """Whether a message can reach queues that it does not name: by a pattern, or since the message names them."""
-        effects = [each for each in (self.on_true, self.on_false) if each is not None]
-        granted = any(NAMED_ROUTES.get(header) != EXCHANGE for each in effects for header in each.granted_add)
-        return self.destination is None or granted or any(each.add_queues for each in effects)
+        granted = [header for effects in self.effects for header in effects.granted_add]
+        patterns = any(effects.add_queues for effects in self.effects)
+        return self.destination is None or patterns or any(NAMED_ROUTES.get(header) != EXCHANGE for header in granted)
 
     @property
     def destinations(self) -> frozenset[Destination]:
         """Everything that it names as a destination: the declared one and what its routes add."""
-        named = {(self.binding.destination_type, self.binding.destination)}
-        for effects in (self.on_true, self.on_false):
-            if effects is not None:
-                named |= effects.add
-        return frozenset(named)
+        named = (effects.add for effects in self.effects)
+        return frozenset(((self.binding.destination_type, self.binding.destination),)).union(*named)

@@ -168,7 +168,6 @@ def canonical(value: Value) -> Hashable:
 
 
 def _compare(sign: int, seen: Any, bound: Any) -> bool:
-    """Compare two numbers by exact mathematical value."""
     # Not typed as float: compiled code would round integers to it.
     if sign == _AT_LEAST:
         return bool(seen >= bound)
@@ -228,13 +227,24 @@ class Operator:
     def fact_name(self) -> FactName:
         raise NotImplementedError
 
-    def verdict(self, message: Message) -> Verdict:
-        """The answer."""
-        raise NotImplementedError
+    @property
+    def absent(self) -> Verdict:
+        """The answer where what it looks at is not there."""
+        return ABSENT
 
     def seen(self, message: Message) -> Value | bytes | int | None:
         """What it looks at, as it is in this message; None where it is absent."""
         raise NotImplementedError
+
+    def predicate(self, seen: Any, message: Message) -> bool:
+        """Decide about what is there."""
+        raise NotImplementedError
+
+    def verdict(self, message: Message) -> Verdict:
+        seen = self.seen(message)
+        if seen is None:
+            return self.absent
+        return MATCH if self.predicate(seen, message) else MISMATCH
 
 
 # -- headers -----------------------------------------------------------------------------------------------------------
@@ -257,11 +267,6 @@ class HeaderOperator(Operator):
         self.name: Final = name
 
     @property
-    def absent(self) -> Verdict:
-        """The answer where the header is absent."""
-        return ABSENT
-
-    @property
     def uses_up(self) -> bool:
         """Whether the walk of `eq` and `set` continues after a header that it matched."""
         return False
@@ -274,17 +279,6 @@ class HeaderOperator(Operator):
     @property
     def fact_name(self) -> FactName:
         return HEADER, self.name
-
-    def predicate(self, value: Value, message: Message) -> bool:
-        """Decide where the header is present."""
-        raise NotImplementedError
-
-    def verdict(self, message: Message) -> Verdict:
-        """MATCH or MISMATCH by the predicate where the header is there."""
-        value = message.first.get(self.name)
-        if value is None:
-            return self.absent
-        return MATCH if self.predicate(value, message) else MISMATCH
 
     def seen(self, message: Message) -> Value | None:
         return message.first.get(self.name)
@@ -304,19 +298,17 @@ class HeaderEquals(HeaderOperator):
 
     @property
     def uses_up(self) -> bool:
-        """Whether the walk of `eq` and `set` continues after a header that it matched."""
         return True
 
     @property
     def index_key(self) -> IndexKey | None:
-        """Where an equal header is found."""
         return HEADER, self.name, self._content
 
-    def predicate(self, value: Value, message: Message) -> bool:
+    def predicate(self, seen: Value, message: Message) -> bool:
         letters = self._letters
         if letters is None:
-            return canonical(value) == self._content
-        return value[0] in letters and value[1] == self._content
+            return canonical(seen) == self._content
+        return seen[0] in letters and seen[1] == self._content
 
 
 class HeaderDiffers(HeaderEquals):
@@ -326,7 +318,6 @@ class HeaderDiffers(HeaderEquals):
 
     @property
     def uses_up(self) -> bool:
-        """Whether the walk of `eq` and `set` continues after a header that it matched."""
         return False
 
     @property
@@ -334,12 +325,11 @@ class HeaderDiffers(HeaderEquals):
         """None: it is true nearly everywhere."""
         return None
 
-    def predicate(self, value: Value, message: Message) -> bool:
-        """Whether it is not equal."""
+    def predicate(self, seen: Value, message: Message) -> bool:
         letters = self._letters
         if letters is None:
-            return canonical(value) != self._content
-        return not (value[0] in letters and value[1] == self._content)
+            return canonical(seen) != self._content
+        return not (seen[0] in letters and seen[1] == self._content)
 
 
 class HeaderCompares(HeaderOperator):
@@ -360,8 +350,8 @@ class HeaderCompares(HeaderOperator):
         self._sign: Final = sign
         self._bound: Final[object] = expected[1]
 
-    def predicate(self, value: Value, message: Message) -> bool:
-        return value[0] in NUMBERS and _compare(self._sign, value[1], self._bound)
+    def predicate(self, seen: Value, message: Message) -> bool:
+        return seen[0] in NUMBERS and _compare(self._sign, seen[1], self._bound)
 
 
 class HeaderMatches(HeaderOperator):
@@ -376,11 +366,10 @@ class HeaderMatches(HeaderOperator):
         self._pattern: Final = pattern
         self._negated: Final = negated
 
-    def predicate(self, value: Value, message: Message) -> bool:
-        """Whether it is a long string and the pattern is found, or is not found."""
-        if value[0] != "S":
+    def predicate(self, seen: Value, message: Message) -> bool:
+        if seen[0] != "S":
             return False
-        return (self._pattern.search(cast("bytes", value[1]), message.budget) is True) is not self._negated
+        return (self._pattern.search(cast("bytes", seen[1]), message.budget) is True) is not self._negated
 
 
 class HeaderIsPresent(HeaderOperator):
@@ -405,17 +394,15 @@ class HeaderIsPresent(HeaderOperator):
 
     @property
     def uses_up(self) -> bool:
-        """Whether the walk of `eq` and `set` continues after a header that it matched."""
         return True
 
     @property
     def compares(self) -> bool:
         return False
 
-    def predicate(self, value: Value, message: Message) -> bool:
-        """Whether the type is right."""
+    def predicate(self, seen: Value, message: Message) -> bool:
         letters = self._letters
-        return letters is None or (value[0] in letters) is not self._negated
+        return letters is None or (seen[0] in letters) is not self._negated
 
 
 class HeaderIsAbsent(HeaderOperator):
@@ -425,15 +412,13 @@ class HeaderIsAbsent(HeaderOperator):
 
     @property
     def absent(self) -> Verdict:
-        """The answer where the header is absent."""
         return MATCH
 
     @property
     def compares(self) -> bool:
         return False
 
-    def predicate(self, value: Value, message: Message) -> bool:
-        """Whatever there is, it is there."""
+    def predicate(self, seen: Value, message: Message) -> bool:
         return False
 
 
@@ -448,14 +433,6 @@ class RoutingKeyOperator(Operator):
     @property
     def fact_name(self) -> FactName:
         return ROUTING_KEY, ""
-
-    def predicate(self, key: bytes, message: Message) -> bool:
-        """Decide about a routing key."""
-        raise NotImplementedError
-
-    def verdict(self, message: Message) -> Verdict:
-        """MATCH or MISMATCH."""
-        return MATCH if self.predicate(message.routing_key, message) else MISMATCH
 
     def seen(self, message: Message) -> bytes:
         return message.routing_key
@@ -473,11 +450,10 @@ class KeyEquals(RoutingKeyOperator):
 
     @property
     def index_key(self) -> IndexKey | None:
-        """Where an equal routing key is found."""
         return None if self._negated else (ROUTING_KEY, "", self._text)
 
-    def predicate(self, key: bytes, message: Message) -> bool:
-        return (key == self._text) is not self._negated
+    def predicate(self, seen: bytes, message: Message) -> bool:
+        return (seen == self._text) is not self._negated
 
 
 class KeyMatches(RoutingKeyOperator):
@@ -490,9 +466,8 @@ class KeyMatches(RoutingKeyOperator):
         self._pattern: Final = pattern
         self._negated: Final = negated
 
-    def predicate(self, key: bytes, message: Message) -> bool:
-        """Whether the pattern is found."""
-        return (self._pattern.search(key, message.budget) is True) is not self._negated
+    def predicate(self, seen: bytes, message: Message) -> bool:
+        return (self._pattern.search(seen, message.budget) is True) is not self._negated
 
 
 class KeyFits(RoutingKeyOperator):
@@ -514,8 +489,8 @@ class KeyFits(RoutingKeyOperator):
         pattern = topic.pattern
         return TOPIC if b"*" in pattern or b"#" in pattern else ROUTING_KEY, "", pattern
 
-    def predicate(self, key: bytes, message: Message) -> bool:
-        return self._topic.matches(key) is not self._negated
+    def predicate(self, seen: bytes, message: Message) -> bool:
+        return self._topic.matches(seen) is not self._negated
 
 
 # -- properties --------------------------------------------------------------------------------------------------------
@@ -531,27 +506,10 @@ class PropertyOperator(Operator):
         self.name: Final = name
 
     @property
-    def absent(self) -> Verdict:
-        """The answer where the property is absent."""
-        return ABSENT
-
-    @property
     def fact_name(self) -> FactName:
         return PROPERTY, self.name
 
-    def predicate(self, seen: bytes | int, message: Message) -> bool:
-        """Decide where the property is set."""
-        raise NotImplementedError
-
-    def verdict(self, message: Message) -> Verdict:
-        """MATCH or MISMATCH by the predicate where the property is set."""
-        value = message.properties.get(self.name)
-        if value is None:
-            return self.absent
-        return MATCH if self.predicate(value, message) else MISMATCH
-
     def seen(self, message: Message) -> bytes | int | None:
-        """The property's value."""
         return message.properties.get(self.name)
 
 
@@ -561,7 +519,6 @@ class PropertyIsPresent(PropertyOperator):
     __slots__ = ()
 
     def predicate(self, seen: bytes | int, message: Message) -> bool:
-        """Whatever it is, it is there."""
         return True
 
 
@@ -572,11 +529,9 @@ class PropertyIsAbsent(PropertyOperator):
 
     @property
     def absent(self) -> Verdict:
-        """The answer where the property is absent."""
         return MATCH
 
     def predicate(self, seen: bytes | int, message: Message) -> bool:
-        """Whatever it is, it is there."""
         return False
 
 
@@ -591,7 +546,6 @@ class PropertyEquals(PropertyOperator):
 
     @property
     def index_key(self) -> IndexKey | None:
-        """Where an equal property is found."""
         return None if self._negated else (PROPERTY, self.name, cast("bytes", self.expected[1]))
 
     def predicate(self, seen: bytes | int, message: Message) -> bool:
@@ -609,7 +563,6 @@ class PropertyMatches(PropertyOperator):
         self._negated: Final = negated
 
     def predicate(self, seen: bytes | int, message: Message) -> bool:
-        """Whether the pattern is found."""
         return (self._pattern.search(cast("bytes", seen), message.budget) is True) is not self._negated
 
 
@@ -624,7 +577,6 @@ class PropertyCompares(PropertyOperator):
 
     @property
     def index_key(self) -> IndexKey | None:
-        """Where an equal property is found."""
         return (PROPERTY, self.name, cast("int", self.expected[1])) if self._sign == _EQUAL else None
 
     def predicate(self, seen: bytes | int, message: Message) -> bool:
@@ -650,11 +602,8 @@ class ClockOperator(Operator):
     def fact_name(self) -> FactName:
         return CLOCK, ""
 
-    def verdict(self, message: Message) -> Verdict:
-        """MATCH or MISMATCH."""
-        found = self._pattern.search(message.clock(self._zone), message.budget) is True
-        return MATCH if found is not self._negated else MISMATCH
+    def predicate(self, seen: bytes, message: Message) -> bool:
+        return (self._pattern.search(seen, message.budget) is True) is not self._negated
 
     def seen(self, message: Message) -> bytes:
-        """The time as the pattern saw it."""
         return message.clock(self._zone)

@@ -127,7 +127,6 @@ class Effects:
 
     @property
     def fact_names(self) -> Iterator[FactName]:
-        """The facts that change what it does."""
         granted = self.granted_add + self.granted_delete
         yield from ((HEADER, header) for header in granted)
         if self.add_queues or any(header in PATTERN_ROUTES for header in granted):
