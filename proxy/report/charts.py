@@ -65,7 +65,6 @@ class Upright(NamedTuple):
 
     @property
     def marks(self) -> list[float]:
-        """Where its marks are."""
         return decades(self.least, self.most) if self.least > 0 else rounds(self.most)
 
     def at(self, value: float) -> float:
@@ -108,12 +107,10 @@ class Chart(NamedTuple):
 
     @property
     def times(self) -> list[tuple[float, str]]:
-        """Places and labels of the time axis."""
         return [(self.span.at(time), text) for time, text in _times(self.span)]
 
     @property
     def levels(self) -> list[tuple[float, str]]:
-        """Places and labels of the vertical axis."""
         return [(self.upright.at(value), self.upright.label(value)) for value in self.upright.marks]
 
 

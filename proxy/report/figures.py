@@ -24,7 +24,6 @@ class Step(NamedTuple):
 
 
 def added(several: Iterable[dict[str, int]]) -> dict[str, int]:
-    """Add up counts by name."""
     total: Counter[str] = Counter()
     for counts in several:
         total.update(counts)
@@ -79,12 +78,10 @@ class Figures:
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """Publishes by outcome."""
         return added(step.outcomes for step in self.steps)
 
     @property
     def range(self) -> str:
-        """The days in words."""
         if not self.days:
             return "no day"
         first, last = self.days[0], self.days[-1]
@@ -92,15 +89,12 @@ class Figures:
 
     @property
     def publishes(self) -> int:
-        """All publishes."""
         return sum(self.outcomes.values())
 
     @property
     def undelivered(self) -> int:
-        """Publishes without a destination."""
         return sum(self.outcomes.get(outcome, 0) for outcome in UNDELIVERED)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all bodies."""
         return sum(step.bytes for step in self.steps)

@@ -57,7 +57,6 @@ class Summary:
     is_first: bool = False  # whether the output was that of an earlier version
 
     def __str__(self) -> str:
-        """A few lines for people."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:

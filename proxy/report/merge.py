@@ -15,7 +15,7 @@ from typing import Any
 import duckdb
 
 from proxy.report import tables as names
-from proxy.report.partials import SIZE_CLASSES, statements
+from proxy.report.partials import MACROS, SIZE_CLASSES, statements
 from proxy.report.request import KnownBinding
 from proxy.report.tables import Tables
 
@@ -71,7 +71,7 @@ class Merge:
         self._values = {"now": f"TIMESTAMP '{now.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}'", "is_known": known is not None}
         self._hours: set[date] = set()
         self._trace = trace
-        duck.execute(_SQL["begin"])
+        duck.execute(MACROS + _SQL["begin"])
         columns = [[getattr(binding, name) for binding in known or ()] for name in KnownBinding.__slots__]
         duck.execute("INSERT INTO m_known SELECT" + ", ".join([" unnest(?::VARCHAR[])"] * len(columns)), columns)
 

@@ -51,7 +51,6 @@ class Days:
 
 
 def render(figures: Figures, days: Days = Days()) -> str:
-    """Give the page as text."""
     shown = _shown(figures) if figures.publishes else {}
     return _TEMPLATES.get_template("report.html").render(figures=figures, days=days, subject=figures.range, **shown)
 
@@ -126,7 +125,6 @@ def _stack(figures: Figures) -> list[Series]:
 
 
 def _undelivered(figures: Figures) -> str:
-    """The publishes without a destination, by outcome."""
     counts = [(name, figures.outcomes.get(name, 0)) for name in UNDELIVERED]
     return ", ".join(f"{wording.whole(count)} {name}" for name, count in counts if count) or "0 publishes"
 

@@ -52,10 +52,7 @@ class Pages:
 
     def _write_index(self, new: dict[date, Figures]) -> None:
         path = f"{self._folder}/{_COUNTS}"
-        try:
-            counts = json.loads(self._storage.read(path)) if self._storage.exists(path) else {}
-        except ValueError:
-            counts = {}
+        counts = self._storage.read_json(path)
         counts |= {str(day): _counts(figures) for day, figures in new.items()}
         days = sorted(self._days, reverse=True)
         rows = [counts.get(str(day), {}) | {"name": str(day)} for day in days]

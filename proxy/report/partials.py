@@ -68,6 +68,10 @@ def statements(name: str, **values: object) -> dict[str, str]:
     return {title: Template(text).safe_substitute(values) for title, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
+#: Functions in SQL that tables need as well.
+MACROS = statements("macros.sql")["macros"]
+
+
 def _classes() -> str:
     bounds = [-1, *(bound for bound in SIZE_CLASSES if bound is not None)]
     tests = [
@@ -155,7 +159,7 @@ class Reader:
         self._piece = folder / "piece.parquet"
         self._file.touch()
         self._duck = duckdb.connect()
-        self._duck.execute(_SQL["setup"])
+        self._duck.execute(_SQL["setup"] + MACROS)
         self._begin()
 
     def _begin(self) -> None:

@@ -51,11 +51,9 @@ class Request:
         return self.until or self.now.astimezone(UTC).date()
 
     def wants(self, day: date) -> bool:
-        """Say whether a day is in the range that was asked for."""
         return (self.since is None or day >= self.since) and (self.until is None or day <= self.until)
 
     def again(self) -> Request:
-        """Return the same request at the present time."""
         return replace(self, now=datetime.now(UTC))
 
     def named_days(self) -> list[date] | None:

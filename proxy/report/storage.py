@@ -12,6 +12,7 @@ Source: Hadoop's FileSystem API, reached through Spark's gateway to the JVM.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,7 +90,7 @@ def _of_java(path: str) -> Iterator[None]:
     except Py4JJavaError as error:
         text = str(error.java_exception.getMessage() or error.java_exception)
         scheme = path.partition(":")[0]
-        if "No FileSystem for scheme" in text or "ClassNotFoundException" in text or "not found" in text:
+        if "No FileSystem for scheme" in text or "ClassNotFoundException" in text:
             raise StorageError(f"{path}: Spark has no file system for {scheme}://; {_JAR}") from error
         raise StorageError(
             text.splitlines()[0] if text.startswith(path) else f"{path}: {text.splitlines()[0]}"
@@ -115,7 +116,6 @@ class Storage:
             return str(files.makeQualified(target).toString())
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or folder."""
         with self._at(path) as (files, target):
             return bool(files.exists(target))
 
@@ -137,7 +137,6 @@ class Storage:
         return sorted(found, key=lambda entry: entry.name)
 
     def make(self, path: str) -> None:
-        """Make a folder, and those above it."""
         with self._at(path) as (files, target):
             made = files.mkdirs(target)
         if not made:
@@ -187,13 +186,20 @@ class Storage:
                 raise StorageError(f"{path}: can't be written")
 
     def read(self, path: str) -> str:
-        """Read a text file."""
         with self._at(path) as (files, target):
             stream = files.open(target)
             try:
                 return bytes(stream.readAllBytes()).decode()
             finally:
                 stream.close()
+
+    def read_json(self, path: str) -> dict[str, Any]:
+        """Read an object in JSON; empty if there is none, or one that a killed run left half written."""
+        try:
+            found: dict[str, Any] = json.loads(self.read(path)) if self.exists(path) else {}
+        except ValueError:
+            return {}
+        return found
 
     @contextmanager
     def _at(self, path: str) -> Iterator[tuple[Any, Any]]:  # of the JVM

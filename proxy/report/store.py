@@ -148,7 +148,6 @@ class Partials:
         return self._duck.execute(question, [batch]).fetchall()
 
     def forget(self, gone: Sequence[str]) -> None:
-        """Remove the partials of paths."""
         self._duck.execute("CREATE OR REPLACE TEMP TABLE forgotten AS SELECT unnest(?::VARCHAR[]) AS path", [gone])
         rows = self._duck.execute("SELECT DISTINCT batch FROM segments SEMI JOIN forgotten USING (path)").fetchall()
         files = {self._batches[batch] for (batch,) in rows}

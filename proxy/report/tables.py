@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+from proxy.report.partials import folder_day
 from proxy.report.storage import Storage
 
 #: The tables of a report.
@@ -83,23 +84,12 @@ class Tables:
 
     def state(self, day: date | None) -> dict[str, Any]:
         """Read what a day was made of; nothing if it has not been made by this version."""
-        path = f"{self._output}/{_DAYS}/{_folder(day)}.json"
-        try:
-            found: dict[str, Any] = json.loads(self._storage.read(path)) if self._storage.exists(path) else {}
-        except ValueError:
-            return {}
-        return found
+        return self._storage.read_json(f"{self._output}/{_DAYS}/{_folder(day)}.json")
 
     def days(self, name: str) -> list[date]:
         """Return the days that a table has, in order."""
-        return list(self._days(name))
-
-    def _days(self, name: str) -> Iterator[date]:
-        for entry in self._storage.entries(f"{self._output}/{name}"):
-            try:
-                yield date.fromisoformat(entry.name.removeprefix("date="))
-            except ValueError:
-                continue
+        found = (folder_day(f"{entry.name}/") for entry in self._storage.entries(f"{self._output}/{name}"))
+        return [day for day in found if day is not None]
 
     def files(self, name: str, days: Iterable[date]) -> list[Path]:
         """Return the files of a table, on this machine."""

@@ -62,7 +62,6 @@ class _Search:
         self._id = message_id
 
     def impossible(self, report: str | None, found: Sequence[Segment]) -> set[str]:
-        """Return the segments that can't hold the message."""
         if report is None:
             return set()
         kept = [

@@ -6,11 +6,8 @@ SET preserve_insertion_order = false;
 SET memory_limit = '512MB';
 SET temp_directory = '$temporary/oxproxy-spill';
 SET TimeZone = 'UTC';
-CREATE MACRO total(x) AS least(sum(x), 9223372036854775807)::BIGINT;
 CREATE MACRO rounded(x, digits) AS CASE WHEN x = 0 THEN 0.0 ELSE
     round(x / pow(10.0, floor(log10(x)) - (digits - 1))) * pow(10.0, floor(log10(x)) - (digits - 1)) END;
-CREATE MACRO pattern(rk) AS array_to_string(list_transform(string_split(rk, '.'), lambda word:
-    CASE WHEN regexp_matches(word, '[0-9]|^[a-fA-F0-9-]{16,}$$') THEN '*' ELSE word END), '.');
 
 -- name: begin
 CREATE OR REPLACE TEMP TABLE files (sid BIGINT, path VARCHAR, name VARCHAR, content VARCHAR, size BIGINT,

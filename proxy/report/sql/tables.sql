@@ -1,10 +1,7 @@
 -- The tables of a day, $day, from the views p_NAME over partials. `proxy.report.merge` fills in $NAME.
 
 -- name: begin
-CREATE MACRO IF NOT EXISTS total(x) AS least(sum(x), 9223372036854775807)::BIGINT;
 CREATE MACRO IF NOT EXISTS utc(x) AS make_timestamptz(epoch_us(x));
-CREATE MACRO IF NOT EXISTS pattern(rk) AS array_to_string(list_transform(string_split(rk, '.'), lambda word:
-    CASE WHEN regexp_matches(word, '[0-9]|^[a-fA-F0-9-]{16,}$$') THEN '*' ELSE word END), '.');
 -- The value at a share of values x of which each is there several times (upto: so many up to this one), between
 -- neighbours as quantile_cont has it.
 CREATE MACRO IF NOT EXISTS percentile(x, upto, total, share) AS min(x) FILTER (upto > floor((total - 1) * share))
