@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from tests.bench import cycles, lookups, memory, pauses, report, turns
+from tests.bench import cycles, lookups, memory, pauses, report, scale, turns
 from tests.bench.arena import Arena
 from tests.bench.cases import CASES, EXTRA_ROWS, ROWS, Round
 from tests.bench.link import LinkError
@@ -36,8 +36,15 @@ SINGLES = (
     (turns.HELD_ROWS, turns.measure_turns),
 )
 """What is measured once, beside the rounds: rows, and what gives the values of each."""
+EXTRA_SINGLES = (
+    (scale.CHECK_ROWS, scale.measure_check),
+    (scale.DECIDE_ROWS, scale.measure_decisions),
+    (scale.RELOAD_ROWS, scale.measure_reload),
+    (scale.RESTORE_ROWS, scale.measure_restore),
+)
+"""The same where asked for by name: 100,000 bindings take some minutes."""
 STANDARD = unique(row.name for row in (*ROWS, *(rows[0] for rows, _ in SINGLES)))
-EXTRA = unique(row.name for row in EXTRA_ROWS)
+EXTRA = unique(row.name for row in (*EXTRA_ROWS, *(rows[0] for rows, _ in EXTRA_SINGLES)))
 
 Found = TypeVar("Found")
 
@@ -75,7 +82,7 @@ class Session:
 
     def singles(self) -> None:
         """Memory and load time, where asked for."""
-        for rows, measure in SINGLES:
+        for rows, measure in (*SINGLES, *EXTRA_SINGLES):
             if rows[0].name in self._names:
                 label = rows[0].label
                 values = self._guarded(label, partial(measure, self._arena)) or [[]] * len(rows)

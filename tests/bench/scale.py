@@ -1,0 +1,264 @@
+"""What do 100,000 bindings cost? Loading them, deciding with them, reloading them, reading them back from the broker.
+
+Every binding of the rules files has an equality and a comparison, `x-?hkv= kind` and `x-?hkv>= amount`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import subprocess
+import time
+from pathlib import Path
+from typing import cast
+
+import uvloop
+from pamqp import commands
+from pamqp.common import FieldTable
+
+from proxy.app.reload import Reload
+from proxy.broker.topology import Topology
+from proxy.net.tasks import Tasks
+from proxy.relay.counters import Counters
+from proxy.relay.vhost import VhostState
+from proxy.routing.decision import Facts, QueueNames
+from proxy.routing.exchange import Exchange
+from proxy.routing.router import Router
+from proxy.rules.loader import load_rules
+from proxy.values import Value
+from tests.bench import arrangement
+from tests.bench.arena import OXPROXY, Arena
+from tests.bench.cases import Row
+from tests.bench.link import Link
+from tests.bench.pauses import compared, confirm_seconds, longest_ms
+from tests.bench.processes import ChildError, cpu_seconds
+from tests.routing.building import NOW, exchange, to_queue
+
+BINDINGS, FEW = 100_000, 10
+CHECKS, RELOADS, STARTS = 2, 3, 2
+DECISIONS, DECISION_ROUNDS = 10_000, 7
+BINDS_AHEAD = 1_000
+
+CHECK = Row("check", "load a rules file of 100,000 bindings (oxproxy check), CPU", "s", 8, at_least=False)
+CHECK_MEMORY = Row("check", "the same, peak memory", "MiB", 250, at_least=False)
+CHECK_ROWS = (CHECK, CHECK_MEMORY)
+
+#: What the condition of a binding looks at.
+FAMILIES = ("header", "routing key", "property", "topic")
+DECIDE_ROWS = (
+    *tuple(
+        row
+        for family in FAMILIES
+        for row in (
+            Row(
+                "decide", f"decision, 100,000 / 10 bindings by {family}, the same 10 messages", "", 1.1, at_least=False
+            ),
+            Row("decide", "the same, 10,000 messages in random order", "", None),
+            Row("decide", "what it costs more", "us CPU", None),
+        )
+    ),
+    Row("decide", "look-up in a dict, 100,000 / 10 keys, in random order", "", None),
+    Row("decide", "what it costs more", "us CPU", None),
+)
+
+RELOAD = Row("reload-many", "longest confirm while 100,000 bindings reload", "ms", 20, at_least=False)
+STILL = Row("reload-many", "the same in as long a time without a reload", "ms", None, at_least=False)
+HELD = Row("reload-many", "CPU time for which that reload holds the event loop", "ms", 20, at_least=False)
+RELOAD_ROWS = (RELOAD, STILL, HELD)
+
+RESTORE = Row("restore", "start with 100,000 bindings that clients declared", "s", 15, at_least=False)
+RESTORE_CPU = Row("restore", "the same, CPU of the sidecar", "s", None)
+RESTORE_ROWS = (RESTORE, RESTORE_CPU)
+
+
+def by_kind_and_amount(number: int) -> str:
+    return f'"x-?hkv= kind": kind.{number:06}, "x-?hkv>= amount": {number % 1_000}'
+
+
+def rules(folder: Path) -> Path:
+    """100,000 bindings of one exchange."""
+    return arrangement.rules_file(
+        folder / "scale.yaml", (arrangement.exchange_rules("bench.load", BINDINGS, by_kind_and_amount),)
+    )
+
+
+def measure_check(arena: Arena) -> list[list[float]]:
+    """The values of `CHECK_ROWS`."""
+    path = rules(arena.folder)
+    return [list(values) for values in zip(*(checked(path) for _ in range(CHECKS)), strict=True)]
+
+
+def checked(path: Path) -> tuple[float, float]:
+    """CPU seconds and peak MiB of `oxproxy check`."""
+    process = subprocess.Popen([OXPROXY, "check", str(path)], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise ChildError(f"oxproxy check ended with {process.returncode}")
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+
+
+def declared_arguments(family: str, number: int) -> dict[str, str | int]:
+    """Arguments of a binding that looks at something."""
+    return {
+        "header": {"x-?hkv= kind": f"kind.{number:06}", "x-?hkv>= amount": 10},
+        "routing key": {"x-?rk=": f"key.{number:06}"},
+        "property": {"x-?pr= type": f"type.{number:06}"},
+        "topic": {"x-?rkta": f"topic.{number:06}.#"},
+    }[family]
+
+
+def facts(family: str, number: int) -> Facts:
+    """A message that one binding is true for, whatever the number of bindings."""
+    if family == "header":
+        return Facts(b"", ((b"kind", Value("S", b"kind.%06d" % number)), (b"amount", Value("I", 17))))
+    if family == "property":
+        return Facts(b"", (), {"type": b"type.%06d" % number})
+    return Facts(b"key.%06d" % number if family == "routing key" else b"topic.%06d.a.b" % number)
+
+
+def open_exchange(family: str, size: int) -> Exchange:
+    return exchange(*(to_queue(f"q{number % FEW}", dict(declared_arguments(family, number))) for number in range(size)))
+
+
+def decision_us(router: Router, messages: list[Facts]) -> float:
+    """CPU of a decision; the quickest round counts, since others have met somebody else on the same core."""
+    best, queues = float("inf"), QueueNames()
+    gc.collect()
+    gc.freeze()
+    for _ in range(DECISION_ROUNDS):
+        begin = time.process_time()
+        for message in messages:
+            router.decide(b"xo", message, NOW, queues, len)
+        best = min(best, time.process_time() - begin)
+    gc.unfreeze()
+    return best / len(messages) * 1e6
+
+
+def look_up_us(size: int) -> float:
+    """CPU of looking up a key, in random order, and of nothing else."""
+    table = {b"kind.%06d" % number: [number] for number in range(size)}
+    keys = [b"kind.%06d" % number for number in drawn(size)]
+    best, nothing = float("inf"), float("inf")
+    for _ in range(DECISION_ROUNDS):
+        begin = time.process_time()
+        for key in keys:
+            table.get(key)
+        between = time.process_time()
+        for _key in keys:
+            pass
+        end = time.process_time()
+        best, nothing = min(best, between - begin), min(nothing, end - between)
+    return (best - nothing) / len(keys) * 1e6
+
+
+def drawn(size: int) -> list[int]:
+    draw = random.Random(size)
+    return [draw.randrange(size) for _ in range(DECISIONS)]
+
+
+def measure_decisions(_: Arena) -> list[list[float]]:
+    """The values of `DECIDE_ROWS`.
+
+    The same ten messages have a decision touch the same memory at each size. In random order what it touches is in no
+    cache of the processor; so are the keys of a plain dict, which shows the part that memory alone takes.
+    """
+    found: list[list[float]] = []
+    for family in FAMILIES:
+        spent: dict[int, tuple[float, float]] = {}
+        for size in (FEW, BINDINGS):
+            router = Router([open_exchange(family, size)])
+            few = [facts(family, number * (size // FEW)) for number in range(FEW)] * (DECISIONS // FEW)
+            spent[size] = decision_us(router, few), decision_us(router, [facts(family, at) for at in drawn(size)])
+            del router
+        found += [[many / little] for many, little in zip(spent[BINDINGS], spent[FEW], strict=True)]
+        found.append([spent[BINDINGS][1] - spent[FEW][1]])
+    many, few_keys = look_up_us(BINDINGS), look_up_us(FEW)
+    return [*found, [many / few_keys], [many - few_keys]]
+
+
+def measure_reload(arena: Arena) -> list[list[float]]:
+    """The values of `RELOAD_ROWS`: of each reload the longest time from publish to confirm, and the longest turn.
+
+    On two cores sidecar, broker and producer share what they run on, so the first one has the scheduler in it. The last
+    one has not: it is the CPU time that the process, its threads included, takes between two turns of the event loop.
+    """
+    path = rules(arena.folder).rename(arena.folder / "reloaded-many.yaml")
+    name = "sidecar that reloads many"
+    port, pid = arena.start_sidecar(name, path)
+    log = arena.folder / f"{name.replace(' ', '-')}.log"
+    with Link("127.0.0.1", port, confirms=True) as link:
+        confirm_seconds(link)
+        waits = compared(link, lambda: longest_ms(link, path, pid, log), RELOADS)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        turns = runner.run(longest_turns_ms(path))
+    return [*waits, turns]
+
+
+class NoBroker:
+    """What a reload asks of the control plane, without one."""
+
+    def follows(self, vhost: str) -> bool:
+        return bool(vhost)
+
+    async def prepare(self, *_: object) -> None:
+        """Declare nothing."""
+
+    def swap(self, *_: object) -> None:
+        """Let no relay use the new rules."""
+
+
+async def longest_turns_ms(path: Path) -> list[float]:
+    """Reload a file several times, and give for each the longest CPU time between two turns of the loop."""
+    loaded = load_rules([path])
+    gc.freeze()
+    state, topology = VhostState("/", Router(())), cast("Topology", NoBroker())
+    tasks = Tasks()
+    reload = Reload(lambda: [path], loaded, lambda _: state, topology, Counters(), tasks)
+    del loaded
+    found = []
+    for number in range(RELOADS):
+        with path.open("a") as file:
+            file.write(f"# once more, {number}\n")
+        reloading = asyncio.ensure_future(reload.reload("bench"))
+        longest, before = 0.0, time.process_time()
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0.0002)
+            now = time.process_time()
+            longest, before = max(longest, now - before), now
+        if reloading.result().errors:
+            raise ChildError(f"a reload failed: {reloading.result().errors}")
+        found.append(longest * 1e3)
+    return found
+
+
+def measure_restore(arena: Arena) -> list[list[float]]:
+    """The values of `RESTORE_ROWS`: time from the start of a sidecar until it is ready."""
+    without_rules = arrangement.rules_file(
+        arena.folder / "no-bindings.yaml", (arrangement.exchange_rules("bench.none", 1, by_kind_and_amount),)
+    )
+    port, _ = arena.start_sidecar("sidecar that is declared to", without_rules)
+    declare_many(port)
+    seconds, cpu = [], []
+    for number in range(STARTS):
+        begin = time.monotonic()
+        _, pid = arena.start_sidecar(f"sidecar that restores {number}", without_rules)
+        seconds.append(time.monotonic() - begin)
+        cpu.append(cpu_seconds(pid))
+    return [seconds, cpu]
+
+
+def declare_many(port: int) -> None:
+    """Declare an exchange over AMQP and bind it 100,000 times."""
+    with Link("127.0.0.1", port) as link:
+        declare = commands.Exchange.Declare(exchange="bench.restored", exchange_type="x-open", durable=True)
+        link.call(declare, commands.Exchange.DeclareOk)
+        for at in range(0, BINDINGS, BINDS_AHEAD):
+            for number in range(at, at + BINDS_AHEAD):
+                arguments: FieldTable = {"x-?hkv= kind": f"kind.{number:06}", "x-?hkv>= amount": number % 1_000}
+                queue = arrangement.queue(number)
+                link.send(commands.Queue.Bind(queue=queue, exchange="bench.restored", arguments=arguments))
+            for _ in range(BINDS_AHEAD):
+                link.expect(commands.Queue.BindOk)
