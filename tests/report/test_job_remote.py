@@ -1,0 +1,38 @@
+"""A log and a report on a file system that is not this machine's: that of Hadoop's own client for HDFS over HTTP."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from proxy.report import store
+from proxy.report.job import run
+from proxy.report.request import Request
+from tests.report.generator import Day
+from tests.report.independent import Computed
+from tests.report.webhdfs import WebHdfs
+
+NOW = datetime(2026, 11, 22, 5, tzinfo=UTC)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("whole", [True, False], ids=["segments that come whole", "segments that come line by line"])
+def test_log_and_output_may_lie_on_hdfs(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    if not whole:
+        monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
+    Day(2_000).write(tmp_path / "log")
+    size = sum(path.stat().st_size for path in (tmp_path / "log").rglob("audit-*"))
+    with WebHdfs(tmp_path) as hdfs:
+        request = Request(f"{hdfs.url}/log", f"{hdfs.url}/out", trace=True, now=NOW)
+        assert run(spark, request).figures.publishes == 2_000
+        assert hdfs.read_bytes >= size
+        Computed(tmp_path / "log", tmp_path / "out").compare()
+        read = hdfs.read_bytes
+        assert run(spark, request).read == 0
+        assert hdfs.read_bytes - read < size
+        assert "pages/index.html" in {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*")}
