@@ -32,48 +32,34 @@ def added(several: Iterable[dict[str, int]]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Figures:
-    """Everything that the page shows.
+    """Everything that the page shows."""
 
-    Args:
-        days: the days that were asked for, in order.
-        made: when.
-        segments: files that were read.
-        step_minutes: how long a column of the chart over time is.
-        rules: versions of the rules that made the decisions.
-        bindings_known: whether rules files were given; only then `dead` says anything.
-        sizes: publishes by upper bound of their size class, None for the last one.
-        ways: message id and steps (`sql/tables.sql`) of messages that came through several sidecars.
-        results: what the broker said, where it said more than a plain ack.
-        rejected: lines that are no records, by reason.
-        late: records that lie in the folder of another day.
-        unmatched: returns whose publish is not in the log, or too far from the end of another segment.
-        duplicates: names of segments whose content another segment has.
-        found: how many rows there were for a list, by its name here; one more than it has means more than it has.
-    """
-
-    days: tuple[date, ...]
-    made: datetime
-    segments: int = 0
-    step_minutes: int = 1
+    days: tuple[date, ...]  # the days that were asked for, in order
+    made: datetime  # when
+    segments: int = 0  # files that were read
+    step_minutes: int = 1  # how long a column of the chart over time is
     steps: list[Step] = field(default_factory=list)
     exchanges: list[Row] = field(default_factory=list)
     proxies: list[Row] = field(default_factory=list)
-    rules: list[str] = field(default_factory=list)
+    rules: list[str] = field(default_factory=list)  # versions of the rules that made the decisions
     destinations: list[Row] = field(default_factory=list)
     hot: list[Row] = field(default_factory=list)
     dead: list[Row] = field(default_factory=list)
-    bindings_known: bool = False
+    bindings_known: bool = False  # whether rules files were given; only then `dead` says anything
     unroutable: list[Row] = field(default_factory=list)
     latency: list[Row] = field(default_factory=list)
     producers: list[Row] = field(default_factory=list)
+    #: publishes by upper bound of their size class, None for the last one
     sizes: list[tuple[int | None, int]] = field(default_factory=list)
     anomalies: list[Row] = field(default_factory=list)
+    #: message id and steps (`sql/tables.sql`) of messages that came through several sidecars
     ways: list[tuple[str, list[Row]]] = field(default_factory=list)
-    results: dict[str, int] = field(default_factory=dict)
-    rejected: dict[str, int] = field(default_factory=dict)
-    late: int = 0
-    unmatched: int = 0
-    duplicates: list[str] = field(default_factory=list)
+    results: dict[str, int] = field(default_factory=dict)  # what the broker said, where it said more than a plain ack
+    rejected: dict[str, int] = field(default_factory=dict)  # lines that are no records, by reason
+    late: int = 0  # records that lie in the folder of another day
+    unmatched: int = 0  # returns whose publish is not in the log, or too far from the end of another segment
+    duplicates: list[str] = field(default_factory=list)  # names of segments whose content another segment has
+    #: how many rows there were for a list, by its name here; one more than it has means more than it has
     found: dict[str, int] = field(default_factory=dict)
 
     @property

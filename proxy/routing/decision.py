@@ -24,20 +24,14 @@ NO_PROPERTIES: Mapping[str, bytes | int] = MappingProxyType({})
 
 @dataclass(slots=True, init=False)
 class Facts:
-    """What rules may know of a message.
+    """What rules may know of a message."""
 
-    Args:
-        routing_key: the one AMQP routing key.
-        headers: header table in message order, () where there is none.
-        properties: set properties by AMQP name with underscores (``content_type``); text properties as bytes
-            (``expiration`` too, as it was sent), ``delivery_mode``, ``priority``, ``timestamp`` as int.
-        body_size_bytes: announced size of the body.
-    """
-
-    routing_key: bytes
-    headers: Table
+    routing_key: bytes  # the one AMQP routing key
+    headers: Table  # header table in message order, () where there is none
+    #: set properties by AMQP name with underscores (``content_type``); text properties as bytes (``expiration`` too,
+    #: as it was sent), ``delivery_mode``, ``priority``, ``timestamp`` as int
     properties: Mapping[str, bytes | int]
-    body_size_bytes: int
+    body_size_bytes: int  # announced size of the body
 
     def __init__(
         self,
@@ -54,23 +48,15 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Interest:
-    """Which facts can change the decision of an exchange (and of the exchanges it leads to).
+    """Which facts can change the decision of an exchange (and of the exchanges it leads to)."""
 
-    Args:
-        routing_key: whether the routing key matters.
-        headers: names of the headers that matter; None: the whole table does.
-        properties: names of the properties that matter.
-        body_sizes: sorted cut points; two sizes with equal ``bisect_right(body_sizes, size)`` are alike.
-        clock: whether a datetime operator is there: a decision holds for one second.
-        queues: whether the list of queues matters: a decision holds for one version of it.
-    """
-
-    routing_key: bool = False
-    headers: frozenset[bytes] | None = frozenset()
-    properties: frozenset[str] = frozenset()
+    routing_key: bool = False  # whether the routing key matters
+    headers: frozenset[bytes] | None = frozenset()  # names of the headers that matter; None: the whole table does
+    properties: frozenset[str] = frozenset()  # names of the properties that matter
+    #: sorted cut points; two sizes with equal ``bisect_right(body_sizes, size)`` are alike
     body_sizes: tuple[int, ...] = ()
-    clock: bool = False
-    queues: bool = False
+    clock: bool = False  # whether a datetime operator is there: a decision holds for one second
+    queues: bool = False  # whether the list of queues matters: a decision holds for one version of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,36 +78,25 @@ class Outcome(Enum):
 
 @dataclass(slots=True, init=False)
 class Decision:
-    """Where one message goes. Shared by all messages with the same facts while the rules stay.
+    """Where one message goes. Shared by all messages with the same facts while the rules stay."""
 
-    Args:
-        exchange: the exchange that was asked.
-        outcome: see Outcome; ROUTED as soon as the final set has a member, whether or not it exists.
-        queues: queues chosen by name, sorted.
-        exchanges: exchanges outside the router that get the message under its own key, sorted.
-        alternate: the asked exchange itself chose nothing (or dropped the message silently), so that its alternate
-            exchange applies. An alternate that is in the router has been evaluated already, and this is False.
-        error: for REJECTED, the reply text without ``PRECONDITION_FAILED - ``.
-        matched: ids of the bindings that were true, in visiting order, with their exchange: (exchange, id).
-        keep: whether the decision may be cached (False after a random draw).
-        match_limit_hits: patterns that ran into the match limit.
-        spent_budgets: whose regex budgets were spent: rules (those of rules files), client, message; sorted.
-        unchecked: what routes of clients' bindings chose and is not yet known to be within their reach.
-        trace: what was visited, where it was asked for.
-    """
-
-    exchange: bytes
-    outcome: Outcome
-    queues: tuple[bytes, ...]
-    exchanges: tuple[bytes, ...]
+    exchange: bytes  # the exchange that was asked
+    outcome: Outcome  # see Outcome; ROUTED as soon as the final set has a member, whether or not it exists
+    queues: tuple[bytes, ...]  # queues chosen by name, sorted
+    exchanges: tuple[bytes, ...]  # exchanges outside the router that get the message under its own key, sorted
+    #: the asked exchange itself chose nothing (or dropped the message silently), so that its alternate exchange
+    #: applies. An alternate that is in the router has been evaluated already, and this is False.
     alternate: bool
-    error: bytes
+    error: bytes  # for REJECTED, the reply text without ``PRECONDITION_FAILED - ``
+    #: ids of the bindings that were true, in visiting order, with their exchange: (exchange, id)
     matched: tuple[tuple[bytes, str], ...]
-    keep: bool
-    match_limit_hits: int
+    keep: bool  # whether the decision may be cached (False after a random draw)
+    match_limit_hits: int  # patterns that ran into the match limit
+    #: whose regex budgets were spent: rules (those of rules files), client, message; sorted
     spent_budgets: tuple[str, ...]
+    #: what routes of clients' bindings chose and is not yet known to be within their reach
     unchecked: frozenset[tuple[Reach, Destination]]
-    trace: Trace | None = field(compare=False)
+    trace: Trace | None = field(compare=False)  # what was visited, where it was asked for
 
     def __init__(
         self,
@@ -154,17 +129,11 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class FilterStep:
-    """One filter that was asked.
+    """One filter that was asked."""
 
-    Args:
-        name: of the exchange argument.
-        breach: what was wrong, None where the message passed.
-        silent: whether a breach drops the message instead of closing the channel.
-    """
-
-    name: bytes
-    breach: str | None
-    silent: bool
+    name: bytes  # of the exchange argument
+    breach: str | None  # what was wrong, None where the message passed
+    silent: bool  # whether a breach drops the message instead of closing the channel
 
 
 class Verdict(Enum):
@@ -177,73 +146,46 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OperatorStep:
-    """One operator's answer.
+    """One operator's answer."""
 
-    Args:
-        key: the argument's key.
-        expected: the argument's value.
-        verdict: the answer.
-        seen: what it looked at: a header's Value, the bytes or the number of a property, the routing key, the clock's
-            text; None where it was absent.
-    """
-
-    key: bytes
-    expected: Value
+    key: bytes  # the argument's key
+    expected: Value  # the argument's value
     verdict: Verdict
+    #: what it looked at: a header's Value, the bytes or the number of a property, the routing key, the clock's text;
+    #: None where it was absent
     seen: Value | bytes | int | None
 
 
 @dataclass(frozen=True, slots=True)
 class BindingStep:
-    """One visit.
-
-    Args:
-        binding: as it was declared.
-        id: its id in decisions.
-        order: its order.
-        match_type: how the operators were put together.
-        true: its result.
-        operators: each with its answer.
-        added: destinations that are there now and were not before.
-        removed: destinations that were there before.
-        jump: order at which the visit went on, None where at the next binding.
-        stopped: whether nothing was visited after it.
-        error: reply text for an invalid regex of the producer, which ended everything.
-        spent_budgets: whose regex budget was spent, so that the binding is false or its routes chose nothing: rules
-            (those of rules files), client, message.
-    """
+    """One visit."""
 
     binding: Binding
-    id: str
+    id: str  # its id in decisions
     order: int
-    match_type: str
+    match_type: str  # how the operators were put together
     true: bool
-    operators: tuple[OperatorStep, ...]
-    added: tuple[Destination, ...] = ()
-    removed: tuple[Destination, ...] = ()
-    jump: int | None = None
-    stopped: bool = False
-    error: bytes = b""
+    operators: tuple[OperatorStep, ...]  # each with its answer
+    added: tuple[Destination, ...] = ()  # destinations that are there now and were not before
+    removed: tuple[Destination, ...] = ()  # destinations that were there before
+    jump: int | None = None  # order at which the visit went on, None where at the next binding
+    stopped: bool = False  # whether nothing was visited after it
+    error: bytes = b""  # reply text for an invalid regex of the producer, which ended everything
+    #: whose regex budget was spent, so that the binding is false or its routes chose nothing: rules (those of rules
+    #: files), client, message
     spent_budgets: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class ExchangeStep:
-    """One exchange that the message came to.
-
-    Args:
-        name: of the exchange.
-        type: of the exchange.
-        filters: those that were asked.
-        visits: bindings, in order; those that a jump or a stop left out are not there.
-        alternate: the alternate exchange, where it was used.
-    """
+    """One exchange that the message came to."""
 
     name: bytes
     type: str
-    filters: list[FilterStep] = field(default_factory=list)
+    filters: list[FilterStep] = field(default_factory=list)  # those that were asked
+    #: bindings, in order; those that a jump or a stop left out are not there
     visits: list[BindingStep] = field(default_factory=list)
-    alternate: bytes | None = None
+    alternate: bytes | None = None  # the alternate exchange, where it was used
 
 
 @dataclass(slots=True)

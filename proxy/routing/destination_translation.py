@@ -25,23 +25,14 @@ EVALUATED_HERE = "an exchange that is evaluated here, after one that was"
 
 
 class TranslatedDestinations(NamedTuple):
-    """What the destinations of a decision have become.
+    """What the destinations of a decision have become."""
 
-    Args:
-        queues: queues here, by name.
-        exchanges: exchanges here that get the message under its own key.
-        publications: exchanges here that get it under another key.
-        remotes: exchanges and keys of other brokers.
-        failed: destinations whose translation leads nowhere.
-        rule: index of the first rule that applied, None where none did.
-    """
-
-    queues: tuple[bytes, ...]
-    exchanges: tuple[bytes, ...]
-    publications: tuple[Publication, ...] = ()
-    remotes: tuple[Target, ...] = ()
-    failed: tuple[FailedTranslation, ...] = ()
-    rule: int | None = None
+    queues: tuple[bytes, ...]  # queues here, by name
+    exchanges: tuple[bytes, ...]  # exchanges here that get the message under its own key
+    publications: tuple[Publication, ...] = ()  # exchanges here that get it under another key
+    remotes: tuple[Target, ...] = ()  # exchanges and keys of other brokers
+    failed: tuple[FailedTranslation, ...] = ()  # destinations whose translation leads nowhere
+    rule: int | None = None  # index of the first rule that applied, None where none did
 
 
 def translate_destinations(
@@ -96,31 +87,20 @@ def translate_destinations(
 
 
 class StaticTranslation(NamedTuple):
-    """What the address table makes of a destination that rules name, as far as it is the same for every message.
+    """What the address table makes of a destination that rules name, as far as it is the same for every message."""
 
-    Args:
-        destination: as the rules name it.
-        here: the destination on this broker in its place; None where it is none, or depends on the message.
-        remote: the exchange and key at another broker in its place, likewise.
-        failure: why the translation leads nowhere; empty where it leads somewhere.
-    """
-
-    destination: Destination
+    destination: Destination  # as the rules name it
+    #: the destination on this broker in its place; None where it is none, or depends on the message
     here: Destination | None = None
-    remote: Target | None = None
-    failure: str = ""
+    remote: Target | None = None  # the exchange and key at another broker in its place, likewise
+    failure: str = ""  # why the translation leads nowhere; empty where it leads somewhere
 
 
 class StaticTranslations(NamedTuple):
-    """What the address table makes of the destinations that rules name.
+    """What the address table makes of the destinations that rules name."""
 
-    Args:
-        away: those that need not exist, since no message goes to them.
-        found: what is known of all that the table is for.
-    """
-
-    away: Mapping[Destination, StaticTranslation]
-    found: tuple[StaticTranslation, ...]
+    away: Mapping[Destination, StaticTranslation]  # those that need not exist, since no message goes to them
+    found: tuple[StaticTranslation, ...]  # what is known of all that the table is for
 
 
 def static_translations(book: AddressBook, named: Iterable[Destination], router: Router) -> StaticTranslations:

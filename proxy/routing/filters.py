@@ -45,19 +45,12 @@ _OTHER_WEIGHT = 1
 
 @dataclass(frozen=True, slots=True)
 class PayloadFilter:
-    """A bound of the body's size.
-
-    Args:
-        name: of the argument.
-        limit: bytes, inclusive.
-        smallest: whether it is the lower bound.
-        silent: whether the message is dropped instead of the channel being closed.
-    """
+    """A bound of the body's size."""
 
     name: bytes
-    limit: int
-    smallest: bool
-    silent: bool
+    limit: int  # bytes, inclusive
+    smallest: bool  # whether it is the lower bound
+    silent: bool  # whether the message is dropped instead of the channel being closed
 
     def breach(self, message: Message) -> str | None:
         if self.smallest:
@@ -123,17 +116,11 @@ def read_filters(arguments: Table) -> tuple[Filter, ...]:
 
 
 class ArgumentFault(NamedTuple):
-    """An argument of an exchange that cannot do what its author wants.
-
-    Args:
-        name: of the argument.
-        message: what was seen and what was expected.
-        stray: whether it resembles no argument that is known: a broker accepts and ignores it.
-    """
+    """An argument of an exchange that cannot do what its author wants."""
 
     name: bytes
-    message: str
-    stray: bool = False
+    message: str  # what was seen and what was expected
+    stray: bool = False  # whether it resembles no argument that is known: a broker accepts and ignores it
 
 
 def argument_faults(arguments: Table, also_known: Collection[bytes] = ()) -> Iterator[ArgumentFault]:

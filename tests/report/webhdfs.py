@@ -73,8 +73,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _json(self, content: object, status: int = 200) -> None:
         body = json.dumps(content).encode()
+        # No type: the jars of pyspark lack what Hadoop's client parses it with.
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

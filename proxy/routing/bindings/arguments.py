@@ -97,19 +97,11 @@ _SINGLE = (b"x-order", b"x-goto-ontrue", b"x-goto-onfalse", b"x-del-dest")
 
 def plain_key(draft: Draft, key: bytes, value: Value) -> None:
     """A key that is not ours: equality of the header of that name."""
-    _equality(draft, key, value, key, False)
+    draft.headers.append(HeaderEquals(key, value, key))
 
 
-def _equality(draft: Draft, key: bytes, value: Value, name: bytes, optional: bool) -> None:
-    draft.headers.append(HeaderEquals(key, value, name, optional))
-
-
-def _equal(optional: bool) -> HeaderReader:
-    return lambda draft, key, value, name: _equality(draft, key, value, name, optional)
-
-
-def _different(optional: bool) -> HeaderReader:
-    return lambda draft, key, value, name: draft.headers.append(HeaderDiffers(key, value, name, optional))
+def _compared(operator: type[HeaderEquals], optional: bool) -> HeaderReader:
+    return lambda draft, key, value, name: draft.headers.append(operator(key, value, name, optional))
 
 
 def _ordered(optional: bool, sign: bytes) -> HeaderReader:
@@ -219,12 +211,9 @@ HEADER_KEYS: dict[bytes, HeaderReader] = {
     prefix + sign: reader
     for prefix, optional in ((b"x-?hkv", False), (b"x-?hk?v", True))
     for sign, reader in {
-        b"=": _equal(optional),
-        b"!=": _different(optional),
-        b"<": _ordered(optional, b"<"),
-        b"<=": _ordered(optional, b"<="),
-        b">=": _ordered(optional, b">="),
-        b">": _ordered(optional, b">"),
+        b"=": _compared(HeaderEquals, optional),
+        b"!=": _compared(HeaderDiffers, optional),
+        **{sign: _ordered(optional, sign) for sign in (b"<", b"<=", b">=", b">")},
         b"re": _searched(optional, False),
         b"!re": _searched(optional, True),
     }.items()

@@ -23,30 +23,19 @@ _name = itemgetter(0)
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """One binding as it was declared.
+    """One binding as it was declared."""
 
-    Args:
-        exchange: the source.
-        destination_type: QUEUE or EXCHANGE.
-        destination: name of the queue or exchange.
-        routing_key: must be empty for open exchanges.
-        arguments: in declared order.
-        id: the operator's name for it, else its ``binding_hash``.
-        sequence: of two bindings of equal order the one with the greater sequence is visited first.
-        reach: how far its routes reach; None: anywhere.
-        last: whether it is visited after all bindings that are not, whatever its order.
-        owner: user whose client made it, whose regex budget it uses; None: a rules file.
-    """
-
-    exchange: bytes
-    destination_type: str
-    destination: bytes
-    routing_key: bytes
-    arguments: Table
-    id: str = ""
-    sequence: int = 0
-    reach: Reach | None = field(default=None, compare=False)
+    exchange: bytes  # the source
+    destination_type: str  # QUEUE or EXCHANGE
+    destination: bytes  # name of the queue or exchange
+    routing_key: bytes  # must be empty for open exchanges
+    arguments: Table  # in declared order
+    id: str = ""  # the operator's name for it, else its ``binding_hash``
+    sequence: int = 0  # of two bindings of equal order the one with the greater sequence is visited first
+    reach: Reach | None = field(default=None, compare=False)  # how far its routes reach; None: anywhere
+    #: whether it is visited after all bindings that are not, whatever its order
     last: bool = field(default=False, compare=False)
+    #: user whose client made it, whose regex budget it uses; None: a rules file
     owner: str | None = field(default=None, compare=False)
 
     @property

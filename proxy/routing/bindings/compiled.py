@@ -248,15 +248,10 @@ def _count_can_stop(walk: tuple[HeaderOperator, ...]) -> bool:
 
 @dataclass(slots=True)
 class Draft:
-    """What has been read of a binding's arguments so far.
+    """What has been read of a binding's arguments so far."""
 
-    Args:
-        destination: the declared one.
-        zone: local time.
-    """
-
-    destination: Destination
-    zone: tzinfo = UTC
+    destination: Destination  # the declared one
+    zone: tzinfo = UTC  # local time
     headers: list[HeaderOperator] = field(default_factory=list)
     others: list[Operator] = field(default_factory=list)
     order: int = 0
@@ -328,36 +323,21 @@ class CompiledBinding:
     """A binding ready to be visited.
 
     Of these there may be a hundred thousand: what can be told from another attribute is no attribute.
-
-    Args:
-        binding: as it was declared.
-        order: its order.
-        match_type: name of the match type, for people.
-        match: truth, and what it depends on.
-        operators: for people and for what they look at; `match` holds them as well.
-        destination: added when true; None: the queue that the routing key names.
-        on_true: effects when true, None where there are none beyond the destination.
-        on_false: effects when false.
-        regexes: regular expressions in its arguments.
-        exchange: name of the exchange that it is bound to.
-        id: as a decision lists it.
-        arrival: grows with every binding of its exchange.
-        index_place: where the index has put it.
     """
 
     binding: Binding
     order: int
-    match_type: str
-    match: Match
-    operators: tuple[Operator, ...]
-    destination: Destination | None
-    on_true: Effects | None = None
-    on_false: Effects | None = None
-    regexes: int = 0
-    exchange: bytes = b""
-    id: str = ""
-    arrival: int = 0
-    index_place: int = ALWAYS_VISITED
+    match_type: str  # name of the match type, for people
+    match: Match  # truth, and what it depends on
+    operators: tuple[Operator, ...]  # for people and for what they look at; `match` holds them as well
+    destination: Destination | None  # added when true; None: the queue that the routing key names
+    on_true: Effects | None = None  # effects when true, None where there are none beyond the destination
+    on_false: Effects | None = None  # effects when false
+    regexes: int = 0  # regular expressions in its arguments
+    exchange: bytes = b""  # name of the exchange that it is bound to
+    id: str = ""  # as a decision lists it
+    arrival: int = 0  # grows with every binding of its exchange
+    index_place: int = ALWAYS_VISITED  # where the index has put it
     asks_producer: bool = field(init=False)
     plain: bool = field(init=False)
 

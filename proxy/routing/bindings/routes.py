@@ -68,25 +68,15 @@ class QueueRoute:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a binding does for one result.
+    """What a binding does for one result."""
 
-    Args:
-        add: destinations to add by name.
-        delete: destinations to delete by name.
-        add_queues: regex routes that add.
-        delete_queues: regex routes that delete from what was there before this binding.
-        granted_add: headers by which the producer may add.
-        granted_delete: headers by which the producer may delete.
-        jump: order at which the visit goes on, STOP for nowhere; 0: at the next binding.
-    """
-
-    add: frozenset[Destination] = frozenset()
-    delete: frozenset[Destination] = frozenset()
-    add_queues: tuple[QueueRoute, ...] = ()
-    delete_queues: tuple[PatternRoute, ...] = ()
-    granted_add: tuple[bytes, ...] = ()
-    granted_delete: tuple[bytes, ...] = ()
-    jump: int = 0
+    add: frozenset[Destination] = frozenset()  # destinations to add by name
+    delete: frozenset[Destination] = frozenset()  # destinations to delete by name
+    add_queues: tuple[QueueRoute, ...] = ()  # regex routes that add
+    delete_queues: tuple[PatternRoute, ...] = ()  # regex routes that delete from what was there before this binding
+    granted_add: tuple[bytes, ...] = ()  # headers by which the producer may add
+    granted_delete: tuple[bytes, ...] = ()  # headers by which the producer may delete
+    jump: int = 0  # order at which the visit goes on, STOP for nowhere; 0: at the next binding
 
     def apply(
         self,
