@@ -125,6 +125,16 @@ class _Handler(BaseHTTPRequestHandler):
         rows = [self._status(entry, entry.name if self.local.is_dir() else "") for entry in entries]
         self._json({"FileStatuses": {"FileStatus": rows}})
 
+    def op_getfileblocklocations(self) -> None:
+        block = {"offset": 0, "length": self.local.stat().st_size, "hosts": ["localhost"], "names": ["localhost:9866"]}
+        block |= {
+            "cachedHosts": [],
+            "corrupt": False,
+            "topologyPaths": ["/rack/localhost:9866"],
+            "storageTypes": ["DISK"],
+        }
+        self._json({"BlockLocations": {"BlockLocation": [block]}})
+
     def op_open(self) -> None:
         if not self.local.is_file():
             self._refuse(404, "FileNotFoundException", f"File does not exist: {self.place}")
