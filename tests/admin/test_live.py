@@ -30,7 +30,7 @@ class Clock:
 @pytest.fixture
 def counters() -> Counters:
     made = Counters()
-    made.traffic.name([("/", b"orders")], [("/", b"orders", "big")], [("/", b"q")])
+    made.traffic.name(made.traffic.labels([("/", b"orders")], [("/", b"orders", "big")], [("/", b"q")]))
     made.rules.version = "abc"
     return made
 
@@ -89,7 +89,7 @@ async def test_rules_that_forget_an_exchange_give_no_negative_rate(counters: Cou
     sampler = TrafficSampler(counters, clock, clock)
     publish(counters, 100)
     await sampler.sample(True)
-    counters.traffic.name([("/", b"other")], [], [])
+    counters.traffic.name(counters.traffic.labels([("/", b"other")], [], []))
     clock.now += 2.0
     await sampler.sample(True)
     assert sampler.news()["per_second"] == dict.fromkeys(live_series(sampler), 0.0)
@@ -229,7 +229,7 @@ async def test_of_a_thousand_streams_those_beyond_the_limit_get_503_and_probes_s
 
 async def test_a_client_that_does_not_read_is_disconnected(running: Running, counters: Counters) -> None:
     names = [f"{number:04}" + "x" * 2000 for number in range(400)]
-    counters.traffic.name([("/", b"orders")], [("/", b"orders", name) for name in names], [])
+    counters.traffic.name(counters.traffic.labels([("/", b"orders")], [("/", b"orders", name) for name in names], []))
     reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
     transport = writer.transport
     writer.write(b"GET /api/live?topics=traffic HTTP/1.1\r\nHost: localhost\r\n\r\n")
