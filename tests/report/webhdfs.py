@@ -21,12 +21,11 @@ _CHUNK = 1 << 16
 
 
 class WebHdfs:
-    """The server; ``calls`` counts its operations, and ``read_bytes`` what was read."""
+    """The server; ``read_bytes`` counts what was read, by path."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.calls: Counter[str] = Counter()
-        self.read_bytes = 0
+        self.read_bytes: Counter[str] = Counter()
         handler = type("Handler", (_Handler,), {"service": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -59,9 +58,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.query = {name.lower(): values[0] for name, values in parse_qs(parts.query).items()}
         self.place = unquote(parts.path.removeprefix(_PREFIX)) or "/"
         self.local = self.service.root / self.place.lstrip("/")
-        operation = self.query["op"].upper()
-        self.service.calls[operation] += 1
-        answer = getattr(self, f"op_{operation.lower()}", None)
+        operation = self.query["op"].lower()
+        answer = getattr(self, f"op_{operation}", None)
         if answer is None:
             self._refuse(400, "UnsupportedOperationException", operation)
         else:
@@ -152,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
             file.seek(offset)
             while size > 0 and (chunk := file.read(min(size, _CHUNK))):
                 self.wfile.write(chunk)
-                self.service.read_bytes += len(chunk)
+                self.service.read_bytes[self.place] += len(chunk)
                 size -= len(chunk)
 
     def op_create(self) -> None:
