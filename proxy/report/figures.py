@@ -56,7 +56,7 @@ class Figures:
     ways: list[tuple[str, list[Row]]] = field(default_factory=list)
     results: dict[str, int] = field(default_factory=dict)  # what the broker said, where it said more than a plain ack
     rejected: dict[str, int] = field(default_factory=dict)  # lines that are no records, by reason
-    late: int = 0  # records that lie in the folder of another day
+    late: int = 0  # records that lie in the directory of another day
     unmatched: int = 0  # returns whose publish is not in the log, or too far from the end of another segment
     duplicates: list[str] = field(default_factory=list)  # names of segments whose content another segment has
     #: how many rows there were for a list, by its name here; one more than it has means more than it has
