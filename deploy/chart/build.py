@@ -14,7 +14,6 @@ from deploy.chart.readme import CHART, ROOT, readme
 _SOURCES = {
     "prometheus": ("deploy/prometheus", "*/*.yaml"),
     "dashboards": ("deploy/grafana/dashboards", "*.json"),
-    "test": ("deploy/chart", "handshake.py"),
 }
 
 
@@ -33,7 +32,7 @@ def made() -> dict[Path, str]:
 def main() -> int:
     """Write them, and remove what has no source any more."""
     files = made()
-    for path in (CHART / "files").rglob("*.*"):
+    for path in [path for name in _SOURCES for path in (CHART / "files" / name).rglob("*.*")]:
         if path not in files:
             path.unlink()
     for path, text in files.items():

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from proxy.cli.console import print_errors, read_settings
 from proxy.errors import ConfigError, ConfigErrors
 
 if TYPE_CHECKING:
     from proxy.config.settings import Settings
+
+T = TypeVar("T")
 
 _DEFAULT_URL = "http://127.0.0.1:15693"
 #: Where a configuration is looked for that no option names.
@@ -55,22 +58,36 @@ def admin_clients(options: argparse.Namespace, command: str) -> list[AdminClient
     urls: list[str] = options.admin
     if not urls:
         config = configuration(options)
-        urls = [_DEFAULT_URL] if config is None else _configured(config)
+        urls = [_DEFAULT_URL] if config is None else admin_urls(read_settings(config, secrets_required=False))
     return [AdminClient(url, command) for url in urls]
+
+
+def ask_workers(clients: Iterable[AdminClient], ask: Callable[[AdminClient], T]) -> tuple[dict[AdminClient, T], bool]:
+    """Ask all workers; why one can't be asked goes to standard error.
+
+    Returns:
+        The answers, and whether all have answered.
+
+    Raises:
+        ConfigErrors: none of them has.
+    """
+    answers: dict[AdminClient, T] = {}
+    faults: list[ConfigErrors] = []
+    for client in clients:
+        try:
+            answers[client] = ask(client)
+        except ConfigErrors as errors:
+            faults.append(errors)
+    if not answers:
+        raise faults[0]
+    print_errors(fault for errors in faults for fault in errors.errors)
+    return answers, not faults
 
 
 def configuration(options: argparse.Namespace) -> Path | None:
     """Return the configuration that the options name, else one that is in its usual place."""
     config: Path | None = options.config
     return config or next((path for path in _CONFIGURATIONS if path.is_file()), None)
-
-
-def _configured(config: Path) -> list[str]:
-    # Imported here: with --admin no configuration is read.
-    from proxy.config.loader import load_settings
-
-    settings, _ = load_settings(config, os.environ, secrets_required=False)
-    return admin_urls(settings)
 
 
 def admin_urls(settings: Settings) -> list[str]:

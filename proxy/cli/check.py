@@ -7,13 +7,12 @@ are checked as one set, as a sidecar would load them.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as Environment
 from pathlib import Path
 
-from proxy.cli.console import DONE, NO, WRONG, print_errors, print_line, read_bytes
+from proxy.cli.console import DONE, NO, WRONG, print_errors, print_json, print_line, read_bytes
 from proxy.cli.findings import Findings, counted
 from proxy.config.loader import read_settings, rules_files, tests_files
 from proxy.config.settings import Settings
@@ -105,7 +104,7 @@ def _print(findings: Findings, options: argparse.Namespace) -> None:
         if findings.good:
             print_line(f"ok: {findings.summary}")
     elif options.format == "json":
-        print_line(json.dumps(findings.as_json(), indent=2, ensure_ascii=False))
+        print_json(findings.as_json())
     else:
         print_line(_formatted(findings, options.format))
 

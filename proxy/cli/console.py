@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -27,6 +28,11 @@ _UNBROKEN = 1000
 def print_line(line: str) -> None:
     """Write a line to standard output."""
     sys.stdout.write(line + "\n")
+
+
+def print_json(value: object) -> None:
+    """Write a value as JSON to standard output, for other programs."""
+    print_line(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_errors(lines: Iterable[object]) -> None:
@@ -115,22 +121,16 @@ def load_rules_of(files: Sequence[Path], environ: Mapping[str, str]) -> LoadedRu
     return compile_rules(contents)
 
 
-def read_settings(path: Path) -> Settings:
-    """Read the configuration and write its warnings to standard error.
+def read_settings(path: Path, *, secrets_required: bool = True) -> Settings:
+    """Read the configuration, - for standard input, and write its warnings to standard error.
 
     Raises:
         ConfigErrors: every fault in it.
     """
-    from proxy.config.loader import load_settings
+    from proxy.config.loader import parse_settings
+    from proxy.yamlfile.document import Faults
 
-    if str(path) == "-":
-        from proxy.config.loader import parse_settings
-        from proxy.yamlfile.document import Faults
-
-        faults = Faults()
-        settings = parse_settings(read_input("-"), path, os.environ, faults)
-        print_errors(faults.warnings)
-        return settings
-    settings, warnings = load_settings(path, os.environ)
-    print_errors(warnings)
+    faults = Faults()
+    settings = parse_settings(read_input(str(path)), path, os.environ, faults, secrets_required)
+    print_errors(faults.warnings if secrets_required else ())
     return settings

@@ -16,12 +16,12 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients
-from proxy.cli.console import DONE, NO, load_rules_of, print_errors, print_line, printable, read_input
-from proxy.errors import ConfigErrors
+from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients, ask_workers
+from proxy.cli.console import DONE, NO, load_rules_of, print_errors, print_json, print_line, printable, read_input
 from proxy.rules.explain import (
     AddressRequest,
     Explanation,
+    Lookup,
     as_json,
     as_text,
     explain,
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
     loaded = load_rules_of(options.rules, os.environ)
     if isinstance(question, AddressRequest):
         lookup = explain_address(loaded, question.address, question.vhost)
-        print_line(_as_json(as_json(lookup)) if options.json else as_text(lookup))
+        _print(lookup, options.json)
         return NO if lookup.rule is None else DONE
     explanation = explain(loaded, question, time.time() if question.at is None else question.at)
     _print(explanation, options.json)
@@ -184,28 +184,20 @@ def _quoted(text: str) -> str:
 
 def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argparse.Namespace) -> int:
     """Print the answer of all workers; the answer is no as well where they differ, or one of them can't be asked."""
-    answers: dict[AdminClient, dict[str, Any]] = {}  # Any: JSON
-    faults: list[ConfigErrors] = []
-    for client in clients:
-        try:
-            answers[client] = json.loads(client.request("POST", "/explain", question))
-        except ConfigErrors as errors:
-            faults.append(errors)
-    if not answers:
-        raise faults[0]
-    print_errors(fault for errors in faults for fault in errors.errors)
+    answers: dict[AdminClient, dict[str, Any]]  # Any: JSON
+    answers, complete = ask_workers(clients, lambda client: json.loads(client.request("POST", "/explain", question)))
     distinct = list({_outcome(answer): client for client, answer in reversed(answers.items())}.values())[::-1]
     for client in distinct:
         if len(distinct) > 1:
             print_line(f"{client.url}:")
         if options.json:
-            print_line(_as_json(answers[client]))
+            print_json(answers[client])
         else:
             text = client.request("POST", "/explain", question, accept="text/plain")
             print_line("\n".join(map(printable, text.rstrip("\n").split("\n"))))
     if len(distinct) > 1:
         print_errors([f"workers answer differently: {', '.join(client.url for client in distinct)}"])
-    status = NO if faults or len(distinct) > 1 else DONE
+    status = DONE if complete and len(distinct) == 1 else NO
     if options.address is not None:
         return NO if any(answer["rule"] is None for answer in answers.values()) else status
     reached = set.intersection(*(set(answer["queues"]) for answer in answers.values()))
@@ -225,17 +217,13 @@ def _expected(expected: Sequence[str], reached: Collection[str]) -> int:
     return NO if missing else DONE
 
 
-def _print(explanation: Explanation, wants_json: bool) -> None:
+def _print(explanation: Explanation | Lookup, wants_json: bool) -> None:
     if wants_json:
-        print_line(_as_json(as_json(explanation)))
-    elif sys.stdout.isatty():
+        print_json(as_json(explanation))
+    elif sys.stdout.isatty() and isinstance(explanation, Explanation):
         # Imported here: rich takes a fifth of a second, which scripts need not wait for.
         from proxy.cli.explain_tree import print_tree
 
         print_tree(explanation)
     else:
         print_line(as_text(explanation))
-
-
-def _as_json(answer: object) -> str:
-    return json.dumps(answer, indent=2, ensure_ascii=False)

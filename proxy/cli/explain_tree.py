@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from proxy.cli.console import printable
+from proxy.cli.console import printable, rich_console
 from proxy.routing.decision import BindingStep, ExchangeStep, FilterStep, OperatorStep, Verdict
 from proxy.rules import wire
 from proxy.rules.explain import Explanation, as_lines, as_text
@@ -23,7 +23,7 @@ _DIM = "dim"
 
 def print_tree(explanation: Explanation, console: Console | None = None) -> None:
     """Write an explanation to standard output."""
-    console = console or Console(highlight=False)
+    console = console or rich_console()
     if not console.is_terminal:
         console.file.write(as_text(explanation) + "\n")
         return

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import re
 import textwrap
 
-from proxy.cli.console import DONE, NO, output_width, print_errors, print_line
+from proxy.cli.console import DONE, NO, output_width, print_errors, print_json, print_line
 from proxy.rules.operator_reference import MATCH_TYPES, SECTIONS, OperatorEntry, OperatorSection
 
 _NAME = " NAME"
@@ -26,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     text = " ".join(options.name)
     selected = _selected(text)
     if options.json:
-        print_line(json.dumps([_as_json(*each) for each in selected], indent=2, ensure_ascii=False))
+        print_json([_as_json(*each) for each in selected])
     elif text and selected:
         print_line("\n\n".join(_at_length(*each) for each in selected))
     elif selected:

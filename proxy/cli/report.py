@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from proxy.audit.record import text
-from proxy.cli.console import DONE, print_line, rules_only
+from proxy.cli.console import DONE, load_rules_of, print_line
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.report.request import KnownBinding, Request, day, setting
 
@@ -19,7 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", metavar="DIR", required=True, help="directory of tables and pages, or URI")
     parser.add_argument(
-        "--rules", metavar="FILE", type=Path, action="append", help="tell dead bindings; may be repeated"
+        "--rules",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        help="tell dead bindings; - for standard input; may be repeated",
     )
     parser.add_argument("--stream", action="store_true", help="look for new segments every minute until SIGTERM")
     parser.add_argument("--once", action="store_true", help="with --stream: end when what is there has been counted")
@@ -66,10 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _known_bindings(paths: list[Path]) -> tuple[KnownBinding, ...]:
-    # Imported here: without --rules, and for `oxproxy trace`, the rules are not needed.
-    from proxy.rules.loader import load_rules
-
-    rules = load_rules(rules_only(paths)).rules
+    rules = load_rules_of(paths, os.environ).rules
     return tuple(
         KnownBinding(vhost, text(exchange.name), binding.id, rules.version)
         for vhost, content in rules.vhosts.items()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxy.cli.admin_client import add_admin_arguments, admin_clients
-from proxy.cli.console import DONE, NO, load_rules_of, print_errors, print_line, printable, rich_console
+from proxy.cli.console import DONE, NO, load_rules_of, print_errors, print_json, printable, rich_console
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         found = admin_clients(options, "oxproxy routes")[0].json("/api/routes")
     found["vhosts"] = list(_chosen(found["vhosts"], options.vhost, options.exchange))
     if options.json:
-        print_line(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json(found)
     else:
         console = rich_console()
         for vhost in found["vhosts"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.cli.admin_client import add_admin_arguments, admin_clients, configuration
-from proxy.cli.console import DONE, NO, print_line, printable, read_input, read_settings
+from proxy.cli.console import DONE, NO, print_json, print_line, printable, read_input, read_settings
 from proxy.errors import ConfigError, ConfigErrors
 
 _COLORS = {"+": "32", "-": "31", "@": "36"}
@@ -41,7 +40,7 @@ def _show(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
     if options.files:
         files = [_named(files, name) for name in options.files]
     if options.json:
-        print_line(json.dumps({**in_force, "files": files}, indent=2, ensure_ascii=False))
+        print_json({**in_force, "files": files})
         return DONE
     for number, file in enumerate(files):
         if len(in_force["files"]) > 1 or not options.files:
@@ -80,7 +79,7 @@ def _diff(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
     secret = whole and not differences and rules_version(contents) != in_force["rules"]
     if options.json:
         answer = {"rules": in_force["rules"], "differences": differences, "secrets_differ": secret}
-        print_line(json.dumps(answer, indent=2, ensure_ascii=False))
+        print_json(answer)
     else:
         for difference in differences:
             for line in difference["diff"]:

@@ -6,13 +6,12 @@ It is made of the models that read these files. A schema accepts more than ``oxp
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from proxy.cli.console import DONE, print_line
+from proxy.cli.console import DONE, print_json
 from proxy.config.settings import Settings
 from proxy.rules.schema import RulesModel
 from proxy.yamlfile.hosts import HostPort
@@ -66,5 +65,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the schema."""
-    print_line(json.dumps(json_schema(*_FILES[options.format]), indent=2, ensure_ascii=False))
+    print_json(json_schema(*_FILES[options.format]))
     return DONE

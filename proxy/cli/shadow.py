@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients
-from proxy.cli.console import DONE, NO, print_line, printable, read_input, rules_only
+from proxy.cli.console import DONE, NO, print_json, print_line, printable, read_input, rich_console, rules_only
 from proxy.errors import ConfigError, ConfigErrors
 
 #: The sidecar's answer.
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         printed = (
             reports[0] if len(reports) == 1 else {admin.url: each for admin, each in zip(admins, reports, strict=True)}
         )
-        print_line(json.dumps(printed, indent=2, ensure_ascii=False))
+        print_json(printed)
     else:
         for admin, report in zip(admins, reports, strict=True):
             if len(admins) > 1:
@@ -101,7 +101,7 @@ def _wait(admins: Sequence[AdminClient], seconds: float | None) -> None:
 
 
 def print_tables(report: Report, console: Console | None = None) -> None:
-    console = console or Console(highlight=False)
+    console = console or rich_console()
     console.print(
         f"candidate {report['candidate']} alongside the rules in force {report['live']}, {report['seconds']:.0f} s: "
         f"{report['compared']} publishes compared, {report['equal']} equal, {report['different']} different",

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients
-from proxy.cli.console import DONE, NO, print_errors, print_line, printable
+from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients, ask_workers
+from proxy.cli.console import DONE, NO, print_json, print_line, printable
 from proxy.cli.metrics_page import Sample, samples
-from proxy.errors import ConfigErrors
 
 #: What `/status` lists of a virtual host where there is any, and what it is called here.
 _FINDINGS = (
@@ -36,26 +35,18 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ConfigErrors: none can be asked.
     """
-    states: dict[AdminClient, dict[str, Any]] = {}
-    faults: list[ConfigErrors] = []
-    for admin in admin_clients(options, "oxproxy status"):
-        try:
-            states[admin] = admin.json("/status")
-        except ConfigErrors as errors:
-            faults.append(errors)
-    if not states:
-        raise faults[0]
-    print_errors(fault for errors in faults for fault in errors.errors)
+    states: dict[AdminClient, dict[str, Any]]
+    states, complete = ask_workers(admin_clients(options, "oxproxy status"), lambda admin: admin.json("/status"))
     if options.json:
         several = {admin.url: status for admin, status in states.items()}
-        found: object = several if len(several) > 1 or faults else next(iter(states.values()))
-        print_line(json.dumps(found, indent=2, ensure_ascii=False))
+        found: object = several if len(several) > 1 or not complete else next(iter(states.values()))
+        print_json(found)
     else:
         for admin, status in states.items():
             page = list(samples(admin.request("GET", "/metrics", accept="text/plain")))
             for line in (*_head(admin, status), *_traffic(page), *_body(status)):
                 print_line(printable(line))
-    return DONE if not faults and all(status.get("ready") for status in states.values()) else NO
+    return DONE if complete and all(status.get("ready") for status in states.values()) else NO
 
 
 def _head(admin: AdminClient, status: Mapping[str, Any]) -> Iterator[str]:

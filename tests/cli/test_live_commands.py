@@ -237,6 +237,13 @@ def test_files_that_differ_in_a_password_alone_differ(site: Site) -> None:
     assert out.startswith("The files differ only in passwords")
 
 
+def test_a_configuration_of_standard_input_says_where_the_sidecar_is(site: Site) -> None:
+    command = [str(PROGRAM), "status", "--config", "-", "--json"]
+    text = site.sidecar.configuration.read_text()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, input=text)
+    assert (done.returncode, json.loads(done.stdout)["ready"], done.stderr) == (0, True, "")
+
+
 def test_a_running_sidecar_looks_an_address_up_without_its_password(site: Site) -> None:
     offline = [str(PROGRAM), "explain", "--rules", str(rules_of(site)), "--address"]
     for address, wanted in (("old/letters", 0), ("new/letters", 1)):
