@@ -114,7 +114,7 @@ def test_recent_publishes_are_as_described(site: Site) -> None:
 @pytest.mark.parametrize(
     "message",
     ["{exchange: orders, headers: {amount: 1}}", "{exchange: orders, body_size: 2000, at: 2026-11-21T08:00:00Z}",
-     '{exchange: "", routing_key: letters.kept}', "{exchange: elsewhere}", "{}"],
+     '{exchange: "", routing_key: letters.kept}', "{exchange: elsewhere}", "{address: letters.kept}", "{}"],
 )  # fmt: skip
 def test_explanations_are_as_described(site: Site, message: str) -> None:
     ask(site, "post", "/explain", message.encode())
