@@ -13,7 +13,7 @@ from proxy.errors import ProtocolError
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.patterns import why_invalid
 from proxy.routing.exchange import Exchange
-from proxy.rules.message import PROPERTIES, TEXT_PROPERTIES
+from proxy.rules.message import PROPERTIES, TEXT_PROPERTIES, text
 from proxy.rules.operator_reference import OPERATORS
 from proxy.rules.ruleset import ExchangeRule
 from proxy.rules.schema import OPEN, ParsedBinding, ParsedExchange
@@ -61,7 +61,7 @@ def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
             Exchange(parsed.rule.name, parsed.rule.type, ((name, value),), parsed.rule.local_time)
         except ProtocolError as error:
             found = True
-            message = f"{_text(error)} Expected a whole number, 0 or more"
+            message = f"{text(error.text)} Expected a whole number, 0 or more"
             faults.error(parsed.argument_place(name), join(path, name.decode()), message)
     if not found:
         faults.error(parsed.fields.place_of("arguments"), path, "these arguments are refused together")
@@ -91,7 +91,7 @@ def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ExchangeR
     found = False
     if binding.routing_key and _refusal(owner, binding, binding.routing_key, ()):
         found = True
-        message = f"{_text(error)}: it must be empty for type {owner.type}"
+        message = f"{text(error.text)}: it must be empty for type {owner.type}"
         faults.error(parsed.key_place, f"{parsed.path}.routing_key", message)
     match = tuple(entry for entry in binding.arguments if entry[0] == _MATCH)
     refusal = _refusal(owner, binding, b"", match) if match else None
@@ -110,7 +110,7 @@ def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ExchangeR
             key = entry[0].decode()
             faults.error(parsed.argument_place(key), parsed.argument_path(key), _reworded(refusal, *entry))
     if not found:
-        faults.error(parsed.place, parsed.path, _text(error))
+        faults.error(parsed.place, parsed.path, text(error.text))
 
 
 def _refusal(owner: ExchangeRule, binding: Binding, key: bytes, arguments: Table) -> ProtocolError | None:
@@ -125,18 +125,18 @@ def _refusal(owner: ExchangeRule, binding: Binding, key: bytes, arguments: Table
 
 def _reworded(refusal: ProtocolError, name: bytes, value: Value) -> str:
     """Say what is wrong with an argument more exactly than the text that clients get, which is the plugin's."""
-    text, key = _text(refusal), name.decode()
-    if text.startswith("Unknown or invalid"):
+    said, key = text(refusal.text), name.decode()
+    if said.startswith("Unknown or invalid"):
         return _unknown(key, value)
-    if text.startswith("Invalid regex"):
+    if said.startswith("Invalid regex"):
         wrong = (element for element in strings(value) if why_invalid(element))
         source = next(wrong, b"")
         return f"seen {_quoted(source)}, which is no regular expression: {why_invalid(source)}"
-    if text == "Invalid property match operator":
-        return f"{text}: {_property(key, value)}"
-    if text == "Invalid AMQP topic":
-        return f"{text}: seen {_shown(value)}"
-    return text
+    if said == "Invalid property match operator":
+        return f"{said}: {_property(key, value)}"
+    if said == "Invalid AMQP topic":
+        return f"{said}: seen {_shown(value)}"
+    return said
 
 
 def _unknown(key: str, value: Value) -> str:
@@ -192,7 +192,3 @@ def _shown(value: Value) -> str:
 def _quoted(text: bytes) -> str:
     shown = text.decode("utf-8", "backslashreplace")
     return f'"{shown if len(shown) <= 60 else shown[:57] + "..."}"'
-
-
-def _text(error: ProtocolError) -> str:
-    return error.text.decode("utf-8", "backslashreplace")

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from proxy.addressing.address import InvalidAddress, parse_address
 from proxy.addressing.table import AddressRule, fixed_domain
 from proxy.rules.loader import LoadedRules
+from proxy.rules.message import text
 from proxy.yamlfile.document import Faults, join
 from proxy.yamlfile.hosts import is_own_address
 
@@ -37,7 +38,7 @@ def check_loops(loaded: LoadedRules, listening: Listening, faults: Faults) -> No
 def _looping_keys(rule: AddressRule, brokers: Collection[bytes], listening: Listening) -> Iterator[str]:
     address = fixed_domain(rule)
     if address is not None and address.host and (address.host not in brokers or address.port is not None):
-        if is_own_address(_text(address.host), address.effective_port, listening):
+        if is_own_address(text(address.host), address.effective_port, listening):
             yield "translation"
     if any(_is_own(permitted, listening) for permitted in rule.hosts or ()):
         yield "hosts"
@@ -49,8 +50,4 @@ def _is_own(permitted: bytes, listening: Listening) -> bool:
         address = parse_address(permitted)
     except InvalidAddress:
         return False
-    return address.port is not None and is_own_address(_text(address.host), address.port, listening)
-
-
-def _text(host: bytes) -> str:
-    return host.decode("ascii", "replace")
+    return address.port is not None and is_own_address(text(address.host), address.port, listening)
