@@ -1,0 +1,232 @@
+"""What messages cost the broker on carriers of each type, by the number of their bindings.
+
+``python -m tests.bench.carriers`` measures two things on a private broker. First straight at the broker: CPU of the
+broker per message with one token and with three in ``BCC``, by type of the carrier and form of the tokens; where the
+lines cross is `proxy.relay.tokens.FEW_DESTINATIONS`. Then through the sidecar: publishes a second to an exchange with
+so many destinations, relative to publishes straight to an exchange of the broker with as many bindings: a topic
+exchange where RabbitMQ compares all bindings of a direct one, else a direct one. Rounds alternate, the table has
+medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from pamqp import commands
+
+from proxy.broker.reconcile.carrier_forms import scans_bindings
+from proxy.values import Table, Value
+from tests import client
+from tests.bench.processes import cpu_seconds
+from tests.private_broker import PrivateBroker
+from tests.producer import Producer, headers
+from tests.rabbitmq import Broker
+from tests.sidecar import Sidecar
+
+CROSSING = (10, 20, 50, 100, 200, 400, 1_000, 10_000)
+DESTINATIONS = (10, 100, 1_000, 10_000)
+#: Least publishes through the sidecar, of those straight to the broker.
+TARGET = 0.80
+#: Publishes sent before their confirms are read.
+WINDOW = 400
+#: Destinations that messages go to in turn.
+IN_TURN = 10
+FORMS = {"direct": ("direct", "{}.{}"), "one word": ("topic", "{}-{}"), "eight words": ("topic", "a.b.c.d.e.f.{}.{}")}
+
+
+def names(form: str, count: int) -> list[bytes]:
+    return [FORMS[form][1].format("x-o-p-e-n-x-r-q", f"{number:016x}").encode() for number in range(count)]
+
+
+def beam(broker: Broker) -> int:
+    """Find the process of the broker: the one that has the socket which listens on its port."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    inode = listening_inode(broker.port)
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for handle in Path(f"/proc/{pid}/fd").iterdir():
+                if str(handle.readlink()) == f"socket:[{inode}]":
+                    return pid
+    raise RuntimeError("no process listens on the broker's port")
+
+
+def listening_inode(port: int) -> str:
+    """Find the socket that listens on a port of loopback."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+            return fields[9]
+    raise RuntimeError(f"nothing listens on port {port}")
+
+
+class Stream:
+    """Publishes in turn, confirmed, over one connection.
+
+    Args:
+        port: of the broker or the sidecar.
+        vhost: virtual host.
+        publishes: whole frames of each publish.
+    """
+
+    def __init__(self, port: int, vhost: str, publishes: Sequence[bytes]) -> None:
+        self._producer = Producer(port, vhost).open(confirm=True)
+        self._window = b"".join(publishes[number % len(publishes)] for number in range(WINDOW))
+        self._sent = 0
+
+    def run(self, seconds: float) -> tuple[int, float]:
+        """Publish for so long; give the number of publishes and the seconds."""
+        wire: socket.socket = self._producer.socket
+        began_at = time.perf_counter()
+        before = self._sent
+        while time.perf_counter() < began_at + seconds:
+            wire.sendall(self._window)
+            self._sent += WINDOW
+            self._await_confirms(wire)
+        return self._sent - before, time.perf_counter() - began_at
+
+    def _await_confirms(self, wire: socket.socket) -> None:
+        """Read until the confirm of the last publish: acks of 21 bytes, the tag before the last two."""
+        received = b""
+        while True:
+            received += wire.recv(1 << 16)
+            whole = len(received) // 21 * 21
+            if whole and int.from_bytes(received[whole - 10 : whole - 2], "big") == self._sent:
+                return
+
+
+def frames(exchange: str, key: str, table: Table) -> bytes:
+    return client.publish(1, exchange.encode(), key.encode(), table, b"x" * 100)
+
+
+def crossing(broker: Broker, vhost: str, seconds: float, rounds: int) -> None:
+    """Print microseconds of the broker's CPU per message: one token / three tokens."""
+    pid = beam(broker)
+    broker.create_queue(vhost, "all", True, **{"x-max-length": 1})
+    print(f"| bindings | {' | '.join(FORMS)} |\n|---|{'---|' * len(FORMS)}")
+    bound = dict.fromkeys(FORMS, 0)
+    with Producer(broker.port, vhost).open() as control:
+        for form, (kind, _) in FORMS.items():
+            control.ask(commands.Exchange.Declare(0, form, kind))
+        for count in CROSSING:
+            streams: dict[tuple[str, int], Stream] = {}
+            for form in FORMS:
+                keys = names(form, count)
+                bind_all(control, [("all", form, key) for key in keys[bound[form] :]])
+                bound[form] = count
+                for tokens in (1, 3):
+                    publishes = [
+                        frames(form, "a.key", bcc(keys[(at + step) % count] for step in range(tokens)))
+                        for at in range(IN_TURN)
+                    ]
+                    streams[form, tokens] = Stream(broker.port, vhost, publishes)
+            taken: dict[tuple[str, int], list[float]] = {}
+            for _ in range(rounds):
+                for which, stream in streams.items():
+                    before = cpu_seconds(pid)
+                    published, _ = stream.run(seconds)
+                    taken.setdefault(which, []).append((cpu_seconds(pid) - before) / published * 1e6)
+            cells = (
+                f"{statistics.median(taken[form, 1]):.0f} / {statistics.median(taken[form, 3]):.0f}" for form in FORMS
+            )
+            print(f"| {count:,} | {' | '.join(cells)} |", flush=True)
+
+
+def bind_all(control: Producer, rows: Sequence[tuple[str, str, bytes]]) -> None:
+    for at in range(0, len(rows), 500):
+        part = rows[at : at + 500]
+        binds = (client.queue_bind(1, queue.encode(), exchange.encode(), key) for queue, exchange, key in part)
+        control.send(b"".join(binds))
+        for _ in part:
+            control.expect("Queue.BindOk")
+
+
+def routed(broker: Broker, vhost: str, kind: str, seconds: float, rounds: int) -> bool:
+    """Print publishes a second through the sidecar and straight to the broker; say whether the target is reached."""
+    reached = True
+    print(f"| destinations | through the sidecar | straight, {kind} exchange | ratio |\n|---|---|---|---|")
+    with ExitStack() as stack:
+        control = stack.enter_context(Producer(broker.port, vhost).open())
+        queues = [f"q.{number}" for number in range(max(DESTINATIONS))]
+        for at in range(0, len(queues), 500):
+            declares = (
+                commands.Queue.Declare(0, queue, arguments={"x-max-length": 1}) for queue in queues[at : at + 500]
+            )
+            control.send(b"".join(client.method(1, declare) for declare in declares))
+            for _ in queues[at : at + 500]:
+                control.expect("Queue.DeclareOk")
+        for count in DESTINATIONS:
+            control.ask(commands.Exchange.Declare(0, f"plain.{count}", kind))
+            bind_all(control, [(queue, f"plain.{count}", queue.replace(".", "-").encode()) for queue in queues[:count]])
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "rules.yaml").write_text("".join(rules(vhost, queues)))
+        sidecar = stack.enter_context(Sidecar(broker, [folder / "rules.yaml"], folder=folder))
+        for count in DESTINATIONS:
+            step = count // IN_TURN
+            chosen = [queues[number * step] for number in range(IN_TURN)]
+            through = Stream(
+                sidecar.port, vhost, [frames(f"routed.{count}", "a.key", table(queue)) for queue in chosen]
+            )
+            straight = Stream(
+                broker.port,
+                vhost,
+                [frames(f"plain.{count}", queue.replace(".", "-"), table(queue)) for queue in chosen],
+            )
+            rates: list[tuple[float, float]] = []
+            for _ in range(rounds):
+                pair = [published / took for published, took in (stream.run(seconds) for stream in (through, straight))]
+                rates.append((pair[0], pair[1]))
+            ratio = statistics.median(mine / direct for mine, direct in rates)
+            mine, direct = (statistics.median(column) for column in zip(*rates, strict=True))
+            print(f"| {count:,} | {mine:,.0f} | {direct:,.0f} | {ratio:.2f} |", flush=True)
+            reached &= ratio >= TARGET
+    return reached
+
+
+def bcc(keys: Iterable[bytes]) -> Table:
+    return ((b"BCC", Value("A", tuple(Value("S", key) for key in keys))),)
+
+
+def table(queue: str) -> Table:
+    return headers({"to": queue})
+
+
+def rules(vhost: str, queues: Sequence[str]) -> Iterator[str]:
+    yield f"vhost: {vhost}\nexchanges:\n"
+    for count in DESTINATIONS:
+        yield f"  - name: routed.{count}\n    bindings:\n"
+        for queue in queues[:count]:
+            yield f'      - {{queue: {queue}, arguments: {{"x-?hkv= to": {queue}}}}}\n'
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=0.4, help="of each sample")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=("crossing", "routed"))
+    options = parser.parse_args()
+    with PrivateBroker() as broker:
+        vhost = f"bench-{secrets.token_hex(4)}"
+        broker.create_vhost(vhost)
+        version = ".".join(map(str, broker.version))
+        print(f"RabbitMQ {version}, {os.cpu_count()} CPUs\n")
+        if options.only != "routed":
+            crossing(broker, vhost, options.seconds, options.rounds)
+            print()
+        if options.only == "crossing":
+            return 0
+        kind = "topic" if scans_bindings(version) else "direct"
+        return 0 if routed(broker, vhost, kind, options.seconds, options.rounds) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
