@@ -386,9 +386,11 @@ def refused(world: World, upstream: Mapping[str, object]) -> str:
         )
     try:
         until(lambda: "not reachable" in log.read_text() or serving.poll() is not None)
-    finally:
         serving.terminate()
         serving.wait(30)
+    finally:
+        serving.kill()
+        serving.wait()
     return log.read_text()
 
 
