@@ -484,8 +484,11 @@ class BindingReader:
                 marks[_MARKED[key.text]] = key.place
             if isinstance(child, Mapping):
                 arguments = read_table(child, f"{path}.arguments", self._faults)
-                kept = {entry for entry, _ in arguments}
-                marks += [argument.place for argument, _ in child.entries if argument.text.encode() in kept]
+                written = child.entries
+                if len(arguments) < len(written):  # some can't be used and are left out
+                    kept = {entry for entry, _ in arguments}
+                    written = [entry for entry in written if entry[0].text.encode() in kept]
+                marks += [argument.place for argument, _ in written]
         first = self._places.extend(marks)
         # Of two equal floats one may be negative zero.
         arguments = tuple(entry if entry[1].letter in "dfAF" else self._once(entry) for entry in arguments)
