@@ -29,13 +29,16 @@ def made() -> dict[Path, str]:
     return {**dict(copies()), CHART / "README.md": readme()}
 
 
+def orphans() -> set[Path]:
+    """Return copies that have no source any more."""
+    return {path for name in _SOURCES for path in (CHART / "files" / name).rglob("*.*")} - made().keys()
+
+
 def main() -> int:
     """Write them, and remove what has no source any more."""
-    files = made()
-    for path in [path for name in _SOURCES for path in (CHART / "files" / name).rglob("*.*")]:
-        if path not in files:
-            path.unlink()
-    for path, text in files.items():
+    for path in orphans():
+        path.unlink()
+    for path, text in made().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return 0
