@@ -179,18 +179,17 @@ class Arena:
                 audit = self.folder / f"audit-{way.name.lower()}"
                 audit.mkdir()
                 return self.start_sidecar(way, rules, settings=f"audit: {{directory: {audit}}}\n")
-            case Way.FOLLOWED | Way.FLOODED:
-                return self._start_followed(way)
+            case Way.FLOODED:
+                return self._start_flooded()
             case Way.LOADED:
                 return self.start_sidecar(way, arrangement.large_rules(self.folder, self.broker))
 
-    def _start_followed(self, way: Way) -> tuple[int, int]:
+    def _start_flooded(self) -> tuple[int, int]:
         admin_port = free_port()
-        started = self.start_sidecar(way, arrangement.real_rules(self.folder), admin_port=admin_port)
-        name, count = f"followers-{way.name.lower()}", 1 if way is Way.FOLLOWED else FOLLOWERS
-        command = [sys.executable, "-m", "tests.bench.followers", str(admin_port), str(count)]
-        child = self._children.enter_context(Child(name, command, self.folder))
-        log = self.folder / f"{name}.log"
+        started = self.start_sidecar(Way.FLOODED, arrangement.real_rules(self.folder), admin_port=admin_port)
+        command = [sys.executable, "-m", "tests.bench.followers", str(admin_port), str(FOLLOWERS)]
+        child = self._children.enter_context(Child("followers", command, self.folder))
+        log = self.folder / "followers.log"
         child.wait_until(lambda: "all have asked" in log.read_text())
         return started
 

@@ -38,10 +38,8 @@ class Way(StrEnum):
     RULES = "rules only"
     """The same program with rules and no address table."""
     RULES_AUDITED = "rules, audited"
-    FOLLOWED = "followed sidecar"
-    """The same program and rules, while one client follows all events of the console."""
     FLOODED = "flooded sidecar"
-    """The same, while 1,000 clients ask for events, again and again where they are refused."""
+    """The same program and rules, while 1,000 clients ask for events, again and again where they are refused."""
     COPYING = "copying relay"
     """A relay that copies bytes and looks at none: what a relay in Python costs at least."""
     RESTING = "resting relay"
@@ -179,7 +177,6 @@ CASES = {
         real("real-resting", Way.RESTING, ("message_id", "header"), "bench.direct"),
         *(real(f"real-{end}", Way.RULES, differs) for end, (_, differs) in DIFFERING.items()),
         *(real(f"audited-{end}", Way.RULES_AUDITED, differs) for end, (_, differs) in DIFFERING.items()),
-        real("followed", Way.FOLLOWED, FACTS),
         real("flooded", Way.FLOODED, FACTS),
         real("mixed", Way.RULES, (*FACTS, "amount"), MIXED_EXCHANGE),
         real("topic", Way.RULES, ("key",), TOPIC_EXCHANGE),
@@ -241,16 +238,6 @@ def above(label: str, case: str, target: float) -> Row:
     return Row("real", label, "us CPU", target, at_least=False, cases=("real-resting", case), value=value)
 
 
-def added(label: str, case: str, target: float) -> Row:
-    """CPU per message beyond that of the same publishes while nobody looks."""
-    way = CASES[case].way
-
-    def value(measured: Round) -> float:
-        return measured.samples[case].cpu_us[way] - measured.samples["real-all"].cpu_us[Way.RULES]
-
-    return Row("console", label, "us CPU", target, at_least=False, cases=("real-all", case), value=value)
-
-
 MOST_ABOVE, MOST_AUDIT = (1.2 if BUILD == "compiled" else 4.5), 1.5
 """Microseconds that a publish may cost beyond copying, and what an audit line may add."""
 
@@ -306,7 +293,6 @@ ROWS = (
     cpu("cpu", "CPU per message, pass-through / HAProxy", "pass", 3),
     cpu("cpu", "CPU per message, open exchange / HAProxy", "open", 5),
     *real_rows(),
-    added("CPU per message that a console adds", "followed", 0.1),
     ratio("console", "1,000 clients ask for event streams / none", "flooded", "real-all", 0.95),
 )
 """Rows that are measured in rounds; those of `memory` stand apart."""

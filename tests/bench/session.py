@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from tests.bench import cycles, lookups, memory, pauses, report, scale, turns
+from tests.bench import cycles, events, lookups, memory, pauses, report, scale, turns
 from tests.bench.arena import Arena
 from tests.bench.cases import CASES, EXTRA_ROWS, ROWS, Round
 from tests.bench.link import LinkError
@@ -34,6 +34,7 @@ SINGLES = (
     (cycles.CYCLE_ROWS, cycles.measure_cycles),
     (pauses.SCRAPE_ROWS, pauses.measure_scrape),
     (turns.HELD_ROWS, turns.measure_turns),
+    (events.EVENT_ROWS, events.measure_events),
 )
 """What is measured once, beside the rounds: rows, and what gives the values of each."""
 EXTRA_SINGLES = (
