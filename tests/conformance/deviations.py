@@ -23,10 +23,12 @@ class Run(NamedTuple):
     Args:
         delivery: of the open exchanges, ``carrier`` or ``queue``.
         version: of RabbitMQ, e.g. ``(3, 10, 8)``.
+        carrier_type: asked for in declarations of open exchanges; "" asks for none.
     """
 
     delivery: str
     version: Version
+    carrier_type: str = ""
 
 
 class Difference(NamedTuple):

@@ -1,7 +1,7 @@
 """Plays the vectors through a running sidecar to a real broker, and compares what arrives.
 
-``python -m tests.conformance.end_to_end [FILE...] [--every N] [--delivery carrier|queue]`` declares, binds and
-publishes each vector as a client would, prints the first faults as id, expected, got, and as its last line
+``python -m tests.conformance.end_to_end [FILE...] [--every N] [--delivery carrier|direct|topic|queue]`` declares, binds
+and publishes each vector as a client would, prints the first faults as id, expected, got, and as its last line
 ``N passed, M deviations, F failed``; exit 1 if any failed. Vectors of other exchange types are the broker's own to
 answer: they show that the sidecar leaves them alone.
 """
@@ -69,7 +69,9 @@ def expectation(vector: Json) -> Json:
 
 
 def run_on(broker: Broker, delivery: str) -> Run:
-    """Say what vectors are played on."""
+    """Say what vectors are played on: a broker and ``queue``, ``carrier``, or the type of carrier to ask for."""
+    if delivery in ("direct", "topic"):
+        return Run("carrier", broker.version, delivery)
     return Run(delivery, broker.version)
 
 
@@ -111,7 +113,7 @@ def _parts(chosen: Iterable[Json]) -> Iterator[list[Json]]:
 
 
 def _play(broker: Broker, port: int, host: str, part: Sequence[Json], run: Run) -> list[Verdict]:
-    stage = Stage(broker, port, host, Place.of(part[0]))
+    stage = Stage(broker, port, host, Place.of(part[0]), run.carrier_type)
     try:
         return [_verdict(vector, stage, run) for vector in part]
     finally:
@@ -141,7 +143,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance.end_to_end")
     parser.add_argument("files", metavar="FILE", nargs="*", type=Path, default=FILES)
     parser.add_argument("--every", metavar="N", type=int, default=1, help="only one vector in N")
-    parser.add_argument("--delivery", choices=("carrier", "queue"), default="carrier", help="of the open exchanges")
+    parser.add_argument(
+        "--delivery", choices=("carrier", "direct", "topic", "queue"), default="carrier", help="of the open exchanges"
+    )
     given = parser.parse_args(arguments)
     chosen = [vector for path in given.files for vector in vectors(path)][:: given.every]
     passed = accounted = failed = 0

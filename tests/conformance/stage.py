@@ -16,7 +16,7 @@ from pamqp import commands
 
 from proxy.amqp.method_frames import Close, exchange_declare, read_method
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.values import Table
+from proxy.values import Table, Value
 from tests import client
 from tests.client import Frame, exchange_bind, exchange_unbind, queue_bind, queue_unbind
 from tests.conformance.open_exchange import without_reason
@@ -67,10 +67,12 @@ class Stage:
         port: of the sidecar.
         vhost: virtual host that exists and is empty.
         place: what to make there.
+        carrier_type: asked for in declarations of open exchanges; "" asks for none.
     """
 
-    def __init__(self, broker: Broker, port: int, vhost: str, place: Place) -> None:
+    def __init__(self, broker: Broker, port: int, vhost: str, place: Place, carrier_type: str = "") -> None:
         self._place = place
+        self._carrier_type = carrier_type
         #: exchanges of the vector played last
         self._left: Sequence[str] = ()
         self._at_broker = partial(Producer, broker.port, vhost, broker.username, broker.password)
@@ -90,7 +92,7 @@ class Stage:
 
     def play(self, vector: Json) -> Json:
         """Declare, bind and publish what a vector says, and give what became of its message, in a vector's form."""
-        score = Score(vector, self._left)
+        score = Score(vector, self._left, self._carrier_type)
         self._left = score.exchanges
         gets = [client.method(1, commands.Basic.Get(queue=queue, no_ack=True)) for queue in self._place.queues]
         self._producer.send(*score.frames, score.publish, *gets)
@@ -162,9 +164,10 @@ class Score:
     Args:
         vector: the vector.
         left: exchanges that an earlier one has left behind, to be deleted first.
+        carrier_type: asked for in declarations of open exchanges; "" asks for none.
     """
 
-    def __init__(self, vector: Json, left: Sequence[str]) -> None:
+    def __init__(self, vector: Json, left: Sequence[str], carrier_type: str = "") -> None:
         self.frames: list[bytes] = []
         #: names of the methods that answer the frames, where nothing is refused
         self.answers: list[str] = []
@@ -182,6 +185,8 @@ class Score:
             self._add(client.method(1, commands.Exchange.Delete(exchange=name)), "Exchange.DeleteOk")
         for exchange in exchanges:
             arguments = encode_table(table_of(exchange["arguments"]))
+            if carrier_type and exchange["type"] == "x-open":
+                arguments += encode_table(((b"x-carrier-type", Value("S", carrier_type.encode())),))
             declare = exchange_declare(1, exchange["name"].encode(), exchange["type"].encode(), arguments)
             self._add(declare, "Exchange.DeclareOk")
         self._declared = len(self.answers)

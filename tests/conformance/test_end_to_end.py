@@ -14,7 +14,7 @@ from tests.other_rabbitmq import VERSION, file_system, obstacle
 from tests.private_broker import PrivateBroker
 from tests.rabbitmq import Broker
 
-DELIVERIES = pytest.mark.parametrize("delivery", ["carrier", "queue"])
+DELIVERIES = pytest.mark.parametrize("delivery", ["direct", "topic", "queue"])
 
 
 def played(broker: Broker, chosen: Iterable[Json], delivery: str) -> tuple[list[tuple[str, Json, Json]], Counter[str]]:
