@@ -56,6 +56,7 @@ QUEUE_DELETE: Final = 50 << 16 | 40
 QUEUE_DELETE_OK: Final = 50 << 16 | 41
 QUEUE_UNBIND: Final = 50 << 16 | 50
 QUEUE_UNBIND_OK: Final = 50 << 16 | 51
+BASIC_QOS: Final = 60 << 16 | 10
 BASIC_CANCEL_OK: Final = 60 << 16 | 31
 BASIC_PUBLISH: Final = 60 << 16 | 40
 BASIC_RETURN: Final = 60 << 16 | 50

@@ -15,10 +15,11 @@ from typing import cast
 #: enough for full speed on loopback, little enough for thousands of connections.
 WRITE_HIGH_BYTES = 1 << 20
 WRITE_LOW_BYTES = 1 << 18
-#: A broker that has so many publishes to confirm has enough to do, and whoever sent them needs no confirm at once.
-#: RabbitMQ sends each in a segment of its own: read together they cost a fraction, so its socket rests for a moment.
-AHEAD_MESSAGES = 1024
-_REST_SECONDS = 0.003
+#: How long a socket rests between reads where messages stream. What comes in many small segments, as RabbitMQ's
+#: confirms do, costs a fraction when it is read at once.
+REST_SECONDS = 0.003
+#: A read of so many bytes costs more for its bytes than for itself: no rest after it.
+_LARGE_READ_BYTES = 1 << 16
 
 
 def peer_address(name: object) -> tuple[str, str]:
@@ -34,6 +35,34 @@ def peer_address(name: object) -> tuple[str, str]:
     return host, f"{host}:{name[1]}"
 
 
+class Rests:
+    """Lets the sockets of one connection rest between reads, and be read again together: that is one wake-up."""
+
+    __slots__ = ("_links", "_loop", "_timer")
+
+    def __init__(self) -> None:
+        """Start with none at rest."""
+        self._loop = asyncio.get_running_loop()
+        self._links: list[Link] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, link: Link, read_bytes: int) -> None:
+        """Let a socket rest after a read of so many bytes."""
+        if read_bytes < _LARGE_READ_BYTES and link.rest(True):
+            self._links.append(link)
+            if self._timer is None:
+                self._timer = self._loop.call_later(REST_SECONDS, self.end)
+
+    def end(self) -> None:
+        """Read the sockets again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for link in self._links:
+            link.rest(False)
+        self._links.clear()
+
+
 class Link(asyncio.Protocol):
     """One side of a session.
 
@@ -44,7 +73,9 @@ class Link(asyncio.Protocol):
         made: called when the socket is connected.
     """
 
-    __slots__ = ("_lost", "_made", "_paused_for", "_received", "_writable", "begun", "connected", "transport")
+    __slots__ = (
+        "_lost", "_made", "_paused_for", "_received", "_resting", "_writable", "begun", "connected", "transport",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -58,6 +89,7 @@ class Link(asyncio.Protocol):
         self._writable = writable
         self._made = made
         self._paused_for: set[str] = set()
+        self._resting = False
         self.transport: asyncio.Transport | None = None
         self.connected = False
         #: when the socket came or was asked for, before TLS; monotonic seconds
@@ -109,12 +141,28 @@ class Link(asyncio.Protocol):
             reason: who asks.
             paused: True to stop.
         """
-        before = bool(self._paused_for)
+        before = self._resting or bool(self._paused_for)
         if paused:
             self._paused_for.add(reason)
         else:
             self._paused_for.discard(reason)
-        now = bool(self._paused_for)
+        self._read_or_not(before)
+
+    def rest(self, resting: bool) -> bool:
+        """Stop reading for a moment, or go on where it is not paused; see `Rests`.
+
+        Returns:
+            Whether that is a change.
+        """
+        if resting == self._resting:
+            return False
+        before = self._resting or bool(self._paused_for)
+        self._resting = resting
+        self._read_or_not(before)
+        return True
+
+    def _read_or_not(self, before: bool) -> None:
+        now = self._resting or bool(self._paused_for)
         if before == now or not self.connected or self.transport is None or self.transport.is_closing():
             return
         if now:
@@ -122,18 +170,13 @@ class Link(asyncio.Protocol):
         else:
             self.transport.resume_reading()
 
-    def rest(self) -> None:
-        """Stop reading for a moment, so that what comes in many small segments is read at once."""
-        self.pause("resting", True)
-        asyncio.get_running_loop().call_later(_REST_SECONDS, self.pause, "resting", False)
-
     def paused_for(self, reason: str) -> bool:
         """Whether the socket is not being read for this reason, among others."""
         return reason in self._paused_for
 
     @property
     def paused(self) -> bool:
-        """Whether the socket is not being read."""
+        """Whether the socket is not being read, apart from a rest."""
         return bool(self._paused_for)
 
     @property

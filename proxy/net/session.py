@@ -17,7 +17,7 @@ import structlog
 from proxy.errors import UpstreamError
 from proxy.net.context import SessionContext
 from proxy.net.heartbeats import Heartbeats
-from proxy.net.link import AHEAD_MESSAGES, Link
+from proxy.net.link import Link, Rests
 from proxy.net.opening import Opening
 from proxy.net.remote.pool import ProducerRemotes
 from proxy.net.tasks import Tasks
@@ -60,6 +60,7 @@ class Session:
         self._tasks = Tasks()
         self.producer = Link(self._from_producer, self._producer_lost, self._producer_writable, self._accepted)
         self._upstream = Link(self._from_upstream, self._upstream_lost, self._upstream_writable, self._connected)
+        self._rests = Rests()
         self._opening: Opening | None = None
         self.relay: Relay | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -179,6 +180,8 @@ class Session:
                 self.audit_full(True)
             if self._throttle is not None:
                 self._throttle.read(len(data), now)
+            if relay.connection.streams:
+                self._rests.begin(self.producer, len(data))
         elif self._opening is not None:
             self._opening.from_producer(data)
 
@@ -213,8 +216,8 @@ class Session:
                 beats.saw(data, now)
             relay.broker_sent(data, now)
             self._flush(relay, now)
-            if relay.connection.traffic.outstanding >= AHEAD_MESSAGES:
-                self._upstream.rest()
+            if relay.connection.streams:
+                self._rests.begin(self._upstream, len(data))
         elif self._opening is not None:
             self._opening.from_upstream(data)
 
@@ -395,6 +398,7 @@ class Session:
         self._over = True
         self._cancel_deadline()
         self._heartbeats.stop()
+        self._rests.end()
         self._end_rest()
         if self._throttle is not None:
             self._throttle.end()

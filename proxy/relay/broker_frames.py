@@ -101,8 +101,7 @@ class BrokerFrames:
         looked_at = self._methods.looked_at
         restores = connection.plans.state.restores
         delayed_confirms = connection.delayed_confirms
-        acked = 0
-        confirmed: Channel | None = None
+        acked = delivered = 0
         end = len(data)
         at = 0
         start = 0  # what goes to the producer as it came begins here and has not been copied yet
@@ -134,7 +133,6 @@ class BrokerFrames:
                                 stop += _ACK_FRAME_BYTES
                                 if stop > end or data[stop - 1] != FRAME_END or not data.startswith(head, at):
                                     break
-                            confirmed = channel
                             if confirms.sample is not None:
                                 connection.time_confirm(channel)
                             if channel.audit.mandatory:
@@ -149,6 +147,7 @@ class BrokerFrames:
                         after = self._whole_content_end(data, stop, number, largest)
                         if after and not (restores and data.find(ADDRESS_HEADER, stop, after) >= 0):
                             at = after
+                            delivered += 1
                             continue
                         if not restores:
                             unfinished[number] = HEADER_TO_COME
@@ -169,9 +168,9 @@ class BrokerFrames:
             at = stop
             if connection.lifecycle.phase in _ENDED:
                 break
-        if confirmed is not None:
+        if acked:
             connection.plans.counters.confirms_acked += acked
-            connection.traffic.confirmed = confirmed
+        connection.deliveries.in_last_read = delivered
         if start < at:
             out.append(data[start:at] if start or at < end else data)
         return at if connection.lifecycle.phase not in _ENDED else self._end(data, at)

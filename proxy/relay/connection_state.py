@@ -28,6 +28,7 @@ from proxy.relay.channel_state import (
     CONFIRM,
     COUNTED,
     HOLDING,
+    TX,
     US_AWAITING_BROKER,
     US_AWAITING_PRODUCER,
     ChannelEvent,
@@ -44,6 +45,12 @@ from proxy.routing.bindings.binding import Reach
 
 #: Between two confirms of a connection that are timed.
 SAMPLE_SECONDS = 0.1
+#: Publishes that a channel has unconfirmed, or may have delivered unacknowledged, where nobody waits for a single one.
+AHEAD_MESSAGES: Final = 1024
+#: Deliveries in one read of a consumer that gets them in a stream.
+STREAMED_DELIVERIES: Final = 8
+#: More channels are not looked at after each read, to find out whether the connection streams.
+_STREAMING_CHANNELS: Final = 16
 _NO_ROUTE = 312
 #: a whole frame of Basic.Ack
 _ACK = Struct(">BHIIQBB")
@@ -228,6 +235,10 @@ class PendingWork:
 class Deliveries:
     """Contents on their way to the producer, and the channels whose frames from the broker are looked at."""
 
+    #: whether the client has set a prefetch count below AHEAD_MESSAGES: its consumers soon wait for more
+    few_at_a_time: bool = False
+    #: deliveries that the last read of the broker's socket brought
+    in_last_read: int = 0
     #: channels on which the broker's content frames or replies are not simply copied
     inspected: set[int] = field(default_factory=set)
     #: channel number -> body bytes of a content on its way to the producer, -1: its header is still to come
@@ -249,20 +260,11 @@ class ConnectionTraffic:
     now: float = 0.0
     #: when the next confirm may be timed
     sample_after: float = 0.0
-    #: the channel that had a confirm last
-    confirmed: Channel | None = None
     #: publishes of channels that have ended
     before: int = 0
 
-    @property
-    def outstanding(self) -> int:
-        """Publishes without a confirm yet, on the channel that had one last: how much a producer sends ahead."""
-        return self.confirmed.confirms.outstanding if self.confirmed is not None else 0
-
     def channel_ended(self, channel: Channel) -> None:
         self.before += channel.confirms.total
-        if channel is self.confirmed:
-            self.confirmed = None
 
 
 class RemoteBrokers(NamedTuple):
@@ -396,6 +398,28 @@ class ConnectionState:
                 return True
             kept_bytes += delayed_confirms.size_bytes
         return kept_bytes >= self.terms.limits.held_bytes
+
+    @property
+    def streams(self) -> bool:
+        """Whether nobody waits for the next message or confirm, since many more are under way.
+
+        Each channel that publishes with confirms has AHEAD_MESSAGES publishes unconfirmed; or nothing is published with
+        confirms, and the last read brought STREAMED_DELIVERIES, to a client that limits its prefetch to no less than
+        AHEAD_MESSAGES. Whoever waits for each confirm, for a reply or for the next of a few deliveries does not stream.
+        """
+        if self.lifecycle.phase is not Phase.OPEN or self.upstream.blocked or self.backlog.unanswered:
+            return False
+        if self.deliveries.few_at_a_time or len(self.channels) > _STREAMING_CHANNELS:
+            return False
+        publishes = False
+        for channel in self.channels.values():
+            if channel.mode is TX:
+                return False
+            if channel.mode is CONFIRM and channel.confirms.published:
+                if channel.confirms.outstanding < AHEAD_MESSAGES:
+                    return False
+                publishes = True
+        return publishes or self.deliveries.in_last_read >= STREAMED_DELIVERIES
 
     @property
     def published(self) -> int:

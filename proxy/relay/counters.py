@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 #: What became of a publish, as metrics and audit records name it.
@@ -26,6 +26,7 @@ FOLD_STEP = 256
 
 #: Bindings that were true: (exchange, id of the binding).
 Matched: TypeAlias = tuple[tuple[bytes, str], ...]
+T = TypeVar("T")
 _TallyKey: TypeAlias = tuple[str, bytes, str, Matched, tuple[bytes, ...]]
 #: How the opening of a connection ended.
 RESULTS = ("ok", "refused", "unavailable", "timeout", "protocol_error", "tls_error")
@@ -60,36 +61,61 @@ class ExchangeCounters:
         self.body_bytes += body_bytes
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class Tally:
-    """Publishes that shared one decision and that no total holds yet.
+class Count:
+    """What the publish path counts in: ``count.publishes += 1`` and ``count.body_bytes += size``."""
 
-    The publish path does ``tally.publishes += 1`` and ``tally.body_bytes += size``. Made by `Traffic.tally`.
+    __slots__ = ("body_bytes", "publishes")
+
+    def __init__(self) -> None:
+        self.publishes = 0
+        self.body_bytes = 0
+
+
+def _weakly_referenced(decorated: type[T]) -> type[T]:
+    """Keep a class from becoming one of C when this module is compiled: those can't be referred to weakly."""
+    return decorated
+
+
+@_weakly_referenced
+class Tally:
+    """Publishes that shared one decision and that no total holds yet. Made by `Traffic.tally`.
+
+    Args:
+        totals: where they go.
+        vhost: virtual host of the publishes.
+        exchange: their exchange.
+        outcome: a name of OUTCOMES.
+        matched: bindings that were true.
+        destinations: names of the destinations.
     """
 
-    totals: Traffic
-    vhost: str
-    exchange: bytes
-    outcome: str
-    matched: Matched
-    destinations: tuple[bytes, ...]
-    publishes: int = 0
-    body_bytes: int = 0
+    __slots__ = ("__weakref__", "_destinations", "_exchange", "_matched", "_outcome", "_totals", "_vhost", "count")
+
+    def __init__(
+        self,
+        totals: Traffic,
+        vhost: str,
+        exchange: bytes,
+        outcome: str,
+        matched: Matched,
+        destinations: tuple[bytes, ...],
+    ) -> None:
+        self._totals = totals
+        self._vhost = vhost
+        self._exchange = exchange
+        self._outcome = outcome
+        self._matched = matched
+        self._destinations = destinations
+        self.count = Count()
 
     def fold(self) -> None:
         """Move what was counted into the totals."""
-        publishes = self.publishes
+        count = self.count
+        publishes, body_bytes = count.publishes, count.body_bytes
         if publishes:
-            body_bytes = self.body_bytes
-            self.publishes = self.body_bytes = 0
-            self.totals.add(
-                self.vhost,
-                self.exchange,
-                self.outcome,
-                self.matched,
-                self.destinations,
-                publishes,
-                body_bytes,
+            count.publishes = count.body_bytes = 0
+            self._totals.add(
+                self._vhost, self._exchange, self._outcome, self._matched, self._destinations, publishes, body_bytes
             )
 
     def __del__(self) -> None:

@@ -41,12 +41,12 @@ class Message:
     """
 
     __slots__ = (
+        "_budget",
         "_budgets",
         "_clock",
         "_producer",
         "_regex_budget",
         "_sorted",
-        "budget",
         "draw",
         "first",
         "headers",
@@ -88,10 +88,10 @@ class Message:
         #: Kinds of owners whose budget is spent: rules, client, message.
         self.spent_budgets: set[str] = set()
         self._regex_budget = regex_budget
-        #: Whose regexes are searched with at the moment, and the budget for them; see `charge`.
+        #: Whose regexes are searched with at the moment, and the budget for them, once there is a search; see `charge`.
         self.payer: Hashable = None
-        self.budget = Budget(regex_budget)
-        self._budgets: dict[Hashable, Budget] = {None: self.budget}
+        self._budget: Budget | None = None
+        self._budgets: dict[Hashable, Budget] = {}
         #: What routes chose and is not yet known to be within their reach.
         self.unchecked: set[tuple[Reach, Destination]] = set()
         self._sorted: Table | None = None
@@ -112,12 +112,20 @@ class Message:
 
     def charge(self, owner: Hashable) -> None:
         """Charge the searches that follow to an owner: None for rules files, a user, or PRODUCER."""
-        if owner is self.payer:
-            return
-        budget = self._budgets.get(owner)
+        if owner is not self.payer:
+            self.payer = owner
+            self._budget = None
+
+    @property
+    def budget(self) -> Budget:
+        """The budget of the payer."""
+        budget = self._budget
         if budget is None:
-            budget = self._budgets[owner] = Budget(self._regex_budget)
-        self.budget, self.payer = budget, owner
+            budget = self._budgets.get(self.payer)
+            if budget is None:
+                budget = self._budgets[self.payer] = Budget(self._regex_budget)
+            self._budget = budget
+        return budget
 
     @property
     def match_limit_hits(self) -> int:
@@ -131,13 +139,12 @@ class Message:
     @contextmanager
     def uncharged(self) -> Iterator[None]:
         """Let a trace search again, or more than the decision does, without any effect on what is counted."""
-        kept = self._budgets, self.budget, self.payer, self.spent_budgets
-        self.budget, self.payer, self.spent_budgets = Budget(self._regex_budget), None, set()
-        self._budgets = {None: self.budget}
+        kept = self._budgets, self._budget, self.payer, self.spent_budgets
+        self._budgets, self._budget, self.payer, self.spent_budgets = {}, None, None, set()
         try:
             yield
         finally:
-            self._budgets, self.budget, self.payer, self.spent_budgets = kept
+            self._budgets, self._budget, self.payer, self.spent_budgets = kept
 
     def clock(self, zone: tzinfo) -> bytes:
         """The time in a zone as 20 characters: ``YYYYMMDD HHmmSS d We`` with ISO weekday and ISO week."""

@@ -17,7 +17,7 @@ from proxy.relay.publish.plan import ClientRules, Plans, Sources
 from proxy.relay.vhost import VhostState
 from tests.bench.publishes import DIFFERENT, FACTS, Ring, Shape, frame
 from tests.relay.wire import Wire, owned, state
-from tests.routing.building import NOW, exchange, to_queue
+from tests.routing.building import NOW, Plain, exchange, to_queue
 
 PER_READ = 64
 BINDINGS = 10
@@ -26,20 +26,29 @@ READS, ROUNDS = 200, 7
 KINDS = tuple(f"kind.{number:04}" for number in range(BINDINGS))
 KEYS = tuple(f"order.{number:08}" for number in range(BINDINGS))
 
-#: What differs from message to message, by the name of the row.
-ROWS: dict[str, tuple[str, ...]] = {
-    "nothing": (),
-    "message_id": ("message_id",),
-    "a header that no rule mentions": ("header",),
-    "the routing key": ("key",),
-    "all three": FACTS,
+#: Conditions beside that on the kind, by exchange.
+CONDITIONS: dict[str, dict[str, Plain]] = {"xo": {}, "topic": {"x-?rkta": "order.*"}, "amount": {"x-?hkv>= amount": 0}}
+#: What differs from message to message, and the exchange, by the name of the row.
+ROWS: dict[str, tuple[tuple[str, ...], str]] = {
+    "nothing": ((), "xo"),
+    "message_id": (("message_id",), "xo"),
+    "a header that no rule mentions": (("header",), "xo"),
+    "the routing key": (("key",), "xo"),
+    "all three": (FACTS, "xo"),
+    "the routing key, topic condition": (("key",), "topic"),
+    "amount, condition amount >=": (("amount",), "amount"),
 }
 
 
 def rules() -> VhostState:
-    """The exchange ``xo``."""
-    made = exchange(*(to_queue(f"q{number}", {"x-?hkv= kind": kind}) for number, kind in enumerate(KINDS)))
-    return state((made, owned(made)))
+    """The exchanges of the rows."""
+    made = [
+        exchange(
+            *(to_queue(f"q{number}", {"x-?hkv= kind": kind, **more}) for number, kind in enumerate(KINDS)), name=name
+        )
+        for name, more in CONDITIONS.items()
+    ]
+    return state(*((one, owned(one)) for one in made))
 
 
 def wire(audited: bool) -> Wire:
@@ -58,7 +67,7 @@ def _ignore(_: bytes) -> None:
     """Take a line of the audit log."""
 
 
-def reads(differs: tuple[str, ...], name: str = "xo") -> list[bytes]:
+def reads(differs: tuple[str, ...], name: str) -> list[bytes]:
     """Whole reads of different messages, or of the same in turn."""
     ring = Ring(Shape(name, KEYS, KINDS, differs=differs), different_count=DIFFERENT)
     size = ring.stride * PER_READ
@@ -87,8 +96,8 @@ def microseconds(data: list[bytes], audited: bool = False) -> float:
 def main() -> int:
     print(f"CPU us per publish in the relay, {PER_READ} publishes per read, {BINDINGS} bindings, {BUILD}\n")
     print(f"{'what differs from message to message':40}{'plain':>8}{'audited':>10}{'not ours':>10}")
-    for name, differs in ROWS.items():
-        data = reads(differs)
+    for name, (differs, to) in ROWS.items():
+        data = reads(differs, to)
         passed = microseconds(reads(differs, "other"))
         print(f"{name:40}{microseconds(data):8.2f}{microseconds(data, audited=True):10.2f}{passed:10.2f}", flush=True)
     return 0

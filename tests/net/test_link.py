@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.net.link import WRITE_HIGH_BYTES, Link
+from proxy.net.link import WRITE_HIGH_BYTES, Link, Rests
 from tests.net.stage import eventually
 
 
@@ -70,25 +70,60 @@ async def test_it_is_read_again_only_when_nobody_has_a_reason_left(ends: Ends) -
 
 
 async def test_it_rests_for_a_moment_and_is_read_again(ends: Ends) -> None:
-    ends.link.rest()
-    assert ends.link.paused
-    ends.link.rest()
+    rests = Rests()
+    rests.begin(ends.link, 1)
+    rests.begin(ends.link, 1)
     ends.writer.write(b"x")
-    await eventually(lambda: ends.received == b"x")
+    await ends.writer.drain()
+    assert ends.received == b""
     assert not ends.link.paused
+    await eventually(lambda: ends.received == b"x")
+
+
+async def test_there_is_no_rest_after_a_large_read(ends: Ends) -> None:
+    Rests().begin(ends.link, 1 << 16)
+    assert ends.link.transport is not None
+    assert ends.link.transport.is_reading()
+
+
+async def test_all_sockets_of_a_connection_end_their_rests_together(ends: Ends) -> None:
+    rests, other = Rests(), Ends()
+    server = await asyncio.get_running_loop().create_server(lambda: other.link, "127.0.0.1", 0)
+    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+    await eventually(lambda: other.link.connected)
+    rests.begin(ends.link, 1)
+    rests.begin(other.link, 1)
+    reading = [end.link.transport is not None and end.link.transport.is_reading() for end in (ends, other)]
+    assert reading == [False, False]
+    rests.end()
+    reading = [end.link.transport is not None and end.link.transport.is_reading() for end in (ends, other)]
+    assert reading == [True, True]
+    other.link.abort()
+    writer.close()
+    server.close()
+    await eventually(lambda: not other.link.connected)
 
 
 async def test_a_rest_does_not_end_what_others_pause_it_for(ends: Ends) -> None:
+    rests = Rests()
     ends.link.pause("other", True)
-    ends.link.rest()
-    await eventually(lambda: not ends.link.paused_for("resting"))
-    assert ends.link.paused
+    rests.begin(ends.link, 1)
+    rests.end()
+    assert ends.link.transport is not None
+    assert not ends.link.transport.is_reading()
+    rests.begin(ends.link, 1)
+    ends.link.pause("other", False)
+    assert not ends.link.transport.is_reading()
+    rests.end()
+    assert ends.link.transport.is_reading()
 
 
 async def test_a_link_that_ends_while_it_rests_is_no_trouble(ends: Ends) -> None:
-    ends.link.rest()
+    rests = Rests()
+    rests.begin(ends.link, 1)
     ends.link.abort()
-    await eventually(lambda: not ends.link.connected and not ends.link.paused)
+    await eventually(lambda: not ends.link.connected)
+    rests.end()
 
 
 async def test_a_slow_peer_is_said_once_and_so_is_its_recovery(ends: Ends) -> None:

@@ -84,7 +84,7 @@ async def test_counting_goes_on_while_a_page_is_written() -> None:
     published = 0
     while not rendering.done():
         await asyncio.sleep(0)
-        held[published % 2000].publishes += 1
+        held[published % 2000].count.publishes += 1
         published += 1
         counters.relay(f"v{published}").returns += 1
     await rendering

@@ -105,7 +105,7 @@ async def test_traffic_of_the_rules_shows_with_zeros_for_what_did_not_happen() -
     counters = Counters()
     counters.traffic.name(counters.traffic.labels([("/", b"x")], [("/", b"x", "b0"), ("/", b"x", "b1")], [("/", b"q")]))
     held = counters.traffic.tally("/", b"x", "routed", ((b"x", "b0"),), (b"q",))
-    held.publishes, held.body_bytes = 2, 20
+    held.count.publishes, held.count.body_bytes = 2, 20
     got = await scrape(counters)
     expected = {
         "oxproxy_publishes_total{exchange=x,outcome=routed,vhost=/}": 2,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.relay.connection_state import BindDestinations, LookUpExchange, Phase
+from proxy.relay.connection_state import AHEAD_MESSAGES, STREAMED_DELIVERIES, BindDestinations, LookUpExchange, Phase
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.values import Value
 from tests.client import HEARTBEAT, content, frame, method, names, split
@@ -108,36 +108,96 @@ def test_unsettled_are_publishes_without_a_confirm() -> None:
     assert wire.relay.connection.unsettled == 1
 
 
-def test_outstanding_is_how_far_the_channel_confirmed_last_is_ahead() -> None:
-    wire = Wire().open(1, 2, confirm=True)
-    wire.produce(*(publish(to="other") for _ in range(5)), publish(channel=2, to="other"))
-    assert wire.relay.connection.traffic.outstanding == 0
-    wire.answer(ack(1) + ack(3, multiple=True))
-    assert wire.relay.connection.traffic.outstanding == 2
+def ahead(*channels: int, of: VhostState | None = None) -> Wire:
+    """A connection whose channels have as many publishes unconfirmed as one that streams."""
+    wire = Wire(of).open(*channels, confirm=True)
+    for channel in channels:
+        wire.produce(*(publish(channel=channel, to="other") for _ in range(AHEAD_MESSAGES)))
+    return wire
+
+
+def test_a_producer_streams_as_long_as_many_of_its_publishes_are_unconfirmed() -> None:
+    wire = ahead(1)
+    assert wire.relay.connection.streams
+    wire.answer(ack(1))
+    assert not wire.relay.connection.streams
+    wire.produce(publish(to="other"))
+    assert wire.relay.connection.streams
+    wire.answer(nack(AHEAD_MESSAGES, multiple=True))
+    assert not wire.relay.connection.streams
+
+
+def test_a_producer_does_not_stream_while_one_of_its_channels_waits_for_each_confirm() -> None:
+    wire = ahead(1).open(2, confirm=True)
+    assert wire.relay.connection.streams
+    wire.produce(publish(channel=2, to="other"))
+    assert not wire.relay.connection.streams
     wire.answer(ack(1, channel=2))
-    assert wire.relay.connection.traffic.outstanding == 0
+    assert not wire.relay.connection.streams
+    wire.produce(method(2, commands.Channel.Close(200, "", 0, 0)))
+    wire.answer(method(2, commands.Channel.CloseOk()))
+    assert wire.relay.connection.streams
 
 
-def test_a_channel_that_ends_is_not_ahead_any_more() -> None:
-    wire = Wire().open(1, 2, confirm=True)
-    wire.produce(*(publish(to="other") for _ in range(5)))
-    wire.answer(ack(1))
-    assert wire.relay.connection.traffic.outstanding == 4
-    wire.produce(method(1, commands.Channel.Close(200, "", 0, 0)))
-    wire.answer(method(1, commands.Channel.CloseOk()))
-    assert wire.relay.connection.traffic.outstanding == 0
+def test_a_producer_streams_by_what_is_unconfirmed_when_confirms_are_joined() -> None:
+    wire = ahead(1, of=several("e"))
+    assert names(wire.produce(publish())).count("Basic.Publish") > 1
+    assert wire.relay.connection.streams
+    wire.answer(ack(2, multiple=True))
+    assert not wire.relay.connection.streams
 
 
-def test_how_far_a_channel_is_ahead_is_known_when_its_confirms_are_joined() -> None:
-    wire = Wire(several("e")).open(1, confirm=True)
-    wire.produce(*(publish(to="other") for _ in range(5)))
-    wire.answer(ack(1))
-    copies = names(wire.produce(publish())).count("Basic.Publish")
-    assert (copies > 1, wire.relay.connection.traffic.outstanding) == (True, 5)
-    wire.answer(ack(4, multiple=True))
-    assert wire.relay.connection.traffic.outstanding == 2
-    wire.answer(nack(5) + ack(5 + copies, multiple=True))
-    assert wire.relay.connection.traffic.outstanding == 0
+def test_a_producer_does_not_stream_without_confirms_nor_in_transactions() -> None:
+    wire = Wire().open(1)
+    wire.produce(*(publish(to="other") for _ in range(AHEAD_MESSAGES)))
+    assert not wire.relay.connection.streams
+    wire = ahead(1).open(2)
+    wire.produce(method(2, commands.Tx.Select()))
+    assert not wire.relay.connection.streams
+
+
+def test_nobody_streams_while_the_broker_blocks_an_answer_is_due_or_the_connection_ends() -> None:
+    wire = ahead(1)
+    wire.answer(method(0, commands.Connection.Blocked("low on memory")))
+    assert not wire.relay.connection.streams
+    wire.answer(method(0, commands.Connection.Unblocked()))
+    assert wire.relay.connection.streams
+    wire.produce(method(1, commands.Queue.Declare(queue="q")))
+    assert not wire.relay.connection.streams
+    wire.answer(method(1, commands.Queue.DeclareOk("q", 0, 0)))
+    assert wire.relay.connection.streams
+    wire.produce(method(0, commands.Connection.Close(200, "", 0, 0)))
+    assert not wire.relay.connection.streams
+
+
+def deliveries(count: int) -> bytes:
+    delivery = method(1, commands.Basic.Deliver("c", 1, False, "x", "k")) + content(1, body=b"body")
+    return delivery * count
+
+
+def test_a_consumer_streams_when_a_read_brings_many_deliveries() -> None:
+    wire = Wire().open(1)
+    wire.answer(deliveries(STREAMED_DELIVERIES - 1))
+    assert not wire.relay.connection.streams
+    wire.answer(deliveries(STREAMED_DELIVERIES))
+    assert wire.relay.connection.streams
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "streams"), [(0, True), (AHEAD_MESSAGES, True), (AHEAD_MESSAGES - 1, False), (1, False)]
+)
+def test_a_consumer_with_a_small_prefetch_count_never_streams(prefetch: int, streams: bool) -> None:
+    wire = Wire().open(1)
+    wire.produce(method(1, commands.Basic.Qos(0, prefetch)))
+    wire.answer(deliveries(STREAMED_DELIVERIES))
+    assert wire.relay.connection.streams is streams
+
+
+def test_a_consumer_that_also_waits_for_confirms_does_not_stream() -> None:
+    wire = Wire().open(1, confirm=True)
+    wire.produce(publish(to="other"))
+    wire.answer(ack(1), deliveries(STREAMED_DELIVERIES))
+    assert not wire.relay.connection.streams
 
 
 # -- large frames ------------------------------------------------------------------------------------------------------

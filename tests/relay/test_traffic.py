@@ -27,8 +27,8 @@ def fold(traffic: Traffic) -> None:
 
 
 def count(tally: Tally, publishes: int, body_bytes: int = 0) -> None:
-    tally.publishes += publishes
-    tally.body_bytes += body_bytes
+    tally.count.publishes += publishes
+    tally.count.body_bytes += body_bytes
 
 
 def named(bindings: int = 2, limit: int = 500) -> Traffic:

@@ -17,9 +17,10 @@ import structlog
 
 from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.errors import ConfigError
-from proxy.net.link import AHEAD_MESSAGES, Link
+from proxy.net.link import Link, Rests
 from proxy.net.remote.endpoints import Endpoint
 from proxy.net.tls import TlsContexts, words
+from proxy.relay.connection_state import AHEAD_MESSAGES
 from proxy.relay.counters import RemoteCounters
 from proxy.relay.remote.lane import Lane, RemoteMessage, RemoteResult
 from proxy.relay.remote.link import RemoteLink
@@ -65,6 +66,7 @@ class RemoteConnection:
         self._ourselves = ourselves
         self._changed = changed
         self._loop = asyncio.get_running_loop()
+        self._rests = Rests()
         self._lanes: set[Lane] = set()
         #: those whose producer's channel is gone and that have something under way
         self._leaving: set[Lane] = set()
@@ -169,7 +171,7 @@ class RemoteConnection:
             self._opened(link)
         self._flush()
         if self._messages >= AHEAD_MESSAGES and self._socket is not None:
-            self._socket.rest()
+            self._rests.begin(self._socket, len(data))
         for lane in tuple(self._leaving):
             self._retire(lane)
         if link.failure is not None:

@@ -105,9 +105,9 @@ class Outgoing:
     """
 
     __slots__ = (
-        "_address_front", "_address_middle", "_new_key", "address", "bcc", "copies", "cuts", "decision", "exchange",
-        "fixed_entries", "key_field", "leaves_at_once", "original", "record", "remote_alone", "remote_targets", "tally",
-        "unbound", "untouched", "waits",
+        "_address_front", "_address_middle", "_new_key", "address", "bcc", "copies", "count", "cuts", "decision",
+        "exchange", "fixed_entries", "key_field", "leaves_at_once", "original", "record", "remote_alone",
+        "remote_targets", "tally", "unbound", "untouched", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -124,6 +124,7 @@ class Outgoing:
     ) -> None:
         self.decision = decision
         self.tally = tally
+        self.count = tally.count
         self.copies = copies
         self.untouched = untouched
         self.unbound = unbound

@@ -25,7 +25,7 @@ from proxy.relay.channel_state import (
     ChannelEvent,
     next_mode,
 )
-from proxy.relay.connection_state import ConnectionState, Phase
+from proxy.relay.connection_state import AHEAD_MESSAGES, ConnectionState, Phase
 from proxy.relay.declare.bindings import ClientBindings
 from proxy.relay.declare.exchanges import ClientExchanges
 from proxy.relay.declare.queues import ClientQueues
@@ -67,6 +67,7 @@ class ProducerFrames:
             methods.CONFIRM_SELECT: self._select,
             methods.TX_SELECT: self._select,
             methods.BASIC_PUBLISH: self._publishes.method,
+            methods.BASIC_QOS: self._qos,
             methods.EXCHANGE_DECLARE: exchanges.declare,
             methods.EXCHANGE_DELETE: exchanges.delete,
             methods.QUEUE_DECLARE: queues.declare,
@@ -174,6 +175,13 @@ class ProducerFrames:
         if mode is CONFIRM and channel.mode is not CONFIRM:
             channel.confirms.select()
         channel.mode = mode
+        return True
+
+    def _qos(self, channel: Channel, frame: bytes) -> bool:
+        """Note whether consumers of the connection get few messages at a time."""
+        _, prefetch_count, _ = methods.arguments(frame[7:-1])
+        if isinstance(prefetch_count, int) and 0 < prefetch_count < AHEAD_MESSAGES:
+            self._connection.deliveries.few_at_a_time = True
         return True
 
     def _ending(self, number: int, kind: int, frame: bytes) -> bool:

@@ -185,8 +185,8 @@ class PublishFrames:
     ) -> None:
         """Count a publish, write its audit line, and tell a tap of it."""
         channel = publish.channel
-        out.tally.publishes += 1
-        out.tally.body_bytes += body_size
+        out.count.publishes += 1
+        out.count.body_bytes += body_size
         channel.confirms.published += 1
         audit = self._connection.audit
         if audit is not None and out.record is not None:

@@ -551,9 +551,9 @@ class PublishPass:
 
         if plan.tap is not None:
             plan.observe(plan.tap, exchange, routing_key, data[header_at:body_at], out)
-        tally = out.tally
-        tally.publishes += 1
-        tally.body_bytes += body_size
+        count = out.count
+        count.publishes += 1
+        count.body_bytes += body_size
         after = self._body_end(data, at, body_at, body_size, channel)
         audit = self._audit
         if audit is not None and out.record is not None:
