@@ -118,7 +118,6 @@ class Message:
 
     @property
     def budget(self) -> Budget:
-        """The budget of the payer."""
         budget = self._budget
         if budget is None:
             budget = self._budgets.get(self.payer)
@@ -129,7 +128,10 @@ class Message:
 
     @property
     def match_limit_hits(self) -> int:
-        return sum(budget.match_limit_hits for budget in self._budgets.values())
+        hits = 0
+        for budget in self._budgets.values():
+            hits += budget.match_limit_hits
+        return hits
 
     def note_spent(self, owner: Hashable) -> None:
         """A binding, or a route, is given up since its owner's budget is spent."""

@@ -54,6 +54,9 @@ ADDRESSES = 1024
 PROCESS_BYTES = 64 << 20
 #: Larger facts are decided each time.
 FACTS_BYTES = 2048
+#: When a cache is full and fewer than one publish for so many of its decisions has found one, the facts of that traffic
+#: do not repeat: so many times as many decisions are not kept, before a sample is kept again.
+_USEFUL, _UNKEPT = 4, 16
 #: bytes of a cached decision beside its facts, and of a destination or binding in it: they share their names
 _ENTRY_BYTES, _REFERENCE_BYTES = 200, 24
 #: offset of the property flags in a content header frame: head 7, class 2, weight 2, body size 8
@@ -324,8 +327,8 @@ class Plan:
 
     __slots__ = (
         "_bytes", "_clock", "_forms", "_limit_bytes", "_limit_entries", "_plans", "_properties", "_queues", "_sizes",
-        "_source", "bcc_stays", "decisions", "fixed", "keyed", "mentioned", "name_sizes", "owned", "plain", "reserved",
-        "routing_key", "tap", "whole_table",
+        "_source", "_unkept", "bcc_stays", "decisions", "fixed", "hits", "keyed", "mentioned", "name_sizes", "owned",
+        "plain", "reserved", "routing_key", "tap", "whole_table",
     )  # fmt: skip
 
     def __init__(
@@ -371,6 +374,10 @@ class Plan:
         #: the forms in `decisions`, by what was decided: thousands of facts lead to a few
         self._forms: Final[dict[object, Outgoing]] = {}
         self._bytes = 0
+        #: publishes that have found their decision in the cache since it was empty
+        self.hits = 0
+        #: decisions that are still not to be kept, see _UNKEPT
+        self._unkept = 0
         self._limit_entries: Final = EXCHANGE_ENTRIES if source is None else ADDRESS_ENTRIES
         self._limit_bytes: Final = EXCHANGE_BYTES if source is None else ADDRESS_BYTES
 
@@ -439,7 +446,10 @@ class Plan:
             counters.spend(decision.spent_budgets)
         out = self._outgoing(decision, routing_key)
         cost = len(entries) + len(routing_key) + _ENTRY_BYTES
-        if decision.keep and not out.unbound and cost <= FACTS_BYTES:
+        if self._unkept:
+            self._unkept -= 1
+            counters.cache_bypassed += 1
+        elif decision.keep and not out.unbound and cost <= FACTS_BYTES:
             shared = len(decision.queues) + len(decision.exchanges) + len(decision.matched)
             self._keep(facts, out, cost + _REFERENCE_BYTES * shared)
         else:
@@ -490,8 +500,13 @@ class Plan:
         return out
 
     def _keep(self, facts: object, out: Outgoing, size: int) -> None:
-        if len(self.decisions) >= self._limit_entries or self._bytes + size > self._limit_bytes:
+        kept = len(self.decisions)
+        if kept >= self._limit_entries or self._bytes + size > self._limit_bytes:
+            useful = self.hits * _USEFUL >= kept
             self.forget()
+            if not useful:
+                self._unkept = kept * _UNKEPT
+                return
         self._bytes += size
         self.decisions[facts] = out
         self._plans.caches.add(self, size)
@@ -500,7 +515,7 @@ class Plan:
         """Forget the decisions."""
         self.decisions.clear()
         self._forms.clear()
-        self._bytes = 0
+        self._bytes = self.hits = self._unkept = 0
         self._plans.caches.remove(self)
 
     def unroutable(self, out: Outgoing) -> str:

@@ -104,8 +104,14 @@ _HEADERS_BIT: Final = HEADERS >> 8
 _KNOWN: Final = -1.0
 #: stands for a letter that does not exist in `_WIDTHS`
 _UNKNOWN: Final = 255
+#: numbers of four octets as they are written: nearly all that the pass writes are small
+_FOUR_OCTETS: Final = [number.to_bytes(4, "big") for number in range(1024)]
 #: octet of a field's letter -> bytes of letter and value; 0: a length of four bytes follows the letter
 _WIDTHS: Final = bytes([VALUE_SIZES.get(letter, _UNKNOWN) for letter in range(256)])
+
+
+def _four_octets(number: int) -> bytes:
+    return _FOUR_OCTETS[number] if number < 1024 else number.to_bytes(4, "big")
 
 
 class PublishPass:
@@ -351,7 +357,7 @@ class PublishPass:
             self._connection.fail(error)
             at = 0
         if self._start < at:
-            self._upstream.append(joined)
+            self._upstream.append(joined[self._start :])
         self._start = outer
 
     def _header_end(self, data: bytes, at: int, header_at: int) -> int:
@@ -511,6 +517,7 @@ class PublishPass:
                     self._spent = bool(out.decision.spent_budgets)
                 else:
                     self._hits += 1
+                    plan.hits += 1
             elif plan.reserved:
                 refuse_reserved(RESERVED_PREFIX, b"")
             if out.untouched and meanings & (CUT_CC | CUT_BCC | CUT_OURS):
@@ -570,33 +577,29 @@ class PublishPass:
                 took_us,
             )
         if rewritten:
-            # The publish leaves as slices of what came around the new parts; it ends the run.
-            if self._start < at:
-                self._upstream.append(data[self._start : at])
-            self._start = after
-            method = data[at : header_at + 3]
+            # The publish leaves as slices of what came around the new parts. The last one, from the end of the table
+            # on, goes on into the next publish: it begins the run.
+            upstream = self._upstream
             if out.address:
                 address = out.address + (out.key_field or data[key_at:flags_at])
-                method_bytes = (len(address) + 7).to_bytes(4, "big")
-                method = b"".join(
-                    (data[at : at + 3], method_bytes, data[at + 7 : at + 13], address, data[flags_at : header_at + 3])
-                )
-            if flags & HEADERS:
-                front = data[header_at + 7 : table_at]
+                upstream.append(data[self._start : at + 3])
+                upstream.append(_four_octets(len(address) + 7))
+                upstream.append(data[at + 7 : at + 13])
+                upstream.append(address)
+                upstream.append(data[flags_at : header_at + 3])
             else:
-                front = b"".join(
-                    (
-                        data[header_at + 7 : header_at + 19],
-                        (flags | HEADERS).to_bytes(2, "big"),
-                        data[header_at + 21 : table_at],
-                    )
-                )
-            table_bytes = (len(kept) + len(added)).to_bytes(4, "big")
-            self._upstream.append(
-                b"".join(
-                    (method, header_bytes.to_bytes(4, "big"), front, table_bytes, kept, added, data[table_end:after])
-                )
-            )
+                upstream.append(data[self._start : header_at + 3])
+            upstream.append(_four_octets(header_bytes))
+            if flags & HEADERS:
+                upstream.append(data[header_at + 7 : table_at])
+            else:
+                upstream.append(data[header_at + 7 : header_at + 19])
+                upstream.append((flags | HEADERS).to_bytes(2, "big"))
+                upstream.append(data[header_at + 21 : table_at])
+            upstream.append(_four_octets(len(kept) + len(added)))
+            upstream.append(kept)
+            upstream.append(added)
+            self._start = table_end
         return after
 
     def _pass(
@@ -668,7 +671,8 @@ class PublishPass:
             and data[body_at] == BODY
             and data[body_at + 2] == data[at + 2]
             and data[body_at + 1] == data[at + 1]
-            and data[body_at + 3 : body_at + 7] == body_size.to_bytes(4, "big")
+            and ((data[body_at + 3] << 24) | (data[body_at + 4] << 16) | (data[body_at + 5] << 8) | data[body_at + 6])
+            == body_size
             and data[after - 1] == FRAME_END
         ):
             return after
