@@ -241,7 +241,7 @@ def _decode(data: bytes, at: int, end: int, depth: int) -> tuple[Value, int]:
     if fixed is not None:
         letter, codec = fixed
         content = codec.unpack_from(data, at)
-        return _within(Value(letter, content if letter == "D" else content[0]), at + codec.size, end)
+        return _within(_value(letter, content if letter == "D" else content[0]), at + codec.size, end)
     if octet == 0x56:  # V
         return _within(_VOID, at, end)
     size = VALUE_SIZES[octet] or _LENGTH.unpack_from(data, at)[0]
@@ -251,7 +251,7 @@ def _decode(data: bytes, at: int, end: int, depth: int) -> tuple[Value, int]:
     if stop > end:
         _malformed()
     if octet == 0x53 or octet == 0x78:  # S x
-        return Value(letter, data[at:stop]), stop
+        return _value(letter, data[at:stop]), stop
     if depth == 0:
         raise ProtocolError(_SYNTAX_ERROR, f"field table nested deeper than {MAX_NESTING} levels")
     decode_inner = _decode_entries if octet == 0x46 else _decode_elements
@@ -265,6 +265,11 @@ def _decode_elements(data: bytes, start: int, end: int, depth: int) -> tuple[Val
         value, at = _decode(data, at, end, depth)
         elements.append(value)
     return tuple(elements)
+
+
+def _value(letter: str, content: object) -> Value:
+    # Without the constructor of the named tuple: it is a function of Python, and takes four times as long.
+    return tuple.__new__(Value, (letter, content))
 
 
 def _within(value: Value, stop: int, end: int) -> tuple[Value, int]:

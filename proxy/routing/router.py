@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
+from typing import Final
 
+from proxy.routing.bindings.binding import Reach
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, ExchangeStep, Facts, Interest, Outcome, QueueNames, Trace
 from proxy.routing.error_texts import encode_error_text
 from proxy.routing.exchange import Exchange, join_interests
 from proxy.routing.message import Message
 from proxy.values import EXCHANGE, QUEUE, Destination
+
+_NOTHING_UNCHECKED: Final[frozenset[tuple[Reach, Destination]]] = frozenset()
 
 
 class Router:
@@ -131,15 +135,15 @@ class Router:
         return Decision(
             exchange,
             Outcome.ROUTED if final else unrouted,
-            tuple(sorted([name for kind, name in final if kind == QUEUE and name])),
-            tuple(sorted([name for kind, name in final if kind == EXCHANGE])),
+            _sorted([name for kind, name in final if kind == QUEUE and name]),
+            _sorted([name for kind, name in final if kind == EXCHANGE]),
             alternate,
             b"",
             tuple(matched),
             message.keep and not message.unchecked,
             message.match_limit_hits,
-            tuple(sorted(message.spent_budgets)),
-            frozenset(message.unchecked),
+            tuple(sorted(message.spent_budgets)) if message.spent_budgets else (),
+            frozenset(message.unchecked) if message.unchecked else _NOTHING_UNCHECKED,
             trace,
         )
 
@@ -211,6 +215,12 @@ def _reachable(owned: Mapping[bytes, Exchange], start: bytes) -> list[Exchange]:
             found[name] = owned[name]
             pending.append(owned[name])
     return list(found.values())
+
+
+def _sorted(names: list[bytes]) -> tuple[bytes, ...]:
+    if len(names) > 1:
+        names.sort()
+    return tuple(names)
 
 
 def _name(exchange: Exchange) -> bytes:
