@@ -276,6 +276,27 @@ def test_decisions_are_forgotten_when_there_are_too_many(monkeypatch: pytest.Mon
         assert len(plan_of(wire).decisions) <= 4
 
 
+def test_no_decision_is_kept_for_a_while_where_none_was_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "EXCHANGE_ENTRIES", 4)
+    made = exchange(to_queue("a", {"x-?hkv= n": 1}))
+    wire = Wire(state((made, owned(made))))
+    kept = []
+    for number in range(5 + 4 * 16 + 1):
+        forwarded(wire, publish(headers=table(n=number), body=b""))
+        kept.append(len(plan_of(wire).decisions))
+    assert kept == [1, 2, 3, 4, *([0] * (1 + 4 * 16)), 1]
+    assert wire.plans.counters.cache_bypassed == 4 * 16
+
+
+def test_decisions_are_kept_on_where_some_were_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "EXCHANGE_ENTRIES", 4)
+    made = exchange(to_queue("a", {"x-?hkv= n": 1}))
+    wire = Wire(state((made, owned(made))))
+    for number in (1, 1, 2, 3, 4, 5):
+        forwarded(wire, publish(headers=table(n=number), body=b""))
+    assert len(plan_of(wire).decisions) == 1
+
+
 def test_decisions_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "EXCHANGE_BYTES", 10_000)
     made = exchange(to_queue("a", {"x-?hkv= n": "x"}))
