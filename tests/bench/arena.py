@@ -29,6 +29,8 @@ OXPROXY = str(Path(sys.executable).with_name("oxproxy"))
 FOLLOWERS = 1_000
 REST_SECONDS = 0.003
 """Of the resting relay: long enough for many confirms."""
+FILL_SECONDS = 0.05
+"""How long a queue is filled for each message of the consumer's prefetch: where that is one, each is a round trip."""
 PING_WARM_UP = 5
 """Publishes at the head of each block of pings that are not counted: they wake three processes."""
 
@@ -69,7 +71,7 @@ class Arena:
 
     def run(self, case: Case) -> Sample:
         """One sample of a case at full speed, with the CPU time of every way and of the broker."""
-        return self._consume(case) if case.consumes else self._publish(case)
+        return self._consume(case) if case.prefetch else self._publish(case)
 
     def _publish(self, case: Case) -> Sample:
         producers = self.producers(case)
@@ -94,7 +96,8 @@ class Arena:
         consumer, filler = self.consumer(case), self.producers(replace(case, name=CONSUMED, way=Way.BROKER))[0]
         with Link(self.broker.host, self.broker.port) as link:
             link.call(commands.Queue.Purge(queue=CONSUMED), commands.Queue.PurgeOk)
-            filler.ask({"run": self.terms.seconds, "warm_up": 0.0, "watch": {}})
+            seconds = min(self.terms.seconds, case.prefetch * FILL_SECONDS)
+            filler.ask({"run": seconds, "warm_up": 0.0, "watch": {}})
             declared = link.call(commands.Queue.Declare(queue=CONSUMED, passive=True), commands.Queue.DeclareOk)
         watch = self._watched() | {"producer": consumer.pid}
         run = consumer.ask({"consume": declared.message_count, "watch": watch})
@@ -103,7 +106,7 @@ class Arena:
 
     def consumer(self, case: Case) -> Producer:
         """The consumer of a case, waiting."""
-        plan: dict[str, object] = {"port": self.port(case.way), "queue": CONSUMED}
+        plan: dict[str, object] = {"port": self.port(case.way), "queue": CONSUMED, "prefetch": case.prefetch}
         make = partial(Producer, case.name, self.folder, plan, "consumer")
         return once(self._producers, f"{case.name} (consumer)", lambda: [self._children.enter_context(make())])[0]
 

@@ -55,8 +55,8 @@ class Case:
     """Processes; 0: as many as the command line says."""
     window: int = 0
     """Publishes that may be unconfirmed; 0: as many as the generator allows by itself."""
-    consumes: bool = False
-    """Whether a consumer is measured, and the publishes only fill the queue before."""
+    prefetch: int = 0
+    """Of the consumer that is measured; the publishes only fill the queue before. 0: no consumer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,8 @@ RULES_EXCHANGE, MIXED_EXCHANGE, TOPIC_EXCHANGE, AMOUNT_EXCHANGE = (
 MIXED, MIXED_REGEXES = 1_000, (100, 400, 700)
 CONSUMED = "bench.consumed"
 """Queue, and routing key that leads to it."""
+FEW_AT_A_TIME = (100, 1)
+"""Prefetch counts of consumers that wait for what they acknowledge to be followed by more."""
 DIFFERING: dict[str, tuple[str, tuple[str, ...]]] = {
     "same": ("nothing differs", ()),
     "id": ("message_id differs", ("message_id",)),
@@ -140,9 +142,9 @@ def real(name: str, way: Way, differs: tuple[str, ...], exchange: str = RULES_EX
     return Case(name, way, shape, producers=1, window=REAL_WINDOW)
 
 
-def consuming(name: str, way: Way) -> Case:
+def consuming(name: str, way: Way, prefetch: int = 2_000) -> Case:
     shape = Shape("bench.direct", (CONSUMED,), tuple(map(kind, range(QUEUES))), differs=("message_id", "header"))
-    return Case(name, way, shape, producers=1, consumes=True)
+    return Case(name, way, shape, producers=1, prefetch=prefetch)
 
 
 CASES = {
@@ -184,6 +186,11 @@ CASES = {
         consuming("consume-direct", Way.BROKER),
         consuming("consume", Way.RULES),
         consuming("consume-table", Way.SIDECAR),
+        *(
+            consuming(f"consume{end}-{prefetch}", way, prefetch)
+            for end, way in (("-direct", Way.BROKER), ("", Way.RULES))
+            for prefetch in FEW_AT_A_TIME
+        ),
     )
 }
 
@@ -266,6 +273,10 @@ def real_rows() -> Iterator[Row]:
     for case, label in (("consume", "consuming"), ("consume-table", "consuming, with an address table")):
         yield ratio("consume", f"{label} / direct", case, "consume-direct", None)
         yield spent("consume", label, case, 1.5 if BUILD == "compiled" else None)
+    for prefetch in FEW_AT_A_TIME:
+        label = f"consuming, prefetch {prefetch}"
+        yield ratio("consume", f"{label} / direct", f"consume-{prefetch}", f"consume-direct-{prefetch}", None)
+        yield spent("consume", label, f"consume-{prefetch}", None)
 
 
 ROWS = (

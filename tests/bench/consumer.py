@@ -18,29 +18,30 @@ from tests.bench.generator import CHUNK_BYTES, Run, cpu_of
 from tests.bench.link import Link
 from tests.bench.publishes import frame
 
-PREFETCH, ACK_EVERY = 2_000, 500
+ACKS = 4
+"""Acknowledgements for as many deliveries as the prefetch allows."""
 #: How long nothing may arrive.
 SILENCE_SECONDS = 30.0
 
 
-def consume(port: int, queue: str, count: int, watch: dict[str, int]) -> Run:
+def consume(port: int, queue: str, prefetch: int, count: int, watch: dict[str, int]) -> Run:
     """Read a number of deliveries; time and CPU count from the first one."""
     with Link("127.0.0.1", port) as link:
-        link.call(commands.Basic.Qos(prefetch_count=PREFETCH), commands.Basic.QosOk)
+        link.call(commands.Basic.Qos(prefetch_count=prefetch), commands.Basic.QosOk)
         link.socket.settimeout(SILENCE_SECONDS)
         link.call(commands.Basic.Consume(queue=queue, consumer_tag="bench"), commands.Basic.ConsumeOk)
         before, start = cpu_of(watch), time.perf_counter()
         data = link.take_rest()
         while (stride := delivery_bytes(data)) == 0:
             data += link.socket.recv(CHUNK_BYTES)
-        arrived, acknowledged = len(data), 0
+        arrived, acknowledged, every = len(data), 0, max(prefetch // ACKS, 1)
         while arrived < count * stride:
             read = len(link.socket.recv(CHUNK_BYTES))
             if read == 0:
                 raise ConnectionError("the other side closed the socket")
             arrived += read
             complete = arrived // stride
-            if complete >= acknowledged + ACK_EVERY or complete == count:
+            if complete >= acknowledged + every or complete == count:
                 acknowledged = complete
                 link.socket.sendall(frame(1, struct.pack(">HHQB", 60, 80, acknowledged, 1)))
         after, end = cpu_of(watch), time.perf_counter()
@@ -65,7 +66,7 @@ def main(argument: str) -> None:
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         command = json.loads(line)
-        run = consume(plan["port"], plan["queue"], command["consume"], command["watch"])
+        run = consume(plan["port"], plan["queue"], plan["prefetch"], command["consume"], command["watch"])
         print(json.dumps(asdict(run)), flush=True)
 
 

@@ -65,7 +65,7 @@ class Session:
         """Start everything before the first round, so that no start disturbs another case."""
         for name in unique(case for row in self._rows for case in (*row.cases, *row.pings)):
             case = CASES[name]
-            self._guarded(name, partial(self._arena.consumer if case.consumes else self._arena.producers, case))
+            self._guarded(name, partial(self._arena.consumer if case.prefetch else self._arena.producers, case))
 
     def round(self) -> None:
         """Every case once at full speed, then the pings."""

@@ -15,7 +15,7 @@ from tests.bench.cases import CASES, Case, Way
 from tests.rabbitmq import Broker
 
 REAL_CASES = [
-    case for case in CASES.values() if case.way in (Way.RULES, Way.RULES_AUDITED, Way.FLOODED) and not case.consumes
+    case for case in CASES.values() if case.way in (Way.RULES, Way.RULES_AUDITED, Way.FLOODED) and not case.prefetch
 ]
 OPEN_CASES = [case for case in CASES.values() if case.shape.exchange.startswith(("bench.hkv", "bench.rk"))]
 ADDRESSED = [case for case in CASES.values() if case.name in ("local", "remote", "table-10", "table-many")]
