@@ -74,7 +74,7 @@ class Link(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_lost", "_made", "_paused_for", "_received", "_resting", "_writable", "begun", "connected", "transport",
+        "_lost", "_made", "_paused_for", "_resting", "_writable", "begun", "connected", "data_received", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -84,7 +84,8 @@ class Link(asyncio.Protocol):
         writable: Callable[[bool], None],
         made: Callable[[], None],
     ) -> None:
-        self._received = received
+        #: called by the transport itself, without a method in between
+        self.data_received = received  # type: ignore[method-assign, assignment]
         self._lost = lost
         self._writable = writable
         self._made = made
@@ -101,10 +102,6 @@ class Link(asyncio.Protocol):
         self.transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
         self.connected = True
         self._made()
-
-    def data_received(self, data: bytes) -> None:
-        """Hand on what has come."""
-        self._received(data)
 
     def eof_received(self) -> bool:
         """A peer that only shuts its sending side down is gone to us: close."""
