@@ -108,6 +108,10 @@ def test_unsettled_are_publishes_without_a_confirm() -> None:
     assert wire.relay.connection.unsettled == 1
 
 
+def streams(wire: Wire) -> bool:
+    return wire.relay.connection.streams
+
+
 def ahead(*channels: int, of: VhostState | None = None) -> Wire:
     """A connection whose channels have as many publishes unconfirmed as one that streams."""
     wire = Wire(of).open(*channels, confirm=True)
@@ -118,56 +122,56 @@ def ahead(*channels: int, of: VhostState | None = None) -> Wire:
 
 def test_a_producer_streams_as_long_as_many_of_its_publishes_are_unconfirmed() -> None:
     wire = ahead(1)
-    assert wire.relay.connection.streams
+    assert streams(wire)
     wire.answer(ack(1))
-    assert not wire.relay.connection.streams
+    assert not streams(wire)
     wire.produce(publish(to="other"))
-    assert wire.relay.connection.streams
+    assert streams(wire)
     wire.answer(nack(AHEAD_MESSAGES, multiple=True))
-    assert not wire.relay.connection.streams
+    assert not streams(wire)
 
 
 def test_a_producer_does_not_stream_while_one_of_its_channels_waits_for_each_confirm() -> None:
     wire = ahead(1).open(2, confirm=True)
-    assert wire.relay.connection.streams
+    assert streams(wire)
     wire.produce(publish(channel=2, to="other"))
-    assert not wire.relay.connection.streams
+    assert not streams(wire)
     wire.answer(ack(1, channel=2))
-    assert not wire.relay.connection.streams
+    assert not streams(wire)
     wire.produce(method(2, commands.Channel.Close(200, "", 0, 0)))
     wire.answer(method(2, commands.Channel.CloseOk()))
-    assert wire.relay.connection.streams
+    assert streams(wire)
 
 
 def test_a_producer_streams_by_what_is_unconfirmed_when_confirms_are_joined() -> None:
     wire = ahead(1, of=several("e"))
     assert names(wire.produce(publish())).count("Basic.Publish") > 1
-    assert wire.relay.connection.streams
+    assert streams(wire)
     wire.answer(ack(2, multiple=True))
-    assert not wire.relay.connection.streams
+    assert not streams(wire)
 
 
 def test_a_producer_does_not_stream_without_confirms_nor_in_transactions() -> None:
     wire = Wire().open(1)
     wire.produce(*(publish(to="other") for _ in range(AHEAD_MESSAGES)))
-    assert not wire.relay.connection.streams
+    assert not streams(wire)
     wire = ahead(1).open(2)
     wire.produce(method(2, commands.Tx.Select()))
-    assert not wire.relay.connection.streams
+    assert not streams(wire)
 
 
 def test_nobody_streams_while_the_broker_blocks_an_answer_is_due_or_the_connection_ends() -> None:
     wire = ahead(1)
     wire.answer(method(0, commands.Connection.Blocked("low on memory")))
-    assert not wire.relay.connection.streams
+    assert not streams(wire)
     wire.answer(method(0, commands.Connection.Unblocked()))
-    assert wire.relay.connection.streams
+    assert streams(wire)
     wire.produce(method(1, commands.Queue.Declare(queue="q")))
-    assert not wire.relay.connection.streams
+    assert not streams(wire)
     wire.answer(method(1, commands.Queue.DeclareOk("q", 0, 0)))
-    assert wire.relay.connection.streams
+    assert streams(wire)
     wire.produce(method(0, commands.Connection.Close(200, "", 0, 0)))
-    assert not wire.relay.connection.streams
+    assert not streams(wire)
 
 
 def deliveries(count: int) -> bytes:
@@ -178,26 +182,26 @@ def deliveries(count: int) -> bytes:
 def test_a_consumer_streams_when_a_read_brings_many_deliveries() -> None:
     wire = Wire().open(1)
     wire.answer(deliveries(STREAMED_DELIVERIES - 1))
-    assert not wire.relay.connection.streams
+    assert not streams(wire)
     wire.answer(deliveries(STREAMED_DELIVERIES))
-    assert wire.relay.connection.streams
+    assert streams(wire)
 
 
 @pytest.mark.parametrize(
-    ("prefetch", "streams"), [(0, True), (AHEAD_MESSAGES, True), (AHEAD_MESSAGES - 1, False), (1, False)]
+    ("prefetch", "expected"), [(0, True), (AHEAD_MESSAGES, True), (AHEAD_MESSAGES - 1, False), (1, False)]
 )
-def test_a_consumer_with_a_small_prefetch_count_never_streams(prefetch: int, streams: bool) -> None:
+def test_a_consumer_with_a_small_prefetch_count_never_streams(prefetch: int, expected: bool) -> None:
     wire = Wire().open(1)
     wire.produce(method(1, commands.Basic.Qos(0, prefetch)))
     wire.answer(deliveries(STREAMED_DELIVERIES))
-    assert wire.relay.connection.streams is streams
+    assert streams(wire) is expected
 
 
 def test_a_consumer_that_also_waits_for_confirms_does_not_stream() -> None:
     wire = Wire().open(1, confirm=True)
     wire.produce(publish(to="other"))
     wire.answer(ack(1), deliveries(STREAMED_DELIVERIES))
-    assert not wire.relay.connection.streams
+    assert not streams(wire)
 
 
 # -- large frames ------------------------------------------------------------------------------------------------------
