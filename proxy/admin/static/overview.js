@@ -70,7 +70,7 @@ function status() {
 
 function findings(vhost) {
   const lists = [['missing', Object.entries(vhost.missing).map(([each, why]) => `${each}: ${why}`)], ['conflict', vhost.conflicts],
-    ['refused by the broker', vhost.failing], ['not listed', vhost.inventory_failures], ['bypass', vhost.bypasses],
+    ['refused by the broker', vhost.failing], ['not listed', vhost.inventory_failures], ['bypass', vhost.bypasses], ['unfit carrier', vhost.unfit_carriers],
     ['foreign bindings on', Object.keys(vhost.foreign)], ['unsigned bindings of', Object.keys(vhost.unsigned)]].filter(([, found]) => found.length)
   if (!lists.length) return badge('nothing to report', 'good')
   return element('ul', {}, ...lists.flatMap(([kind, found]) => found.map(text => element('li', {}, badge(kind, 'warn'), ' ', name(text)))))
