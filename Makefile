@@ -34,6 +34,7 @@ check: environment ## format, lint, types, import contracts, dead code, spelling
 	$(bin)/vulture
 	$(bin)/codespell
 	$(bin)/python -m deploy.wording
+	$(bin)/python -m deploy.commits
 
 bench: ## the table of docs/explanation/performance.md
 	@deploy/local/setup bench

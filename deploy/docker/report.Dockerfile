@@ -1,6 +1,6 @@
 # The report on audit logs as an image of its own, since it needs Java and Spark, which the sidecar does not.
 #
-#   docker build -f deploy/docker/report.Dockerfile -t oxproxy-report:0.1.0 .
+#   docker build -f deploy/docker/report.Dockerfile -t oxproxy-report:0.2.0 .
 ARG BUILD_BASE=python:3.13-slim-bookworm
 ARG BASE=python:3.13-slim-bookworm
 

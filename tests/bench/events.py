@@ -55,7 +55,7 @@ async def sample_seconds(bindings: int, followed: bool) -> list[float]:
     spent = []
     for _ in range(SAMPLES):
         for tally in tallies:
-            tally.publishes += 1
+            tally.count.publishes += 1
         begin = process_time()
         await sampler.sample(followed)
         if followed:

@@ -29,7 +29,7 @@ from tests.watched import Watched
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
 
-IMAGE = "oxproxy:0.1.0"
+IMAGE = "oxproxy:0.2.0"
 BASE, BUILD_BASE = "localhost/oxproxy-base:1", "localhost/oxproxy-build-base:1"
 
 #: The distribution of the bases, and what they must have: Python, and for building also venv, a compiler and headers.
