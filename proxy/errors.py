@@ -31,8 +31,8 @@ class ProtocolError(ProxyError):
         reply_code: AMQP 0-9-1 reply code (spec, 1.2 "Constants").
         text: reply text without the code's name, e.g. ``Max size payload hit.``; text or ready bytes.
         scope: what is closed.
-        class_id: class of the offending method, 0 where none is known.
-        method_id: method id of the offending method, 0 where none is known.
+        class_id: class of the offending method, 0 if none is known.
+        method_id: method id of the offending method, 0 if none is known.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class LocalProtocolError(ProxyError):
 
 
 def located(file: str, line: int, column: int = 0) -> str:
-    """Give a place as ``file:line:column``, as far as it is known: a line or column of 0 is not."""
+    """Return a place as ``file:line:column``, as far as it is known: a line or column of 0 is not."""
     numbers = [line, column] if line and column else [line] if line else []
     return ":".join((file, *map(str, numbers)))
 
@@ -75,10 +75,10 @@ class ConfigError(ProxyError):
 
     Args:
         file: the file's path as the operator wrote it, or the name of an environment variable.
-        line: line number from 1, 0 where the whole file is meant.
+        line: line number from 1, 0 if the whole file is meant.
         key: dotted path of the key, e.g. ``exchanges[0].bindings[2].arguments``.
         message: what was seen and what was expected. Never a secret's value.
-        column: column number from 1, 0 where unknown.
+        column: column number from 1, 0 if unknown.
     """
 
     def __init__(self, file: str, line: int, key: str, message: str, column: int = 0) -> None:

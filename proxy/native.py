@@ -42,7 +42,7 @@ def digest(root: str, sources: Iterable[str]) -> str:
 
 
 def read_manifest(folder: str) -> tuple[str, str, list[str]]:
-    """Return digest, settings and sources of what is in a directory; empty where nothing is."""
+    """Return digest, settings and sources of what is in a directory; empty if nothing is."""
     try:
         with open(os.path.join(folder, MANIFEST), encoding="utf-8") as file:
             lines = file.read().split("\n")

@@ -41,7 +41,7 @@ class AddressPattern:
         prefix: what every fitting address begins with.
         suffix: what every fitting address ends with, after the prefix.
         literals: what stands between the wildcards.
-        wildcards: the wildcards, one byte each; empty where only the source itself fits.
+        wildcards: the wildcards, one byte each; empty if only the source itself fits.
     """
 
     __slots__ = ("_least", "_only_stars", "literals", "prefix", "source", "suffix", "wildcards")
@@ -57,7 +57,7 @@ class AddressPattern:
         self._only_stars = b"%" not in self.wildcards
 
     def match(self, address: bytes) -> tuple[bytes, ...] | None:
-        """What the wildcards took, the first 64 of them; None where the address does not fit."""
+        """What the wildcards took, the first 64 of them; None if the address does not fit."""
         return self._match(address, _SLASH)
 
     def covers(self, other: AddressPattern) -> bool:
@@ -113,7 +113,7 @@ class AddressPattern:
         return self._walk(middle, rests, barriers) if reachable >> size & 1 else None
 
     def _walk(self, middle: bytes, rests: list[int], barriers: bytes) -> list[bytes]:
-        """Give each wildcard, from the left, the farthest offset from which the rest still matches."""
+        """Return each wildcard, from the left, the farthest offset from which the rest still matches."""
         size, at = len(middle), 0
         taken: list[bytes] = []
         for wildcard, literal in zip(self.wildcards, [*self.literals, b""], strict=True):
@@ -170,9 +170,9 @@ class AddressRule:
 
     Args:
         pattern: compared with the whole address.
-        translation: what the address becomes, None where the rule has none.
-        name: the operator's name of it, empty where there is none.
-        hosts: hosts that it may lead to, ``*`` for any; None where its translation itself names the only one.
+        translation: what the address becomes, None if the rule has none.
+        name: the operator's name of it, empty if there is none.
+        hosts: hosts that it may lead to, ``*`` for any; None if its translation itself names the only one.
     """
 
     pattern: bytes
@@ -192,7 +192,7 @@ class Translation(NamedTuple):
     Args:
         rule: index of the rule.
         captures: what the wildcards took.
-        address: the result; None where the rule has no translation.
+        address: the result; None if the rule has no translation.
     """
 
     rule: int
@@ -241,7 +241,7 @@ def _value(number: int, address: bytes, captures: Sequence[bytes]) -> bytes:
 
 
 def fixed_domain(rule: AddressRule) -> Address | None:
-    """The domain that a rule always leads to; None where a variable takes part in it, or it can't be parsed."""
+    """The domain that a rule always leads to; None if a variable takes part in it, or it can't be parsed."""
     if rule.translation is None or has_variable_domain(TranslationTemplate(rule.translation)):
         return None
     try:
@@ -295,7 +295,7 @@ class AddressTable:
         return bool(self.rules)
 
     def translate(self, address: bytes | None) -> Translation | None:
-        """What the table makes of an address; None where no rule fits and the address stays as it is.
+        """What the table makes of an address; None if no rule fits and the address stays as it is.
 
         A missing address (None) is matched as the empty text.
         """

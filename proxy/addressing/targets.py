@@ -52,7 +52,7 @@ def address_of(publication: Publication) -> bytes:
 
 
 def publication_at(address: bytes) -> Publication | None:
-    """The publish that has this address; None where none has."""
+    """The publish that has this address; None if none has."""
     if address.startswith(_EXCHANGE):
         exchange, slash, key = address[len(_EXCHANGE) :].partition(b"/")
         publication = Publication(_plain_exchange(exchange), key)
@@ -71,7 +71,7 @@ class Remote:
         broker: name of a configured broker, else empty.
         host: where to connect; for a configured broker its name.
         port: None for the configured one.
-        tls: whether the address asks for TLS; None where it leaves that to the configured broker.
+        tls: whether the address asks for TLS; None if it leaves that to the configured broker.
         user: None for the configured one.
         password: None for the configured one.
     """
@@ -187,7 +187,7 @@ class AddressBook:
         return AddressBook(self.table, self._brokers)
 
     def look_up(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
-        """Where the table sends a publish; None where it leaves it alone. The same object for the same publish."""
+        """Where the table sends a publish; None if it leaves it alone. The same object for the same publish."""
         try:
             return self._kept[exchange, routing_key]
         except KeyError:
@@ -260,7 +260,7 @@ class AddressBook:
         Args:
             rule: index of the rule that gave it.
             result: the translated address.
-            original: the publish as it came.
+            original: the publish unchanged.
         """
         try:
             if result is None:

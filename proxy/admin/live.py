@@ -50,7 +50,7 @@ class LiveTopic:
         self._last = b""
 
     def event(self, name: str) -> bytes:
-        """Return an event of what has changed, empty where nothing has."""
+        """Return an event of what has changed, empty if nothing has."""
         if self._news is not None:
             news = self._news()
             return b"" if news is None else _event(name, news)

@@ -291,7 +291,7 @@ class _Connection(asyncio.Protocol):
         return self._deadline is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the socket; its request is to come."""
+        """Accept the socket; its request is to come."""
         self._transport = cast(asyncio.Transport, transport)
         self.wait()
         self._inner.connection_made(transport)

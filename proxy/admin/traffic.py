@@ -151,7 +151,7 @@ class TrafficSampler:
         }
 
     def _latency(self) -> dict[str, float | None]:
-        """Return confirm latency of the last minute: median and 99th percentile, None where nothing was confirmed."""
+        """Return confirm latency of the last minute: median and 99th percentile, None if nothing was confirmed."""
         if not self._samples:
             return {"p50": None, "p99": None}
         new, old = self._samples[-1].confirms, self._samples[0].confirms

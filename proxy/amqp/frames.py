@@ -78,7 +78,7 @@ class RawFrame(NamedTuple):
 
 
 class PartialFrame:
-    """Bytes that are no whole frame yet, kept as they came and joined once.
+    """Bytes that are no whole frame yet, kept unchanged and joined once.
 
     A frame may be as large as frame-max and comes in reads of some 100 KiB: joining them at each read costs the square
     of its size.

@@ -200,7 +200,7 @@ _UTF8_LONGEST = 4
 
 
 def reply_text(reply_code: int, text: bytes) -> bytes:
-    """Give a reply text as RabbitMQ would: name of the code, `` - ``, text, cut to 255 bytes."""
+    """Return a reply text as RabbitMQ would: name of the code, `` - ``, text, cut to 255 bytes."""
     name = REPLY_NAMES.get(reply_code)
     whole = name + b" - " + text if name else text
     if len(whole) <= MAX_REPLY_TEXT_BYTES:

@@ -60,7 +60,7 @@ def table_span(data: bytes, start: int, flags: int, end: int | None = None) -> t
 
     Returns:
         Offset of the first entry (four after the table's length) and offset after the last one, as `pick`
-        takes them; None where the message has no table.
+        takes them; None if the message has no table.
 
     Raises:
         ProtocolError: 502, the table does not lie within ``end``.

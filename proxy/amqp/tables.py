@@ -81,7 +81,7 @@ def pick(data: bytes, start: int, end: int, wanted: frozenset[bytes]) -> list[tu
 
 
 def without(data: bytes, start: int, end: int, names: frozenset[bytes]) -> bytes:
-    """Give the entries with every entry of some names cut out; the other bytes stay as they are.
+    """Return the entries with every entry of some names cut out; the other bytes stay as they are.
 
     Raises:
         ProtocolError: 502 as in `pick`.
@@ -127,7 +127,7 @@ def too_deep(entries: bytes) -> bytes | None:
     Walks with a list of its own instead of the stack. Malformed values are left to the broker to refuse.
 
     Returns:
-        The name of the first such top-level argument; None where there is none.
+        The name of the first such top-level argument; None if there is none.
     """
     argument = b""
     #: end offset of every table or array that is open, and whether its elements have names

@@ -194,7 +194,7 @@ class Sidecar:
         self._refused: UpstreamError | ConfigError | None = None
 
     async def serve(self) -> int:
-        """Run until told to stop; give the exit status."""
+        """Run until told to stop; return the exit status."""
         sys.setswitchinterval(_SWITCH_SECONDS)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

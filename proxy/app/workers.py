@@ -2,7 +2,7 @@
 
 Each worker is a complete sidecar with its own admin port, metrics, control connections and audit stream. This process
 serves no producer. It starts a worker again whenever it ends, with back-off and without a limit on attempts; it
-forwards SIGTERM and SIGHUP. Before SIGHUP is forwarded, and before a worker is started again, another process reads and
+forwards SIGTERM and SIGHUP. Before SIGHUP is forwarded, and before a worker is restarted, another process reads and
 checks all files as a start would: with faulty files nothing is forwarded and nothing is started.
 
 The signals are blocked and taken one at a time. Workers inherit that, and unblock them once they have handlers, so that
@@ -32,9 +32,9 @@ from proxy.yamlfile.hosts import HostPort
 
 _log = structlog.get_logger(__name__)
 
-#: Back-off before a worker is started again, in seconds: the first, and the longest.
+#: Back-off before a worker is restarted, in seconds: the first, and the longest.
 RETRY_SECONDS, RETRY_MOST_SECONDS = 0.5, 30.0
-#: A worker that ran for so long is started again with the first back-off.
+#: A worker that ran for so long is restarted with the first back-off.
 STEADY_SECONDS = 60.0
 #: Longest time that reading and checking all files may take.
 _CHECK_SECONDS = 120.0
@@ -50,7 +50,7 @@ class WorkerSlot(NamedTuple):
 
     Args:
         number: its number, from 0.
-        restarts: how often it was started again.
+        restarts: how often it was restarted.
     """
 
     number: int
@@ -134,7 +134,7 @@ class Workers:
             raise cannot_listen(self._settings, f"listen[{index}].address", address, error) from error
 
     def _supervise(self) -> bool:
-        """Take note of workers that have ended and start those that are due; False when all have ended for good."""
+        """Record workers that have ended and start those that are due; False when all have ended for good."""
         for worker in self._workers:
             now = time.monotonic()
             if worker.process is not None:

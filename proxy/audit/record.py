@@ -125,7 +125,7 @@ class RecordTemplate:
 
         Args:
             routing_key: their routing key.
-            message_id: their message id, None where they have none.
+            message_id: their message id, None if they have none.
             size: bytes of the body.
             headers: allow-listed headers, from `LineRenderer.headers`.
             decide_us: microseconds that the decision took; negative where it was known.

@@ -54,7 +54,7 @@ class _Closed:
 
 
 def expire(directory: Path, retention: Retention, now: float) -> list[Path]:
-    """Remove what retention does not keep, and folders that became empty.
+    """Remove what retention does not keep, and directories that became empty.
 
     Args:
         directory: the audit directory.
@@ -101,7 +101,7 @@ def _listed(directory: Path) -> tuple[list[_Closed], int]:
 
 
 def _end_of(directory: Path) -> float | None:
-    """Return the end of a directory's hour in seconds since 1970, None where its name is no hour."""
+    """Return the end of a directory's hour in seconds since 1970, None if its name is no hour."""
     found = _FOLDER.fullmatch(f"{directory.parent.name}/{directory.name}")
     if found is None:
         return None

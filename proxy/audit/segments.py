@@ -23,7 +23,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-#: None where the extra `fast` is not installed; there are platforms without a wheel of it.
+#: None if the extra `fast` is not installed; there are platforms without a wheel of it.
 ISAL = import_module("isal.isal_zlib") if find_spec("isal") else None
 
 #: Bytes read at a time while compressing: the interpreter is free for others meanwhile.
@@ -37,7 +37,7 @@ _GZIP_BITS = 16 + zlib.MAX_WBITS
 _FILE_MODE, DIRECTORY_MODE = 0o640, 0o750
 _HOUR = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
-#: Attempts to make a folder that the retention of another instance may remove as empty at the same time.
+#: Attempts to make a directory that the retention of another instance may remove as empty at the same time.
 _ATTEMPTS = 5
 
 
@@ -47,7 +47,7 @@ def safe_instance(name: str) -> str:
 
 
 def hour_directory(directory: Path, hour: str) -> Path:
-    """Return the folder of an hour, written as ``2026-11-21T07``.
+    """Return the directory of an hour, written as ``2026-11-21T07``.
 
     Raises:
         ValueError: that is no hour.
@@ -113,7 +113,7 @@ class OpenSegment:
         self.size += len(data)
 
     def restore(self, size: int) -> bool:
-        """Cut off what was written after an earlier size; whether that could be done."""
+        """Truncate the segment to an earlier size; return whether that succeeded."""
         try:
             os.ftruncate(self.descriptor, size)
         except OSError:
@@ -141,7 +141,7 @@ def compress_segment(path: Path) -> Path | None:
         path: the open segment's path; it is not written to any more.
 
     Returns:
-        The visible path, None where the segment was empty and has been removed.
+        The visible path, None if the segment was empty and has been removed.
 
     Raises:
         OSError: the disk is full or broken; the segment is as it was.
@@ -177,7 +177,7 @@ def _gzip(source: Path, target: Path) -> None:
 
 
 def sync_directory(folder: Path) -> None:
-    """Make names in a folder survive a power cut, where the file system can."""
+    """Make names in a directory survive a power cut, where the file system can."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -108,7 +108,7 @@ class RotatingLog:
             del lines[:count]
 
     def wait_seconds(self) -> float | None:
-        """Say when `tick` has something to do: seconds from now, None while no segment is open."""
+        """Return when `tick` has something to do: seconds from now, None while no segment is open."""
         segment = self._segment
         if segment is None:
             return None

@@ -8,7 +8,7 @@
 | requests to the management API, and what its rows mean | `management_api` |
 | the AMQP connection of the control user; credentials, deadlines and limits of the control plane | `connection` |
 | the AMQP methods it sends, and the meaning of a refusal | `methods` |
-| background tasks that fail and are started again | `task_supervisor` |
+| background tasks that fail and are restarted | `task_supervisor` |
 | destinations that the address table names at other brokers | `remote_observer` |
 | `oxproxy adopt`: signing bindings that carry no current signature | `adoption` |
 | `oxproxy cleanup`: removing what sidecars left on a broker | `cleanup` |

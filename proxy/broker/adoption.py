@@ -69,7 +69,7 @@ class Adoption:
         return await self._management.vhosts()
 
     async def carriers(self, vhost: str) -> list[bytes]:
-        """Give the exchanges of a virtual host that sidecars evaluate.
+        """Return the exchanges of a virtual host that sidecars evaluate.
 
         Raises:
             UpstreamError: the management API can't be asked.

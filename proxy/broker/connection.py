@@ -99,13 +99,13 @@ class ControlSettings:
         username: the control user.
         password: its password; never shown.
         tls: TLS to the AMQP listeners, None for plain TCP.
-        management: base URL of the management API, None where there is none.
+        management: base URL of the management API, None if there is none.
         management_tls: TLS to an ``https`` management API, None for the system's trust.
         connection_name: shown on the broker's management pages.
         refresh_seconds: time between two looks at the broker.
         deadline_seconds: longest wait for one answer, and for a destination to be bound.
         heartbeat_seconds: AMQP heartbeat of the control connections.
-        retry_seconds: first pause before a lost connection is tried again; doubles up to `retry_limit_seconds`.
+        retry_seconds: first pause before a lost connection is retried; doubles up to `retry_limit_seconds`.
         retry_limit_seconds: longest such pause.
         grace_seconds: how long tokens that new rules don't need stay bound.
         lanes: channels used at a time for bulk declarations. The broker takes one declaration after another
@@ -304,7 +304,7 @@ class ControlConnection:
 
     @property
     def version(self) -> str:
-        """The broker's version, as it states it when the connection is opened; empty where it states none."""
+        """The broker's version, as it states it when the connection is opened; empty if it states none."""
         said = None if self._connection is None else self._connection.opened.server_properties.get("version")
         return said.decode(errors="replace") if isinstance(said, bytes) else str(said or "")
 

@@ -66,7 +66,7 @@ class ExchangeInfo(NamedTuple):
 
     @property
     def kept(self) -> str:
-        """What we keep in it of a client's declare; empty where it is not marked, or declared by us."""
+        """What we keep in it of a client's declare; empty if it is not marked, or declared by us."""
         return _kept(self.arguments) if self.marked else ""
 
 
@@ -75,8 +75,8 @@ class BindingInfo(NamedTuple):
 
     Args:
         properties_key: the name the management API has for it.
-        kept: what we keep in it of a client's bind; empty where there is nothing.
-        signature: ours over what is kept; empty where there is none.
+        kept: what we keep in it of a client's bind; empty if there is nothing.
+        signature: ours over what is kept; empty if there is none.
         pin: what distinguishes a binding under a token that keeps nothing; empty for the plain one.
     """
 
@@ -217,7 +217,7 @@ class ManagementApi:
         return {info.name: info for info in _read(queue_info, await self._get(path), path)}
 
     async def find(self, vhost: str, kind: str, name: bytes) -> QueueInfo | ExchangeInfo | None:
-        """Look for one queue or exchange; None where it does not exist."""
+        """Look for one queue or exchange; None if it does not exist."""
         columns = _QUEUE_COLUMNS if kind == "queue" else _EXCHANGE_COLUMNS
         path = f"/{kind}s/{_quoted(vhost)}/{_quoted(name)}?columns={columns}"
         try:
@@ -243,7 +243,7 @@ class ManagementApi:
         return set(_read(lambda item: str(item["name"]), await self._get(path), path))
 
     async def permissions(self, vhost: str, user: str) -> Permissions | None:
-        """Return what a user may do in a virtual host, None where that is nothing; only administrators may ask."""
+        """Return what a user may do in a virtual host, None if that is nothing; only administrators may ask."""
         path = f"/permissions/{_quoted(vhost)}/{_quoted(user)}"
         try:
             found = await self._get(path)
@@ -257,7 +257,7 @@ class ManagementApi:
         await self._request("PUT", f"/exchanges/{_quoted(vhost)}/{_quoted(name)}", body)
 
     async def in_transition(self, secrets: Sequence[bytes]) -> bool:
-        """Say whether some virtual host with carriers may still have sidecars that need unkeyed tokens."""
+        """Return whether some virtual host with carriers may still have sidecars that need unkeyed tokens."""
         path = "/exchanges?columns=name,vhost,type,arguments"
         listed = _read(lambda item: (str(item["vhost"]), exchange_info(item)), await self._get(path), path)
         names: dict[str, set[bytes]] = {}
@@ -286,7 +286,7 @@ class ManagementApi:
             digest: of last time's answer, b"" for none.
 
         Returns:
-            The answer's digest and the bindings; None where nothing has changed.
+            The answer's digest and the bindings; None if nothing has changed.
         """
         path = (
             f"/exchanges/{_quoted(vhost)}/{_quoted(exchange)}/bindings/source"
@@ -444,11 +444,11 @@ class VhostDiscovery:
     def __init__(self, settings: ControlSettings, management: ManagementApi | None) -> None:
         self._settings = settings
         self._management = management
-        #: Why nobody knows; empty where it is known, or there is nobody to ask.
+        #: Why nobody knows; empty if it is known, or there is nobody to ask.
         self.fault = ""
 
     async def find(self) -> set[str]:
-        """Give the virtual hosts; none, with `fault` set, where the management API does not say in time."""
+        """Return the virtual hosts; none, with `fault` set, where the management API does not say in time."""
         if self._management is None:
             log.warning(
                 "no management API: what clients declare through other sidecars is not seen, and after a restart "
@@ -468,7 +468,7 @@ class VhostDiscovery:
             await asyncio.sleep(self._settings.retry_seconds)
 
     async def find_later(self) -> set[str]:
-        """Go on asking where `find` had no answer; give the virtual hosts once there is one."""
+        """Go on asking where `find` had no answer; return the virtual hosts once there is one."""
         if self._management is None or not self.fault:
             return set()
         pause_seconds = self._settings.refresh_seconds

@@ -180,7 +180,7 @@ def declare_marker(name: bytes) -> DeclareExchange:
 
 
 def unnameable(name: bytes) -> str | None:
-    """Say why a name can't be used in a declaration, None where it can."""
+    """Return why a name can't be used in a declaration, None if it can."""
     if not name:
         return "the name is empty"
     if len(name) > _LONGEST_NAME_BYTES:

@@ -33,7 +33,7 @@ class RemoteObserver:
     """Asks other brokers what they lack.
 
     Args:
-        reach: gives how a broker is reached from a virtual host, and its virtual host there; None where it is not.
+        reach: gives how a broker is reached from a virtual host, and its virtual host there; None if it is not.
     """
 
     def __init__(self, reach: Callable[[str, Remote], tuple[ControlSettings, str] | None]) -> None:

@@ -52,7 +52,7 @@ class Supervisor:
 
     def recovered(self, task: str, vhost: str = "") -> None:
         if self._failing.pop((task, vhost), None) is not None:
-            log.info("control task works again", task=task, **({"vhost": vhost} if vhost else {}))
+            log.info("control task recovered", task=task, **({"vhost": vhost} if vhost else {}))
 
     def forget(self, vhost: str) -> None:
         """A virtual host is not followed any more: nothing of it holds readiness."""

@@ -36,7 +36,7 @@ class VhostStatus:
     Args:
         missing: "queue NAME" or "exchange NAME", for other brokers with "at broker NAME" behind it, and the reason.
         foreign: by carrier, bindings on it that are not ours.
-        failing: what the broker refused to do for us and is tried again, with the reason.
+        failing: what the broker refused to do for us and is retried, with the reason.
         old_tokens: bindings under unkeyed tokens, and under tokens of previous secrets.
         bypasses: alternate and dead-letter exchanges that lead to carriers.
         unsigned: by exchange, bindings that no sidecar signed: they reach their own destination alone.
@@ -243,7 +243,7 @@ class Topology:
         return [vhost.state for vhost in self._vhosts.values()]
 
     def _is_bearable(self, name: str, outcome: BaseException) -> bool:
-        """Say whether a failure leaves the others alone: a virtual host of no rules that we may not open."""
+        """Return whether a failure leaves the others alone: a virtual host of no rules that we may not open."""
         if (
             name in self._ruled
             or not isinstance(outcome, UpstreamError)
@@ -287,7 +287,7 @@ class Topology:
     # -- what relays ask and say -----------------------------------------------------------------------------------
 
     def interested(self, vhost: str, queue: bytes) -> bool:
-        """Say whether a declare of the queue must wait for `ensure_queue`: cheap, never waits."""
+        """Return whether a declare of the queue must wait for `ensure_queue`: cheap, never waits."""
         known = self._vhosts.get(vhost)
         return known is not None and known.requests.interested(queue)
 
@@ -316,7 +316,7 @@ class Topology:
         return await self._vhosts[vhost].requests.bind(exchange, destinations) if vhost in self._vhosts else set()
 
     async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
-        """Look at the broker now: the type of an exchange that is not a client's, None where there is none.
+        """Look at the broker now: the type of an exchange that is not a client's, None if there is none.
 
         One that a client declared through another sidecar is in the state when this returns, and the answer None.
 

@@ -93,7 +93,7 @@ COMMANDS = {
     "explain": CommandEntry(
         "why one message goes where it goes",
         "Shows for one message which bindings it visits, what their conditions saw, and which queues it reaches. "
-        "--rules evaluates files; without it a running sidecar is asked, which also knows what clients declared. "
+        "--rules evaluates files; without it a running sidecar answers, including what clients declared. "
         "The message comes from --message or from the options --exchange, --key, --header and so on. A header is "
         "NAME=VALUE, a string, or NAME:TYPE=VALUE with a type of "
         "string, int, int8 to int64, uint8 to uint32, float, float32, bool, null, timestamp, bytes (hexadecimal) or "
@@ -207,7 +207,7 @@ COMMANDS = {
     "import": CommandEntry(
         "write a rules file from rabbitmqctl export_definitions",
         "Reads definitions of RabbitMQ and writes a rules file with the exchanges and bindings of one virtual host; "
-        "what can't be carried over as it is goes to standard error.",
+        "what cannot be converted unchanged is reported on standard error.",
         (
             ("oxproxy import definitions.json > rules/imported.yaml", "the virtual host /"),
             ("oxproxy import - --vhost shop --exchange orders < definitions.json", "one exchange"),

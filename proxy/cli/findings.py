@@ -24,10 +24,10 @@ class Finding:
 
     Args:
         kind: ERROR, WARNING or TEST.
-        file: where it is; line and column from 1, 0 where unknown.
+        file: where it is; line and column from 1, 0 if unknown.
         line: its line.
         column: its column.
-        key: dotted path of the key, empty where there is none.
+        key: dotted path of the key, empty if there is none.
         message: what was seen and what was expected.
         walk: of a failing test, why its message goes where it goes.
         fails: whether it makes the check fail.
@@ -65,8 +65,8 @@ class Findings:
         settings: every configuration that could be read.
         walks: by the place of each test that fails, why its message goes where it goes.
         strict: whether a warning makes the check fail.
-        coverage_fault: what is wrong with the coverage; empty where nothing is.
-        plan: virtual host, and what a sidecar would do there at its start; None where no broker was asked for it.
+        coverage_fault: what is wrong with the coverage; empty if nothing is.
+        plan: virtual host, and what a sidecar would do there at its start; None if no broker was asked for it.
     """
 
     errors: list[ConfigError] = field(default_factory=list)
@@ -126,7 +126,7 @@ class Findings:
 
     @property
     def uses_tls(self) -> bool:
-        """Whether a configuration or a broker has TLS."""
+        """Whether any listener, the upstream or another broker uses TLS."""
         sections: list[object] = [settings.upstream.tls for settings in self.settings]
         sections += [listener.tls for settings in self.settings for listener in settings.listen]
         vhosts = [vhost for loaded in self.sets for vhost in loaded.rules.vhosts.values()]

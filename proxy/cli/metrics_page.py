@@ -22,7 +22,7 @@ class Sample(NamedTuple):
     value: float
 
     def label(self, name: str) -> str:
-        """Return the value of a label, empty where it is absent."""
+        """Return the value of a label, empty if it is absent."""
         return dict(self.labels).get(name, "")
 
 

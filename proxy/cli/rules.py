@@ -92,7 +92,7 @@ def _diff(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
 
 
 def _pairs(in_force: list[dict[str, str]], options: argparse.Namespace) -> list[tuple[str, dict[str, str] | None]]:
-    """Return files on this machine (empty where there is none) and what is in force of each (None likewise)."""
+    """Return files on this machine (empty if there is none) and what is in force of each (None likewise)."""
     if options.files:
         if options.files == ["-"] and len(in_force) == 1:
             return [("-", in_force[0])]

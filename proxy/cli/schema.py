@@ -1,6 +1,6 @@
 """``oxproxy schema``: the JSON Schema of the configuration file or of rules files, for editors.
 
-It is made of the models that read these files. A schema accepts more than ``oxproxy check``, never less.
+It is generated from the models that read these files. A schema accepts more than ``oxproxy check``, never less.
 """
 
 from __future__ import annotations

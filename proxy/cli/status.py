@@ -26,7 +26,7 @@ _FINDINGS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print what /status answers")
+    parser.add_argument("--json", action="store_true", help="print the response of /status")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_new(admins: Sequence[AdminClient], counts: Sequence[int], *, as_json: bool) -> list[int]:
-    """Print the publishes of all workers since their last numbers in the order of time; give the new numbers."""
+    """Print the publishes of all workers since their last numbers in the order of time; return the new numbers."""
     answers = [admin.json(f"/api/recent?after={count}") for admin, count in zip(admins, counts, strict=True)]
     new = sorted((publish for answer in answers for publish in answer["publishes"]), key=lambda each: str(each["at"]))
     for publish in new:

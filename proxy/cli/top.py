@@ -120,7 +120,7 @@ def _print_intervals(admins: Sequence[AdminClient], before: _Reading, options: a
 
 
 def rates(before: _Reading, now: _Reading) -> dict[str, Any]:
-    """Return rates per second between two readings, the highest first; a counter that fell was started again."""
+    """Return rates per second between two readings, the highest first; a counter that fell was restarted."""
     seconds = max(now.at - before.at, 1e-9)
     found: dict[str, list[dict[str, Any]]] = {_EXCHANGES: [], _BINDINGS: [], _DESTINATIONS: []}
     total = 0.0

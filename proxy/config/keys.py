@@ -18,7 +18,7 @@ from proxy.yamlfile.models import FileModel, key_names, key_type
 
 
 def differences(before: FileModel, after: FileModel, path: str = "") -> Iterator[str]:
-    """Give the dotted path of every key whose value differs between two sections of one kind."""
+    """Return the dotted path of every key whose value differs between two sections of one kind."""
     same = True
     for key, (attribute, _) in key_names(type(before)).items():
         old, new, here = getattr(before, attribute), getattr(after, attribute), join(path, key)
@@ -75,7 +75,7 @@ def override(root: Node, environ: Environment[str, str], faults: Faults) -> Node
 
 
 def _leaf(keys: list[str], name: str, text: str, faults: Faults) -> Node | None:
-    """Give the value of a variable as its key wants it: a list or a section is written as in YAML, a text as it is."""
+    """Return the value of a variable as its key requires it: lists and sections are YAML, strings are taken as is."""
     kind = key_type(Settings, *(int(key) if key.isdigit() else key for key in keys))
     if kind.is_section or (kind.several and text.lstrip().startswith("[")):
         return read_document(text, name, faults)
@@ -98,7 +98,7 @@ def _named_variables(node: Node) -> Iterator[str]:
 
 
 def _with(node: Node | None, keys: list[str], leaf: Node) -> Node:
-    """Give the node with the leaf under the keys, making what is not there."""
+    """Return the node with the leaf under the keys, making what is not there."""
     if not keys:
         return leaf
     key, rest = keys[0], keys[1:]

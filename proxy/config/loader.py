@@ -71,7 +71,7 @@ def parse_settings(
 def read_settings(
     root: Node | None, path: Path, environ: Environment[str, str], faults: Faults, secrets_required: bool = True
 ) -> Settings:
-    """Read settings from a file's document, None where it is empty; see `load_settings`."""
+    """Read settings from a file's document, None if it is empty; see `load_settings`."""
     if root is None:
         faults.check()
         root = Mapping(Place(str(path), 1), [])
@@ -195,7 +195,7 @@ def _check_files(
 
 
 def _absence(file: Path) -> str:
-    """Say why a file can't be found; nothing where it is there."""
+    """Return why a file can't be found; nothing if it is there."""
     try:
         return "" if file.is_file() else "there is no such file"
     except OSError as error:  # such as a folder that we may not look into

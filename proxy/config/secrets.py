@@ -24,7 +24,7 @@ HASH_KEY_BYTES = (16, 64)
 
 
 def read_secret(data: bytes) -> bytes | None:
-    """Give the 32 bytes of a secret, None where it is not as expected.
+    """Return the 32 bytes of a secret, None if it is not as expected.
 
     Args:
         data: 32 bytes, or the same in hexadecimal or base64, with blanks and line breaks around it.
@@ -44,7 +44,7 @@ class SecretReader:
     """Reads the secrets of one configuration and reports those that are not as expected.
 
     Args:
-        folder: that of the configuration.
+        directory: that of the configuration.
         places: of every key that was written.
         required: whether a secret must be there; where not, its absence is a warning.
     """
@@ -56,7 +56,7 @@ class SecretReader:
     required: bool
 
     def secrets(self, sources: Sequence[SecretSource]) -> tuple[SecretSource, ...]:
-        """Give the sources of `declared.secrets` with their values, as far as they can be read."""
+        """Return the sources of `declared.secrets` with their values, as far as they can be read."""
         return tuple(
             source.model_copy(update={"value": self._secret(source, f"declared.secrets[{index}]")})
             for index, source in enumerate(sources)
@@ -81,7 +81,7 @@ class SecretReader:
         return found or b""
 
     def hash_key(self, audit: AuditSection) -> bytes:
-        """Give the key of the audit log's hashes; nothing where it can't be read."""
+        """Return the key of the audit log's hashes; nothing if it can't be read."""
         if audit.hash_key_env is not None:
             key = "audit.hash_key_env"
             found = self._kept(key, audit.hash_key_env)

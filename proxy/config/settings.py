@@ -119,8 +119,8 @@ class UpstreamSection(FileModel):
     reuse_seconds: Annotated[float, Duration(1, 3600)] | None = Field(
         default=None,
         alias="reuse",
-        description="how long a connection that a producer has left waits for another one of the same login; `null`: "
-        "closed",
+        description="how long an upstream connection is kept for another producer of the same login after its own has "
+        "closed; `null`: not kept",
     )
     tls: UpstreamTls | None = None
     control: ControlSection = Field(default_factory=ControlSection)
@@ -201,7 +201,7 @@ class AuditSection(FileModel):
     )
     mode: Literal["best_effort", "backpressure", "strict"] = Field(
         default="best_effort",
-        description="when disk or writer can't keep up: `best_effort` drops and counts lines, `backpressure` lets "
+        description="when disk or writer can't keep up: `best_effort` drops and counts lines, `backpressure` makes "
         "producers wait, `strict` confirms a publish only when its line is on disk",
     )
     instance: Text | None = Field(
@@ -212,10 +212,10 @@ class AuditSection(FileModel):
     )
     segment_mib: Annotated[int, Whole(1, 128)] = Field(default=128, description="most MiB of text in one segment")
     segment_seconds: Annotated[float, Duration(1, 86400)] = Field(
-        default=300.0, alias="segment", description="longest time a segment is open"
+        default=300.0, alias="segment", description="longest time that a segment stays open"
     )
     keep_days: Annotated[int, Whole(1, 100_000)] | None = Field(
-        default=None, description="days that segments are kept; `null`: age does not matter"
+        default=None, description="retention of segments in days; `null`: no limit"
     )
     keep_mib: Annotated[int, Whole(1, 2**40)] | None = Field(
         default=None, description="MiB of segments that are kept, oldest go first; `null`: size does not matter"
@@ -351,6 +351,6 @@ class Settings(FileModel):
         return next((self.places[key] for key in keys if key in self.places), Place("configuration", 0))
 
     def fault(self, key: str, message: str) -> ConfigError:
-        """Give an error at a key, for what only turns out when its value is used."""
+        """Return an error at a key, for what only turns out when its value is used."""
         place = self.place(key)
         return ConfigError(place.source, place.line, key, message, place.column)

@@ -23,7 +23,7 @@ _LARGE_READ_BYTES = 1 << 16
 
 
 def peer_address(name: object) -> tuple[str, str]:
-    """Give address, and address with port, of a peer as the socket names it (`getpeername`).
+    """Return address, and address with port, of a peer as the socket names it (`getpeername`).
 
     An IPv4 address in IPv6 form is shown as what it is.
     """
@@ -97,7 +97,7 @@ class Link(asyncio.Protocol):
         self.begun = monotonic()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the socket."""
+        """Accept the socket."""
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
         self.connected = True

@@ -74,7 +74,7 @@ class ListenerLimits:
 
 
 class ListenError(OSError):
-    """An address can't be listened on.
+    """The sidecar cannot listen on an address.
 
     Args:
         index: of the address.
@@ -357,7 +357,7 @@ class Listener:
                 raise
 
     def _refusal(self, host: str, name: str) -> str | None:
-        """Say why a producer can't be let in: None where it can, nothing where it is not told."""
+        """Return why a producer can't be let in: None if it can, nothing if it is not told."""
         if self.draining:
             return ""
         limits = self._limits

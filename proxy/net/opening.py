@@ -71,12 +71,12 @@ class Opening:
         self._failure = ""
 
     def from_producer(self, data: bytes) -> None:
-        """Take bytes of the producer."""
+        """Receive bytes from the producer."""
         self._handshake.receive_from_producer(data)
         self._go_on()
 
     def from_upstream(self, data: bytes) -> None:
-        """Take bytes of the broker."""
+        """Receive bytes from the broker."""
         news = data if self._negotiation is None else self._negotiation.receive_from_upstream(data)
         self._handshake.receive_from_upstream(news)
         self._go_on()

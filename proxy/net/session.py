@@ -132,7 +132,7 @@ class Session:
             self._upstream_lost(None)
 
     def settling(self) -> bool:
-        """Say whether publishes are not settled yet; if so no more are read. `close` ends that."""
+        """Return whether publishes are not settled yet; if so no more are read. `close` ends that."""
         if self.relay is None or not self.relay.connection.unsettled:
             return False
         self._pause_producer("draining", True)

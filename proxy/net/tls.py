@@ -157,7 +157,7 @@ class ClientTls:
         return context
 
     def words(self, error: BaseException) -> str:
-        """Say what an error of a connection with these settings means, without the peer's address."""
+        """Return what an error of a connection with these settings means, without the peer's address."""
         if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNTRUSTED:
             trusted = "the system's authorities" if self.ca is None else f"the authorities in {self.ca}"
             return f"{words(error)} (expected one of {trusted})"
@@ -173,7 +173,7 @@ class TlsContexts:
         self.ends: dict[tuple[str, str], float] = {}
 
     def of(self, tls: ServerTls | ClientTls) -> ssl.SSLContext:
-        """Give the context in use, made now where there is none.
+        """Return the context in use, created now if there is none.
 
         Raises:
             ConfigError: none is in use, and its files can't be used.
@@ -215,7 +215,7 @@ class TlsContexts:
 
 
 def words(error: BaseException) -> str:
-    """Say what an error of a socket or of TLS means, without its address."""
+    """Return what an error of a socket or of TLS means, without its address."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate refused: {error.verify_message.rstrip('.')}"
     if isinstance(error, ssl.SSLError) and error.reason:
@@ -227,7 +227,7 @@ def words(error: BaseException) -> str:
 
 
 def _ends(tls: ServerTls | ClientTls) -> dict[tuple[str, str], float]:
-    """Give when the certificate ends with which we prove ourselves, if we do, by side and file."""
+    """Return when the certificate ends with which we prove ourselves, if we do, by side and file."""
     if tls.certificate is None:
         return {}
     side = "downstream" if isinstance(tls, ServerTls) else "upstream"

@@ -96,15 +96,15 @@ class SidecarTls:
         return sorted({path for tls in (*self.sections.values(), *self._remote) for path in files_of(tls)})
 
     def providers(self) -> dict[tuple[str, int], ContextProvider]:
-        """Give what makes contexts for producers, by (host, port) of the listener."""
+        """Return what makes contexts for producers, by (host, port) of the listener."""
         return {address: partial(self.contexts.of, tls) for address, tls in self.listeners.items()}
 
     def control(self) -> TlsSettings | None:
-        """Give TLS of the control user's connections."""
+        """Return the TLS settings of the control user's connections."""
         return self._to_broker(self.upstream.server_name) if self.upstream is not None else None
 
     def management(self) -> TlsSettings | None:
-        """Give TLS of the management API: as to the broker, but `server_name` is for the broker's own host only."""
+        """Return TLS of the management API: as to the broker, but `server_name` is for the broker's own host only."""
         parts = urlsplit(self._management or "")
         if self.upstream is None or parts.scheme != "https":
             return None
@@ -144,7 +144,7 @@ def check_settings(settings: Settings, faults: Faults) -> None:
 
 
 def broker_tls(rule: BrokerRule, faults: Faults, required: bool = True) -> ClientTls | None:
-    """Give what TLS to a broker of the rules needs, None for plain TCP, and report its files that can't be used.
+    """Return what TLS to a broker of the rules needs, None for plain TCP, and report its files that can't be used.
 
     Args:
         rule: the broker.

@@ -110,7 +110,7 @@ class UpstreamPool:
         self._stopped = False
 
     def negotiation(self) -> LeaseNegotiation:
-        """Give what speaks for the broker in one handshake."""
+        """Return what speaks for the broker in one handshake."""
         return LeaseNegotiation(self._leases, self._key)
 
     def _leases(self) -> Iterator[Lease]:
@@ -118,7 +118,7 @@ class UpstreamPool:
         return (lease for lease in reversed(self._kept) if self._kept[lease].quiet)
 
     def lease_to(self, lease: Lease, link: Link) -> None:
-        """Give a connection that waits to the next producer.
+        """Return a connection that waits to the next producer.
 
         Args:
             lease: one of those that the stand-in was shown.

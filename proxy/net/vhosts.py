@@ -102,7 +102,7 @@ class ControlPlane(Protocol):
         """A queue is gone."""
 
     def state_of(self, vhost: str) -> VhostState | None:
-        """What is known of a virtual host that is kept in step; None where it is not."""
+        """What is known of a virtual host that is kept in step; None if it is not."""
 
     def follows(self, vhost: str) -> bool:
         """Whether the virtual host is kept in step already."""
@@ -111,7 +111,7 @@ class ControlPlane(Protocol):
         """Keep one more virtual host in step: what clients declared there is known when this returns."""
 
     async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
-        """Look at the broker now: the type of an exchange that is not one of ours, None where there is none."""
+        """Look at the broker now: the type of an exchange that is not one of ours, None if there is none."""
 
     def changed(self, vhost: str, exchange: bytes) -> None:
         """A client has declared, deleted, bound or unbound the exchange."""
@@ -122,7 +122,7 @@ class Vhosts:
 
     Args:
         states: virtual hosts that rules name.
-        control: the control plane; None where no rules need one.
+        control: the control plane; None if no rules need one.
         counters: what the process counts.
         sources: clocks and dice.
         rules: what holds for clients' declarations.
@@ -164,7 +164,7 @@ class Vhosts:
         self.client_connections = ClientConnections()
 
     def plans(self, vhost: str) -> Plans:
-        """Give the plans of a virtual host that a producer has logged in to (so their number is the broker's)."""
+        """Return the plans of a virtual host that a producer has logged in to (so their number is the broker's)."""
         found = self._plans.get(vhost)
         if found is None:
             known = self._control.state_of(vhost) if self._control is not None else None
@@ -217,7 +217,7 @@ class Vhosts:
         return plans
 
     def inventory(self, vhost: str) -> QueueInventory:
-        """Give what a relay of the virtual host tells and asks the control plane without waiting."""
+        """Return what a relay of the virtual host tells and asks the control plane without waiting."""
         control = self._control
         if control is None:
             return NO_INVENTORY

@@ -38,7 +38,7 @@ class Exposition:
 
     Args:
         counters: what the process counts.
-        worker: its number, a label of all metrics; None where it is not one of several.
+        worker: its number, a label of all metrics; None if it is not one of several.
     """
 
     def __init__(self, counters: Counters, worker: int | None = None) -> None:

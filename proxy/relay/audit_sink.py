@@ -41,7 +41,7 @@ class AuditSink(Protocol):
         remotes: Iterable[str] = (),
         rule: int | None = None,
     ) -> LineTemplate:
-        """What a decision fixes."""
+        """The part of an audit line that the decision determines."""
 
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
         """The allow-listed headers."""

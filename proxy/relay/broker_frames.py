@@ -71,7 +71,7 @@ class BrokerFrames:
         return not self._rest
 
     def read_broker(self, data: bytes) -> None:
-        """Take bytes from the broker; what goes to the producer gathers in the connection's state.
+        """Receive bytes from the broker; what goes to the producer gathers in the connection's state.
 
         Args:
             data: any piece of the stream.
@@ -86,7 +86,7 @@ class BrokerFrames:
             self._rest.keep(data[at:])
 
     def _run(self, data: bytes) -> int:  # noqa: C901 -- one pass over the read buffer, as in `publish_pass`
-        """Take whole frames; answer the offset of what is left.
+        """Process whole frames; return the offset of what is left.
 
         What is none of ours extends the run `start:at`, which is copied as one slice: whole contents, parts of
         contents, confirms on channels without a ledger, and methods that are not looked at.
@@ -183,7 +183,7 @@ class BrokerFrames:
         return at if connection.lifecycle.phase not in _ENDED else self._end(data, at)
 
     def _whole_content_end(self, data: bytes, header_at: int, number: int, largest: int) -> int:
-        """Find the offset after a content whose body is one frame at most and all there; 0 where it is not.
+        """Find the offset after a content whose body is one frame at most and all there; 0 if it is not.
 
         Args:
             data: a read buffer.
@@ -251,7 +251,7 @@ class BrokerFrames:
             unfinished.pop(number, None)
 
     def _take(self, kind: int, number: int, frame: bytes) -> bool:
-        """Take one frame that is not plain; answer whether it goes to the producer as it came."""
+        """Handle one frame that is not plain; return whether it is forwarded to the producer unchanged."""
         connection = self._connection
         if kind == HEARTBEAT:
             return False
@@ -272,7 +272,7 @@ class BrokerFrames:
         return False
 
     def _unknown(self, kind: int, number: int, frame: bytes) -> bool:
-        """Take a frame on a number without a channel: nothing is expected there; answer False, it is discarded.
+        """Handle a frame on a number without a channel: nothing is expected there; answer False, it is discarded.
 
         Raises:
             ProtocolError: the broker opens or closes what was never opened.
@@ -296,7 +296,7 @@ class BrokerFrames:
         return self._methods.take_channel_method(channel, index, frame)
 
     def _inspected_content(self, channel: Channel, kind: int, frame: bytes) -> None:
-        """Take a content frame on a channel where something of ours is in play, or one that is too large."""
+        """Handle a content frame on a channel where something of ours is in play, or one that is too large."""
         if channel.number in self._connection.deliveries.unfinished:
             # On a closed channel, too: no method may stand between the frames of a content (spec, 4.2.6).
             self._pass_content(channel, kind, frame)
@@ -320,7 +320,7 @@ class BrokerFrames:
             connection.pending.released.append(channel)
 
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:
-        """Take the content header after a method that waited for it: a delivery, a get or a return."""
+        """Handle the content header after a method that waited for it: a delivery, a get or a return."""
         connection = self._connection
         if kind != HEADER or len(header) < _LEAST_HEADER:
             raise ProtocolError(505, f"expected a content header on channel {channel.number}")
@@ -362,7 +362,7 @@ class BrokerFrames:
             connection.deliveries.mark(channel)
 
     def release(self, channel: Channel) -> None:
-        """Take the frames that were kept back on a channel, in front of everything that comes."""
+        """Handle the frames that were kept back on a channel, in front of everything that comes."""
         frames = channel.output.release()
         self._connection.deliveries.mark(channel)
         # The answer itself has been looked at; only what came after it has not.

@@ -70,18 +70,18 @@ class BrokerMethods:
         return self._everything if self._connection.plans.state.restores else self._without_content
 
     def take_connection_method(self, frame: bytes) -> bool:
-        """Take a method on channel 0; answer whether it goes to the producer as it came."""
+        """Handle a method on channel 0; return whether it is forwarded to the producer unchanged."""
         index = U32.unpack_from(frame, 7)[0] if len(frame) >= 12 else 0
         taken = self._connection_handlers.get(index)
         return taken() if taken else self._connection.lifecycle.phase is not Phase.CLOSING
 
     def take_channel_method(self, channel: Channel, index: int, frame: bytes) -> bool:
-        """Take a method on an open channel; answer whether it goes to the producer as it came."""
+        """Handle a method on an open channel; return whether it is forwarded to the producer unchanged."""
         taken = self._channel_handlers.get(index)
         return taken(channel, frame) if taken else True
 
     def take_while_closing(self, channel: Channel, index: int) -> bool:
-        """Take a frame on a channel that was closed by the broker or by us: all but its closing is discarded."""
+        """Handle a frame on a channel that was closed by the broker or by us: all but its closing is discarded."""
         connection = self._connection
         if index == methods.CHANNEL_CLOSE_OK:
             return self._closed(channel)
@@ -171,7 +171,7 @@ class BrokerMethods:
         return refusal == frame
 
     def _closed(self, channel: Channel, frame: bytes = b"") -> bool:
-        """Take the broker's close-ok; answer whether it is for the producer."""
+        """Take the broker's close-ok; return whether it is for the producer."""
         connection, before = self._connection, channel.state
         connection.change(channel, ChannelEvent.BROKER_CLOSE_OK, methods.CHANNEL_CLOSE_OK)
         if before is BOTH_AWAITING_BROKER or before is US_AWAITING_BROKER:
@@ -211,7 +211,7 @@ class BrokerMethods:
 
 
 def _naming_the_request(channel: Channel, close: bytes) -> bytes:
-    """Give a close as if what we looked for with a declare had been asked for by the method that the producer sent."""
+    """Return a close as if the producer's own method had asked for what our passive declare looked for."""
     request_method = channel.replies.next.request_method if channel.replies else 0
     if not request_method or U32.unpack_from(close, len(close) - 1 - U32.size)[0] not in _LOOKS:
         return close

@@ -30,7 +30,7 @@ HEADER_TO_COME: Final = -1
 
 @dataclass(slots=True, eq=False)
 class PendingPublish:
-    """A Basic.Publish method as it came."""
+    """A Basic.Publish method unchanged."""
 
     #: the whole method frame
     frame: bytes
@@ -96,7 +96,7 @@ class ContentUnderWay:
     """A publish whose frames have not all come: a channel without one expects a method.
 
     Args:
-        publish: its method, until the content header comes; None where that has come.
+        publish: its method, until the content header comes; None if that has come.
         remaining: body bytes to come, or `HEADER_TO_COME`.
     """
 

@@ -254,7 +254,7 @@ def next_state(state: ChannelState, event: ChannelEvent, method: int = 0) -> Cha
 
 
 def next_mode(mode: ChannelMode, selected: ChannelMode) -> ChannelMode:
-    """Give the mode of a channel after Confirm.Select or Tx.Select; a mode is never left.
+    """Return the mode of a channel after Confirm.Select or Tx.Select; a mode is never left.
 
     Raises:
         ProtocolError: 406 on the channel with RabbitMQ's text, the other mode was selected before.

@@ -121,7 +121,7 @@ class Ledger:
         """Enter what became of one copy at another broker.
 
         Returns:
-            Whether the publish is acked, if it is settled now; None where it is not.
+            Whether the publish is acked, if it is settled now; None if it is not.
         """
         entry = self._remote.get(producer_tag)
         if entry is None:

@@ -76,7 +76,7 @@ class DelayedConfirms:
         #: by channel number, (line, confirms), oldest first
         self._waiting: dict[int, deque[tuple[int, bytes]]] = {}
         self.size_bytes = 0
-        #: line that the end of a channel waits for, and all after it; None where none does
+        #: line that the end of a channel waits for, and all after it; None if none does
         self.until: int | None = None
         #: what goes to the producer meanwhile; and which pieces after it are confirms
         self._before: list[bytes] = []
@@ -189,7 +189,7 @@ class ConnectionAudit:
         return self._journal.origin(self._conn, self._user, self._vhost, channel)
 
     def _facts(self, data: bytes, start: int, stop: int) -> tuple[bytes | None, str]:
-        """Read message id, None where there is none, and allow-listed headers of a content header frame."""
+        """Read message id, None if there is none, and allow-listed headers of a content header frame."""
         flags = (data[start + 19] << 8) | data[start + 20]
         if not self._journal.names and not flags & _MESSAGE_ID:
             return None, "{}"

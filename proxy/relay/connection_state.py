@@ -2,7 +2,7 @@
 
 `publish_pass` (producer to broker) and `broker_frames` (broker to producer) both write here; `relay` makes it, and the
 driver reads it. Bytes to send gather in `to_upstream` and `to_producer`; what needs sockets, time or the control plane
-gathers in `pending`. What belongs together is an object of its own: `Lifecycle` (phase and close of the producer),
+gathers in `pending`. Related state is grouped into separate objects: `Lifecycle` (phase and close of the producer),
 `UpstreamLink` (the leased connection), `Deliveries`, `ConnectionTraffic`, `PendingWork`, and a
 `Channel` for each channel. Acks, nacks and returns of our own, where several brokers take part, are sent from here.
 
@@ -101,7 +101,7 @@ class BindDestinations(NamedTuple):
 class LookUpExchange(NamedTuple):
     """A client declares an open exchange that is not known here: look at the broker, then call `answer`.
 
-    `answer` takes the type of an exchange of that name that is not one of ours, None where there is none; one of
+    `answer` takes the type of an exchange of that name that is not one of ours, None if there is none; one of
     ours that is there has been taken into the state before.
     """
 
@@ -213,7 +213,7 @@ class UpstreamLink:
         self.kept = True
 
     def block(self, blocked: bool) -> int:
-        """Note whether the broker blocks publishes; answer by how much the number of blocked links changes."""
+        """Note whether the broker blocks publishes; return by how much the number of blocked links changes."""
         change = blocked - self.blocked
         self.blocked = blocked
         return change
@@ -312,7 +312,7 @@ class ConnectionState:
         self.remotes: RemoteBrokers | None = None
 
     def permission_checks(self, unknown: Iterable[tuple[Reach, Destination]]) -> tuple[PermissionCheck, ...]:
-        """Give what exists of that which routes chose and is not yet known to be within a client's reach."""
+        """Return what exists of that which routes chose and is not yet known to be within a client's reach."""
         asked = []
         for reach, destination in sorted(unknown, key=lambda one: one[1]):
             owned = self.plans.state.owner_of(reach)
@@ -322,13 +322,13 @@ class ConnectionState:
         return tuple(asked)
 
     def next_sequence(self) -> int:
-        """Give a place in the order of declarations, later than all before: microseconds since 1970, or one more."""
+        """Return a place in the order of declarations, later than all before: microseconds since 1970, or one more."""
         state = self.plans.state
         state.last_sequence = max(state.last_sequence + 1, int(self.plans.sources.wall() * 1_000_000))
         return state.last_sequence
 
     def next_pin(self, table: TokenTable) -> bytes:
-        """Give a row under a token for clients' bindings to rely on: a pin, where other sidecars may be there."""
+        """Return a row under a token for clients' bindings to rely on: a pin, where other sidecars may be there."""
         return pin_row(self.plans.state.sidecar, self.next_sequence()) if table.shared else PLAIN
 
     def change(self, channel: Channel, event: ChannelEvent, method: int = 0) -> None:
@@ -604,7 +604,7 @@ class ConnectionState:
         self.take_held_again(channel)
 
     def take_held_again(self, channel: Channel) -> None:
-        """Take the frames that a channel held in the state that it has by now."""
+        """Handle the frames that a channel held in the state that it has by now."""
         if channel.held:
             self.pending.resumable.append(channel)
 

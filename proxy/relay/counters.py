@@ -198,7 +198,7 @@ class Traffic:
     def tally(
         self, vhost: str, exchange: bytes, outcome: str, matched: Matched, destinations: tuple[bytes, ...]
     ) -> Tally:
-        """Give the tally of a decision: the same one as long as somebody holds it.
+        """Return the tally of a decision: the same one as long as somebody holds it.
 
         Returns:
             The tally to keep with the cached plan and to count in.
@@ -294,7 +294,7 @@ class Histogram:
         self.total_seconds += seconds
 
     def cumulative(self) -> list[int]:
-        """Give for each bound the number of durations up to it, and as last entry all of them."""
+        """Return for each bound the number of durations up to it, and as last entry all of them."""
         return list(accumulate(self.buckets))
 
 
@@ -427,7 +427,7 @@ class Counters:
         self.carrier_bindings: Mapping[tuple[str, str, str], int] = {}
         self.unkeyed_tokens = 0
         self.unsigned_bindings = 0
-        #: processes that share the addresses, and how often this one of them was started again
+        #: processes that share the addresses, and how often this one of them was restarted
         self.workers = 1
         self.worker_restarts = 0
         #: by task of the control plane, how often it raised something unexpected

@@ -63,7 +63,7 @@ def address_parts(original_exchange: bytes, new_exchange: bytes) -> tuple[bytes,
 
 
 def read(entries: bytes) -> tuple[OriginalAddress, OriginalAddress] | None:
-    """Find (original, new) in the entries of a header table; None where there is no such header or it is not ours."""
+    """Find (original, new) in the entries of a header table; None if there is no such header or it is not ours."""
     if ADDRESS_HEADER not in entries:
         return None
     for name, raw in pick(entries, 0, len(entries), frozenset((ADDRESS_HEADER,))):
@@ -87,7 +87,7 @@ def restored(entries: bytes) -> bytes:
 
 
 def can_produce(state: VhostState, first: OriginalAddress, new: OriginalAddress) -> bool:
-    """Say whether this configuration sends a publish to `first` under the address `new`."""
+    """Return whether this configuration sends a publish to `first` under the address `new`."""
     owned = state.exchanges.get(first.exchange)
     if owned is None:
         return state.addresses is not None and _translated(state, state.addresses, first, new)
@@ -142,9 +142,9 @@ def _destination(state: VhostState, book: AddressBook, first: OriginalAddress, n
 
 
 def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[bytes, bytes]:
-    """Give method and header frame of a delivery, get or return as the producer or consumer should see them.
+    """Return method and header frame of a delivery, get or return as the producer or consumer should see them.
 
-    What is malformed stays as it came: one message that somebody else has stored must not end the connection of
+    What is malformed stays unchanged: one message that somebody else has stored must not end the connection of
     everybody who gets it.
     """
     try:

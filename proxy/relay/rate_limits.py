@@ -38,7 +38,7 @@ class TokenBucket:
             now: monotonic seconds.
 
         Returns:
-            Seconds until nothing is owed; 0 where nothing is.
+            Seconds until nothing is owed; 0 if nothing is.
         """
         if now > self._at:
             self._level = min(self._most, self._level + (now - self._at) * self._rate)
@@ -118,7 +118,7 @@ class UserRateLimits:
         return bool(self._rates.publishes or self._rates.read_bytes)
 
     def acquire(self, user: str, now: float) -> UserRateLimit:
-        """Give what a user may publish, at the start of one of its connections; `release` ends that."""
+        """Return what a user may publish, at the start of one of its connections; `release` ends that."""
         if len(self._by_user) >= REMEMBERED:
             self._by_user = {name: one for name, one in self._by_user.items() if one.connections or not one.full(now)}
         found = self._by_user.get(user)

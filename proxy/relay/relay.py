@@ -53,14 +53,14 @@ class Relay:
         return self._publishing.interrupted
 
     def producer_sent(self, data: bytes, now: float) -> None:
-        """Take bytes from the producer."""
+        """Receive bytes from the producer."""
         connection = self.connection
         connection.traffic.now = now
         self._publishing.read_producer(data)
         self._go_on()
 
     def broker_sent(self, data: bytes, now: float) -> None:
-        """Take bytes from the broker."""
+        """Receive bytes from the broker."""
         connection = self.connection
         connection.traffic.now = now
         try:
@@ -87,7 +87,7 @@ class Relay:
             done()
 
     def answer(self, request: LookUpExchange, found: str | None) -> None:
-        """Say what `LookUpExchange` asked: the type of another's exchange of that name, None where there is none."""
+        """Return what `LookUpExchange` asked: the type of another's exchange of that name, None if there is none."""
         channel = request.channel
         if self.connection.lifecycle.phase is Phase.OPEN and channel.state is DECLARING:
             request.answer(found)

@@ -27,8 +27,8 @@ not know of yet. The broker has no compare-and-delete, but unbinding names the e
    are also unbound where a later pin of this sidecar stands (`outdated`): a sidecar that has ended leaves its own.
 
 5. Rules of another sidecar may need a plain row that those of this one do not need any more. So a pin that counts as
-   one of another sidecar is bound before the plain row is unbound. A sidecar whose rules need the destination binds the
-   plain row again at its next look. On carriers of rules files, pins of others are settled only after
+   one of another sidecar is bound before the plain row is unbound. A sidecar whose rules need the destination
+   recreates the plain row at its next look. On carriers of rules files, pins of others are settled only after
    `handover_seconds`, in which every sidecar looks.
 
 Rules 1 to 4 hold for every order in which the broker carries out the steps of any number of sidecars; only durations
@@ -273,7 +273,7 @@ class TokenTable:
             self._set(destination, record, TokenState.UNKNOWN)
 
     def deleted(self, destination: Destination, reason: str = "deleted") -> bool:
-        """A queue or exchange is gone, and with it every row; answer whether its token was bound."""
+        """A queue or exchange is gone, and with it every row; return whether its token was bound."""
         record = self._records.get(destination)
         if record is None:
             return False

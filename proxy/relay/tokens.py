@@ -35,7 +35,7 @@ _KEYED = {"queue": GRANTS + b"q.", "exchange": GRANTS + b"e."}
 _KEYED_WORD = {"queue": RESERVED_WORD + b"r-q-", "exchange": RESERVED_WORD + b"r-e-"}
 _EIGHT_WORDS = tuple(_KEYED.values())
 _KEYED_PREFIXES = (*_EIGHT_WORDS, *_KEYED_WORD.values())
-#: What the exchanges begin with that say which tokens are bound no more (see `Tokens.markers`).
+#: What the exchanges begin with that say which tokens are no longer bound (see `Tokens.markers`).
 _MARKERS = RESERVED_PREFIX + b"f."
 #: stands for the key of unkeyed tokens
 UNKEYED = b""
@@ -77,7 +77,7 @@ _ONE_WORD = {
 
 @lru_cache(maxsize=65536)
 def token(kind: str, name: bytes) -> bytes:
-    """Give the unkeyed token of one destination, as version 0.1 made it: anybody can compute it (see `Tokens`).
+    """Return the unkeyed token of one destination, as version 0.1 made it: anybody can compute it (see `Tokens`).
 
     Args:
         kind: ``queue`` or ``exchange``.
@@ -92,7 +92,7 @@ def token(kind: str, name: bytes) -> bytes:
 
 @lru_cache(maxsize=65536)
 def grant_key(client: str, kind: str, name: bytes) -> bytes:
-    """Give the key under which a destination is bound in witness that a client could bind it; no publish uses it."""
+    """Return the key under which a destination is bound in witness that a client could bind it; no publish uses it."""
     witness = repr((client, kind, name)).encode()
     return GRANTS + blake2b(witness, digest_size=8).hexdigest().encode()
 
@@ -102,12 +102,12 @@ def is_keyed(routing_key: bytes) -> bool:
 
 
 def is_eight_words(routing_key: bytes) -> bool:
-    """Say whether a routing key has the form of a keyed token in eight words, of whatever secret."""
+    """Return whether a routing key has the form of a keyed token in eight words, of whatever secret."""
     return routing_key.startswith(_EIGHT_WORDS)
 
 
 def is_grant(routing_key: bytes) -> bool:
-    """Say whether a routing key has the form of a witness of what a client could bind."""
+    """Return whether a routing key has the form of a witness of what a client could bind."""
     return routing_key.startswith(GRANTS) and not is_keyed(routing_key)
 
 
@@ -122,7 +122,7 @@ class Tokens:
     Args:
         vhost: name of the virtual host.
         keys: of the current secret, then of previous ones; none: tokens are unkeyed.
-        retired: keys whose tokens are bound no more.
+        retired: keys whose tokens are no longer bound.
         form: how they are written. On topic carriers they are keyed: version 0.1 uses no such carrier.
     """
 
@@ -156,7 +156,7 @@ class Tokens:
         return len(self.keys) * len(self._one_word)
 
     def in_form(self, form: TokenForm) -> Tokens:
-        """Give the tokens of the same virtual host as a carrier of that form has them."""
+        """Return the tokens of the same virtual host as a carrier of that form has them."""
         if form is self.form:
             return self
         tokens = self._forms.get(form)
@@ -166,7 +166,7 @@ class Tokens:
         return tokens
 
     def of(self, kind: str, name: bytes) -> tuple[bytes, ...]:
-        """Give the tokens that are bound for a destination, the current one first."""
+        """Return the tokens that are bound for a destination, the current one first."""
         destination = (kind, name)
         found = self._known.get(destination)
         if found is None:
@@ -178,15 +178,15 @@ class Tokens:
         return found
 
     def former(self, kind: str, name: bytes) -> tuple[bytes, ...]:
-        """Give the tokens of a destination that are to be bound no more."""
+        """Return the tokens of a destination that are to be no longer bound."""
         return tuple(self._token(key, kind, name, one_word) for key, one_word in self._former)
 
     def lead_to(self, later: Tokens) -> bool:
-        """Say whether what was bound under these tokens is found by messages with later ones of the same carrier."""
+        """Return whether what was bound under these tokens is found by messages with later ones of the same carrier."""
         return later._one_word[0] in self._one_word
 
     def markers(self) -> dict[bytes, tuple[bytes, bytes]]:
-        """Give the names of exchanges that say that tokens are bound no more.
+        """Return the names of exchanges that say that tokens are no longer bound.
 
         A name is a hash under a secret: who can't compute it can't say so.
 
@@ -196,12 +196,12 @@ class Tokens:
         return {self.marker(by, key): (by, key) for at, key in enumerate(self.keys) for by in self.keys[:at]}
 
     def marker(self, by: bytes, key: bytes) -> bytes:
-        """Give the name of the exchange that says, under one key, that the tokens of another are bound no more."""
+        """Return the name of the exchange that says, under one key, that the tokens of another are no longer bound."""
         text = b"retired\0" + self.vhost.encode() + b"\0" + key
         return _MARKERS + blake2b(text, key=by, digest_size=16).hexdigest().encode()
 
     def without(self, key: bytes) -> Tokens:
-        """Give the same without the tokens of one key."""
+        """Return a copy without the tokens of one key."""
         return Tokens(self.vhost, tuple(one for one in self.keys if one != UNKEYED), self._retired | {key})
 
     def _token(self, key: bytes, kind: str, name: bytes, one_word: bool) -> bytes:
@@ -235,7 +235,7 @@ class Secrets:
         """Find the secret that signed these fields.
 
         Returns:
-            0 for the current secret, 1 and more for previous ones; None where the signature is none of theirs.
+            0 for the current secret, 1 and more for previous ones; None if the signature is none of theirs.
         """
         for index, key in enumerate(self._signing):
             if hmac.compare_digest(_signature(key, fields), signature):

@@ -91,7 +91,7 @@ class StoredBinding(NamedTuple):
 
     @property
     def client(self) -> str:
-        """The user that made it first; empty where it is unknown."""
+        """The user that made it first; empty if it is unknown."""
         return self.copies[0].client if self.signed else ""
 
     @property
@@ -117,7 +117,7 @@ class StoredBinding(NamedTuple):
         return frozenset(copy.sequence for copy in self.copies if copy.key != self.key)
 
     def merged_with(self, other: StoredBinding) -> StoredBinding:
-        """Give what two records of one binding say together."""
+        """Return what two records of one binding say together."""
         copies = sorted_copies({*self.copies, *other.copies})
         first = self if copies[0] in self.copies else other
         return first._replace(copies=copies, binding=replace(first.binding, sequence=copies[0].sequence))
@@ -146,7 +146,7 @@ class OwnedExchange:
     alternate: bytes | None = None
     #: its arguments as declared (filters included)
     arguments: Table = ()
-    #: how a client declared it; None where a rules file did
+    #: how a client declared it; None if a rules file did
     declared: DeclaredExchange | None = None
     #: bindings that clients made, by identity; those of rules files are known to the router alone
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
@@ -185,7 +185,7 @@ class OwnedExchange:
         return found
 
     def grant(self, key: bytes, destination: Destination) -> None:
-        """Take note of a binding that witnesses what some client may bind."""
+        """Record a binding that witnesses what some client may bind."""
         if key in self.grants:
             return
         self.grants[key] = destination
@@ -209,7 +209,7 @@ class OwnedExchange:
         self.receivers.setdefault(stored.destination, {})[identity] = stored
 
     def drop(self, binding: Binding) -> bool:
-        """Forget the client's binding of that identity; answer whether there was one."""
+        """Forget the client's binding of that identity; return whether there was one."""
         identity = binding.identity
         gone = self.clients.pop(identity, None)
         if gone is None:
@@ -263,7 +263,7 @@ class VhostState:
     last_sequence: int = 0
     #: names of the broker's exchanges that carry the exchanges evaluated here
     carriers: frozenset[bytes] = field(init=False)
-    #: the address table, None where there is none; `set_addresses` changes it
+    #: the address table, None if there is none; `set_addresses` changes it
     addresses: AddressBook | None = None
     #: what the address table sends to other brokers that they do not have: label of the broker and destination there,
     #: with the reason
@@ -291,7 +291,7 @@ class VhostState:
         self._derive()
 
     def prefers_topic(self, wanted: CarrierType, *, many: bool) -> bool:
-        """Say whether a carrier that has to be declared is to be a topic exchange.
+        """Return whether a carrier that has to be declared is to be a topic exchange.
 
         Args:
             wanted: the type that was asked for.
@@ -306,7 +306,7 @@ class VhostState:
         return [owned for owned in self.exchanges.values() if owned.delivery is Delivery.CARRIER]
 
     def has_queue(self, name: bytes) -> bool:
-        """Say whether a queue exists, as far as is known."""
+        """Return whether a queue exists, as far as is known."""
         names = self.queues.names  # sorted
         at = bisect_left(names, name)
         return at < len(names) and names[at] == name
@@ -316,7 +316,7 @@ class VhostState:
         self.missing[destination] = reason
 
     def not_missing(self, destination: Destination) -> bool:
-        """A destination may be reached again: publishes wait for its token; answer whether it was missing."""
+        """A destination may be reached again: publishes wait for its token; return whether it was missing."""
         return self.missing.pop(destination, None) is not None
 
     def redeclared(self, destination: Destination) -> None:
@@ -340,12 +340,12 @@ class VhostState:
         self.changed()
 
     def set_sharing(self, shared: bool, sidecar: str, handover_seconds: float = LEASE_SECONDS) -> None:
-        """Say whether other sidecars may be on the same carriers, and which one this is."""
+        """Return whether other sidecars may be on the same carriers, and which one this is."""
         self.shared, self.sidecar, self.handover_seconds = shared, sidecar, handover_seconds
         self._derive()
 
     def tokens_of(self, owned: OwnedExchange) -> Tokens:
-        """Give the tokens by which the carrier of an exchange knows destinations."""
+        """Return the tokens by which the carrier of an exchange knows destinations."""
         return self.tokens.in_form(owned.form)
 
     def set_tokens(self, tokens: Tokens) -> None:

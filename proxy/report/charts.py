@@ -36,12 +36,12 @@ class Span(NamedTuple):
         return max(1.0, (self.end - self.begin).total_seconds())
 
     def at(self, time: datetime) -> float:
-        """Give the place of a time on the plot, in percent."""
+        """Return the place of a time on the plot, in percent."""
         return 100 * (time - self.begin).total_seconds() / self.seconds
 
     @property
     def title(self) -> str:
-        """The days that it is of, and the zone."""
+        """The days that it covers, and the time zone."""
         last = (self.end - timedelta(microseconds=1)).date()
         first = self.begin.date()
         return f"{first}, UTC" if first == last else f"{first} to {last}, UTC"
@@ -68,7 +68,7 @@ class Upright(NamedTuple):
         return decades(self.least, self.most) if self.least > 0 else rounds(self.most)
 
     def at(self, value: float) -> float:
-        """Give the place of a value on the plot, in pixels from its top."""
+        """Return the place of a value on the plot, in pixels from its top."""
         low, *_, high = self.marks
         part = math.log(max(value, low) / low) / math.log(high / low) if self.least > 0 else value / high
         return DEPTH * (1 - part)
@@ -142,7 +142,7 @@ def decades(least: float, most: float) -> list[float]:
 
 
 def covering(begin: datetime, end: datetime, step: timedelta) -> Span:
-    """Give a span with room for enough columns of a step."""
+    """Return a span with room for enough columns of a step."""
     least = step * _LEAST_COLUMNS
     if end - begin >= least:
         return Span(begin, end)

@@ -53,7 +53,7 @@ class Merge:
     Args:
         duck: has the partials.
         tables: where tables get in place.
-        known: bindings of the rules files; None where no file was given.
+        known: bindings of the rules files; None if no file was given.
         now: the time of the run: hours that are not over are not compared.
         trace: whether the table of all publishes is asked for.
     """
@@ -76,7 +76,7 @@ class Merge:
         duck.execute("INSERT INTO m_known SELECT" + ", ".join([" unnest(?::VARCHAR[])"] * len(columns)), columns)
 
     def day(self, day: date) -> dict[str, Any]:
-        """Write the tables of a day to the staging folder.
+        """Write the tables of a day to the staging directory.
 
         Returns:
             What the page shows and no table has.
@@ -101,7 +101,7 @@ class Merge:
         return self.rejected(day) | self._aside()
 
     def rejected(self, day: date | None) -> dict[str, Any]:
-        """Write the lines that are no records in the folder of a day, and count them."""
+        """Write the lines that are no records in the directory of a day, and count them."""
         self._values["here"] = "folder IS NULL" if day is None else f"folder = DATE '{day}'"
         file = self._tables.staging(names.REJECTED, day) / "part-0.json.gz"
         if not self._write("rejected", file, "FORMAT json, COMPRESSION gzip"):

@@ -36,7 +36,7 @@ _NAVIGATION = re.compile('<nav class="days".*?</nav>\n', re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Days:
-    """Where the links of a page lead: the nearest days that have a page, in a folder as seen from the page."""
+    """Where the links of a page lead: the nearest days that have a page, in a directory as seen from the page."""
 
     folder: str = ""
     previous: date | None = None
@@ -56,18 +56,18 @@ def render(figures: Figures, days: Days = Days()) -> str:
 
 
 def render_index(rows: Sequence[Mapping[str, Any]], ranges: Sequence[str]) -> str:
-    """Give the page that lists the pages of days (name of the page, and counts by name) and of several days."""
+    """Return the page that lists the pages of days (name of the page, and counts by name) and of several days."""
     return _TEMPLATES.get_template("index.html").render(days=rows, ranges=ranges, subject="index")
 
 
 def relinked(page: str, days: Days) -> str:
-    """Give a page that was made before with other links to days; text of the log can't look like these."""
+    """Return a page that was made before with other links to days; text of the log can't look like these."""
     navigation = _TEMPLATES.get_template("days.html").render(days=days)
     return _NAVIGATION.sub(lambda _: navigation, page, count=1)
 
 
 def explain_command(lost: Row) -> str:
-    """Give the command that says what the rules do with a row's example."""
+    """Return the command that says what the rules do with a row's example."""
     message = {"vhost": lost["vhost"], "exchange": lost["exchange"], "routing_key": lost["example_rk"]}
     at = f"{lost['first_seen']:%Y-%m-%dT%H:%M:%SZ}"
     return f"printf %s {shlex.quote(json.dumps(message))} | oxproxy explain --rules RULES.yaml --at {at} --message -"
@@ -153,7 +153,7 @@ def _template(name: str) -> str:
 
 
 _TEMPLATES = Environment(
-    # Not a folder: on a cluster the package is in an archive.
+    # Not a directory: on a cluster the package is in an archive.
     loader=FunctionLoader(_template),
     autoescape=True,
     undefined=StrictUndefined,

@@ -10,7 +10,7 @@ from proxy.report.figures import Figures
 from proxy.report.page import Days, relinked, render, render_index
 from proxy.report.storage import Storage
 
-#: The page of the newest run, and the folder of all pages.
+#: The page of the newest run, and the directory of all pages.
 PAGE, PAGES = "report.html", "pages"
 #: What the index says of each day, kept from run to run.
 _COUNTS = "_counts.json"
@@ -18,7 +18,7 @@ _ENDING = ".html"
 
 
 class Pages:
-    """The pages of one output folder."""
+    """The pages of one output directory."""
 
     def __init__(self, storage: Storage, output: str) -> None:
         self._storage = storage

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import duckdb
 
-#: Where partials lie in an output folder; the number is that of their format.
+#: Where partials lie in an output directory; the number is that of their format.
 FOLDER = "_partials/1"
 #: Version of the records that are understood; new fields do not change it.
 VERSION = 1
@@ -150,7 +150,7 @@ class Reader:
 
     Args:
         traced: whether the trace table is asked for.
-        folder: for files.
+        directory: for files.
     """
 
     def __init__(self, traced: bool, folder: Path) -> None:
@@ -243,7 +243,7 @@ def bloom_size(ids: int) -> int:
 
 
 def folder_day(path: str) -> date | None:
-    """Give the day that a segment's folder names."""
+    """Return the day that a segment's directory names."""
     for part in path.split("/")[-2::-1]:
         if part.startswith("date="):
             try:
@@ -296,6 +296,6 @@ def _read(segments: Iterable[tuple[str, int, int, Iterator[bytes], hashlib.blake
 
 @functools.cache
 def nothing() -> tuple[Piece, ...]:
-    """Give all tables without a row, so that readers always find their columns."""
+    """Return all tables without a row, so that readers always find their columns."""
     with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
         return tuple(Reader(True, Path(folder)).pieces())

@@ -57,7 +57,7 @@ class Request:
         return replace(self, now=datetime.now(UTC))
 
     def named_days(self) -> list[date] | None:
-        """Give the days of a range that has a beginning, each of them; None without a beginning."""
+        """Return the days of a range that has a beginning, each of them; None without a beginning."""
         if self.since is None:
             return None
         return [self.since + timedelta(days=number) for number in range((self.last_day - self.since).days + 1)]

@@ -1,11 +1,11 @@
 """Files on every file system that Hadoop knows (local, hdfs://, s3a:// and so on), and the segments found there.
 
-All file work of the report that Spark does not do by itself goes through here: listing folders, putting tables in
+All file work of the report that Spark does not do by itself goes through here: listing directories, putting tables in
 place, writing the page. A path without a scheme is on Hadoop's default file system.
 
 `find_segments` looks for closed segments of the audit log. The log's folders ``date=YYYY-MM-DD`` may lie in the input
 folder itself or deeper in it (a folder for each sidecar). Names that begin with ``_`` or ``.`` are skipped: a segment
-that is being written has such a name. Files outside of such folders are *loose*: only their lines tell the day.
+that is being written has such a name. Files outside of such directories are *loose*: only their lines tell the day.
 
 Source: Hadoop's FileSystem API, reached through Spark's gateway to the JVM.
 """
@@ -33,7 +33,7 @@ _PATTERN = frozenset("\\*?[]{},")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or folder; ``modified`` is in milliseconds since 1970."""
+    """A file or directory; ``modified`` is in milliseconds since 1970."""
 
     path: str
     name: str
@@ -124,7 +124,7 @@ class Storage:
             return bool(files.exists(target) and files.getFileStatus(target).isDirectory())
 
     def entries(self, path: str) -> list[Entry]:
-        """List what a folder holds, in the order of names; nothing if there is no folder."""
+        """List what a directory holds, in the order of names; nothing if there is no directory."""
         found = []
         with self._at(path) as (files, target):
             if not files.exists(target):
@@ -143,26 +143,26 @@ class Storage:
             raise StorageError(f"{path}: the directory cannot be created")
 
     def remove(self, path: str) -> bool:
-        """Remove a file or a folder with all that is in it; whether there was one."""
+        """Remove a file or a directory with all that is in it; whether there was one."""
         with self._at(path) as (files, target):
             return bool(files.delete(target, True))
 
     def move(self, source: str, target: str) -> None:
-        """Give a file or folder another path on the same file system, where there is nothing yet."""
+        """Give a file or directory another path on the same file system, where there is nothing yet."""
         with self._at(target) as (files, new):
-            # Hadoop would move a folder into an existing one.
+            # Hadoop would move a directory into an existing one.
             moved = not files.exists(new) and files.rename(self._path(source), new)
         if not moved:
             raise StorageError(f"{target}: {source} can't be moved there")
 
     def put(self, local: Path, target: str) -> None:
-        """Move a file or folder of this machine to a path where there is nothing yet."""
+        """Move a file or directory of this machine to a path where there is nothing yet."""
         with self._at(target) as (files, new):
             files.setWriteChecksum(False)  # no .crc next to what people open
             files.copyFromLocalFile(True, True, self._path(local.as_uri()), new)
 
     def fetch(self, path: str, folder: Path) -> Path:
-        """Return a file with a plain name in a folder of this machine: a link, or a copy if it lies elsewhere."""
+        """Return a file with a plain name in a directory of this machine: a link, or a copy if it lies elsewhere."""
         local = folder / f"{uuid.uuid4().hex}.parquet"
         with self._at(path) as (files, target):
             if files.getUri().getScheme() == "file":
@@ -213,12 +213,12 @@ class Storage:
 
 
 def literal(path: str) -> str:
-    """Give a path for Spark's readers, which take paths as patterns, so that it means itself."""
+    """Return a path for Spark's readers, which take paths as patterns, so that it means itself."""
     return "".join(f"\\{character}" if character in _PATTERN else character for character in path)
 
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
-#: How deep folders of sidecars may lie: enough for input/cluster/sidecar/date=...
+#: How deep directories of sidecars may lie: enough for input/cluster/sidecar/date=...
 _DEPTH = 3
 #: Folders within that of a day: hours.
 _DEPTH_OF_DAY = 2

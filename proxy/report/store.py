@@ -1,4 +1,4 @@
-"""The partials of an output folder: which segments have been read, making those of new ones, and reading them back.
+"""The partials of an output directory: which segments have been read; creates partials of new ones and reads them.
 
 They are Parquet files of rows ``batch``, ``name`` and ``data``: a batch is the partials of a group of segments, each
 row one table of it as a Parquet file of its own. A task of Spark writes one such file, which appears when it is
@@ -40,7 +40,7 @@ _EMPTY = "nothing"
 
 
 class Partials:
-    """The partials of one output folder; ``work`` is a folder of this machine for the time of the run."""
+    """The partials of one output directory; ``work`` is a directory of this machine for the time of the run."""
 
     def __init__(
         self, spark: SparkSession, storage: Storage, output: str, work: Path, duck: duckdb.DuckDBPyConnection

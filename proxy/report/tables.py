@@ -4,8 +4,8 @@ Everything of a day is written next to the tables first; then its folders are ex
 was made of lies in ``_days/``; it is removed before the exchange and written after it, so the run after one that was
 killed makes the day again. Two runs at once on one output are not provided for.
 
-A day that has any record has a folder in each table, if need be with an empty file, so that readers always find the
-columns. A day that has none has no folder.
+A day that has any record has a directory in each table, if need be with an empty file, so that readers always find the
+columns. A day that has none has no directory.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ LATENCY, PRODUCERS, ANOMALIES, TRACE = "latency", "producers", "anomalies", "tra
 TABLES = (TRAFFIC, DESTINATIONS, BINDINGS, UNROUTABLE, LATENCY, PRODUCERS, ANOMALIES, TRACE)
 #: Lines that are no records, as JSON lines.
 REJECTED = "_rejected"
-#: Folder of rejected lines that lay outside of day folders.
+#: Directory of rejected lines that lay outside of day directories.
 UNDATED = "unknown"
 #: Readers skip names that begin with ``_``.
 _STAGING, _DAYS = "_staging", "_days"
 
 
 class Tables:
-    """The tables of one output folder; ``work`` is a folder of this machine for the time of the run."""
+    """The tables of one output directory; ``work`` is a directory of this machine for the time of the run."""
 
     def __init__(self, storage: Storage, output: str, work: Path) -> None:
         self._storage = storage
@@ -47,7 +47,7 @@ class Tables:
         self._storage.make(self._output)
 
     def staging(self, name: str, day: date | None) -> Path:
-        """Return the folder of this machine in which a table of a day is written."""
+        """Return the directory of this machine in which a table of a day is written."""
         folder = self._staged / name / _folder(day)
         folder.mkdir(parents=True)
         return folder
@@ -58,7 +58,7 @@ class Tables:
             shutil.rmtree(self._staged / name, ignore_errors=True)
 
     def exchange(self, day: date | None, state: dict[str, Any] | None) -> bool:
-        """Put what was written in place of what a day had; ``state`` is what the day was made of.
+        """Replace the tables of a day by the new ones; ``state`` describes their inputs.
 
         Returns:
             Whether the day had tables and has none any more.

@@ -136,7 +136,7 @@ def _key(record: Record) -> tuple[Any, ...]:
 
 
 def _series(segment: Segment) -> tuple[str, str]:
-    """The folder of a sidecar and its name, which its segments have in common."""
+    """The directory of a sidecar and its name, which its segments have in common."""
     before, _, name = segment.path.rpartition("/")
     return before.partition("/date=")[0], name.rsplit("-", 2)[0]
 

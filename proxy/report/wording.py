@@ -45,7 +45,7 @@ def micros(microseconds: float) -> str:
 
 
 def moment(time: datetime | None) -> str:
-    """Write a time to the second; nothing where there is none."""
+    """Write a time to the second; nothing if there is none."""
     return "" if time is None else f"{time:%Y-%m-%d %H:%M:%S}"
 
 

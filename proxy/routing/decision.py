@@ -152,7 +152,7 @@ class OperatorStep:
     expected: Value  # the argument's value
     verdict: Verdict
     #: what it looked at: a header's Value, the bytes or the number of a property, the routing key, the clock's text;
-    #: None where it was absent
+    #: None if it was absent
     seen: Value | bytes | int | None
 
 

@@ -90,7 +90,7 @@ class StaticTranslation(NamedTuple):
     """What the address table makes of a destination that rules name, as far as it is the same for every message."""
 
     destination: Destination  # as the rules name it
-    #: the destination on this broker in its place; None where it is none, or depends on the message
+    #: the destination on this broker in its place; None if it is none, or depends on the message
     here: Destination | None = None
     remote: Target | None = None  # the exchange and key at another broker in its place, likewise
     failure: str = ""  # why the translation leads nowhere; empty where it leads somewhere
@@ -131,7 +131,7 @@ def static_translation(
         evaluated: exchanges that are evaluated here.
 
     Returns:
-        None where the destination stands for itself, at least for some messages.
+        None if the destination stands for itself, at least for some messages.
     """
     kind, name = destination
     if kind == QUEUE:

@@ -28,7 +28,7 @@ def route(
         matched: gets the marks of those that were true.
 
     Returns:
-        The destinations; None where an invalid regex of the producer closes the channel (`message.producer.error`).
+        The destinations; None if an invalid regex of the producer closes the channel (`message.producer.error`).
     """
     routed: set[Destination] = set()
     floor = 0
@@ -92,7 +92,7 @@ def apply_result(compiled: CompiledBinding, true: bool, routed: set[Destination]
     """Do what a binding does for its result.
 
     Returns:
-        The order to go on at, 0 for the next binding; None where an invalid regex of the producer ends everything.
+        The order to go on at, 0 for the next binding; None if an invalid regex of the producer ends everything.
     """
     if compiled.asks_producer and message.producer.error:
         return None

@@ -176,7 +176,7 @@ class Exchange:
         """Check, compile and add a binding, or add what was compiled of an equal one.
 
         Returns:
-            False where it is there already; then nothing changes.
+            False if it is there already; then nothing changes.
 
         Raises:
             ProtocolError: 406 on the channel, the binding is not valid.
@@ -202,7 +202,7 @@ class Exchange:
         """Remove the binding of the same identity.
 
         Returns:
-            False where there is none.
+            False if there is none.
         """
         compiled = self._compiled.pop(_Identity(binding), None)
         if compiled is None:

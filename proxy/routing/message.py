@@ -162,7 +162,7 @@ class Message:
 
 
 def spelled_integer(text: bytes | int) -> int | None:
-    """The integer that an expiration spells; None where the broker is going to refuse it."""
+    """The integer that an expiration spells; None if the broker is going to refuse it."""
     if isinstance(text, int):
         return text
     return int(text) if _INTEGER.fullmatch(text) else None

@@ -1,9 +1,9 @@
 """Compares two sets of rules on the same publishes, for ``oxproxy shadow``.
 
-Compared are outcome, destinations and error text as `explain` names them, not whether a destination exists. A random
-pick is not comparable and is counted separately; clock conditions are comparable, since both sets get the time of the
-publish. Counts by exchange and binding, and one example of each kind of difference, are kept within bounds. No I/O, no
-clock.
+Outcome, destinations and error text are compared as `explain` reports them; whether a destination exists is not. A
+random pick is not comparable and is counted separately; clock conditions are comparable, since both sets get the time
+of the publish. Counts by exchange and binding, and one example of each kind of difference, are kept within bounds. No
+I/O, no clock.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class ComparedRules:
         return vhost in self._books or exchange in self._named.get(vhost, ())
 
     def judge(self, seen: ObservedPublish, decision: Decision | None = None) -> tuple[RoutingResult, Decision | None]:
-        """Say where a message goes.
+        """Return where a message goes.
 
         Args:
             decision: of the exchange that it comes to, where it is known.
 
         Returns:
-            Where it goes, and the decision, None where no exchange was evaluated.
+            Where it goes, and the decision, None if no exchange was evaluated.
         """
         message, name = seen.message, seen.vhost
         rules = self.loaded.rules.vhosts.get(name)
@@ -109,7 +109,7 @@ class RulesComparison:
         self._matches: Counter[tuple[bytes, str]] = Counter()
 
     def compare(self, seen: ObservedPublish, example: Callable[[], dict[str, object]]) -> None:
-        """Ask both sides about one publish.
+        """Evaluate one publish with both sets of rules.
 
         Args:
             example: says what may be shown of it.
@@ -142,7 +142,7 @@ class RulesComparison:
         return self._exchanges.setdefault(key, _Counts())
 
     def as_json(self) -> dict[str, object]:
-        """Give what was found as plain data."""
+        """Return what was found as plain data."""
         exchanges = [_exchange_json(*key, counts) for key, counts in sorted(self._exchanges.items())]
         totals = {
             name: sum(int(str(each[name])) for each in exchanges)

@@ -1,7 +1,7 @@
 """Compiles the exchanges of rules files and reports refusals at the lines that cause them.
 
-Package `routing` refuses a declaration as the broker would, once and without a place. Each argument of a refused
-declaration is therefore tried alone, so that every fault is reported at its own line.
+Package `routing` refuses a declaration as the broker would: with a single error and without a source position. Each
+argument of a refused declaration is therefore tried alone, so that every fault is reported at its own line.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
 
 
 def _bind(exchange: Exchange, parsed: ParsedBinding, owner: ExchangeRule, faults: Faults) -> bool:
-    """Add a binding, or report why not; False where it is there already."""
+    """Add a binding, or report why not; False if it is there already."""
     _reserved(parsed, faults)
     try:
         return exchange.bind(parsed.binding)
@@ -124,7 +124,7 @@ def _refusal(owner: ExchangeRule, binding: Binding, key: bytes, arguments: Table
 
 
 def _reworded(refusal: ProtocolError, name: bytes, value: Value) -> str:
-    """Say what is wrong with an argument more exactly than the text that clients get, which is the plugin's."""
+    """Return what is wrong with an argument more exactly than the text that clients get, which is the plugin's."""
     said, key = text(refusal.text), name.decode()
     if said.startswith("Unknown or invalid"):
         return _unknown(key, value)
@@ -172,7 +172,7 @@ def _property(key: str, value: Value) -> str:
 
 
 def _shown(value: Value) -> str:
-    """Say what an argument is, in words for an error message."""
+    """Return what an argument is, in words for an error message."""
     match value.letter:
         case "S":
             return f"the text {_quoted(value.value)}" if isinstance(value.value, bytes) else "a text"

@@ -38,7 +38,7 @@ class RoutingResult:
     rule: int | None = None
 
     def as_json(self) -> dict[str, object]:
-        """Give all but the rule as plain data."""
+        """Return all but the rule as plain data."""
         return {
             "outcome": self.outcome,
             "queues": list(self.queues),
@@ -73,7 +73,7 @@ def decide(
 def routing_result(
     decision: Decision, vhost: VhostRules, book: AddressBook | None = None, routing_key: bytes = b""
 ) -> RoutingResult:
-    """Say where a message goes, with the address table, the alternate exchange and ``unmatched: pass`` in it."""
+    """Return where a message goes, with the address table, the alternate exchange and ``unmatched: pass`` in it."""
     rule = next(each for each in vhost.exchanges if each.name == decision.exchange)
     outcome = decision.outcome.value
     leaves = TranslatedDestinations(decision.queues, decision.exchanges)
@@ -102,7 +102,7 @@ def translate_publish(
     """Ask the address table about a publish to an exchange that is not evaluated here.
 
     Returns:
-        None where it is left alone; the message as another exchange of the rules gets it; or where it goes.
+        None if it is left alone; the message as another exchange of the rules gets it; or where it goes.
     """
     target = book.look_up(message.exchange, message.facts.routing_key)
     if target is None:

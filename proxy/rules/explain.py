@@ -49,7 +49,7 @@ class Lookup:
     """One look into the address table; no text in it holds a password.
 
     Args:
-        rule: number of the rule that was for it, from 0; None where none was.
+        rule: number of the rule that was for it, from 0; None if none was.
         captures: what the wildcards of its pattern took.
         target: where the result leads, or why nowhere.
     """
@@ -122,7 +122,7 @@ def _secret(address: bytes) -> bytes:
 
 
 def as_lines(lookup: Lookup) -> Iterator[str]:
-    """Give a look as lines for a terminal."""
+    """Return a look as lines for a terminal."""
     yield f'address   "{lookup.address}"'
     if lookup.rule is None:
         yield "          no rule of the address table is for it"
@@ -146,7 +146,7 @@ class ExplainRequest:
     """One message to explain.
 
     Args:
-        vhost: the virtual host, None where only one has such an exchange.
+        vhost: the virtual host, None if only one has such an exchange.
         queues: queues that exist in addition to those that the rules mention.
         at: when it is published, in seconds since the epoch; None for now.
     """
@@ -160,7 +160,7 @@ class ExplainRequest:
 
 @dataclass(frozen=True, slots=True)
 class AddressRequest:
-    """An address to look up in the address table of a virtual host, None where only one has a table."""
+    """An address to look up in the address table of a virtual host, None if only one has a table."""
 
     address: bytes
     vhost: str | None = None
@@ -337,7 +337,7 @@ def explain_address(loaded: LoadedRules, address: bytes, vhost: str | None = Non
 
 
 def as_json(explanation: Explanation | Lookup) -> dict[str, object]:
-    """Give the answer as plain data for JSON."""
+    """Return the answer as plain data for JSON."""
     if isinstance(explanation, Lookup):
         return explanation.as_json()
     return {
@@ -390,7 +390,7 @@ def _binding_json(step: BindingStep) -> dict[str, object]:
 
 
 def as_text(explanation: Explanation | Lookup) -> str:
-    """Give the answer as lines for a terminal."""
+    """Return the answer as lines for a terminal."""
     if isinstance(explanation, Lookup):
         return "\n".join(as_lines(explanation))
     message, facts = explanation.message, explanation.message.facts

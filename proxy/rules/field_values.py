@@ -98,7 +98,7 @@ def _scalar(node: Scalar) -> Value:
 
 
 def plain_value(value: Plain) -> Value | None:
-    """Give the AMQP value of a scalar without a tag; None where there is none."""
+    """Return the AMQP value of a scalar without a tag; None if there is none."""
     if isinstance(value, str):
         return Value("S", value.encode())
     if value is None:
@@ -193,7 +193,7 @@ class SystemZone(tzinfo):
         return None if moment is None else self._local(moment).tm_zone
 
     def fromutc(self, moment: datetime) -> datetime:
-        """Give the local time of a moment whose fields are universal time."""
+        """Return the local time of a moment whose fields are universal time."""
         seconds = (moment.replace(tzinfo=UTC) - _EPOCH) // timedelta(seconds=1)
         return moment + timedelta(seconds=time.localtime(seconds).tm_gmtoff)
 
@@ -203,7 +203,7 @@ class SystemZone(tzinfo):
 
 
 def zone(name: str) -> tzinfo | None:
-    """Give the zone of an IANA name such as ``Europe/Berlin``; None where there is none."""
+    """Return the zone of an IANA name such as ``Europe/Berlin``; None if there is none."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -211,7 +211,7 @@ def zone(name: str) -> tzinfo | None:
 
 
 def instant(text: str) -> float | None:
-    """Give the seconds since the epoch of an RFC 3339 text; None where it is none, or has no zone."""
+    """Return the seconds since the epoch of an RFC 3339 text; None if it is none, or has no zone."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -69,7 +69,7 @@ class RulesTest:
     """One test of a rules file.
 
     Args:
-        at: seconds since the epoch, None where the test does not say.
+        at: seconds since the epoch, None if the test does not say.
         queues: further queues that exist in this test.
     """
 

@@ -103,7 +103,7 @@ def _exchanges(data: bytes, source: str, vhost: str, only: Sequence[str]) -> Ite
 
 
 def _vhosts(data: bytes) -> set[str]:
-    """Give the virtual hosts that definitions are of; those exported of one alone may not name it."""
+    """Return the virtual hosts that definitions are of; those exported of one alone may not name it."""
     found = json.loads(data)
     listed = {str(each["name"]) for each in found.get("vhosts", ())}
     return listed or {str(each.get("vhost", "/")) for key in ("exchanges", "queues") for each in found.get(key, ())}
@@ -161,7 +161,7 @@ def _character(character: str) -> str:
 
 
 def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:
-    """Find bindings of one order among which the order of declaration decides."""
+    """Find bindings of equal `x-order` whose result depends on the order of declaration."""
     for router in loaded.routers.values():
         for exchange in router.exchanges.values():
             entries = exchange.entries

@@ -29,7 +29,7 @@ from proxy.yamlfile.models import (
 
 
 def json_value(seen: object) -> object:
-    """Give a value as JSON can carry it; bytes that are no text as ``{"hex": ...}``."""
+    """Return a value as JSON can carry it; bytes that are no text as ``{"hex": ...}``."""
     if isinstance(seen, Value):
         return _plain_value(seen)
     if isinstance(seen, bytes):

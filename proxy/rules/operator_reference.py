@@ -297,7 +297,7 @@ class OperatorValue(NamedTuple):
         expected: what its value must be.
         schema: the same for editors; it accepts more, never less.
         help: what it does, in one line.
-        named: what the name after it and a blank is of, empty where it has none.
+        named: what the name after it and a blank is of, empty if it has none.
     """
 
     expected: str

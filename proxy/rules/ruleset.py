@@ -35,7 +35,7 @@ class ExchangeRule:
     Args:
         carrier: name of the exchange on the broker (equal to `name` unless the file says otherwise).
         carrier_type: ``auto``, ``direct`` or ``topic``: its type where it has to be declared.
-        unmatched_pass: what no binding routes goes to the broker's own exchange as it came.
+        unmatched_pass: what no binding routes goes to the broker's own exchange unchanged.
         arguments: exchange arguments in file order, alternate-exchange included.
         bindings: in file order; their `sequence` decides among equal orders.
     """
@@ -72,8 +72,8 @@ class BrokerRule:
     """Another broker that translations may name.
 
     Args:
-        username: user name of the login, None where only translations have one.
-        password: as text, None where it is kept elsewhere.
+        username: user name of the login, None if only translations have one.
+        password: as text, None if it is kept elsewhere.
         vhost: its virtual host, None for that of the producer.
         deadline_seconds: a publish to it waits this long at most.
         unconfirmed: publishes to it that may wait for their confirms before producers wait.

@@ -471,7 +471,7 @@ class BindingReader:
         self._shared: dict[object, Any] = {}
 
     def __call__(self, node: Node, exchange: int, index: int) -> PackedBinding | None:
-        """Return the binding; None where it can't be used."""
+        """Return the binding; None if it can't be used."""
         path = binding_path(f"exchanges[{exchange}]", index)
         plain = _plain_binding(node) or _modelled_binding(node, path, self._faults)
         if plain is None or not isinstance(node, Mapping):
@@ -502,7 +502,7 @@ class BindingReader:
 
 
 def _plain_binding(node: Node) -> _PlainBinding | None:
-    """Read a binding that is plainly right; None where its model has to be asked."""
+    """Read a binding that is plainly right; None if its model has to be asked."""
     texts: dict[str, str] = {}
     for key, child in node.entries if isinstance(node, Mapping) else ():
         if key.text in _TEXT_KEYS and isinstance(child, Scalar) and child.tag is None:
@@ -572,7 +572,7 @@ class RulesSource:
     """One file whose document was read, its bindings packed.
 
     Args:
-        root: its document; None where it is empty or can't be read.
+        root: its document; None if it is empty or can't be read.
         faults: what was found in its syntax.
     """
 

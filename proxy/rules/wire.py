@@ -48,7 +48,7 @@ class WirePublish:
         bcc: further keys.
         reaches: what exchange, key and further keys stand for, where that is not what they say.
         headers: those that are ours, BCC aside.
-        untouched: as it came, byte for byte.
+        untouched: unchanged, byte for byte.
     """
 
     to: str
@@ -96,7 +96,7 @@ class WireContext:
     """What stands between the rules and the broker.
 
     Args:
-        live: what a running sidecar knows, None where none is asked.
+        live: what a running sidecar knows, None if none is asked.
     """
 
     vhost: VhostRules
@@ -105,7 +105,7 @@ class WireContext:
     live: VhostState | None = None
 
     def state(self) -> VhostState:
-        """Give what the publish path would look at."""
+        """Return what the publish path would look at."""
         name, live = self.vhost.vhost, self.live
         if live is not None:
             exchanges, missing = dict(live.exchanges), dict(live.missing)
@@ -119,7 +119,7 @@ class WireContext:
 
 
 def owned_exchange(rule: ExchangeRule) -> OwnedExchange:
-    """Give what the publish path knows of an exchange of the rules."""
+    """Return what the publish path knows of an exchange of the rules."""
     return OwnedExchange(
         rule.name,
         rule.type,
@@ -135,7 +135,7 @@ def owned_exchange(rule: ExchangeRule) -> OwnedExchange:
 def evaluated(
     context: WireContext, message: DescribedMessage, decision: Decision, source: DescribedMessage | None = None
 ) -> Wire:
-    """Say what leaves of a message to an exchange that is evaluated here.
+    """Return what leaves of a message to an exchange that is evaluated here.
 
     Args:
         message: as that exchange gets it.
@@ -164,7 +164,7 @@ def evaluated(
 
 
 def _missing_elsewhere(state: VhostState, target: Target) -> list[tuple[Destination, str]]:
-    """Say what another broker is known not to have of what a message goes to."""
+    """Return what another broker is known not to have of what a message goes to."""
     if target.remote is None:
         return []
     exchange, key = target.publication
@@ -175,7 +175,7 @@ def _missing_elsewhere(state: VhostState, target: Target) -> list[tuple[Destinat
 
 
 def translated(message: DescribedMessage, book: AddressBook | None = None) -> Wire:
-    """Say what leaves of a message to an exchange that is not evaluated here."""
+    """Return what leaves of a message to an exchange that is not evaluated here."""
     target = None if book is None else book.look_up(*_address(message))
     if target is None:
         return Wire((WirePublish(UPSTREAM, *_address(message), untouched=True),))
@@ -230,7 +230,7 @@ def _chosen(decision: Decision) -> list[Destination]:
 
 
 def as_data(wire: Wire) -> list[dict[str, object]]:
-    """Give what leaves as plain data for JSON."""
+    """Return what leaves as plain data for JSON."""
     return [_leaving_json(each) for each in wire.publishes]
 
 
@@ -247,7 +247,7 @@ def _leaving_json(leaving: WirePublish) -> dict[str, object]:
 
 
 def as_lines(wire: Wire) -> Iterator[str]:
-    """Give it as lines for a terminal."""
+    """Return it as lines for a terminal."""
     for leaving in wire.publishes:
         to = "" if leaving.to == UPSTREAM else f" of {leaving.to}"
         how = ", as it came" if leaving.untouched else ""

@@ -37,7 +37,7 @@ def is_tests_file(name: str) -> bool:
 
 
 class Place(NamedTuple):
-    """Where something was written: file or environment variable; line and column from 1, 0 where unknown."""
+    """Where something was written: file or environment variable; line and column from 1, 0 if unknown."""
 
     source: str
     line: int
@@ -141,7 +141,7 @@ class Mapping:
     entries: list[tuple[Scalar, Node]]
 
     def entry(self, key: str) -> tuple[Scalar, Node] | None:
-        """A key and its value; None where it was not written."""
+        """A key and its value; None if it was not written."""
         return next((entry for entry in self.entries if entry[0].text == key), None)
 
 
@@ -151,7 +151,7 @@ BindingReader: TypeAlias = Callable[[Node, int, int], Any]
 
 
 def resolve(text: str) -> Plain:
-    """Give the value of a plain scalar under the core schema of YAML 1.2."""
+    """Return the value of a plain scalar under the core schema of YAML 1.2."""
     if text in _WORDS:
         return _WORDS[text]
     if text[0] not in _NUMBER_START:
@@ -180,7 +180,7 @@ def join(path: str, key: str) -> str:
 
 
 def describe(node: Node | None) -> str:
-    """Say what was seen, in words for an error message."""
+    """Return what was seen, in words for an error message."""
     match node:
         case None:
             return "nothing"
@@ -248,7 +248,7 @@ def read_document(
         read_binding: keeps the tree small: there may be a hundred thousand bindings.
 
     Returns:
-        The root node; None where the file is empty or can't be read further.
+        The root node; None if the file is empty or can't be read further.
     """
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data.removeprefix(_MARK)
     try:
@@ -398,7 +398,7 @@ def _syntax_fault(error: yaml.YAMLError, source: str, text: str) -> tuple[Place,
 
 
 def _way_out(error: yaml.MarkedYAMLError, text: str) -> str:
-    """Say what to do about a syntax error, where that is known."""
+    """Return what to do about a syntax error, where that is known."""
     problem, mark, begun = error.problem or "", error.problem_mark, error.context_mark
     line = (text.splitlines() or [""])[mark.line] if mark and mark.line < len(text.splitlines()) else ""
     at = line[mark.column : mark.column + 1] if mark else ""

@@ -34,7 +34,7 @@ def parse_address(text: str, least: int = 1) -> HostPort:
     """Parse ``host:port``.
 
     Args:
-        least: smallest port; 0 where any free port can be meant.
+        least: smallest port; 0 if any free port can be meant.
 
     Raises:
         ValueError: what was expected.

@@ -78,7 +78,7 @@ class Keys:
         return entry[0].place if entry else self._node.place
 
     def value(self, key: str) -> Node | None:
-        """What stands under a key; None where it was not written."""
+        """What stands under a key; None if it was not written."""
         entry = self._node.entry(key)
         return entry[1] if entry else None
 
@@ -119,7 +119,7 @@ def read_model(model: type[M], node: Node, faults: Faults, path: str = "") -> M 
         node: the mapping, or what stands in its place.
 
     Returns:
-        The model, without what was wrong; None where what is left is not enough for one.
+        The model, without what was wrong; None if what is left is not enough for one.
     """
     data = _plain(node)
     reported = False
@@ -144,7 +144,7 @@ def _causes(details: list[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _plain(node: Node) -> object:
-    """Give a tree as pydantic takes it; what no type accepts remains a node.
+    """Return a tree as pydantic takes it; what no type accepts remains a node.
 
     That is no value, a local tag, and a float: those that types take were made of durations and times.
     """
@@ -161,7 +161,7 @@ _GONE = object()
 
 
 def _prune(data: object, detail: ErrorDetails) -> bool:
-    """Take out what an error is about, or the item that can't be without it; False where nothing is left."""
+    """Take out what an error is about, or the item that can't be without it; False if nothing is left."""
     loc = detail["loc"][:-1] if detail["type"] == "missing" else detail["loc"]
     chain: list[tuple[Any, Any]] = []
     inner: Any = data
@@ -493,12 +493,12 @@ Table: TypeAlias = dict[str, Any]
 
 
 def name_fault(text: str) -> str | None:
-    """Say what is wrong with a name of a queue or an exchange, None if it can be used."""
+    """Return what is wrong with a name of a queue or an exchange, None if it can be used."""
     return short_fault(text.encode()) if text else "an empty name"
 
 
 def short_fault(name: bytes) -> str | None:
-    """Say what is wrong with a name or routing key that rules may use, None if nothing is."""
+    """Return what is wrong with a name or routing key that rules may use, None if nothing is."""
     if len(name) > MAX_SHORT_BYTES:
         return f"{len(name)} bytes, the protocol allows {MAX_SHORT_BYTES}"
     prefix = reserved_prefix(name)

@@ -35,7 +35,7 @@ def test_two_files_may_not_ask_for_a_queue_with_different_arguments() -> None:
 
 
 def test_a_queue_twice_in_a_file_is_a_fault() -> None:
-    assert faults("queues:\n  - q\n  - q\n") == ["a.yaml:3:5: queues[1]: the same queue as in line 2"]
+    assert faults("queues:\n  - q\n  - q\n") == ["a.yaml:3:5: queues[1]: the same queue as on line 2"]
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class Announcements:
             self._sending = asyncio.get_running_loop().create_task(work)
 
     async def close(self) -> None:
-        """Say what is left to say, and end."""
+        """Return what is left to say, and end."""
         if self._sending is not None:
             await asyncio.gather(self._sending, return_exceptions=True)
 
@@ -121,7 +121,7 @@ def decode_announcement(body: bytes) -> tuple[bytes, set[bytes] | None] | None:
     """Read a message.
 
     Returns:
-        The sender and the exchanges, None in their place for "everything"; None where it is no message.
+        The sender and the exchanges, None in their place for "everything"; None if it is no message.
     """
     sender, rest = body[:_SENDER_BYTES], body[_SENDER_BYTES:]
     if len(sender) < _SENDER_BYTES:

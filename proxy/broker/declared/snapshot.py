@@ -64,7 +64,7 @@ class BindingRecord(NamedTuple):
     keys: tuple[bytes, ...] = ()
 
     def copies(self, mark: bytes, key: bytes) -> list[BindingCopy]:
-        """Give the copies.
+        """Return the copies.
 
         Args:
             mark: key of those under the destination's token, where the file does not say it.
@@ -106,7 +106,7 @@ class Snapshot:
         self.path = path
 
     def load(self) -> SnapshotRecords:
-        """Read it; nothing where there is no file.
+        """Read it; nothing if there is no file.
 
         Raises:
             ValueError: it was damaged, and has been moved aside; the text says where to.
@@ -264,7 +264,7 @@ class Recorder:
         self, snapshot: Snapshot, states: Callable[[], Iterable[VhostState]], supervisor: Supervisor | None = None
     ) -> None:
         self.snapshot = snapshot
-        #: Why the file could not be used the last time; empty where it could.
+        #: Why the file could not be used the last time; empty if it could.
         self.fault = ""
         self._states = states
         self._supervisor = supervisor or Supervisor()

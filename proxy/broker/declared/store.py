@@ -133,7 +133,7 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
 
 
 def verified(state: VhostState, carrier: bytes, stored: StoredBinding, copy: BindingCopy) -> BindingCopy:
-    """Give a copy that knows which of the secrets signed it."""
+    """Return a copy that knows which of the secrets signed it."""
     said = copy.client, copy.sequence, stored.binding.routing_key, stored.entries
     fields = signed_fields(state.name, carrier, stored.destination, *said)
     return copy._replace(secret=state.secrets.verify(copy.signature, *fields))
@@ -164,7 +164,7 @@ def stored_binding(
 
 
 def with_copies(stored: StoredBinding, copies: Iterable[BindingCopy]) -> StoredBinding:
-    """Give a binding with these copies, the first of which counts."""
+    """Return a binding with these copies, the first of which counts."""
     ordered = sorted_copies(copies)
     sequence = ordered[0].sequence if ordered else 0
     binding = stored.binding
@@ -206,7 +206,7 @@ class BindingsBefore(NamedTuple):
 
 
 class BindingListings:
-    """Takes listings of bindings in one virtual host."""
+    """Processes listings of bindings in one virtual host."""
 
     def __init__(self, store: DeclarationStore) -> None:
         self._store = store
@@ -237,7 +237,7 @@ class BindingListings:
             memory.pop(name, None)
 
     def settled(self, owned: OwnedExchange) -> bool:
-        """Say whether the state holds what the last listing of an exchange's bindings said, and nothing else."""
+        """Return whether the state holds what the last listing of an exchange's bindings said, and nothing else."""
         applied = self._applied.get(owned.name)
         if applied is None or self._state.exchanges.get(owned.name) is not owned:
             return False
@@ -245,7 +245,7 @@ class BindingListings:
         return self._state.router.exchanges.get(owned.name) is exchange and exchange.changes == changes
 
     def before(self, owned: OwnedExchange) -> BindingsBefore | None:
-        """Give what `take` wants to know: call it before asking. None: the exchange is not in use."""
+        """Return what `take` wants to know: call it before asking. None: the exchange is not in use."""
         if self._state.exchanges.get(owned.name) is not owned:
             return None
         exchange = self._state.router.exchanges[owned.name]
@@ -254,7 +254,7 @@ class BindingListings:
     async def take(
         self, owned: OwnedExchange, before: BindingsBefore | None, listed: Iterable[BindingInfo]
     ) -> list[BindingInfo]:
-        """Take a listing of the bindings of an exchange's carrier: those that clients made and unmade beside us.
+        """Process a listing of the bindings of an exchange's carrier: those that clients made and unmade beside us.
 
         Returns:
             Copies of other bindings that are to be removed: an unbind would not find them, since what is kept
@@ -344,7 +344,7 @@ class BindingListings:
 
 
 def why_unsigned(info: BindingInfo) -> str:
-    """Say what is wrong with the signature of a binding that none of our secrets signed."""
+    """Return what is wrong with the signature of a binding that none of our secrets signed."""
     return "its signature is none of our secrets'" if info.signature else "no signature"
 
 
@@ -379,7 +379,7 @@ class _Join:
         return self._before.exchange.changes != self._before.changes + self._own
 
     def changes(self, listed: Mapping[Hashable, StoredBinding]) -> list[tuple[_Change, Hashable, StoredBinding]]:
-        """Give what is to be looked at, for `make`."""
+        """Return what is to be looked at, for `make`."""
         there: list[tuple[_Change, Hashable, StoredBinding]] = [(self._take, *item) for item in listed.items()]
         return there + [(self._lose, *item) for item in self._before.clients.items() if item[0] not in listed]
 
@@ -494,7 +494,7 @@ class DeclarationStore:
     # -- exchanges ---------------------------------------------------------------------------------------------
 
     def exchanges_before(self) -> ExchangesBefore:
-        """Give what `exchanges_listed` wants to know: call it before asking."""
+        """Return what `exchanges_listed` wants to know: call it before asking."""
         known = {
             name: owned
             for name, owned in self.state.exchanges.items()
@@ -503,7 +503,7 @@ class DeclarationStore:
         return ExchangesBefore(known, self.state.epoch)
 
     def exchanges_listed(self, before: ExchangesBefore, listed: Mapping[bytes, ExchangeInfo]) -> None:
-        """Take a listing of all exchanges: those that came, went or were replaced beside us."""
+        """Process a listing of all exchanges: those that came, went or were replaced beside us."""
         unverified, self._unverified = self._unverified, set()
         believed = self.state.epoch == before.epoch
         for name, info in listed.items():
@@ -588,7 +588,7 @@ class DeclarationStore:
     # -- bindings ----------------------------------------------------------------------------------------------
 
     def add_binding(self, stored: StoredBinding) -> bool:
-        """Add a client's binding; answer whether it could be."""
+        """Add a client's binding; return whether it could be."""
         binding = stored.binding
         if self.state.router.exchanges[binding.exchange].has(binding):
             return False  # the file has it, and comes first
@@ -649,11 +649,11 @@ class DeclarationStore:
         return with_copies(stored, copies)
 
     def bindings(self) -> list[StoredBinding]:
-        """Give the bindings that are here now; what is bound later can't be judged by a look that has begun."""
+        """Return the bindings that are here now; what is bound later can't be judged by a look that has begun."""
         return [stored for owned in self.state.exchanges.values() for stored in owned.clients.values()]
 
     def binding_gone(self, stored: StoredBinding) -> bool:
-        """Forget a client's binding if it is still that one; answer whether it was."""
+        """Forget a client's binding if it is still that one; return whether it was."""
         binding = stored.binding
         owned = self.state.exchanges.get(binding.exchange)
         if owned is None or owned.clients.get(binding.identity) is not stored:
@@ -662,7 +662,7 @@ class DeclarationStore:
         return True
 
     def destination_gone(self, destination: Destination, holders: Iterable[OwnedExchange]) -> bool:
-        """Forget clients' bindings to a queue or exchange that is gone; answer whether there were any."""
+        """Forget clients' bindings to a queue or exchange that is gone; return whether there were any."""
         found = [stored for owned in holders for stored in owned.receivers.get(destination, {}).values()]
         for stored in found:
             self.remove_binding(stored)

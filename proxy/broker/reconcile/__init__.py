@@ -9,7 +9,7 @@
 | which observations are conflicts, foreign bindings, bypasses or old tokens | `checks` |
 | which type a carrier gets, and how tokens on topic carriers are written | `carrier_forms` |
 | one look: observe, diff, execute; replacing the rules | `reconciler` |
-| carrying actions out, in bulk; what failed and when it is tried again | `executor` |
+| carrying actions out, in bulk; what failed and when it is retried | `executor` |
 | queues declared and destinations bound between two passes, on behalf of relays | `relay_requests` |
 | tokens that nothing needs any more | `orphan_tokens` |
 | moving from unkeyed tokens, or those of a previous secret, to current ones | `token_migration` |

@@ -35,21 +35,21 @@ log = structlog.get_logger(__name__)
 
 
 def scans_bindings(version: str) -> bool:
-    """Say whether a broker of that version compares all bindings of a direct exchange with the keys of a message."""
+    """Return whether a broker of that version compares all bindings of a direct exchange with the keys of a message."""
     major, _, rest = version.partition(".")
     minor = rest.partition(".")[0]
     return major.isdigit() and minor.isdigit() and (int(major), int(minor)) < _LOOKS_UP
 
 
 def form_on_topic(exchange: OwnedExchange, desired: DesiredState) -> TokenForm:
-    """Give the form that tokens need on a topic carrier."""
+    """Return the form that tokens need on a topic carrier."""
     named = desired.tokens_of(exchange) | exchange.bound
     leads_on = exchange.alternate is not None or exchange.name in desired.adds_exchanges
     return TokenForm.EIGHT_WORDS if leads_on or any(kind == EXCHANGE for kind, _ in named) else TokenForm.ONE_WORD
 
 
 def has_many(exchange: OwnedExchange, desired: DesiredState) -> bool:
-    """Say whether an exchange has, or may get, so many destinations that a topic carrier costs less."""
+    """Return whether an exchange has, or may get, so many destinations that a topic carrier costs less."""
     if exchange.declared is not None or exchange.clients or exchange.name in desired.chooses_queues:
         return True
     return len(desired.tokens_of(exchange)) > FEW_DESTINATIONS[form_on_topic(exchange, desired)]
@@ -110,7 +110,7 @@ class CarrierForms:
 
         Args:
             desired: the carriers.
-            listed: the exchanges of the broker, None where they are not known.
+            listed: the exchanges of the broker, None if they are not known.
         """
         for exchange in desired.carriers:
             info = None if listed is None else listed.get(exchange.carrier)
@@ -175,7 +175,7 @@ class CarrierForms:
         )
 
     def removable(self, exchange: OwnedExchange, former: Collection[BindingInfo]) -> list[BindingInfo]:
-        """Give the bindings under former tokens that may go, at the end of a look.
+        """Return the bindings under former tokens that may go, at the end of a look.
 
         Tokens of one word stay until other sidecars have changed, too.
         """
@@ -192,5 +192,5 @@ class CarrierForms:
 
 
 def has_eight_words(bindings: Iterable[BindingInfo]) -> bool:
-    """Say whether there are bindings under tokens of eight words."""
+    """Return whether there are bindings under tokens of eight words."""
     return any(is_eight_words(info.routing_key) for info in bindings)

@@ -31,7 +31,7 @@ _HASH_LENGTH = 16
 
 
 def carrier_conflict(exchange: OwnedExchange, found: ExchangeInfo | None) -> str | None:
-    """Say why the exchange on the broker can't be the carrier, None where it can or there is none."""
+    """Return why the exchange on the broker can't be the carrier, None if it can or there is none."""
     unusable = unnameable(exchange.carrier)
     if unusable is not None:
         return f"{_shown(exchange)}: the carrier can't be declared: {unusable}"
@@ -45,7 +45,7 @@ def carrier_conflict(exchange: OwnedExchange, found: ExchangeInfo | None) -> str
 
 
 def carrier_difference(exchange: OwnedExchange, found: ExchangeInfo | None) -> str | None:
-    """Say what the broker would answer 406 for if the carrier were declared; None where it would not."""
+    """Return what the broker would answer 406 for if the carrier were declared; None if it would not."""
     if found is None:
         return None
     alternate = None if exchange.alternate is None else exchange.alternate.decode(errors="replace")
@@ -59,7 +59,7 @@ def carrier_difference(exchange: OwnedExchange, found: ExchangeInfo | None) -> s
 
 
 def declare_conflict(exchange: OwnedExchange, code: int, text: str, username: str) -> str:
-    """Say what the broker's refusal to declare a carrier means."""
+    """Return what the broker's refusal to declare a carrier means."""
     if code == 406:
         return f"{_shown(exchange)} exists on the broker and differs: {_WAYS_OUT} (broker: {text})"
     if code == 403:
@@ -92,7 +92,7 @@ class CarrierTokens(NamedTuple):
     Args:
         rows: what stands under tokens that publishes carry, by destination.
         incomplete: those among them of which another one is not.
-        former: bindings under tokens that are to be bound no more, and that no destination depends on.
+        former: bindings under tokens that are to be no longer bound, and that no destination depends on.
         unkeyed: bindings under unkeyed tokens.
         previous: bindings under tokens of previous secrets.
     """
@@ -139,7 +139,7 @@ def carrier_tokens(bindings: Iterable[BindingInfo], tokens: Tokens) -> CarrierTo
 
 
 def _row(binding: BindingInfo) -> Row:
-    """Give what distinguishes a binding from others under the same token."""
+    """Return what distinguishes a binding from others under the same token."""
     if binding.kept:
         with suppress(ValueError):
             return unpack(binding.kept.encode()).sequence
@@ -147,7 +147,7 @@ def _row(binding: BindingInfo) -> Row:
 
 
 def _may_go(binding: BindingInfo, tokens: Tokens, found: Mapping[Destination, Set[bytes]]) -> bool:
-    """Say whether a former token leads nowhere that another one does not."""
+    """Return whether a former token leads nowhere that another one does not."""
     destination = (binding.destination_type, binding.destination)
     if tokens.form is TokenForm.EIGHT_WORDS and not is_eight_words(binding.routing_key) and destination not in found:
         return True  # nothing needs the destination any more: all that was bound has got the current token
@@ -214,7 +214,7 @@ def topic_warnings(exchange: bytes, bindings: Iterable[BindingInfo]) -> list[str
 
 
 def matches_tokens(pattern: bytes) -> bool:
-    """Say whether a topic pattern matches some token but not every key.
+    """Return whether a topic pattern matches some token but not every key.
 
     A pattern of ``#`` alone takes the message under its own key as well, so the token changes nothing.
     """

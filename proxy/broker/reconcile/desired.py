@@ -95,7 +95,7 @@ class TokenRights:
         self._files: dict[Exchange, _File] = {}
 
     def learn(self, exchanges: Mapping[bytes, OwnedExchange], router: Router) -> None:
-        """Take note of what files say, before clients bind: call it first for every exchange of theirs."""
+        """Record what files say, before clients bind: call it first for every exchange of theirs."""
         known, self._files = self._files, {}
         for name, exchange in router.exchanges.items():
             file = known.get(exchange)
@@ -114,17 +114,17 @@ class TokenRights:
         return self._files.get(exchange, _NOTHING).destinations | owned.receivers.keys()
 
     def in_file(self, owned: OwnedExchange, exchange: Exchange) -> Set[Destination]:
-        """Give what the rules file itself names in an exchange."""
+        """Return what the rules file itself names in an exchange."""
         return self._files.get(exchange, _NOTHING).destinations
 
     def names(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
-        """Say whether an exchange names a destination itself, without looking at the others."""
+        """Return whether an exchange names a destination itself, without looking at the others."""
         if not self.own_routes:
             return destination in exchange.destinations
         return destination in owned.receivers or destination in self._files.get(exchange, _NOTHING).destinations
 
     def awaits(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
-        """Say whether an exchange names a destination that may come later: all but what clients bound themselves.
+        """Return whether an exchange names a destination that may come later: all but what clients bound themselves.
 
         Those go with the queue, as on the broker: one of the same name that comes later is not bound.
         """
@@ -133,7 +133,7 @@ class TokenRights:
         return not self.own_routes and exchange.uses(destination) > len(owned.receivers.get(destination, ()))
 
     def next(self, owned: OwnedExchange, exchange: Exchange, exchanges: Mapping[bytes, OwnedExchange]) -> Set[bytes]:
-        """Give the exchanges evaluated here that a message goes on to from an exchange."""
+        """Return the exchanges evaluated here that a message goes on to from an exchange."""
         free = self._files.get(exchange, _NOTHING).free if self.own_routes else _free(exchange)
         if free:
             return exchanges.keys()
@@ -241,7 +241,7 @@ def _reached(
     rights: TokenRights,
     named_in: Callable[[OwnedExchange, Exchange], Set[Destination]],
 ) -> tuple[frozenset[Destination], Set[bytes]]:
-    """Give everything outside the evaluated exchanges that messages to an exchange may be sent to by right.
+    """Return everything outside the evaluated exchanges that messages to an exchange may be sent to by right.
 
     Returns:
         These destinations, and the evaluated exchanges on the way.

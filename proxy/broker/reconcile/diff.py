@@ -95,7 +95,7 @@ class Observation(NamedTuple):
 def diff(
     desired: DesiredState, queues: Sequence[WantedQueue], observed: Observation, *, declare_all: bool = False
 ) -> list[Action]:
-    """Give what makes a virtual host as it should be, in the order in which it must be done.
+    """Return what makes a virtual host as it should be, in the order in which it must be done.
 
     Args:
         declare_all: whether carriers that exist are declared as well: the broker compares them with ours.
@@ -124,7 +124,7 @@ def diff(
 
 
 def undetermined(desired: DesiredState, names: ObservedState) -> list[Destination]:
-    """Give what has to exist and is in no listing: the broker must be asked for it."""
+    """Return what has to exist and is in no listing: the broker must be asked for it."""
     complete = {QUEUE: names.queues_complete, EXCHANGE: names.exchanges_complete}
     return [one for one in desired.existing if not complete[one[0]] and unnameable(one[1]) is None]
 
@@ -135,7 +135,7 @@ def missing_destinations(
     refused: Mapping[Action, str],
     lacking: Mapping[Destination, str],
 ) -> dict[Destination, str]:
-    """Give the destinations that can't be reached, with the reason.
+    """Return the destinations that can't be reached, with the reason.
 
     Args:
         desired: what the rules need; tokens that stand are in ``bound`` of its exchanges.
@@ -192,7 +192,7 @@ def believed_tokens(
 
 
 def may_bind(desired: DesiredState, token: BindToken) -> bool:
-    """Say whether the control user may bind a token again: not one that was bound with a client's rights alone."""
+    """Return whether the control user may bind a token again: not one that was bound with a client's rights alone."""
     exchange, destination = token
     return (exchange.declared is None and not exchange.clients) or destination in desired.tokens_of(exchange)
 
@@ -224,7 +224,7 @@ def retired_tokens(old: DesiredState, new: DesiredState) -> tuple[BindToken, ...
 
 
 def needed_again(desired: DesiredState, token: BindToken) -> bool:
-    """Say whether the rules of now need a token that was to go."""
+    """Return whether the rules of now need a token that was to go."""
     now = _by_carrier(desired).get(token.exchange.carrier)
     return now is not None and token.destination in desired.tokens_of(now)
 

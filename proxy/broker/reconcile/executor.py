@@ -1,6 +1,6 @@
 """Carries out what `diff` says, on the broker, and remembers what failed.
 
-An action that failed is tried again at the next look, then less and less often, as long as it is in the difference.
+An action that failed is retried at the next look, then less and less often, as long as it is in the difference.
 That something does not exist, or belongs to another connection, is no failure but an observation: it is asked again at
 each look, a limited number at a time. What is needed is decided in `desired` and `diff`, when in `vhost_loop`.
 """
@@ -53,7 +53,7 @@ class Failure(NamedTuple):
     """An action that failed.
 
     Args:
-        pause_looks: looks to let pass before it is tried again.
+        pause_looks: looks to let pass before it is retried.
         expected: whether it says only that something does not exist or belongs to another connection.
     """
 
@@ -81,7 +81,7 @@ class Executor:
         self._username = username
         self._management = management
         self._retries = retries_per_look
-        #: What failed and is still to be done, in the order in which it is tried again.
+        #: What failed and is still to be done, in the order in which it is retried.
         self.failures: dict[Action, Failure] = {}
 
     async def carry_out(
@@ -111,7 +111,7 @@ class Executor:
                 break  # the management API does not answer
 
     def failing(self) -> list[str]:
-        """Give what failed and is tried again; that something does not exist is no failure."""
+        """Return what failed and is retried; that something does not exist is no failure."""
         return [
             f"{action}: {failure.why} ({failure.attempts} attempts)"
             for action, failure in self.failures.items()
@@ -205,7 +205,7 @@ class Executor:
             exchange.tokens.not_bound(destination)  # the carrier has changed to other tokens meanwhile
 
     async def bind_again(self, exchange: OwnedExchange) -> list[Destination]:
-        """Bind what is bound to a topic carrier under eight words as well; give what was refused though it exists.
+        """Bind what is bound to a topic carrier under eight words as well; return what was refused though it exists.
 
         Raises:
             UpstreamError: the connection was lost.
@@ -237,7 +237,7 @@ class Executor:
         return refused
 
     def _row_for(self, table: TokenTable, destination: Destination) -> bytes:
-        """Give the row for a destination: what clients alone need must be a pin, which goes with their bindings."""
+        """Return the row for a destination: what clients alone need must be a pin, which goes with their bindings."""
         if not table.shared or table.needs(destination) & (Need.RULES | Need.DEMAND):
             return PLAIN
         return self._next_pin()
@@ -247,7 +247,7 @@ class Executor:
         return pin_row(self._state.sidecar, self._state.last_sequence)
 
     async def bind_rows(self, carrier: bytes, rows: Sequence[tuple[Destination, bytes, bytes]]) -> list[Refusal | None]:
-        """Bind destinations under keys with raw entries of their argument tables; give what was refused."""
+        """Bind destinations under keys with raw entries of their argument tables; return what was refused."""
         return await self._connection.call_all([Bind(carrier, *row) for row in rows])
 
     async def declare_marker(self, name: bytes) -> str | None:
@@ -300,7 +300,7 @@ class Executor:
         }
 
     async def _remove(self, action: RemoveBinding) -> bool:
-        """Remove a binding; answer whether it makes sense to go on with others."""
+        """Remove a binding; return whether it makes sense to go on with others."""
         if self._management is None:
             return False
         moved = await self._connection.call_all([Bind(action.carrier, *row) for row in action.moves])

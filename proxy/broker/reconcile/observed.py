@@ -52,7 +52,7 @@ class ObservedState:
         self.queues.pop(name, None)
 
     def queues_listed(self, before: Mapping[bytes, QueueInfo], listed: Mapping[bytes, QueueInfo]) -> None:
-        """Take a listing of queues; `before` is a copy of `queues` from when it was asked for."""
+        """Process a listing of queues; `before` is a copy of `queues` from when it was asked for."""
         self.queues = merged(before, self.queues, listed)
         self.queues_complete = True
 
@@ -61,7 +61,7 @@ class ObservedState:
         self.exchanges_complete = True
 
     def absence_reason(self, destination: Destination) -> str | None:
-        """Say why a destination can't be reached, None where it exists or that is unknown."""
+        """Return why a destination can't be reached, None if it exists or that is unknown."""
         kind, name = destination
         if kind == "queue":
             lacking = self.queues_complete and name not in self.queues
@@ -78,18 +78,18 @@ class ObservedState:
         return kind == "queue" and name in self.queues and self.queues[name].exclusive
 
     def unreachable(self, destination: Destination) -> str | None:
-        """Say why a token can't be bound, None where it can or that is unknown."""
+        """Return why a token can't be bound, None if it can or that is unknown."""
         why = unnameable(destination[1]) or self.absence_reason(destination)
         return EXCLUSIVE if why is None and self.exclusive(destination) else why
 
     def names(self, last: QueueNames) -> QueueNames:
-        """Give the names of all queues: `last` itself where they are the same, else the next version."""
+        """Return the names of all queues: `last` itself where they are the same, else the next version."""
         names = tuple(sorted(self.queues))
         return last if names == last.names else QueueNames(names, last.version + 1)
 
 
 def with_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Give the next version with one more name; `last` itself where it has it. Cheap for one among thousands."""
+    """Return the next version with one more name; `last` itself where it has it. Cheap for one among thousands."""
     at = bisect_left(last.names, name)
     if at < len(last.names) and last.names[at] == name:
         return last
@@ -97,7 +97,7 @@ def with_name(last: QueueNames, name: bytes) -> QueueNames:
 
 
 def without_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Give the next version without a name; `last` itself where it lacks it."""
+    """Return the next version without a name; `last` itself where it lacks it."""
     at = bisect_left(last.names, name)
     if at == len(last.names) or last.names[at] != name:
         return last

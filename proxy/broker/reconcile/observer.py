@@ -1,7 +1,7 @@
 """Observes one virtual host: queues, exchanges, tokens, and bindings that are not to be there.
 
-Through the management API where there is one; a listing that fails costs its own answer, never the whole look. What
-no listing shows is asked of the broker by name, a share at each look. Nothing is declared or removed here.
+Through the management API where there is one; a listing that fails costs its own answer, never the whole look. Objects
+missing from every listing are looked up by name, some of them at each look. Nothing is declared or removed here.
 """
 
 from __future__ import annotations
@@ -121,12 +121,12 @@ class Observer:
         return self.store.state.tokens_of(exchange) if self.store is not None else _UNKEYED
 
     def carrier_tokens(self, exchange: OwnedExchange) -> CarrierTokens:
-        """Give which tokens stood on the carrier of an exchange when its bindings were read last."""
+        """Return which tokens stood on the carrier of an exchange when its bindings were read last."""
         last = self._readings.get(exchange.carrier)
         return last.carrier_tokens if last is not None and last.exchange is exchange else CarrierTokens()
 
     def has_eight_words(self, exchange: OwnedExchange) -> bool:
-        """Say whether the carrier of an exchange had tokens of eight words when its bindings were read last."""
+        """Return whether the carrier of an exchange had tokens of eight words when its bindings were read last."""
         last = self._readings.get(exchange.carrier)
         return last is not None and last.exchange is exchange and last.eight_words
 
@@ -136,7 +136,7 @@ class Observer:
         return last.size if last is not None and last.exchange is exchange else 0
 
     def incomplete(self, exchange: OwnedExchange) -> Set[Destination]:
-        """Give what lacks one of its tokens on the carrier of an exchange, as far as its bindings were read."""
+        """Return what lacks one of its tokens on the carrier of an exchange, as far as its bindings were read."""
         last = self._readings.get(exchange.carrier)
         if last is None or last.exchange is not exchange or last.tokens is not self._tokens(exchange):
             return frozenset()
@@ -176,7 +176,7 @@ class Observer:
                         self._observed.remove_queue(name)
 
     async def ask_unlisted(self, desired: DesiredState, *, thorough: bool) -> dict[Destination, str]:
-        """Ask for what has to exist and no listing shows; give what the broker does not have."""
+        """Ask for what has to exist and no listing shows; return what the broker does not have."""
         unlisted = undetermined(desired, self._observed)
         asked = self._unlisted.share(unlisted, whole=thorough)
         answers = await self._find(asked)

@@ -27,7 +27,7 @@ class OrphanTokens:
         self._left: dict[OwnedExchange, set[Destination]] = {}
 
     def note(self, exchange: OwnedExchange) -> None:
-        """Take note that an exchange has just lost its last binding: the next look need not be sure first."""
+        """Record that an exchange has just lost its last binding: the next look need not be sure first."""
         self._seen |= {(exchange, destination) for destination in exchange.bound}
 
     async def unbind(self, desired: DesiredState) -> bool:
@@ -80,7 +80,7 @@ class OrphanTokens:
         return bool(rows)
 
     def _idle(self, exchange: OwnedExchange, desired: DesiredState) -> list[Destination]:
-        """Give the destinations that nothing is known to need, by the last listings."""
+        """Return the destinations that nothing is known to need, by the last listings."""
         router = self._state.router
         if exchange.name not in router.exchanges:
             return []

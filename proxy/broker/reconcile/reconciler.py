@@ -6,7 +6,7 @@
     execute   results go back into `ObservedState` and `TokenTable`, and from there to the relays
 
 Tokens that a listing shows are trusted. Where nothing can be listed, a share of the tokens is bound again at each look,
-which changes nothing where they exist. When a look is due is decided in `vhost_loop`.
+which changes nothing if they exist. When a look is due is decided in `vhost_loop`.
 
 Source: docs/explanation/architecture.md.
 """
@@ -215,7 +215,7 @@ class Reconciler:
         *,
         remove_foreign: bool = False,
     ) -> dict[Destination, str]:
-        """Look, and put right what differs; give the destinations that stay unreachable, with the reason.
+        """Look, and put right what differs; return the destinations that stay unreachable, with the reason.
 
         Args:
             wanted: gives what is desired, again after each step that may show what clients declared.

@@ -44,7 +44,7 @@ class RelayRequests:
 
     Args:
         reconciler: has what exists, and what clients declared; binds.
-        management: asked about what `observed` does not know; None where there is no management API.
+        management: asked about what `observed` does not know; None if there is no management API.
         orphaned: called when an exchange that clients declared has lost its last binding with something's end.
     """
 
@@ -127,7 +127,7 @@ class RelayRequests:
         return INTERNAL if isinstance(found, ExchangeInfo) and found.internal else None
 
     def missing(self) -> dict[Destination, str]:
-        """Give what could not be bound and is still believed, forgetting what has been believed long enough."""
+        """Return what could not be bound and is still believed, forgetting what has been believed long enough."""
         now = asyncio.get_running_loop().time()
         while self._remembered:
             destination, (_, until) = next(iter(self._remembered.items()))
@@ -235,7 +235,7 @@ class RelayRequests:
     # -- queues and exchanges ----------------------------------------------------------------------------------
 
     def interested(self, queue: bytes) -> bool:
-        """Say whether a declare of the queue must wait for `ensure_queue`."""
+        """Return whether a declare of the queue must wait for `ensure_queue`."""
         destination = ("queue", queue)
         rules = self._state.router.exchanges
         return any(
@@ -259,7 +259,7 @@ class RelayRequests:
             state.changed()
 
     def queue_deleted(self, queue: bytes) -> None:
-        """Take note of a queue that is gone, and with it its bindings."""
+        """Record a queue that is gone, and with it its bindings."""
         state, destination = self._state, ("queue", queue)
         self._observed.remove_queue(queue)
         names = without_name(state.queues, queue)
@@ -273,7 +273,7 @@ class RelayRequests:
             state.changed()
 
     def exchange_deleted(self, name: bytes) -> None:
-        """Take note of an exchange that is gone, and with it its bindings and those to it."""
+        """Record an exchange that is gone, and with it its bindings and those to it."""
         owned = self._state.exchanges.get(name)
         if owned is not None and owned.declared is not None:
             self._store.exchange_gone(name)
@@ -313,7 +313,7 @@ class RelayRequests:
             state.changed()
 
     def named(self, destination: Destination) -> bool:
-        """Say whether some rule names the destination, by right or not."""
+        """Return whether some rule names the destination, by right or not."""
         return any(destination in exchange.destinations for exchange in self._rules())
 
     @staticmethod
@@ -323,7 +323,7 @@ class RelayRequests:
         return ours and destination in exchange.bound
 
     def _gone(self, destination: Destination) -> bool:
-        """Forget the bindings to a destination; answer whether relays must be told."""
+        """Forget the bindings to a destination; return whether relays must be told."""
         exchanges = list(self._state.exchanges.values())
         bound = [exchange for exchange in exchanges if exchange.tokens.deleted(destination)]
         holders = [exchange for exchange in exchanges if destination in exchange.receivers]

@@ -41,13 +41,13 @@ class TokenMigration:
         self._executor = executor
         self._management = management
         self._looked = False
-        #: Keys whose tokens are bound no more, and the markers of ours that say so.
+        #: Keys whose tokens are no longer bound, and the markers of ours that say so.
         self._ended: set[bytes] = set()
         self._declared: set[bytes] = set()
         self._refused: set[bytes] = set()
 
     async def look(self) -> None:
-        """Find which tokens are bound no more; call it when the exchanges have been listed.
+        """Find which tokens are no longer bound; call it when the exchanges have been listed.
 
         Raises:
             UpstreamError: the connection was lost.
@@ -114,7 +114,7 @@ class TokenMigration:
 def former_bindings(
     exchange: OwnedExchange, former: Sequence[BindingInfo], names: ObservedState
 ) -> list[RemoveBinding]:
-    """Find the bindings of a carrier to remove, since their tokens are bound no more.
+    """Find bindings of a carrier to remove because their tokens are no longer used.
 
     What clients stored there is stored under its storage key first. An exclusive queue's own connection alone can
     unbind it: such a binding goes with the queue.

@@ -108,7 +108,7 @@ class Health:
 
     Args:
         refreshed_at: seconds since the epoch of the last look, None before the first.
-        fault: why the last attempt to connect and look failed; empty where it did not.
+        fault: why the last attempt to connect and look failed; empty if it did not.
         refused: whether the broker itself refused that attempt: it won't be otherwise soon.
         settled: set when it has been looked over, or could not be, for the first time.
     """
@@ -302,7 +302,7 @@ class VhostTopology:
         """Look for an exchange now.
 
         Returns:
-            Its type where it is not one that a client declared. None where it is, and then it is in the state; where
+            Its type where it is not one that a client declared. None if it is, and then it is in the state; where
             there is none; where nobody can say, since there is no management API: then the broker compares types.
 
         Raises:

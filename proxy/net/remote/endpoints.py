@@ -40,7 +40,7 @@ class RemoteBroker:
         host: where it listens.
         port: its port.
         tls: None for plain TCP.
-        user: who logs in, None where only addresses say.
+        user: who logs in, None if only addresses say.
         password: of the user.
         vhost: its virtual host, None for the producer's.
         limits: see RemoteLimits.
@@ -77,7 +77,7 @@ class Endpoint:
 
 
 def endpoint(remote: Remote, brokers: Mapping[bytes, RemoteBroker], vhost: str) -> Endpoint | str:
-    """Say where a target leads.
+    """Return where a target leads.
 
     Args:
         remote: what the address says.

@@ -60,7 +60,7 @@ class RemotePool:
         self.listening: Sequence[tuple[str, int]] = ()
 
     def port(self, vhost: str, full: Callable[[bool], None]) -> ProducerRemotes:
-        """Give what one producer's connection needs.
+        """Return what one producer's connection needs.
 
         Args:
             vhost: its virtual host.
@@ -71,7 +71,7 @@ class RemotePool:
         return port
 
     def driver(self, remote: Remote, vhost: str) -> RemoteConnection | str:
-        """Give the link to a broker, begun if need be, or say why there is none."""
+        """Return the link to a broker, begun if need be, or say why there is none."""
         found = endpoint(remote, self.brokers.get(vhost, {}), vhost)
         if isinstance(found, str):
             return found

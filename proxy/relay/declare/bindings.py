@@ -105,7 +105,7 @@ class ClientReach:
     def chosen_destinations(
         self, owned: OwnedExchange, compiled: CompiledBinding
     ) -> tuple[list[Destination], list[Destination]]:
-        """Give what the routes of a binding choose now, as far as it exists: what to ask about, and what is allowed."""
+        """Return which existing destinations the routes of a binding choose: those to ask about, and those allowed."""
         state = self._state
         chosen: dict[Destination, None] = {}
         budget = Budget(state.regex_budget)
@@ -139,7 +139,7 @@ class ClientReach:
         check_next()
 
     def refusal(self, owned: OwnedExchange, named: Iterable[Destination]) -> ProtocolError | None:
-        """Give the broker's refusal of something that a client named itself, if there is one."""
+        """Return the broker's refusal of something that a client named itself, if there is one."""
         refused = owned.reach(self._connection.terms.user).refused
         for destination in named:
             text = refused.get(destination, "")
@@ -189,7 +189,7 @@ class _Bind(NamedTuple):
     compiled: CompiledBinding
     #: the tokens of the carrier when it was sent
     under: Tokens
-    #: what is kept; None where a rules file has the binding
+    #: what is kept; None if a rules file has the binding
     stored: StoredBinding | None
     #: whether the broker is not known to have it
     is_new: bool
@@ -216,7 +216,7 @@ class _Unbind(NamedTuple):
 
 
 class ClientBindings:
-    """Takes binds and unbinds of one connection."""
+    """Handles binds and unbinds of one connection."""
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection = connection
@@ -228,7 +228,7 @@ class ClientBindings:
     # -- bind --------------------------------------------------------------------------------------------------
 
     def bind(self, channel: Channel, frame: bytes) -> bool:
-        """Take queue.bind or exchange.bind; answer whether it goes upstream as it came.
+        """Handle queue.bind or exchange.bind; return whether to forward it unchanged.
 
         Raises:
             ProtocolError: 406 and 403 on the channel, 540 on the connection.
@@ -246,10 +246,10 @@ class ClientBindings:
         return False
 
     def bind_while_held(self, channel: Channel, frame: bytes) -> bool:
-        """Take a frame after binds that are not answered yet, where it is one more: it need not wait for them.
+        """Handle a frame after binds that are not answered yet, where it is one more: it need not wait for them.
 
         Answers:
-            False where it has to wait: it is something else, or not as plain.
+            False if it has to wait: it is something else, or not as plain.
         """
         if not is_bind(frame) or len(channel.held.binds) >= _BINDS_AT_ONCE:
             return False
@@ -450,7 +450,7 @@ class ClientBindings:
             self._check_tokens(pin.owned, pin.destination, pin.tokens)
 
     def _check_tokens(self, owned: OwnedExchange, destination: Destination, tokens: Tokens) -> None:
-        """Take note that messages don't find what was bound, where the carrier has changed its tokens meanwhile."""
+        """Record that messages don't find what was bound, where the carrier has changed its tokens meanwhile."""
         now = self._now(owned) or owned
         if not tokens.lead_to(self._state.tokens_of(now)):
             now.tokens.not_bound(destination)
@@ -464,7 +464,7 @@ class ClientBindings:
         return destination[0] == QUEUE or destination[1] not in self._state.exchanges
 
     def _mark_key(self, owned: OwnedExchange, receiver: Destination, storage: bytes) -> bytes:
-        """Give the key for a binding by which messages are to find its destination: the token, where that is one alone.
+        """Return the key of a binding by which messages find its destination: the token, if there is only one.
 
         Where several are bound, a binding under one of them would be read by some sidecars only.
         """
@@ -480,7 +480,7 @@ class ClientBindings:
     # -- unbind ------------------------------------------------------------------------------------------------
 
     def unbind(self, channel: Channel, frame: bytes) -> bool:
-        """Take queue.unbind or exchange.unbind; answer whether it goes upstream as it came.
+        """Handle queue.unbind or exchange.unbind; return whether it is forwarded unchanged.
 
         Raises:
             ProtocolError: 403 and 406 on the channel.
@@ -606,7 +606,7 @@ class ClientBindings:
         return planned.identity in owned.clients or not exchange.has(planned.compiled.binding)
 
     def _now(self, owned: OwnedExchange) -> OwnedExchange | None:
-        """What an exchange is by now: rules may have been reloaded meanwhile; None where it is gone."""
+        """What an exchange is by now: rules may have been reloaded meanwhile; None if it is gone."""
         now = self._state.exchanges.get(owned.name)
         if now is None or now is owned:
             return now

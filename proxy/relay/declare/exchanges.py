@@ -122,14 +122,14 @@ class _NewExchange(NamedTuple):
 
 
 class ClientExchanges:
-    """Takes exchange.declare and exchange.delete of one connection."""
+    """Handles exchange.declare and exchange.delete of one connection."""
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection = connection
         self._state = connection.plans.state
 
     def declare(self, channel: Channel, frame: bytes) -> bool:
-        """Take an exchange.declare; answer whether it goes upstream as it came.
+        """Handle exchange.declare; return whether to forward it unchanged.
 
         Raises:
             ProtocolError: 403 and 406 on the channel.
@@ -150,7 +150,7 @@ class ClientExchanges:
         return False
 
     def delete(self, channel: Channel, frame: bytes) -> bool:
-        """Take an exchange.delete; answer whether it goes upstream as it came.
+        """Handle exchange.delete; return whether to forward it unchanged.
 
         Raises:
             ProtocolError: 403 for what a rules file owns, 406 where it is in use, on the channel.

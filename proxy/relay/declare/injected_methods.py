@@ -26,7 +26,7 @@ _ALWAYS_THERE = b"amq.direct"
 
 
 def pass_on(channel: Channel, method: int, nowait: bool) -> bool:
-    """Let a request go upstream as it came (hence True), and take note that the broker answers it."""
+    """Let a request go upstream unchanged (hence True), and take note that the broker answers it."""
     if not nowait:
         channel.replies.append(ExpectedReply(reply_of(method)))
     return True

@@ -31,7 +31,7 @@ class ClientQueues:
         self._connection = connection
 
     def declare(self, channel: Channel, frame: bytes) -> bool:
-        """Take queue.declare; answer whether it goes upstream as it came.
+        """Handle queue.declare; return whether it is forwarded unchanged.
 
         Raises:
             ProtocolError: 403 and 406 on the channel.
@@ -57,7 +57,7 @@ class ClientQueues:
         return True
 
     def delete(self, channel: Channel, frame: bytes) -> bool:
-        """Take queue.delete; it goes upstream as it came."""
+        """Handle queue.delete; it is forwarded unchanged."""
         request = read_method(QueueDelete, frame[7:-1])
         queue = request.queue or channel.last_queue
         if request.nowait:

@@ -32,7 +32,7 @@ class SidecarChannel:
     """The one channel of a leased connection that is ours; it is opened when first needed.
 
     Args:
-        number: its channel number; None where the broker gives a single channel, then every method is refused.
+        number: its channel number; None if the broker gives a single channel, then every method is refused.
         to_upstream: where frames to the broker gather.
     """
 
@@ -66,7 +66,7 @@ class SidecarChannel:
         self._go_on()
 
     def take_method(self, payload: bytes) -> None:
-        """Take a method payload that the broker sent on this channel."""
+        """Handle a method payload that the broker sent on this channel."""
         index = U32.unpack_from(payload)[0] if len(payload) >= 4 else 0
         if index == methods.CHANNEL_OPEN_OK:
             self._state = _State.IDLE

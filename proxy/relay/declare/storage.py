@@ -60,7 +60,7 @@ class StoredArguments(NamedTuple):
 
 
 def pack(sequence: int, entries: bytes, routing_key: bytes = b"", client: str = "") -> bytes:
-    """Give the value of ``x-oxproxy``: base64 of sequence (8 bytes), routing key, user and raw table entries."""
+    """Return the value of ``x-oxproxy``: base64 of sequence (8 bytes), routing key, user and raw table entries."""
     user = client.encode()
     return b64encode(U64.pack(sequence) + shortstr(routing_key) + U32.pack(len(user)) + user + entries)
 
@@ -87,13 +87,13 @@ def unpack(text: bytes) -> StoredArguments:
 def kept_arguments(
     sequence: int, entries: bytes, routing_key: bytes = b"", client: str = "", signature: bytes = b""
 ) -> bytes:
-    """Give the entries of a stored binding: the client's own and ours."""
+    """Return the entries of a stored binding: the client's own and ours."""
     signed = longstr_entry(SIGNATURE, signature) if signature else b""
     return entries + longstr_entry(KEPT, pack(sequence, entries, routing_key, client)) + signed
 
 
 def pin_entries(pin: bytes) -> bytes:
-    """Give the argument entries of a binding under a token: none for the plain one, else those of a pin."""
+    """Return the argument entries of a binding under a token: none for the plain one, else those of a pin."""
     return longstr_entry(PIN, pin) if pin else b""
 
 
@@ -106,7 +106,7 @@ def signed_fields(
     routing_key: bytes,
     entries: bytes,
 ) -> tuple[bytes, ...]:
-    """Give what the signature of a stored binding is made over: everything that it says, and where it stands."""
+    """Return what the signature of a stored binding is made over: everything that it says, and where it stands."""
     kind, name = destination
     return (
         vhost.encode(),
@@ -167,12 +167,12 @@ def shown(name: bytes) -> str:
 
 
 def exchange_arguments(sequence: int, entries: bytes) -> bytes:
-    """Give the entries under which a client's open exchange is declared on the broker: its own, the mark, ours."""
+    """Return the entries under which a client's open exchange is declared on the broker: its own, the mark, ours."""
     return entries + _MARK_ENTRY + longstr_entry(KEPT, pack(sequence, entries))
 
 
 def wanted_type(table: Table) -> CarrierType | None:
-    """Read the carrier's type that the arguments of a declare ask for; None where it is no type."""
+    """Read the carrier's type that the arguments of a declare ask for; None if it is no type."""
     chosen = dict(table).get(CARRIER_TYPE)
     if chosen is None:
         return CarrierType.AUTO
@@ -183,18 +183,18 @@ def wanted_type(table: Table) -> CarrierType | None:
 
 
 def topic_form(alternate: bytes | None) -> TokenForm:
-    """Give the form of the tokens on a topic carrier to which no exchange is bound yet."""
+    """Return the form of the tokens on a topic carrier to which no exchange is bound yet."""
     return TokenForm.ONE_WORD if alternate is None else TokenForm.EIGHT_WORDS
 
 
 def storage_key(kind: str, destination: bytes, routing_key: bytes, entries: bytes, *, one_word: bool = False) -> bytes:
-    """Give the key under which a client's binding is stored: equal bindings, equal keys; the sequence is not in it."""
+    """Return the storage key of a client's binding: equal for equal bindings, whatever their sequence number."""
     table = decode_table(entries, 0, len(entries))
     return _hashed((kind, destination, routing_key, typed_arguments(table)), one_word)
 
 
 def identity_key(identity: tuple[Hashable, ...], *, one_word: bool = False) -> bytes:
-    """Give the storage key of the binding with an identity: the source is not in it."""
+    """Return the storage key of the binding with an identity: the source is not in it."""
     return _hashed(identity[1:], one_word)
 
 
@@ -203,7 +203,7 @@ def _hashed(content: tuple[Hashable, ...], one_word: bool) -> bytes:
 
 
 def kept_rows(stored: StoredBinding) -> list[tuple[bytes, bytes]]:
-    """Give key and argument entries of each binding on the broker that keeps a copy, the copy that counts in front."""
+    """Return key and argument entries of each stored copy on the broker, the one in force first."""
     client_key = stored.binding.routing_key
     return [
         (copy.key, kept_arguments(copy.sequence, stored.entries, client_key, copy.client, copy.signature))

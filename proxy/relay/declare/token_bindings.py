@@ -62,7 +62,7 @@ class Pin(NamedTuple):
 
 
 def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Destination]]:
-    """Give (carrier's exchange, destination) of each token that a queue is to have."""
+    """Return (carrier's exchange, destination) of each token that a queue is to have."""
     destination = ("queue", queue)
     return [(owned, destination) for owned in state.carried() if state.router.names(owned.name, destination)]
 

@@ -82,7 +82,7 @@ class Tuning:
 
 
 def offer(broker: TuningLimits, frame_max_bytes: int, most_channels: int = _TOP_CHANNEL) -> TuningLimits:
-    """Say what the producer is offered."""
+    """Return what the producer is offered."""
     channels = broker.channel_max or _TOP_CHANNEL
     # 0 would mean "no limit": with a single channel the producer gets it and we have none.
     channel_max = min(max(channels - 1, 1), most_channels)
@@ -137,7 +137,7 @@ class Client(NamedTuple):
 
     #: the StartOk for the broker
     frame: bytes
-    #: who logs in, empty where the mechanism does not say
+    #: who logs in, empty if the mechanism does not say
     user: str
     #: ``connection_name`` of the client properties, or empty
     name: str
@@ -210,7 +210,7 @@ def read_start_ok(payload: bytes, version: str, peer: str, frame_min_bytes: int)
 
 
 def login_of(frame: bytes) -> bytes:
-    """Give what of a whole StartOk frame tells logins apart: mechanism, response, locale and capabilities.
+    """Return what of a whole StartOk frame tells logins apart: mechanism, response, locale and capabilities.
 
     Capabilities are in it since the broker behaves by them. What is given holds a secret.
 

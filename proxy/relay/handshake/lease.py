@@ -83,7 +83,7 @@ class LeaseNegotiation:
         """Take what the handshake has for the broker, and clear the list.
 
         Returns:
-            The answer in the broker's place, empty where there is none.
+            The answer in the broker's place, empty if there is none.
         """
         answer = b""
         for frame in frames:
@@ -103,7 +103,7 @@ class LeaseNegotiation:
         return answer
 
     def receive_from_upstream(self, data: bytes) -> bytes:
-        """Take bytes of the broker itself; give those that the handshake has not had yet."""
+        """Receive bytes from the broker itself; give those that the handshake has not had yet."""
         if self._passes_through:
             return data
         self._input.feed(data)
@@ -118,7 +118,7 @@ class LeaseNegotiation:
         return unseen
 
     def _known_answer(self, method: int, frame: bytes) -> bytes | None:
-        """Note what the producer says; give the broker's answer if it is known, b"" if there is none to this."""
+        """Note what the producer says; return the broker's answer if it is known, b"" if there is none to this."""
         lease, leases = self.lease, () if self.wants_upstream else self._kept()
         if method == CONNECTION_START_OK:
             lease.login = blake2b(login_of(frame), key=self._key).digest()
@@ -154,7 +154,7 @@ class LeaseNegotiation:
         return None
 
     def _answered(self, frame: RawFrame) -> bytes:
-        """Note what the broker itself says; give what of it is new to the producer."""
+        """Note what the broker itself says; return what of it is new to the producer."""
         method = U32.unpack_from(frame.payload)[0] if frame.kind == METHOD and len(frame.payload) >= 4 else 0
         if frame.kind == HEARTBEAT:
             return frame.raw

@@ -122,7 +122,7 @@ class Ending:
 
     #: whose doing it was
     side: HandshakeSide
-    #: what the producer was told, 0 where it was told nothing
+    #: what the producer was told, 0 if it was told nothing
     reply_code: int
     #: reply text, or what was seen
     text: str
@@ -439,7 +439,7 @@ def _seen(start: bytes) -> str:
 
 
 Handler: TypeAlias = Callable[[Handshake, RawFrame], HandshakeState]
-#: A state alone: the method is relayed as it came.
+#: A state alone: the method is relayed unchanged.
 Transitions: TypeAlias = dict[tuple[HandshakeState, int], Handler | HandshakeState]
 
 #: The producer's part of the conversation: what may come when, and what becomes of it.

@@ -98,7 +98,7 @@ class Outgoing:
         untouched: forwarded byte for byte to the broker's own exchange (``unmatched: pass``).
         unbound: destinations that must be bound before the publish can leave.
         record: the constant part of its audit lines.
-        remote_targets: what goes to other brokers, or nowhere; None where nothing does.
+        remote_targets: what goes to other brokers, or nowhere; None if nothing does.
         exchange: as the producer named it.
         original: the producer's address, where it is the same for all these messages; None: `exchange` and the
             routing key of each.
@@ -184,7 +184,7 @@ class Outgoing:
         return b"".join((ADDRESS_ENTRY, size, front, key, middle, new_key, self.bcc))
 
     def address_of(self, routing_key: bytes) -> OriginalAddress:
-        """Give the address that the producer of a message wrote."""
+        """Return the address that the producer of a message wrote."""
         return OriginalAddress(self.exchange, routing_key) if self.original is None else self.original
 
 
@@ -243,7 +243,7 @@ def outgoing(
 
 
 def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
-    """Give what leaves of a publish that the address table has sent to an exchange which is evaluated here.
+    """Return what leaves of a publish that the address table has sent to an exchange which is evaluated here.
 
     Args:
         out: what leaves of it by that exchange's decision.
@@ -415,7 +415,7 @@ def copy_frames(copy: Copy, original: OriginalAddress, method: bytes, header: by
     Args:
         copy: the copy.
         original: where the producer addressed the publish.
-        method: the producer's whole method frame; empty where only the header frame is asked for.
+        method: the producer's whole method frame; empty if only the header frame is asked for.
         header: the producer's whole content header frame.
 
     Raises:

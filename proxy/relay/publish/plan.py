@@ -213,7 +213,7 @@ class Plans:
         self.state.changed()
 
     def current(self) -> dict[bytes, Plan]:
-        """Give the plans by exchange that have been asked for, after dropping what a change has made untrue."""
+        """Return the plans by exchange that have been asked for, after dropping what a change has made untrue."""
         if self.epoch != self.state.epoch:
             self.forget()
         return self._by_exchange
@@ -234,7 +234,7 @@ class Plans:
         return self.state.addresses is None and self.tap is None
 
     def find(self, exchange: bytes, routing_key: bytes) -> Plan | None:
-        """Give the plan of a publish: of its exchange, else what the address table makes of it; None: it passes.
+        """Return the plan of a publish: of its exchange, else what the address table makes of it; None: it passes.
 
         Args:
             exchange: of the publish.
@@ -262,7 +262,7 @@ class Plans:
         return kept[address]
 
     def passed_record(self, exchange: bytes) -> LineTemplate:
-        """Give the constant part of the audit lines of publishes to an exchange that is not evaluated here."""
+        """Return the constant part of the audit lines of publishes to an exchange that is not evaluated here."""
         found = self._passed_records.get(exchange)
         if found is None:
             assert self.journal is not None  # noqa: S101 -- asked by connections that write to it
@@ -272,7 +272,7 @@ class Plans:
         return found
 
     def watching(self, exchange: bytes) -> Tap | None:
-        """Give the tap, if it wants to be told of publishes to an exchange."""
+        """Return the tap, if it wants to be told of publishes to an exchange."""
         return self.tap if self.tap is not None and self.tap.wants(self.state.name, exchange) else None
 
     def _translate(self, publication: Publication) -> Plan | None:
@@ -299,7 +299,7 @@ class Plans:
         )
 
     def _passing(self, publication: Publication) -> Plan | None:
-        """Give the plan of a publish that passes as it came: None, where no tap is to be told of it."""
+        """Return the plan of a publish that passes unchanged: None, where no tap is to be told of it."""
         exchange = publication.exchange
         if self.watching(exchange) is None or exchange in self.state.carriers:
             return None
@@ -382,7 +382,7 @@ class Plan:
         self._limit_bytes: Final = EXCHANGE_BYTES if source is None else ADDRESS_BYTES
 
     def other_facts(self, data: bytes, start: int, stop: int) -> object:
-        """Give what rules look at besides headers and routing key, as a part of the facts of a message.
+        """Return what rules look at besides headers and routing key, as a part of the facts of a message.
 
         Args:
             data: bytes with the content header frame in them.
@@ -457,7 +457,7 @@ class Plan:
         return out, seconds * 1e6
 
     def _outgoing(self, decision: Decision, routing_key: bytes) -> Outgoing:
-        """Give the form in which a message leaves: one object for all decisions that say the same."""
+        """Return the form in which a message leaves: one object for all decisions that say the same."""
         plans = self._plans
         state = plans.state
         # The address table looks at the routing key, too; what waits or was refused holds for one message.
@@ -519,7 +519,7 @@ class Plan:
         self._plans.caches.remove(self)
 
     def unroutable(self, out: Outgoing) -> str:
-        """Give the reason why a publish reaches no queue, as far as it is known here; empty where it may reach some."""
+        """Return the reason why a publish reaches no queue, as far as it is known here; empty if it may reach some."""
         decision, remote_targets = out.decision, out.remote_targets
         if remote_targets is not None:
             failed = bool(remote_targets.failed) and not (remote_targets.targets or out.copies)
@@ -542,7 +542,7 @@ class Plan:
 
 
 def _translated(plans: Plans, source: PublishSource, target: Target | FailedTranslation) -> Outgoing:
-    """Give the one form in which a publish leaves that the address table sends elsewhere, or nowhere."""
+    """Return the one form in which a publish leaves that the address table sends elsewhere, or nowhere."""
     exchange = source.address.exchange
     failed = isinstance(target, FailedTranslation)
     outcome = Outcome.UNROUTED if failed else Outcome.ROUTED

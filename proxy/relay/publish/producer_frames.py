@@ -46,7 +46,7 @@ _BEYOND = frozenset((30 << 16 | 10, 60 << 16 | 200))
 
 
 class ProducerFrames:
-    """Takes single frames of the producer.
+    """Handles single frames of the producer.
 
     Args:
         connection: what both directions share.
@@ -79,7 +79,7 @@ class ProducerFrames:
         }
 
     def take(self, kind: int, number: int, frame: bytes) -> bool:
-        """Take one whole frame.
+        """Handle one whole frame.
 
         Args:
             kind: frame type.
@@ -87,7 +87,7 @@ class ProducerFrames:
             frame: the whole frame.
 
         Returns:
-            Whether it goes upstream as it came. (What goes instead is in the output already.)
+            Whether it is forwarded unchanged. (What goes instead is in the output already.)
 
         Raises:
             ProtocolError: a fault that ends the connection.
@@ -118,7 +118,7 @@ class ProducerFrames:
             return False
 
     def _open(self, kind: int, number: int, frame: bytes) -> bool:
-        """Take the first frame on a number: Like RabbitMQ, channel-max bounds how many there are, not their numbers."""
+        """Handle the first frame on a channel number. As at RabbitMQ, channel-max limits their count alone."""
         connection = self._connection
         most, count = connection.terms.tuning.channel_max_producer, len(connection.channels)
         if number == connection.upstream.sidecar_channel.number:
@@ -152,7 +152,7 @@ class ProducerFrames:
         return False
 
     def _channel_method(self, channel: Channel, frame: bytes) -> bool:
-        """Take open, close or close-ok; answer whether it goes upstream."""
+        """Handle open, close or close-ok; return whether it goes upstream."""
         connection = self._connection
         index = _method_of(frame)
         _check(index, frame[7:-1])
@@ -168,7 +168,7 @@ class ProducerFrames:
         return event is not ChannelEvent.PRODUCER_CLOSE_OK or before in RELAYED_UP
 
     def _select(self, channel: Channel, frame: bytes) -> bool:
-        """Take Confirm.Select or Tx.Select."""
+        """Handle Confirm.Select or Tx.Select."""
         index = _method_of(frame)
         _check(index, frame[7:-1])
         mode = next_mode(channel.mode, CONFIRM if index == methods.CONFIRM_SELECT else TX)

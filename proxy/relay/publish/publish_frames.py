@@ -28,7 +28,7 @@ _LEAST_HEADER = 22
 
 
 class PublishFrames:
-    """Takes publishes of one connection that are not for the pass alone.
+    """Handles publishes of one connection that are not for the pass alone.
 
     Args:
         connection: what both directions share.
@@ -51,7 +51,7 @@ class PublishFrames:
         return False
 
     def content(self, channel: Channel, content: ContentUnderWay, kind: int, frame: bytes) -> bool:
-        """Take a content frame that is not for the publish pass; answer whether it goes upstream.
+        """Handle a content frame that is not for the publish pass; return whether it goes upstream.
 
         Raises:
             ProtocolError: 505 and 501 on the connection, it does not belong there.
@@ -147,7 +147,7 @@ class PublishFrames:
     def leave_for_remote(
         self, publish: PendingPublish, header: bytes, body: bytes, plan: Plan, out: Outgoing, took_us: float
     ) -> bool:
-        """Send a whole publish to the one other broker that it goes to; False where `leave` has more to do for it.
+        """Send a whole publish to the one other broker that it goes to; False if `leave` has more to do for it.
 
         Args:
             publish: its method.
@@ -203,7 +203,7 @@ class PublishFrames:
             plan.observe(plan.tap, publish.exchange, publish.routing_key, header, out)
 
     def _wait(self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing) -> bool:
-        """Let a publish wait until its destinations are bound; False where there is nothing to wait for."""
+        """Let a publish wait until its destinations are bound; False if there is nothing to wait for."""
         connection = self._connection
         asked = connection.permission_checks(out.decision.unchecked)
         if not out.unbound and not asked:

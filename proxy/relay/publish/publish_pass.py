@@ -157,7 +157,7 @@ class PublishPass:
         self._exchanges = connection.plans.state.exchanges
 
     def read_producer(self, data: bytes) -> None:
-        """Take bytes from the producer; what leaves gathers in the connection's state.
+        """Receive bytes from the producer; what leaves gathers in the connection's state.
 
         Args:
             data: any piece of the stream.
@@ -211,7 +211,7 @@ class PublishPass:
             self._rest.keep(self._rest.take() + rest)
 
     def _begin(self) -> None:
-        """Take note of what holds for the publishes of one read."""
+        """Record what holds for the publishes of one read."""
         connection = self._connection
         self._start = 0  # what passes as it came begins here and has not been copied yet
         self._spent = False
@@ -221,7 +221,7 @@ class PublishPass:
         self._look()
 
     def _look(self) -> None:
-        """Take note of what any frame that is not for the pass may have changed."""
+        """Record what any frame that is not for the pass may have changed."""
         connection = self._connection
         self._known = self._plans.current()
         self._passes_unknown = self._plans.passes_unknown
@@ -232,7 +232,7 @@ class PublishPass:
         self._relaying = lifecycle.phase is Phase.OPEN and (lifecycle.last_frame is None or self._frames.resuming)
 
     def _run(self, data: bytes) -> int:  # noqa: C901 -- the publish path is one pass, see the module
-        """Take whole frames; answer the offset of what is left."""
+        """Process whole frames; return the offset of what is left."""
         connection = self._connection
         channels = connection.channels
         largest = self._largest
@@ -333,7 +333,7 @@ class PublishPass:
             raise ProtocolError(501, f"frame on channel {number} does not end with octet 206")
 
     def _take(self, kind: int, number: int, channel: Channel | None, frame: bytes) -> bool:
-        """Take one frame that is not for the pass; answer whether it goes upstream as it came."""
+        """Handle one frame that is not for the pass; return whether it is forwarded unchanged."""
         if kind == HEADER and channel is not None and (channel.state is OPEN or channel.state is OPENING):
             content = channel.content
             if content is not None and content.publish is not None and content.remaining == HEADER_TO_COME:
@@ -347,7 +347,7 @@ class PublishPass:
         return self._frames.take(kind, number, frame)
 
     def _take_joined(self, method: bytes, header: bytes, channel: Channel, *, waited: bool) -> None:
-        """Take a publish whose method and header frame did not come next to each other, or that has waited."""
+        """Process a publish whose method and header frame did not come next to each other, or that has waited."""
         outer, self._start = self._start, 0
         joined = method + header
         key_at = 14 + method[13]
@@ -369,7 +369,7 @@ class PublishPass:
             header_at: offset after it.
 
         Returns:
-            The offset after it, beyond the buffer where the rest is still to come; 0 where something else follows.
+            The offset after it, beyond the buffer where the rest is still to come; 0 if something else follows.
         """
         end = len(data)
         there = end - header_at
@@ -397,7 +397,7 @@ class PublishPass:
     def _publish(  # noqa: C901 -- the publish path is one pass, see the module
         self, data: bytes, at: int, key_at: int, flags_at: int, body_at: int, channel: Channel, waited: bool
     ) -> int:
-        """Take a publish whose method and header frame are there; answer the offset of the frame after it.
+        """Process a publish whose method and header frame are there; return the offset of the frame after it.
 
         Args:
             data: a read buffer.
@@ -613,7 +613,7 @@ class PublishPass:
         body_size: int,
         channel: Channel,
     ) -> int:
-        """Let a publish pass to an exchange that is not evaluated here; answer the offset of the frame after it.
+        """Let a publish pass to an exchange that is not evaluated here; return the offset of the frame after it.
 
         Raises:
             ProtocolError: 403 on the channel: CC, BCC or a header has what only we may write.
@@ -661,7 +661,7 @@ class PublishPass:
         return body_at
 
     def _whole_body_end(self, data: bytes, at: int, body_at: int, body_size: int) -> int:
-        """Find the offset after a body that is one frame and all there; 0 where it is not."""
+        """Find the offset after a body that is one frame and all there; 0 if it is not."""
         if not body_size:
             return body_at
         after = body_at + body_size + OVERHEAD
@@ -690,7 +690,7 @@ class PublishPass:
         channel: Channel,
         waited: bool,
     ) -> int:
-        """Take a publish by an exit, since it does not leave at once as one publish to the producer's own broker.
+        """Process a publish by an exit, since it does not leave at once as one publish to the producer's own broker.
 
         Returns:
             The offset of the frame after what was taken: its header, or its body.

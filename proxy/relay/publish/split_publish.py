@@ -78,7 +78,7 @@ def send_collected(connection: ConnectionState, collected: CollectedPublish) -> 
 
 
 def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
-    """Give what is equal in a publish and in its return: all but BCC, which the broker takes out.
+    """Return what is equal in a publish and in its return: all but BCC, which the broker takes out.
 
     Args:
         exchange: as it left.
@@ -97,7 +97,7 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
 
 
 def ledger_of(channel: Channel) -> Ledger:
-    """Give the channel's ledger; the first call takes over all publishes before the current one."""
+    """Return the channel's ledger; the first call takes over all publishes before the current one."""
     confirms = channel.confirms
     if confirms.ledger is None:
         before = confirms.published - 1

@@ -43,7 +43,7 @@ class ObservedDecision(NamedTuple):
     at: float
 
     def facts(self) -> Facts:
-        """Give all that rules may know of it.
+        """Return everything that rules may know about it.
 
         Raises:
             ProtocolError: 502, the header is malformed.
@@ -56,7 +56,7 @@ class ObservedDecision(NamedTuple):
         return Facts(self.routing_key, () if span is None else decode_table(header, *span), properties, size)
 
     def raw_headers(self, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-        """Give some headers as letter and value bytes.
+        """Return some headers as letter and value bytes.
 
         Raises:
             ProtocolError: 502, the header is malformed.
@@ -85,9 +85,9 @@ class FailedPublish(NamedTuple):
         channel: number of its channel.
         result: unroutable, rejected, nacked or returned.
         reason: why, in words.
-        exchange: as the producer named it; None where it is not known (a nack has a number only).
+        exchange: as the producer named it; None if it is not known (a nack has a number only).
         routing_key: likewise.
-        header: its content header frame, empty where it is not known.
+        header: its content header frame, empty if it is not known.
     """
 
     at: float
@@ -101,14 +101,14 @@ class FailedPublish(NamedTuple):
     header: bytes = b""
 
     def size(self) -> int | None:
-        """Give the bytes of its body, None where they are not known."""
+        """Return the bytes of its body, None if they are not known."""
         if not self.header:
             return None
         size: int = U64.unpack_from(self.header, _SIZE_AT)[0]
         return size
 
     def header_names(self) -> list[bytes]:
-        """Give the names of its headers, in order.
+        """Return the names of its headers, in order.
 
         Raises:
             ProtocolError: 502, the header is malformed.
@@ -117,7 +117,7 @@ class FailedPublish(NamedTuple):
         return [] if span is None else [name for name, _ in decode_table(self.header, *span)]
 
     def raw_headers(self, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-        """Give some headers as letter and value bytes.
+        """Return some headers as letter and value bytes.
 
         Raises:
             ProtocolError: 502, the header is malformed.

@@ -40,7 +40,7 @@ class _Copy(RemoteMessage):
         self._publish = publish
         self._tag = tag
         self._mark = mark
-        #: the header as it came, where the message may go back
+        #: the header unchanged, where the message may go back
         self._origin = collected.header if publish.mandatory else b""
 
     def settled(self, result: RemoteResult, reason: str) -> None:
@@ -110,7 +110,7 @@ def send_remote_copies(
 
 
 def remote_publisher(connection: ConnectionState, channel: Channel, remote: Remote | None) -> RemotePublisher | None:
-    """Give the publisher of a channel for another broker, None where there is none."""
+    """Return the publisher of a channel for another broker, None if there is none."""
     if remote is None:
         return None
     found = channel.remote_publishers.get(remote)

@@ -69,7 +69,7 @@ class RemoteMessage:
 
         Args:
             result: see Result.
-            reason: for logs, empty where there is nothing to say; no credentials in it.
+            reason: for logs, empty if there is nothing to say; no credentials in it.
         """
 
 

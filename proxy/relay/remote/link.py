@@ -136,7 +136,7 @@ class RemoteLink:
         return at
 
     def attach(self, lane: Lane) -> bool:
-        """Give a lane a channel; False where no number is left."""
+        """Give a lane a channel; False if no number is left."""
         if self._free:
             number = self._free.pop()
         elif self._next <= self.channel_max:
@@ -282,7 +282,7 @@ class RemoteLink:
 
 
 def fingerprint(header: bytes) -> Hashable:
-    """Give what is equal in a sent and a returned content header: all but the header table."""
+    """Return what is equal in a sent and a returned content header: all but the header table."""
     fixed = CONTENT_HEAD.size - FRAME_HEAD.size
     flags = U16.unpack_from(header, fixed)[0]
     span = table_span(header, fixed + 2, flags)

@@ -101,7 +101,7 @@ class Reach:
     def limit(
         self, chosen: Collection[Destination], unchecked: set[tuple[Reach, Destination]]
     ) -> Collection[Destination]:
-        """Give those of the destinations that are within reach, and `UNREACHABLE` for the others.
+        """Return those of the destinations that are within reach, and `UNREACHABLE` for the others.
 
         Args:
             chosen: destinations.

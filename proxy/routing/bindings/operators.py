@@ -88,7 +88,7 @@ class Topic:
         end = count - len(self._last)
         if not _run_matches(self._last, words, end):
             return False
-        # Between two `#` the leftmost place is as good as any other, so that nothing has to be tried again.
+        # Between two `#` the leftmost place is as good as any other, so that nothing has to be retried.
         position = len(self._first)
         for run in self._middle:
             while position + len(run) <= end and not _run_matches(run, words, position):
@@ -233,7 +233,7 @@ class Operator:
         return ABSENT
 
     def seen(self, message: Message) -> Value | bytes | int | None:
-        """What it looks at, as it is in this message; None where it is absent."""
+        """What it looks at, as it is in this message; None if it is absent."""
         raise NotImplementedError
 
     def predicate(self, seen: Any, message: Message) -> bool:

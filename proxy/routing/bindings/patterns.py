@@ -186,7 +186,7 @@ class _Library:
         pcre2.pcre2_set_parens_nest_limit_8(self._context, ctypes.c_uint32(_NESTING_LIMIT))
         if hasattr(pcre2, "pcre2_set_max_varlookbehind_8"):  # 10.43 on: look-behind of variable length
             pcre2.pcre2_set_max_varlookbehind_8(self._context, ctypes.c_uint32(0))
-        #: None where memory may not be made executable. Its pages are taken when a search first needs them.
+        #: None if memory may not be made executable. Its pages are taken when a search first needs them.
         self._stack = pcre2.pcre2_jit_stack_create_8(ctypes.c_size_t(1 << 15), ctypes.c_size_t(_STACK_BYTES), None)
         #: One pair of offsets: only whether there is a match is asked.
         self.data = ctypes.c_void_p(pcre2.pcre2_match_data_create_8(ctypes.c_uint32(1), None))
@@ -244,7 +244,7 @@ _library = cache(_Library)
 
 
 def jit_compiles() -> bool:
-    """Return whether patterns run as machine code; False where the system forbids executable memory.
+    """Return whether patterns run as machine code; False if the system forbids executable memory.
 
     Raises:
         MissingLibraryError: PCRE2 is not installed; the message names the package.
@@ -327,13 +327,13 @@ class Pattern:
         self._walk: Final = 0 if _WALKS.search(text) is None else _SLOW_WALK if _SLOW.search(text) else 1
         #: The counted form: None until it is needed; the plain form where there is none.
         self._counted: _Code | None = self._code if _UNCOUNTED.search(text) else None
-        #: For a size that is _SIZE_STEP times the place, and a bit: None where such a search may have to be charged.
+        #: For a size that is _SIZE_STEP times the place, and a bit: None if such a search may have to be charged.
         self._free_contexts: Final = tuple(
             self._free_context(self._worst_case(largest)) for largest in range(_SIZE_STEP - 1, 256, _SIZE_STEP)
         )
 
     def search(self, subject: bytes, budget: Budget) -> bool | None:
-        """Return whether the pattern matches somewhere in the subject; None where the search was given up.
+        """Return whether the pattern matches somewhere in the subject; None if the search was given up.
 
         Args:
             subject: any bytes.

@@ -34,7 +34,7 @@ _ORDER = b"x-order"
 
 
 def unreachable(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
-    """Give the bindings that no message comes to, each with the one that leaves it out."""
+    """Return the bindings that no message comes to, each with the one that leaves it out."""
     if not entries:
         return
     orders = [each.order for each in entries]
@@ -69,7 +69,7 @@ def _jumps(compiled: CompiledBinding) -> Set[int]:
 
 
 def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, str, str]]:
-    """Give the gotos that lead nowhere: binding, argument, and why."""
+    """Return the gotos that lead nowhere: binding, argument, and why."""
     greatest = max((each.order for each in entries), default=0)
     for compiled in entries:
         for effects, key in ((compiled.on_true, "x-goto-ontrue"), (compiled.on_false, "x-goto-onfalse")):
@@ -83,7 +83,7 @@ def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[Compiled
 
 
 def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
-    """Give the bindings that add nothing to what an earlier one does, each with that one.
+    """Return the bindings that add nothing to what an earlier one does, each with that one.
 
     Said only of exchanges whose bindings just add their destination, where no order can matter.
     """
@@ -142,7 +142,7 @@ def linted_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> Iterat
 
 
 def lint_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[ConfigWarning]:
-    """Give everything that can be proven to be in vain."""
+    """Return everything that can be proven to be in vain."""
     found: list[ConfigWarning] = []
     for exchange in linted_exchanges(files, loaded):
         found += _bindings(exchange)
@@ -224,7 +224,7 @@ class UntestedBindings:
 
 
 def untested_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[UntestedBindings]:
-    """Give the bindings that are true in no test of the files, by exchange."""
+    """Return the bindings that are true in no test of the files, by exchange."""
     touched = _tested(loaded)
     found = []
     for file in files:
@@ -240,7 +240,7 @@ def untested_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[
 
 
 def _tested(loaded: LoadedRules) -> set[tuple[str, bytes, str]]:
-    """Give virtual host, exchange and id of the bindings that are true in some test."""
+    """Return virtual host, exchange and id of every binding that is true in at least one test."""
     known = {name: mentioned_queues(vhost, loaded.routers[name]) for name, vhost in loaded.rules.vhosts.items()}
     touched = set()
     for test in loaded.tests:

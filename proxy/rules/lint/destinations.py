@@ -56,7 +56,7 @@ _Key: TypeAlias = tuple[str, str, bytes]
 
 
 def destinations(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[NamedDestination]:
-    """Give every destination that must exist on the broker, each where it is written first."""
+    """Return every destination that must exist on the broker, each where it is written first."""
     found: dict[_Key, NamedDestination] = {}
     made: set[_Key] = set()
     for exchange in linted_exchanges(files, loaded):
@@ -93,7 +93,7 @@ def _relocated(
 
 
 def declared_queues(files: Sequence[ParsedFile]) -> list[NamedDestination]:
-    """Give every queue that the files declare."""
+    """Return every queue that the files declare."""
     return [
         NamedDestination(file.vhost, QUEUE, queue.rule.name, queue.place, queue.path)
         for file in files
@@ -102,7 +102,7 @@ def declared_queues(files: Sequence[ParsedFile]) -> list[NamedDestination]:
 
 
 def evaluated_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[EvaluatedExchange]:
-    """Give every exchange of the files, with its place."""
+    """Return every exchange of the files, with its place."""
     found: list[EvaluatedExchange] = []
     for file in files:
         router = loaded.routers[file.vhost]

@@ -65,7 +65,7 @@ def _queues(queues: Iterable[ParsedQueue], faults: Faults) -> None:
         if other is queue:
             continue
         if other.place.source == queue.place.source:
-            faults.error(queue.place, queue.path, f"the same queue as in line {other.place.line}")
+            faults.error(queue.place, queue.path, f"the same queue as on line {other.place.line}")
         elif typed_arguments(other.rule.arguments) != typed_arguments(queue.rule.arguments):
             faults.error(queue.place, queue.path, f"{_where(other)} asks for the same queue with other arguments")
 
@@ -169,7 +169,7 @@ def _doubtful_keys(exchange: ParsedExchange, faults: Faults) -> None:
 
 @lru_cache(4096)
 def _doubtful_key(key: str, kind: str) -> str:
-    """Say why a key that is the name of a header may be meant as an operator."""
+    """Return why a key that is the name of a header may be meant as an operator."""
     if key.startswith(_RESERVED):
         return ""
     plain = key.translate(_TYPED).strip()

@@ -46,7 +46,7 @@ _SIGNS = (b"<=", b">=", b"<", b">", b"!=", b"=")
 
 
 def unsatisfiable_reason(compiled: CompiledBinding) -> str | None:
-    """Say why a binding is true for no message; None where it may be true for some."""
+    """Return why a binding is true for no message; None if it may be true for some."""
     operators = compiled.operators
     if compiled.match_type.startswith("any"):
         if not operators:
@@ -65,7 +65,7 @@ def unsatisfiable_reason(compiled: CompiledBinding) -> str | None:
 
 
 def always_true(compiled: CompiledBinding) -> bool:
-    """Say whether a binding is certainly true for every message."""
+    """Return whether a binding is certainly true for every message."""
     if not compiled.match_type.startswith("all"):
         return False
     return all(each.key in _TOPICS and each.expected == ("S", b"#") for each in compiled.operators)
@@ -173,7 +173,7 @@ def _sign(key: bytes) -> bytes:
 
 
 def _empty(bounds: Iterable[tuple[bytes, object]], whole: bool = False, octet: bool = False) -> bool:
-    """Say whether no number lies within bounds.
+    """Return whether no number lies within bounds.
 
     Args:
         bounds: sign and number of each comparison; other signs bind nothing.

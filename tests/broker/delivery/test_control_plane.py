@@ -222,7 +222,7 @@ def test_an_exception_that_nobody_expected_holds_readiness_is_counted_and_tried_
             (line, *_) = site.logged("control task failed")
             assert site.logged("Traceback (most recent call last)")
             assert site.vhost in line
-            assert site.logged("control task works again")
+            assert site.logged("control task recovered")
 
 
 @pytest.mark.parametrize("path", ["/api", "/api/", "/"])
