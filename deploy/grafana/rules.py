@@ -135,6 +135,7 @@ _WHY = Row(
             [
                 summed("oxproxy_topology_missing_destinations", legend="missing destinations"),
                 summed("oxproxy_topology_foreign_bindings", legend="bindings of others"),
+                Query(total(chosen("oxproxy_carrier_bindings", 'fits="no"')), "bindings of carriers of an unfit type"),
                 summed("oxproxy_topology_unsigned_bindings", legend="unsigned bindings"),
                 summed("oxproxy_topology_unkeyed_tokens", legend="tokens of version 0.1"),
                 summed("oxproxy_topology_carrier_bypasses", legend="bypasses of carriers"),

@@ -412,7 +412,9 @@ class Topology:
         counts: Counter[tuple[str, str, str]] = Counter()
         for name, vhost in self._vhosts.items():
             for carrier in vhost.reconciler.carrier_bindings:
-                counts[name, carrier.carrier_type.value, "yes" if carrier.fits else "no"] += carrier.bindings
+                fits, unfit = (carrier.bindings, 0) if carrier.fits else (0, carrier.bindings)
+                counts[name, carrier.carrier_type.value, "yes"] += fits
+                counts[name, carrier.carrier_type.value, "no"] += unfit  # 0 is a series: an alert on it can resolve
         return counts
 
     @property

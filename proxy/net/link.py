@@ -41,7 +41,6 @@ class Rests:
     __slots__ = ("_links", "_loop", "_timer")
 
     def __init__(self) -> None:
-        """Start with none at rest."""
         self._loop = asyncio.get_running_loop()
         self._links: list[Link] = []
         self._timer: asyncio.TimerHandle | None = None

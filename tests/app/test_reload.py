@@ -151,7 +151,7 @@ def test_an_exchange_in_the_way_changes_nothing(site: Site) -> None:
     write(site, rules(site, "b") + "  - {name: taken, bindings: [{queue: b1}]}\n")
     code, answer = post(site, "/-/reload")
     assert code == 422
-    assert "exchange taken exists on the broker with type topic" in str(answer["errors"])
+    assert "exchange taken exists on the broker as a topic exchange" in str(answer["errors"])
     assert routed(site) == "a"
     site.delete_exchange("taken")
 

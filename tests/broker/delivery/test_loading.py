@@ -66,7 +66,7 @@ def test_an_exchange_of_another_type_is_an_error_with_the_two_ways_out(
 ) -> None:
     outside.make_exchange("taken", "topic")
     said = refusal(CARRIED)
-    assert f"exchange taken exists on the broker with type topic: {WAYS_OUT}" in said
+    assert f"exchange taken exists on the broker as a topic exchange that is not ours: {WAYS_OUT}" in said
     assert outside.vhost in said
     assert outside.bindings("taken") == set()
 
