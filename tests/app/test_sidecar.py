@@ -15,7 +15,7 @@ from proxy.cli.main import main
 from proxy.native import BUILD
 from tests import client
 from tests.broker.world import Outside
-from tests.private_broker import free_port
+from tests.private_broker import free_port, free_ports
 from tests.producer import Closed, Producer, until
 from tests.served import END_SECONDS, RULES, Connect, Running, Serve
 from tests.tap import Tap
@@ -239,9 +239,10 @@ def test_a_missing_virtual_host_is_an_error(serve: Serve, outside: Outside) -> N
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("key", ["listen[1].address", "admin.address"])
 def test_an_address_that_is_taken_is_an_error_at_its_key(serve: Serve, key: str, workers: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        asked = {"listen": [{"address": f"127.0.0.1:{free_port()}"}, {"address": address}]}
+    port = free_ports(workers)  # the second worker has the next one for its admin server
+    with socket.create_server(("127.0.0.1", port)):
+        address = f"127.0.0.1:{port}"
+        asked = {"listen": [{"address": f"127.0.0.1:{free_port(port)}"}, {"address": address}]}
         said = refused(serve(**(asked if key != "admin.address" else {"admin": {"address": address}}), workers=workers))
     (error,) = [line for line in said.splitlines() if not line.startswith("ts=")]
     assert re.search(

@@ -49,9 +49,11 @@ def test_a_row_says_what_matters_here() -> None:
         ("direct", {"x-open-exchange": True}, ""),
         ("direct", {"x-open-exchange": "true", "x-oxproxy": "kept"}, ""),
         ("direct", {"x-oxproxy": "kept"}, ""),
-        ("topic", {"x-open-exchange": True, "x-oxproxy": "kept"}, ""),
+        ("topic", {"x-open-exchange": True, "x-oxproxy": "kept"}, "kept"),
+        ("topic", {"x-oxproxy": "kept"}, ""),
+        ("fanout", {"x-open-exchange": True, "x-oxproxy": "kept"}, ""),
         ("direct", {"x-open-exchange": True, "x-oxproxy": 5}, ""),
     ],
 )
-def test_only_marked_direct_exchanges_keep_something(kind: str, arguments: dict[str, object], kept: str) -> None:
+def test_only_marked_carriers_keep_something(kind: str, arguments: dict[str, object], kept: str) -> None:
     assert ExchangeInfo(b"x", kind, arguments=arguments).kept == kept

@@ -53,16 +53,18 @@ def test_a_demo_that_is_kept_runs_until_ctrl_c_and_then_leaves_nothing(broker: B
     with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
         told = ""
-        for line in demo.stdout:
-            told += line
-            if "oxproxy status --admin" in line:
-                break
-        lines = dict(re.findall(r"^   (\w+) +(\S+?),?(?: .*)?$", told.partition("KEEP=1")[2], re.MULTILINE))
-        with pika.BlockingConnection(pika.URLParameters(lines["producers"])) as connection:
-            connection.channel().exchange_declare("documents", passive=True)
-        with urllib.request.urlopen(lines["admin"] + "/readyz", timeout=10) as answer:
-            assert answer.status == 200
-        demo.send_signal(signal.SIGINT)
+        try:
+            for line in demo.stdout:
+                told += line
+                if "oxproxy status --admin" in line:
+                    break
+            lines = dict(re.findall(r"^   (\w+) +(\S+?),?(?: .*)?$", told.partition("KEEP=1")[2], re.MULTILINE))
+            with pika.BlockingConnection(pika.URLParameters(lines["producers"])) as connection:
+                connection.channel().exchange_declare("documents", passive=True)
+            with urllib.request.urlopen(lines["console"] + "readyz", timeout=10) as answer:
+                assert answer.status == 200
+        finally:  # without it a failure waits for the end of a demo that nobody ends
+            demo.send_signal(signal.SIGINT)
         rest = demo.stdout.read()
     assert demo.returncode == 0, told + rest
     assert "Nothing is left running." in rest

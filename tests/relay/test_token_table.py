@@ -345,10 +345,23 @@ class Peer:
         for _, outdated in self.table.outdated():
             self.send(self.control, 0, [(False, (0, row, True)) for row in outdated], lambda: None)
         if self.table.idle(lambda _: self.needed(), look.began_at) and not self.control.jobs:
-            removable = self.table.removable(A)
+            self.remove()
+        self.bind_lacking()
+
+    def remove(self) -> None:
+        """Unbind what may be unbound of what nothing needs, as `OrphanTokens` does."""
+        rows = self.table.removable(A)
+        if rows:
             self.table.unbinding(A)
-            steps: list[Step] = [(False, (0, row, True)) for row in removable]
-            self.send(self.control, 0, steps, lambda: self.table.unbound(A))
+            self.send(self.control, 0, [(False, (0, row, True)) for row in rows], lambda: self.table.unbound(A))
+
+    def bind_lacking(self) -> None:
+        """Pin what bindings of clients need: one may have no answer, and nobody who would pin it, after a restart."""
+        if self.table.lacking({A} if self.needed() else set(), set()) and not self.control.jobs:
+            pin, sent_at = pin_row("", next(self.world.numbers)), self.world.now
+            self.send(
+                self.control, 0, [(True, (0, pin, True))], lambda: self.table.asserted(A, pin, sent_at, None)
+            )
 
     def note(self, identity: int) -> None:
         self.changed[identity] = next(self.world.numbers)
@@ -510,6 +523,13 @@ class RuledPeer(Peer):
 
     def listed(self) -> None:
         super().listed()
+        if self.left and not self.needed() and self.table.has_plain(A) and not self.control.jobs:
+            self.left -= 1
+            if not self.left:
+                self.table.unbinding(A)
+                self.hand_over()
+
+    def bind_lacking(self) -> None:
         wanted = {A} if self.needed() else set()
         plain = {A} if self.wants or self.prepares else set()
         if self.table.lacking(wanted, plain):
@@ -517,11 +537,6 @@ class RuledPeer(Peer):
             self.send(self.control, 0, [(True, PLAIN_ROW)], self.plain_bound)
         elif not self.control.jobs:
             self.looked()
-        if self.left and not self.needed() and self.table.has_plain(A) and not self.control.jobs:
-            self.left -= 1
-            if not self.left:
-                self.table.unbinding(A)
-                self.hand_over()
 
     def plain_bound(self) -> None:
         self.table.bind_ok(A)
