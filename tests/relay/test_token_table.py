@@ -359,9 +359,7 @@ class Peer:
         """Pin what bindings of clients need: one may have no answer, and nobody who would pin it, after a restart."""
         if self.table.lacking({A} if self.needed() else set(), set()) and not self.control.jobs:
             pin, sent_at = pin_row("", next(self.world.numbers)), self.world.now
-            self.send(
-                self.control, 0, [(True, (0, pin, True))], lambda: self.table.asserted(A, pin, sent_at, None)
-            )
+            self.send(self.control, 0, [(True, (0, pin, True))], lambda: self.table.asserted(A, pin, sent_at, None))
 
     def note(self, identity: int) -> None:
         self.changed[identity] = next(self.world.numbers)
