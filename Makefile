@@ -1,4 +1,4 @@
-# What a person types here. `make demo` and `make test` need nothing done before; docs/how-to/testing.md says more.
+# What a person types here. `make demo` and `make test` need nothing done before; tests/README.md has details.
 .PHONY: help setup environment demo run test test-matrix check bench conformance pins
 
 bin := .venv/bin

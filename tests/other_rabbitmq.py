@@ -37,7 +37,7 @@ def obstacle() -> str:
     missing = [name for name in ("mmdebstrap", "unshare", "chroot") if shutil.which(name) is None]
     if os.geteuid() != 0:
         missing.insert(0, "root")
-    return f"needs {', '.join(missing)} (see docs/how-to/testing.md)" if missing else ""
+    return f"needs {', '.join(missing)} (see tests/README.md)" if missing else ""
 
 
 def file_system() -> Path:

@@ -115,11 +115,11 @@ def _rabbitmq_4(run: Run) -> bool:
 
 DEVIATIONS = (
     Deviation(
-        "a queue reached both ways",
+        "a queue selected directly and through an exchange",
         "delivery `queue`",
         4,
-        "a destination that is an exchange costs a publish of its own, and the broker removes duplicates within one "
-        "publish only: a queue that is chosen by name and is also bound to that exchange receives the message twice",
+        "a destination exchange needs a separate publish, and the broker removes duplicates only within one publish: "
+        "a queue that is a destination and is also bound to a destination exchange receives the message twice",
         _queue_delivery,
         _twice,
     ),
@@ -127,8 +127,8 @@ DEVIATIONS = (
         "headers exchanges of RabbitMQ 4.0",
         "RabbitMQ 4.0",
         17,
-        "the broker's own exchange, and the broker's own answer: there an integer and a float are never equal, a "
-        "timestamp equals nothing, and of two headers of one name the last counts",
+        "evaluated by the broker: an integer never equals a float, a timestamp equals nothing, and the last of "
+        "several headers with the same name is used",
         _rabbitmq_4,
         _of_the_broker,
     ),
@@ -136,15 +136,15 @@ DEVIATIONS = (
         "delivery modes other than 1 and 2",
         "RabbitMQ 4.0",
         3,
-        "the broker takes them, where 3.10 refuses the message; rules decide on it as on any other",
+        "the broker accepts them, while 3.10 refuses the message; rules are evaluated as usual",
         _rabbitmq_4,
         _any_mode,
     ),
     Deviation(
-        "headers of one name",
+        "duplicate header names",
         "RabbitMQ 4.0",
         6,
-        "rules see all of them, as on 3.10, but the broker stores the first alone: so it arrives",
+        "rules are evaluated with all of them, as on 3.10, but the broker stores only the first",
         _rabbitmq_4,
         _first_of_a_name,
     ),

@@ -56,7 +56,9 @@ def test_every_package_has_its_row_on_the_page() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))], ids=lambda page: page.stem
+    "page",
+    [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "tests").rglob("*.md")), *sorted(ROOT.glob("*.md"))],
+    ids=lambda page: page.stem,
 )
 def test_every_path_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(r"`((?:proxy|tests|deploy|docs|config|helm)/[\w./-]*)`", page.read_text())

@@ -1,4 +1,4 @@
-"""Every relative link of a page leads to a file that exists, and to a heading of it."""
+"""Every relative link of a page has an existing file and heading as its target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "helm").rglob("*.md")],
+    [*ROOT.glob("*.md"), *(page for folder in ("docs", "helm", "tests") for page in (ROOT / folder).rglob("*.md"))],
     key=lambda page: page.relative_to(ROOT).as_posix(),
 )
 

@@ -1,4 +1,4 @@
-"""What docs/reference/protocol-support.md promises: each test that it names is there."""
+"""docs/reference/protocol-support.md mentions every class of methods; each test that tests/DEFECTS.md names exists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from proxy.amqp import methods
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "reference" / "protocol-support.md").read_text()
-NAMED = sorted(set(re.findall(r"`(test_\w+)`", TEXT)))
+DEFECTS = (ROOT / "tests" / "DEFECTS.md").read_text()
+NAMED = sorted(set(re.findall(r"`(test_\w+)`", DEFECTS)))
 DEFINED = frozenset(
     name
     for path in (ROOT / "tests").rglob("test_*.py")
@@ -24,6 +25,12 @@ def test_every_test_that_is_named_exists(name: str) -> None:
     assert name in DEFINED
 
 
+def test_the_page_states_the_number_of_defects() -> None:
+    numbers = [int(number) for number in re.findall(r"^\| (\d+) \|", DEFECTS, re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert f"lists {len(numbers)} defects" in TEXT
+
+
 @pytest.mark.parametrize("name", sorted({name.split(".")[0].lower() for name in methods.NAMES.values()} - {"access"}))
-def test_every_class_of_methods_is_spoken_of(name: str) -> None:
+def test_every_class_of_methods_is_mentioned(name: str) -> None:
     assert f"{name}." in TEXT
