@@ -1,9 +1,9 @@
-"""Errors in four families, and what each must state.
+"""The four families of errors.
 
-``ProtocolError``: a peer broke AMQP 0-9-1 or a rule that is answered in its terms; it becomes a Channel.Close or
-a Connection.Close. ``LocalProtocolError``: our own code asked for something the protocol forbids (a bug).
-``ConfigError``: a file given by the operator is wrong, with the place. ``UpstreamError``: RabbitMQ can't be
-reached or refused us. What normal traffic produces (no route, nack, return) is a value, never an exception.
+``ProtocolError``: a peer violated AMQP 0-9-1, or a rule whose violation is reported the same way; it becomes a
+Channel.Close or a Connection.Close. ``LocalProtocolError``: our own code attempted something that the protocol forbids
+(a bug). ``ConfigError``: an operator's file is invalid; the error has the place. ``UpstreamError``: RabbitMQ is
+unreachable or refused us. Results of normal traffic (no route, nack, return) are values, never exceptions.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Self
 
 
 class ProxyError(Exception):
-    """Root of everything this package raises on purpose."""
+    """Base class of all errors that this package raises deliberately."""
 
 
 class Scope(Enum):
-    """How much of the peer's world a protocol error ends."""
+    """What a protocol error closes."""
 
     CHANNEL = "channel"
     CONNECTION = "connection"
 
 
 class ProtocolError(ProxyError):
-    """A peer's fault, answered with a close method.
+    """A protocol violation by a peer, answered with a close method.
 
     Args:
         reply_code: AMQP 0-9-1 reply code (spec, 1.2 "Constants").
-        text: reply text without the code's name, e.g. ``Max size payload hit.``; text or ready bytes.
+        text: reply text without the code's name, e.g. ``Max size payload hit.``; str, or encoded bytes.
         scope: what is closed.
-        class_id: class of the offending method, 0 if none is known.
-        method_id: method id of the offending method, 0 if none is known.
+        class_id: class of the offending method, 0 if unknown.
+        method_id: offending method, 0 if unknown.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ProtocolError(ProxyError):
         self.method_id = method_id
 
     def about(self, method: int) -> Self:
-        """Name the offending method (class id << 16 | method id), unless one is named already."""
+        """Set the offending method (class id << 16 | method id) unless it is set already."""
         if not self.class_id:
             self.class_id, self.method_id = divmod(method, 1 << 16)
         return self
@@ -61,21 +61,21 @@ class ProtocolError(ProxyError):
 
 
 class LocalProtocolError(ProxyError):
-    """A bug of ours: a state that the protocol does not have."""
+    """A bug in our own code: an operation that the protocol does not allow in this state."""
 
 
 def located(file: str, line: int, column: int = 0) -> str:
-    """Return a place as ``file:line:column``, as far as it is known: a line or column of 0 is not."""
+    """Return ``file:line:column``; a line or column of 0 is left out."""
     numbers = [line, column] if line and column else [line] if line else []
     return ":".join((file, *map(str, numbers)))
 
 
 class ConfigError(ProxyError):
-    """One fault in an operator's file.
+    """One error in an operator's file.
 
     Args:
-        file: the file's path as the operator wrote it, or the name of an environment variable.
-        line: line number from 1, 0 if the whole file is meant.
+        file: path as the operator wrote it, or the name of an environment variable.
+        line: line number from 1, 0 for the whole file.
         key: dotted path of the key, e.g. ``exchanges[0].bindings[2].arguments``.
         message: what was seen and what was expected. Never a secret's value.
         column: column number from 1, 0 if unknown.
@@ -90,13 +90,13 @@ class ConfigError(ProxyError):
         self.column = column
 
     def __str__(self) -> str:
-        """``file:line:column: key: message``, the form promised to operators."""
+        """Return ``file:line:column: key: message``, the documented format."""
         place = located(self.file, self.line, self.column)
         return f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
 
 
 class ConfigErrors(ProxyError):  # noqa: N818 -- a plural of ConfigError
-    """Every fault found in one load, in the order of files and of places in them."""
+    """All errors of one load, ordered by file and position."""
 
     def __init__(self, errors: Iterable[ConfigError]) -> None:
         self.errors = tuple(sorted(errors, key=lambda error: (error.file, error.line, error.column)))
@@ -116,7 +116,7 @@ class UpstreamFailure(Enum):
 
 
 class UpstreamError(ProxyError):
-    """RabbitMQ could not be reached, refused us, or did not answer in time."""
+    """RabbitMQ is unreachable, refused us, or did not answer in time."""
 
     def __init__(self, failure: UpstreamFailure, message: str) -> None:
         super().__init__(failure, message)

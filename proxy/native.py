@@ -1,11 +1,11 @@
 """Chooses between the compiled modules and their sources.
 
-`deploy/native.py` compiles modules of the publish path with mypyc, as listed in ``pyproject.toml``, and puts the
-extension modules into ``proxy/_native``, named by their full module names, with a manifest. They are used only if the
-manifest's digest is that of the sources as they are now: an edited source is never hidden by what was compiled before.
-Where there are none, the sources run; only the speed differs.
+`deploy/native.py` compiles the modules of the publish path listed in ``pyproject.toml`` with mypyc and writes the
+extension modules, named by their full module names, and a manifest to ``proxy/_native``. They are loaded only if the
+manifest's digest matches the current sources, so a stale build never hides an edit. Without them the sources run; only
+the speed differs.
 
-``PURE_PYTHON=1`` in the environment always chooses the sources.
+``PURE_PYTHON=1`` in the environment always selects the sources.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER: Final = os.path.join(ROOT, "proxy", "_native")
 #: Lines: digest of the sources, settings of the compilation, then the sources, relative to ROOT.
 MANIFEST: Final = "manifest.txt"
-#: Names this Python and this platform exactly, so that modules for others are never loaded.
+#: Identifies this Python and this platform exactly, so that modules built for another one are never loaded.
 SUFFIX: Final = EXTENSION_SUFFIXES[0]
 
 
@@ -42,20 +42,20 @@ def digest(root: str, sources: Iterable[str]) -> str:
 
 
 def read_manifest(folder: str) -> tuple[str, str, list[str]]:
-    """Return digest, settings and sources of what is in a directory; empty if nothing is."""
+    """Return digest, settings and sources from a build's manifest; empty values if there is none."""
     try:
         with open(os.path.join(folder, MANIFEST), encoding="utf-8") as file:
             lines = file.read().split("\n")
-    except (FileNotFoundError, NotADirectoryError):  # the latter in an archive
+    except (FileNotFoundError, NotADirectoryError):  # NotADirectoryError: inside an archive
         return "", "", []
     return lines[0], lines[1], lines[2:]
 
 
 class _Finder:
-    """Finds compiled modules by their names; all other modules are found as usual.
+    """Finds compiled modules by name; leaves all other modules to the next finder.
 
     Args:
-        files: by module name.
+        files: path of each compiled module, by module name.
     """
 
     def __init__(self, files: Mapping[str, str]) -> None:
@@ -64,7 +64,6 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return how to load a compiled module, None for others."""
         file = self._files.get(fullname)
         if file is None:
             return None
@@ -88,5 +87,5 @@ def _use_compiled() -> bool:
     return True
 
 
-#: Which modules of the publish path this process runs.
+#: Which build of the publish path this process runs.
 BUILD: Final = "compiled" if _use_compiled() else "interpreted"

@@ -1,7 +1,7 @@
-"""AMQP field values as Python sees them (lossless, typed, hashable), and the names of what messages are sent to.
+"""AMQP field values in Python (lossless, typed, hashable), and destinations of messages.
 
-A value keeps its type letter until a comparison is done, since ``I 1``, ``l 1`` and ``d 1.0`` are one number to a
-rule but three identities to a binding. Letters are those of RabbitMQ (AMQP 0-9-1 errata, "Field types").
+A value keeps its type letter until it is compared: ``I 1``, ``l 1`` and ``d 1.0`` are the same number to a rule but
+three different arguments of a binding. Letters are those of RabbitMQ (AMQP 0-9-1 errata, "Field types").
 
 =========  ==========================================================
 letter     Python value
@@ -34,7 +34,7 @@ class Value(NamedTuple):
 
 
 def strings(value: Value) -> Iterator[bytes]:
-    """Yield the byte strings of a value, or of the list that it is."""
+    """Yield the byte strings of a value, or of its elements if it is an array."""
     elements = value.value if value.letter == "A" and isinstance(value.value, tuple) else (value,)
     for element in elements:
         if isinstance(element.value, bytes):
@@ -44,22 +44,23 @@ def strings(value: Value) -> Iterator[bytes]:
 #: Entries in wire order; a name may occur twice.
 Table: TypeAlias = tuple[tuple[bytes, Value], ...]
 
-#: What keys of ours on carriers begin with: on a direct exchange words, on a topic exchange, where dots cost, one word.
+#: Prefixes of our own keys on carriers: one of several words on a direct exchange, a single word on a topic exchange,
+#: where every dot costs time.
 RESERVED_PREFIX = b"x.o.p.e.n.x."
 RESERVED_WORD = RESERVED_PREFIX.replace(b".", b"-")
-#: No producer may use a routing key or CC entry that begins so: tokens are ours alone.
+#: Routing keys and CC entries of producers must not begin with these: destination tokens do.
 RESERVED_PREFIXES = (RESERVED_PREFIX, RESERVED_WORD)
 
 #: The kinds of destinations.
 QUEUE = "queue"
 EXCHANGE = "exchange"
 
-#: Kind (QUEUE or EXCHANGE) and name of what a message can be sent to.
+#: A destination of a message: its kind (QUEUE or EXCHANGE) and its name.
 Destination: TypeAlias = tuple[str, bytes]
 
 
 def reserved_prefix(name: bytes) -> bytes:
-    """Return the reserved prefix that a name or routing key begins with; b"" where it begins with none."""
+    """Return the reserved prefix of a name or routing key, or b""."""
     for prefix in RESERVED_PREFIXES:
         if name.startswith(prefix):
             return prefix

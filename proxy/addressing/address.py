@@ -1,7 +1,7 @@
-"""Parses addresses, and shows them without their password.
+"""Parses addresses and masks their passwords.
 
-``[scheme://][user[:password]@]host[:port][/name]`` in the reading of Messenger, made strict where that reading could
-send a message, or a password, to the wrong place. Source: the messenger-addressing specification, 1.4 and Part 2.
+``[scheme://][user[:password]@]host[:port][/name]`` as Messenger reads it, but stricter wherever that reading could send
+a message, or a password, to the wrong place. Source: the messenger-addressing specification, 1.4 and Part 2.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _HIDDEN = b"***"
 
 
 class InvalidAddress(ValueError):  # noqa: N818 - reads as a verdict on an address, not as a fault of ours
-    """An address that is refused; the message has the reason and never quotes it."""
+    """An invalid address; the message gives the reason and never quotes the address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address in its parts; None is a part that is absent, empty one that is there and empty.
+    """The parts of an address. None: the part is absent; empty: it is present and empty.
 
     Args:
         scheme: in lower case.
         user: percent-decoded.
         password: percent-decoded.
         host: without brackets.
-        port: None for the scheme's own.
-        name: all after the slash that ends the domain, not decoded.
-        passive: it asks to listen, not to connect.
+        port: None for the scheme's default.
+        name: everything after the slash that ends the domain, not decoded.
+        passive: it requests listening, not connecting.
         local: the domain is empty: this proxy's own broker.
     """
 
@@ -52,7 +52,6 @@ class Address:
 
     @property
     def effective_port(self) -> int:
-        """The port, or the scheme's own."""
         return self.port or (_TLS_PORT if self.tls else _PLAIN_PORT)
 
 
@@ -60,14 +59,14 @@ def parse_address(address: bytes) -> Address:
     """Split an address into its parts.
 
     Raises:
-        InvalidAddress: what Part 2 of the specification refuses: other schemes, ports that are none, a second ``@`` or
-            colon outside brackets, brackets left open or followed by text, NUL in credentials.
+        InvalidAddress: for everything that Part 2 of the specification rejects: other schemes, invalid ports, a second
+            ``@`` or colon outside brackets, unclosed brackets, text after brackets, NUL in credentials.
     """
     scheme, rest = _split_scheme(address)
     domain, slash, name = rest.partition(b"/")
     credentials, at, host_and_port = domain.rpartition(b"@")
     if b"@" in credentials:
-        raise InvalidAddress("more than one raw @ before the name")
+        raise InvalidAddress("more than one unescaped @ before the name")
     user, password = _split_credentials(credentials) if at else (None, None)
     host, port, passive = _split_host(host_and_port)
     return Address(
@@ -89,7 +88,7 @@ def _split_credentials(credentials: bytes) -> tuple[bytes, bytes | None]:
     user, colon, password = credentials.partition(b":")
     decoded = [_ESCAPE.sub(lambda escape: bytes.fromhex(escape[1].decode()), part) for part in (user, password)]
     if any(b"\0" in part for part in decoded):
-        raise InvalidAddress("NUL byte in the credentials")  # it separates the fields of SASL PLAIN
+        raise InvalidAddress("NUL byte in the credentials")  # NUL separates the fields of SASL PLAIN
     return decoded[0], decoded[1] if colon else None
 
 
@@ -106,7 +105,7 @@ def _split_host(text: bytes) -> tuple[bytes, int | None, bool]:
         raise InvalidAddress("[ is not closed")
     if rest and not rest.startswith(b":"):
         raise InvalidAddress("text after ]")
-    if host.startswith(b"~") and not passive:  # where Messenger wants it in brackets
+    if host.startswith(b"~") and not passive:  # Messenger expects it in brackets
         host, passive = host[1:], True
     return host, _port(rest[1:]), passive
 
@@ -126,10 +125,10 @@ def _scheme_end(address: bytes) -> int:
 
 
 def without_password(address: bytes) -> bytes:
-    """An address or a translation for people to read: whatever could be a password is hidden.
+    """Return an address or a translation with everything masked that could be a password.
 
-    It takes any text. In what ``parse_address`` refuses because a password was left raw, with a slash in it, the
-    password is taken to end at the last ``@``.
+    Accepts any text. If ``parse_address`` rejects it because of an unescaped slash in the password, the password is
+    assumed to end at the last ``@``.
     """
     start = _scheme_end(address)
     domain = address[start:].partition(b"/")[0]

@@ -1,4 +1,4 @@
-"""Errors and warnings about an address table, before a message meets it.
+"""Errors and warnings about an address table, found before it is used.
 
 Findings are data: the loader adds file and line. A table with an error is not loaded. No finding quotes a translation,
 which may contain a password. Source: the messenger-addressing specification, Part 2 and 3.2.
@@ -28,7 +28,7 @@ _DOLLAR = re.compile(rb"\$\$")
 
 
 class Severity(Enum):
-    """Whether a table with the finding may be used."""
+    """An ERROR prevents the table from being loaded; a WARNING does not."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -41,9 +41,9 @@ class AddressFinding:
     Args:
         rule: index of the rule.
         severity: whether the table may be used.
-        key: what of the rule it is about: pattern, translation or hosts.
+        key: the key concerned: pattern, translation or hosts.
         message: what was seen and what was expected; rules are numbered from 0, as in explain and audit.
-        other: index of another rule that the message names.
+        other: index of the other rule that the message names.
     """
 
     rule: int
@@ -54,21 +54,16 @@ class AddressFinding:
 
 
 def check(table: AddressTable, brokers: Collection[bytes] = ()) -> list[AddressFinding]:
-    """All errors and warnings about a table, in the order of its rules.
-
-    Args:
-        table: the compiled rules.
-        brokers: names of the configured brokers.
-    """
+    """Return all errors and warnings about a table, in the order of its rules."""
     shadowed = dict(table.shadowed())
     found: list[AddressFinding] = []
     for index, rule in enumerate(table.rules):
         wildcards = len(table.patterns[index].wildcards)
         if wildcards > MOST_VARIABLES:
-            message = f"{wildcards} wildcards; what those from the 65th on take can't be used"
+            message = f"{wildcards} wildcards; matches from the 65th on can't be used"
             found.append(AddressFinding(index, Severity.WARNING, "pattern", message))
         if index in shadowed:
-            message = f"never used: rule {shadowed[index]} before it fits every address that this one fits"
+            message = f"never used: rule {shadowed[index]} matches first for every address that this rule matches"
             found.append(AddressFinding(index, Severity.WARNING, "pattern", message, shadowed[index]))
         found += [
             AddressFinding(index, severity, key, message) for severity, key, message in _check(rule, wildcards, brokers)
@@ -83,18 +78,18 @@ def _check(rule: AddressRule, wildcards: int, brokers: Collection[bytes]) -> Ite
     template = TranslationTemplate(rule.translation)
     highest = max((part for part in template.parts if isinstance(part, int)), default=0)
     if highest > wildcards:
-        message = f"a variable above the {wildcards} wildcards of the pattern gives nothing"
+        message = f"a variable above the {wildcards} wildcards of the pattern is always empty"
         yield Severity.WARNING, "translation", message
     if _ODD_DOLLAR.search(_DOLLAR.sub(b"", rule.translation)):
         yield (
             Severity.WARNING,
             "translation",
-            "$ without a number is the whole original address; write $0, or $$ for a $",
+            "$ without a number means the whole original address; write $0, or $$ for a literal $",
         )
     if has_variable_domain(template):
         if rule.hosts is None:
             message = (
-                "missing; the translation takes its domain from the address: list the permitted hosts, or * for any"
+                "missing; the domain of the translation contains variables: list the permitted hosts, or * for any"
             )
             yield Severity.ERROR, "hosts", message
         return
@@ -109,19 +104,18 @@ def _check(rule: AddressRule, wildcards: int, brokers: Collection[bytes]) -> Ite
 def _check_domain(
     address: Address, translation: bytes, brokers: Collection[bytes]
 ) -> Iterator[tuple[Severity, str, str]]:
-    """Check a domain without variables."""
     if address.passive:
-        yield Severity.ERROR, "translation", "~ asks to listen; a translation can only say where to send"
+        yield Severity.ERROR, "translation", "~ requests listening; a translation can only name a target"
     elif not address.local and not address.host:
         yield Severity.ERROR, "translation", "scheme, credentials or port without a host"
     if address.host and address.host not in brokers and not re.search(rb"[/.:]", translation):
-        message = "leads to a host of that name, which is no configured broker; for a queue write /queue/ before it"
+        message = "names a host that is not a configured broker; for a queue, prefix it with /queue/"
         yield Severity.WARNING, "translation", message
     elif address.host and address.host not in brokers and not address.local:
         names = [broker.decode("utf-8", "replace") for broker in brokers]
         near = difflib.get_close_matches(address.host.decode("utf-8", "replace").lower(), names, 1, 0.75)
         if near:
-            message = f"leads to a host of its own, which is no configured broker; did you mean the broker {near[0]}?"
+            message = f"names a host that is not a configured broker; did you mean the broker {near[0]}?"
             yield Severity.WARNING, "translation", message
     if address.password is not None and not address.tls and not _is_loopback(address.host):
         if address.scheme is not None or address.host not in brokers:

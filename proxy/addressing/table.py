@@ -1,16 +1,15 @@
-"""The address table: matches an address with patterns, selects the rule for it and applies its translation.
+"""The address table: matches an address against patterns, selects its rule and applies the translation.
 
-The first rule whose pattern fits wins; its result is final. Where a result leads is in `targets`.
+The first rule whose pattern matches wins; its result is final. `targets` resolves results.
 
-In a pattern ``*`` takes any run of bytes, ``%`` any run without a slash, all else stands for itself; of several ways to
-fit, the first wildcard takes its longest run, then the second, and so on. No recursion, no regular expression, no
-trying out: the work is at most the product of the two lengths. A pattern with only ``*`` is placed literal by literal
-from the right. Else, from the pattern's end, the set of offsets from which the rest can match is kept as one big
-integer, and one walk from the left gives each wildcard the farthest of them.
+In a pattern ``*`` matches any run of bytes, ``%`` any run without a slash, and every other byte itself. If there are
+several ways to match, the first wildcard takes its longest run, then the second, and so on. There is no recursion, no
+regular expression and no backtracking: the work is at most the product of the two lengths. A pattern with only ``*`` is
+matched literal by literal from the right. Otherwise, starting at the end of the pattern, the set of offsets from which
+the rest can match is kept as one big integer, and one walk from the left gives each wildcard the farthest of them.
 
-`AddressIndex` selects the patterns worth a try: they are sorted by what they begin with, then by what they end with,
-then by a few bytes that they contain in between, and an address is looked up by its own beginnings, endings and pieces.
-A candidate may still not fit.
+`AddressIndex` preselects patterns by their prefix, then by their suffix, then by a few bytes of an inner literal; an
+address is looked up by its own prefixes, suffixes and substrings. A candidate may still not match.
 
 Source: the messenger-addressing specification, 1.1 to 1.3, and 1.6 for the bound.
 """
@@ -26,7 +25,7 @@ from typing import NamedTuple
 
 from proxy.addressing.address import Address, InvalidAddress, parse_address, without_password
 
-#: Wildcards that are numbered; later ones match and are not stored.
+#: Wildcards with a number; later ones match but are not captured.
 MOST_VARIABLES = 64
 _WILDCARD = re.compile(rb"[*%]")
 _STAR, _PERCENT = b"*%"
@@ -37,11 +36,11 @@ class AddressPattern:
     """A compiled pattern.
 
     Attributes:
-        source: the pattern's text.
-        prefix: what every fitting address begins with.
-        suffix: what every fitting address ends with, after the prefix.
-        literals: what stands between the wildcards.
-        wildcards: the wildcards, one byte each; empty if only the source itself fits.
+        source: the pattern as written.
+        prefix: literal that every matching address begins with.
+        suffix: literal that every matching address ends with, after the prefix.
+        literals: literals between the wildcards.
+        wildcards: the wildcards, one byte each; empty if only the source itself matches.
     """
 
     __slots__ = ("_least", "_only_stars", "literals", "prefix", "source", "suffix", "wildcards")
@@ -57,13 +56,13 @@ class AddressPattern:
         self._only_stars = b"%" not in self.wildcards
 
     def match(self, address: bytes) -> tuple[bytes, ...] | None:
-        """What the wildcards took, the first 64 of them; None if the address does not fit."""
+        """Return the runs matched by the first 64 wildcards; None if the address does not match."""
         return self._match(address, _SLASH)
 
     def covers(self, other: AddressPattern) -> bool:
-        """Whether certainly every address that fits `other` fits this pattern.
+        """Return True only if every address that matches `other` matches this pattern.
 
-        A wildcard of the other pattern can only be part of what one of ours takes, and ``%`` can't take in a ``*``.
+        A wildcard of the other pattern can only match within a wildcard of this one, and ``%`` can't match a ``*``.
         """
         return self._match(other.source, b"/*") is not None
 
@@ -80,7 +79,7 @@ class AddressPattern:
         return tuple(taken[:MOST_VARIABLES]) if taken is not None else None
 
     def _fit_stars(self, address: bytes, end: int) -> list[bytes] | None:
-        """Each literal at its last possible place, the last one first: then every wildcard's run is its longest."""
+        """Place each literal as far right as possible, the last one first: every wildcard then has its longest run."""
         start = len(self.prefix)
         taken: list[bytes] = []
         for literal in reversed(self.literals):
@@ -94,12 +93,12 @@ class AddressPattern:
         return taken
 
     def _fit_any(self, address: bytes, end: int, barriers: bytes) -> list[bytes] | None:
-        """Any wildcards, by sets of offsets. Bit n of a set stands for the offset n before the end."""
+        """Match any mix of wildcards by sets of offsets; bit n of a set is the offset n before the end."""
         middle = address[len(self.prefix) : end]
         size = len(middle)
         passable = _offsets(middle, _passable(barriers))
         places: dict[int, int] = {}
-        reachable = 1  # the offsets from which the rest of the pattern can match: so far the end itself
+        reachable = 1  # the offsets from which the rest of the pattern can match: initially only the end
         rests: list[int] = []
         for index in range(len(self.wildcards) - 1, -1, -1):
             rests.append(reachable)
@@ -113,7 +112,7 @@ class AddressPattern:
         return self._walk(middle, rests, barriers) if reachable >> size & 1 else None
 
     def _walk(self, middle: bytes, rests: list[int], barriers: bytes) -> list[bytes]:
-        """Return each wildcard, from the left, the farthest offset from which the rest still matches."""
+        """Give each wildcard, from the left, the farthest offset from which the rest still matches."""
         size, at = len(middle), 0
         taken: list[bytes] = []
         for wildcard, literal in zip(self.wildcards, [*self.literals, b""], strict=True):
@@ -127,10 +126,10 @@ class AddressPattern:
 
 
 def _before_wildcard(wildcard: int, reachable: int, passable: int, size: int) -> int:
-    """Offsets from which a wildcard can run to one of the reachable offsets."""
+    """Return the offsets from which a wildcard can run to one of the reachable offsets."""
     if wildcard == _STAR:
         return ((2 << size) - 1) & -(reachable & -reachable)
-    # The carry of an addition runs through a stretch of ones from where it starts: a flood up to the next barrier.
+    # The carry of an addition runs through consecutive one bits: it floods up to the next barrier.
     starts = reachable << 1 & passable
     return reachable | starts | ((passable + starts) ^ passable) & passable
 
@@ -141,7 +140,7 @@ def _next_barrier(text: bytes, at: int, barriers: bytes) -> int:
 
 
 def _offsets(text: bytes, table: bytes) -> int:
-    """The offsets whose bytes `table` makes a one, the others a zero."""
+    """Return the offsets of the bytes that `table` maps to one."""
     return int(text.translate(table) + b"0", 2)
 
 
@@ -156,23 +155,23 @@ def _passable(barriers: bytes) -> bytes:
 
 
 _VARIABLE = re.compile(rb"\$(?:([0-9]+)|(\$))?")
-#: What stands for a variable when the literal rest of a translation is parsed.
+#: Replaces a variable when the literal rest of a translation is parsed.
 _PLACEHOLDER = b"v"
-#: Lengths of the pieces by which patterns are distinguished, the better one first.
+#: Lengths of the substrings that distinguish patterns, preferred length first.
 _PIECES = (4, 2)
-#: Up to so many patterns that begin and end alike are simply tried.
+#: Up to this many patterns with the same prefix and suffix are tried without an index.
 _FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
 class AddressRule:
-    """One rule as an operator wrote it.
+    """One rule as written by the operator.
 
     Args:
         pattern: compared with the whole address.
-        translation: what the address becomes, None if the rule has none.
-        name: the operator's name of it, empty if there is none.
-        hosts: hosts that it may lead to, ``*`` for any; None if its translation itself names the only one.
+        translation: the new address, None if the rule has none.
+        name: the operator's name for the rule, or empty.
+        hosts: permitted hosts of results, ``*`` for any; None if the translation itself names the only one.
     """
 
     pattern: bytes
@@ -182,16 +181,16 @@ class AddressRule:
 
     @property
     def shown(self) -> bytes:
-        """The translation for people to read, without its password."""
+        """The translation without its password, for display."""
         return without_password(self.translation or b"")
 
 
 class Translation(NamedTuple):
-    """What the table made of an address. Its result may hold a password, so show it by ``shown`` only.
+    """The result of the table for an address. It may contain a password: display only ``shown``.
 
     Args:
         rule: index of the rule.
-        captures: what the wildcards took.
+        captures: runs matched by the wildcards.
         address: the result; None if the rule has no translation.
     """
 
@@ -201,7 +200,7 @@ class Translation(NamedTuple):
 
     @property
     def shown(self) -> bytes:
-        """The result for people to read, without its password."""
+        """The result without its password, for display."""
         return without_password(self.address or b"")
 
     def __repr__(self) -> str:
@@ -209,10 +208,10 @@ class Translation(NamedTuple):
 
 
 class TranslationTemplate:
-    """A translation, cut at its variables; ``$`` before anything else than a digit or a dollar is the whole address.
+    """A translation split at its variables; ``$`` before anything but a digit or a dollar is the whole address.
 
     Attributes:
-        parts: text and numbers of variables in turn; 0 is the whole original address.
+        parts: literals and numbers of variables in turn; 0 is the whole original address.
     """
 
     __slots__ = ("parts",)
@@ -222,7 +221,7 @@ class TranslationTemplate:
         end = 0
         for variable in _VARIABLE.finditer(translation):
             parts.append(translation[end : variable.start()])
-            # Of a number only the last digits matter: whatever is above the most variables gives nothing.
+            # Only the last digits matter: every number above the greatest variable yields nothing.
             digits = (variable[1] or b"").lstrip(b"0")
             parts.append(b"$" if variable[2] else int(digits or b"0") if len(digits) < 4 else MOST_VARIABLES + 1)
             end = variable.end()
@@ -230,7 +229,6 @@ class TranslationTemplate:
         self.parts = tuple(part for part in parts if part != b"")
 
     def fill(self, address: bytes, captures: Sequence[bytes]) -> bytes:
-        """The result for an address and what the wildcards took of it."""
         return b"".join([part if isinstance(part, bytes) else _value(part, address, captures) for part in self.parts])
 
 
@@ -241,7 +239,7 @@ def _value(number: int, address: bytes, captures: Sequence[bytes]) -> bytes:
 
 
 def fixed_domain(rule: AddressRule) -> Address | None:
-    """The domain that a rule always leads to; None if a variable takes part in it, or it can't be parsed."""
+    """Return the domain that every result of a rule has; None if it contains a variable or can't be parsed."""
     if rule.translation is None or has_variable_domain(TranslationTemplate(rule.translation)):
         return None
     try:
@@ -251,13 +249,13 @@ def fixed_domain(rule: AddressRule) -> Address | None:
 
 
 def has_variable_domain(template: TranslationTemplate) -> bool:
-    """Whether a variable can take part in scheme, credentials, host or port."""
+    """Return True if a variable can be part of scheme, credentials, host or port."""
     literal = b""
     for part in template.parts:
         if isinstance(part, int):
             return True
         literal += part
-        # A colon and a slash become a scheme if what a variable brings begins with a slash.
+        # A colon and a slash become a scheme if the value of a variable begins with a slash.
         may_become_scheme = literal.endswith(b":/") and literal.count(b"/") == 1
         if b"/" in _after_scheme(literal) and not may_become_scheme:
             return False
@@ -270,16 +268,16 @@ def _after_scheme(text: bytes) -> bytes:
 
 
 def with_placeholders(template: TranslationTemplate) -> bytes:
-    """The translation with a placeholder for each variable, for parsing what is fixed in it."""
+    """Return the translation with a placeholder for each variable, to parse its fixed parts."""
     return b"".join(_PLACEHOLDER if isinstance(part, int) else part for part in template.parts)
 
 
 class AddressTable:
-    """An ordered table of rules, compiled.
+    """An ordered, compiled table of rules.
 
     Attributes:
         rules: as given.
-        patterns: theirs, compiled, in the same order.
+        patterns: the compiled patterns, in the order of the rules.
     """
 
     def __init__(self, rules: Sequence[AddressRule]) -> None:
@@ -291,13 +289,12 @@ class AddressTable:
         self._index = AddressIndex(self.patterns)
 
     def __bool__(self) -> bool:
-        """Whether there is a rule at all."""
         return bool(self.rules)
 
     def translate(self, address: bytes | None) -> Translation | None:
-        """What the table makes of an address; None if no rule fits and the address stays as it is.
+        """Translate an address; None if no rule matches and the address stays as it is.
 
-        A missing address (None) is matched as the empty text.
+        A missing address (None) is matched as the empty string.
         """
         address = address or b""
         for position in self._index.candidates(address):
@@ -308,14 +305,14 @@ class AddressTable:
         return None
 
     def may_fit(self, beginning: bytes) -> bool:
-        """Whether some rule may be for an address that begins like this; a False is certain."""
+        """Return False only if no rule can match an address with this prefix."""
         return any(
             pattern.prefix.startswith(beginning) or (pattern.wildcards and beginning.startswith(pattern.prefix))
             for pattern in self.patterns
         )
 
     def shadowed(self) -> Iterator[tuple[int, int]]:
-        """Rules that can never decide: (position, position of an earlier rule whose pattern covers theirs)."""
+        """Yield rules that can never apply: (index, index of an earlier rule whose pattern covers theirs)."""
         for position, pattern in enumerate(self.patterns):
             for earlier in self._index.candidates(pattern.source):
                 if earlier < position and self.patterns[earlier].covers(pattern):
@@ -324,7 +321,7 @@ class AddressTable:
 
 
 class AddressIndex:
-    """An index over patterns, by their positions."""
+    """An index of patterns by position."""
 
     def __init__(self, patterns: Sequence[AddressPattern]) -> None:
         self._exact: dict[bytes, int] = {}
@@ -342,7 +339,7 @@ class AddressIndex:
         }
 
     def candidates(self, address: bytes) -> list[int]:
-        """Positions of the patterns that an address may fit, ascending; none after the one that is equal to it."""
+        """Return the positions of the patterns that an address may match, ascending, up to one that is equal to it."""
         found: list[int] = []
         pieces: dict[int, set[bytes]] = {}
         for bucket in self._buckets_of(address):
@@ -369,7 +366,7 @@ class AddressIndex:
 
 
 class _Bucket:
-    """Patterns that begin alike and end alike."""
+    """Patterns with the same prefix and suffix."""
 
     __slots__ = ("_by_piece", "_others")
 
@@ -389,7 +386,7 @@ class _Bucket:
             self._by_piece.setdefault(len(piece), {}).setdefault(piece, []).append(position)
 
     def add_candidates(self, address: bytes, pieces: dict[int, set[bytes]], found: list[int]) -> None:
-        """Add the positions of the patterns whose piece the address has; `pieces` keeps those of the address."""
+        """Add the positions of the patterns whose substring is in the address; `pieces` caches the address's own."""
         found += self._others
         for length, by_piece in self._by_piece.items():
             if length not in pieces:
@@ -399,7 +396,7 @@ class _Bucket:
 
 
 def _pieces_of(pattern: AddressPattern) -> set[bytes]:
-    """The pieces of a pattern's inner literals, of the best length that it has."""
+    """Return the substrings of a pattern's inner literals, of the best available length."""
     for length in _PIECES:
         if found := {piece for literal in pattern.literals for piece in _cut(literal, length)}:
             return found

@@ -1,8 +1,8 @@
-"""From a publish to its address, and from a translated address to broker, exchange and routing key.
+"""Maps a publish to its address, and a translated address to broker, exchange and routing key.
 
-Each publish has an address that no other publish has; a result of the table is read as a domain (which broker) and a
-name (which exchange and key there). Whatever is in doubt is a failed translation: a value with the reason, never a
-guess and never an exception. Source: the messenger-addressing specification, 3.1 and 3.2.
+Each publish has a unique address. A result of the table is read as a domain (the broker) and a name (the exchange and
+key there). Anything ambiguous is a failed translation: a value with the reason, never a guess and never an exception.
+Source: the messenger-addressing specification, 3.1 and 3.2.
 """
 
 from __future__ import annotations
@@ -20,31 +20,26 @@ _LONGEST_NAME = 255  # AMQP 0-9-1 spec, 4.2.5.3: short strings
 _QUEUE, _EXCHANGE = b"/queue/", b"/exchange/"
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
-#: Publishes whose target is remembered: with keys of 255 bytes a few megabytes.
+#: Publishes whose target is cached: a few megabytes with keys of 255 bytes.
 _KEPT_TARGETS = 8192
-#: Destinations of rules whose target is remembered: the control plane asks about all of them at every look.
+#: Destinations of rules whose target is cached: the control plane looks up all of them in every reconcile pass.
 _KEPT_FIXED_TARGETS = 1 << 16
-#: Exchanges whose translated destinations are remembered.
+#: Exchanges whose translated destinations are cached.
 _KEPT_REWRITES = 1024
 ANY_HOST = b"*"
-#: What variables may hold: a part of a name; the rest of an escape such as ``%2F``.
+#: Samples of a variable's value: part of a name; the rest of an escape such as ``%2F``.
 _POSSIBLE = (b"v", b"2F")
 
 
 class Publication(NamedTuple):
-    """Exchange and routing key of a publish.
-
-    Args:
-        exchange: empty for the default exchange.
-        routing_key: of the message.
-    """
+    """Exchange and routing key of a publish; the exchange is empty for the default exchange."""
 
     exchange: bytes
     routing_key: bytes
 
 
 def address_of(publication: Publication) -> bytes:
-    """The address of a publish; different publishes have different ones."""
+    """Return the unique address of a publish."""
     exchange, key = publication
     if exchange:
         return _EXCHANGE + exchange.replace(b"%", b"%25").replace(b"/", b"%2F") + b"/" + key
@@ -52,7 +47,7 @@ def address_of(publication: Publication) -> bytes:
 
 
 def publication_at(address: bytes) -> Publication | None:
-    """The publish that has this address; None if none has."""
+    """Return the publish with this address; None if there is none."""
     if address.startswith(_EXCHANGE):
         exchange, slash, key = address[len(_EXCHANGE) :].partition(b"/")
         publication = Publication(_plain_exchange(exchange), key)
@@ -65,13 +60,13 @@ def publication_at(address: bytes) -> Publication | None:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """Another broker, as far as the address names it.
+    """Another broker, as specified by an address.
 
     Args:
-        broker: name of a configured broker, else empty.
-        host: where to connect; for a configured broker its name.
+        broker: name of a configured broker, or empty.
+        host: host to connect to; for a configured broker its name.
         port: None for the configured one.
-        tls: whether the address asks for TLS; None if it leaves that to the configured broker.
+        tls: whether the address requests TLS; None for the configured setting.
         user: None for the configured one.
         password: None for the configured one.
     """
@@ -85,7 +80,7 @@ class Remote:
 
     @property
     def label(self) -> str:
-        """What metrics, audit and explain call it; no credentials."""
+        """Its name in metrics, audit records and explanations; without credentials."""
         if self.broker:
             return self.broker.decode("utf-8", "backslashreplace")
         host = self.host.decode("utf-8", "backslashreplace")
@@ -94,7 +89,7 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a translated publish goes.
+    """The target of a translated publish.
 
     Args:
         rule: index of the rule that applied.
@@ -109,11 +104,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class FailedTranslation:
-    """A translation that leads nowhere.
+    """A translation without a usable target.
 
     Args:
         rule: index of the rule.
-        reason: why, without any part of the address.
+        reason: the reason, without any part of the address.
     """
 
     rule: int
@@ -121,19 +116,19 @@ class FailedTranslation:
 
 
 class _NowhereError(Exception):
-    """Inside this module: why an address leads nowhere."""
+    """Internal: the reason why an address has no usable target."""
 
 
 class Rewrites:
-    """Where the table sends the destinations of one exchange, asked with what a message bears.
+    """Translations of the destinations of one exchange.
 
-    A queue's translation is its own; an exchange's may depend on the routing key, so those that some rule can be for
-    are looked up with it.
+    The translation of a queue is fixed; that of an exchange may depend on the routing key, so exchanges that some rule
+    may match are looked up with it.
 
     Args:
         book: the table.
-        destinations: of the exchange; kept by identity, see `AddressBook.rewrites`.
-        before: those of before, whose translations still hold.
+        destinations: of the exchange; cached by identity, see `AddressBook.rewrites`.
+        before: the previous translations, which are still valid.
     """
 
     __slots__ = ("_book", "_exchanges", "_queues", "_targets", "destinations")
@@ -153,7 +148,7 @@ class Rewrites:
         self._exchanges = [name for kind, name in destinations if kind == EXCHANGE and book.may_rewrite(name)]
 
     def leads_to(self, routing_key: bytes, publication: Publication) -> bool:
-        """Whether a message with this routing key comes to a publication by way of one of the destinations."""
+        """Return True if a message with this routing key reaches a publication through one of the destinations."""
         if publication in self._targets:
             return True
         sought = (None, publication)
@@ -162,7 +157,7 @@ class Rewrites:
 
 
 class AddressBook:
-    """The table, the brokers that it may name, and where each publish goes by it.
+    """The address table with the brokers that it may name; resolves publishes.
 
     Args:
         table: the rules.
@@ -173,21 +168,21 @@ class AddressBook:
         self.table = table
         self._brokers = frozenset(brokers)
         self._domains = [fixed_domain(rule) for rule in table.rules]
-        #: whether a rule may lead to this proxy's own broker
+        #: whether a result of a rule may be on this proxy's own broker
         self.stays_here = any(domain is None or domain.local for domain in self._domains)
         self._kept: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
         self._fixed_targets: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
         #: by exchange of the rules
         self._rewrites: dict[bytes, Rewrites] = {}
-        #: rules that an address with a password in it has met, and whether that was reported
+        #: rules that have matched an address with a password in it, and whether that was reported
         self._exposing: dict[int, bool] = {}
 
     def with_empty_cache(self) -> AddressBook:
-        """The same with nothing remembered, for another thread."""
+        """Return a copy with empty caches, for another thread."""
         return AddressBook(self.table, self._brokers)
 
     def look_up(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
-        """Where the table sends a publish; None if it leaves it alone. The same object for the same publish."""
+        """Return the target of a publish; None if no rule applies. Equal publishes get the same object."""
         try:
             return self._kept[exchange, routing_key]
         except KeyError:
@@ -198,15 +193,15 @@ class AddressBook:
         return found
 
     def may_rewrite(self, exchange: bytes) -> bool:
-        """Whether some rule can be for an exchange, with any routing key."""
+        """Return True if some rule may match a publish to an exchange, with any routing key."""
         return self.table.may_fit(address_of(Publication(exchange, b"")))
 
     def rewrites(self, exchange: bytes, destinations: frozenset[Destination]) -> Rewrites:
-        """Where the table sends the destinations of an exchange.
+        """Return the translations of the destinations of an exchange.
 
         Args:
-            exchange: the exchange, one of the rules.
-            destinations: of it; as long as they are the same object nothing is worked out again.
+            exchange: an exchange of the rules.
+            destinations: its destinations; nothing is recomputed while they are the same object.
         """
         kept = self._rewrites.get(exchange)
         if kept is None or kept.destinations is not destinations:
@@ -225,7 +220,7 @@ class AddressBook:
         return self.resolve(translation.rule, translation.address, publication)
 
     def fixed_target(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
-        """As `look_up`, for what rules name: kept apart from what publishes ask for, which comes and goes."""
+        """Like `look_up`, for destinations named by rules; their cache is separate from that of publishes."""
         try:
             return self._fixed_targets[exchange, routing_key]
         except KeyError:
@@ -236,12 +231,12 @@ class AddressBook:
         return found
 
     def covers_exchange(self, exchange: bytes) -> bool:
-        """Whether some rule is for every publish to an exchange, whatever its routing key."""
+        """Return True if some rule matches every publish to an exchange, whatever its routing key."""
         every = AddressPattern(address_of(Publication(exchange, b"*")))
         return bool(exchange) and any(pattern.covers(every) for pattern in self.table.patterns)
 
     def may_lead_to(self, exchange: bytes) -> bool:
-        """Whether some rule may send a publish to an exchange of this proxy's own broker."""
+        """Return True if some rule may send a publish to an exchange of this proxy's own broker."""
         return any(
             _may_name(rule.translation, exchange)
             for rule, domain in zip(self.table.rules, self._domains, strict=True)
@@ -249,18 +244,18 @@ class AddressBook:
         )
 
     def rules_exposing_passwords(self) -> list[int]:
-        """Rules that have met an address with a password in it, which receivers will see; each is reported once."""
+        """Return rules that matched an address with a password, which receivers will see; each is reported once."""
         found = [rule for rule, reported in tuple(self._exposing.items()) if not reported]
         self._exposing.update(dict.fromkeys(found, True))
         return found
 
     def resolve(self, rule: int, result: bytes | None, original: Publication) -> Target | FailedTranslation:
-        """Where a result of the table leads.
+        """Resolve a result of the table.
 
         Args:
-            rule: index of the rule that gave it.
+            rule: index of the rule.
             result: the translated address.
-            original: the publish unchanged.
+            original: the unchanged publish.
         """
         try:
             if result is None:
@@ -275,7 +270,7 @@ class AddressBook:
         return Target(rule, remote, publication)
 
     def certain_failure(self, rule: int) -> str:
-        """Return why a rule's translation leads nowhere whatever its variables hold; "" where it may lead somewhere."""
+        """Return why a rule's translation fails whatever the values of its variables; "" if it may succeed."""
         found = self.table.rules[rule]
         if found.translation is None or fixed_domain(found) is None:
             return ""
@@ -305,7 +300,7 @@ class AddressBook:
 
 
 def _permitted(address: Address, hosts: tuple[bytes, ...]) -> bool:
-    """Whether a host is on a rule's list, by itself or with its port; names are compared without case."""
+    """Return True if a host is on a rule's list, with or without its port; names are compared case-insensitively."""
     host = address.host.lower()
     bracketed = b"[" + host + b"]" if b":" in host else host
     accepted = {ANY_HOST, host, bracketed, b"%s:%d" % (bracketed, address.effective_port)}
@@ -313,7 +308,7 @@ def _permitted(address: Address, hosts: tuple[bytes, ...]) -> bool:
 
 
 def _named(name: bytes, original: Publication) -> Publication:
-    """The meaning of a name: one more slash in front, as Messenger's users had to write it, changes nothing."""
+    """Parse a name; one more leading slash, which Messenger's users had to write, changes nothing."""
     inner = name[1:] if name.startswith(b"/") else name
     if not inner:
         return original
@@ -324,7 +319,7 @@ def _named(name: bytes, original: Publication) -> Publication:
 
 
 def _may_name(translation: bytes, exchange: bytes) -> bool:
-    """Whether a translation that stays here may name an exchange, by what stands in front of its first variable."""
+    """Return True if the literal before a local translation's first variable permits an exchange."""
     fixed, variable, _ = translation.partition(b"$")
     fixed = b"/" + fixed.lstrip(b"/")
     plain = exchange.replace(b"%", b"%25").replace(b"/", b"%2F")
@@ -340,7 +335,7 @@ def _plain_exchange(text: bytes) -> bytes:
 
 def _percent_decoded(text: bytes) -> bytes:
     if b"/" in text:
-        raise _NowhereError("a part too many in a name")
+        raise _NowhereError("too many parts in a name")
     if _BAD_ESCAPE.search(text):
         raise _NowhereError("a malformed percent escape in a name")
     return _ESCAPE.sub(lambda escape: bytes.fromhex(escape[1].decode()), text)
@@ -374,7 +369,7 @@ def _topic(rest: bytes, original: Publication) -> Publication:
     return Publication(b"amq.topic", rest)
 
 
-#: What the first segment of a name means, in the address formats of RabbitMQ 3 (v1) and 4 (v2).
+#: Meaning of the first segment of a name, in the address formats of RabbitMQ 3 (v1) and 4 (v2).
 _FORMS: dict[bytes, Callable[[bytes, Publication], Publication]] = {
     b"exchange/": _exchange,
     b"exchanges/": _exchange_v2,

@@ -1,8 +1,7 @@
 """The page that Prometheus scrapes: one collector for prometheus_client, written in a thread.
 
-The event loop only folds tallies into totals, in steps: that changes what it counts. Reading the totals and writing the
-text (some 0.1 s for 10,000 series) happen in a thread, which keeps the event loop waiting for as long as
-`sys.setswitchinterval` permits. `metrics` defines which metrics there are.
+The event loop only folds tallies into totals, in steps, since that modifies the counters. A thread reads the totals and
+writes the text (some 0.1 s for 10,000 series); it blocks the event loop no longer than `sys.setswitchinterval` permits.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from prometheus_client.registry import Collector
 from proxy.observe.metrics import METRICS, MetricKind, MetricSpec, Row
 from proxy.relay.counters import Counters, Histogram
 
-#: In OpenMetrics a counter's family has no `_total` in its name, and this one's would be that of the gauge
-#: `connections`; so it is shown there as a metric of unknown type, its samples named as ever.
+#: In OpenMetrics the family name of a counter lacks `_total`, and this one would clash with the gauge `connections`; it
+#: is exposed as a metric of unknown type with unchanged sample names.
 _CLASHING = "oxproxy_connections_total"
 
 
@@ -37,8 +36,8 @@ class Exposition:
     """All metrics of one process.
 
     Args:
-        counters: what the process counts.
-        worker: its number, a label of all metrics; None if it is not one of several.
+        counters: counters of the process.
+        worker: number of this worker, a label of all metrics; None without workers.
     """
 
     def __init__(self, counters: Counters, worker: int | None = None) -> None:
@@ -50,10 +49,10 @@ class Exposition:
         """Write the page.
 
         Args:
-            accept: the request's Accept header; OpenMetrics where it asks for it, else the plain text format.
+            accept: the request's Accept header; OpenMetrics if it asks for it, else the plain text format.
 
         Returns:
-            The page and its content type. Numbers are those of slightly different moments.
+            The page and its content type. Values are not an atomic snapshot.
         """
         encoder, content_type = choose_encoder(accept)
         openmetrics = content_type.startswith("application/openmetrics-text")
@@ -65,10 +64,10 @@ class Exposition:
 
 
 class SidecarCollector(Collector):
-    """Everything that is on the page.
+    """Collects every metric of the page.
 
     Args:
-        counters: what the process counts.
+        counters: counters of the process.
         labels: further labels of all series.
         openmetrics: whether the page is in this format.
     """
@@ -120,5 +119,5 @@ def _family(spec: MetricSpec, openmetrics: bool, rows: Iterable[Row]) -> Metric:
 
 
 def _printable(value: str) -> str:
-    """Return a label that UTF-8 can hold: text with lone surrogates would spoil the whole page."""
+    """Return a label that UTF-8 can encode: lone surrogates would spoil the whole page."""
     return value if value.isascii() else value.encode(errors="backslashreplace").decode()

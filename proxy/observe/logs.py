@@ -1,9 +1,9 @@
-"""Events as lines on standard error.
+"""Log lines on standard error.
 
 An event is one line, key=value or JSON, with the time in UTC, whatever text peers send; passwords are masked whichever
-module logged them. Code anywhere logs with ``structlog.get_logger().warning("what happened", key=value)``. An event
-that can occur in floods has ``repeat=<key>``: of equal event and key one line per interval is written, and the next one
-has the number of those left out (``suppressed=N``). Log records of libraries take the same way.
+module logged them. Any module logs with ``structlog.get_logger().warning("what happened", key=value)``. An event that
+can occur in floods has ``repeat=<key>``: one line per event, key and interval is written, and the next line has the
+number of suppressed events (``suppressed=N``). Log records of libraries are handled in the same way.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from structlog.typing import EventDict, WrappedLogger
 
 MASK = "***"
-#: A key that has one of these words in it never shows its value.
+#: Values of keys that contain one of these words are never logged.
 _SECRET_KEY = re.compile(r"passw|secret|authorization|credential", re.IGNORECASE)
-#: user:password@ in an address. Greedy, since a password may hold an unescaped @: too much is safe.
+#: user:password@ in an address. Greedy, since a password may contain an unescaped @: masking too much is safe.
 _ADDRESS = re.compile(r"(://[^\s:/@]*):\S*@")
-#: Keys whose floods are remembered; the one that was not seen for longest goes first.
+#: Keys of repeated events that are tracked; the least recently seen one is dropped first.
 _REPEAT_KEYS = 1024
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """How to log.
+    """Log settings.
 
     Args:
         level: debug, info, warning or error.
-        style: ``text`` for key=value, ``json``.
+        style: ``text`` for key=value, or ``json``.
         repeat_seconds: interval in which a repeated event is written once.
     """
 
@@ -50,11 +50,11 @@ class LogSettings:
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
-    """Set up logging for the whole process; call it first, and again to change it.
+    """Set up logging for the whole process; can be called again to change the settings.
 
     Args:
-        settings: how to log.
-        stream: where to; standard error unless a test wants it elsewhere.
+        settings: the settings.
+        stream: output; standard error by default.
     """
     level = _LEVELS[settings.level]
     renderer: list[structlog.typing.Processor] = [escape, structlog.processors.LogfmtRenderer(bool_as_flag=False)]
@@ -77,7 +77,7 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [_LibraryHandler()]
-    # Libraries tell every connection at INFO; we have lines of our own for that.
+    # Libraries log every connection at INFO; we have lines of our own for that.
     root.setLevel(max(level, logging.WARNING) if level > logging.DEBUG else logging.DEBUG)
 
 
@@ -86,7 +86,7 @@ class RepeatLimit:
 
     Args:
         seconds: the interval.
-        clock: gives seconds.
+        clock: returns seconds.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -96,7 +96,7 @@ class RepeatLimit:
         self._lock = Lock()
 
     def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        """Let the event pass, with the number of those left out before it, or drop it."""
+        """Pass the event on, with the number of suppressed events, or drop it."""
         if "repeat" not in event:
             return event
         key = (event.get("event"), event.pop("repeat"))
@@ -135,7 +135,7 @@ def _masked(key: object, value: object) -> object:
 
 
 def escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Make one printable line of what peers send: `LogfmtRenderer` escapes no control characters but newlines."""
+    """Escape control characters that peers send: `LogfmtRenderer` escapes only newlines."""
     return {key: _printable(value) for key, value in event.items()}
 
 
@@ -149,7 +149,7 @@ def _printable(value: object) -> object:
 
 
 class _LineLogger:
-    """Writes whole lines; a log that can't be written is no reason to fail."""
+    """Writes whole lines; a failing log output is ignored."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
@@ -174,13 +174,13 @@ class _LineLoggerFactory:
 
 
 class _LibraryHandler(logging.Handler):
-    """Gives records of `logging` to structlog."""
+    """Passes records of `logging` to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level = min(record.levelno // 10 * 10, logging.CRITICAL)
         try:
             message = record.getMessage()
-        except (TypeError, ValueError):  # arguments that don't fit the format
+        except (TypeError, ValueError):  # the arguments don't fit the format
             message = str(record.msg)
         log = structlog.get_logger()
         log.log(level, message, logger=record.name, **({"exc_info": record.exc_info} if record.exc_info else {}))

@@ -1,9 +1,9 @@
 """Every metric of the sidecar: its name, labels and help text, and the counter that it is read from.
 
-The names are promises to users (docs/reference/metrics.md). Labels come from closed sets or from the rules files; never
-from routing keys, users, peers or queues that producers named.
+The names are a documented interface (docs/reference/metrics.md). Label values come from closed sets or from the rules
+files, never from routing keys, users, peers or queues named by producers.
 
-Nothing is counted here. Rows are read in another thread than the one that counts: numbers are read as they are, and
+Nothing is counted here. Rows are read in a thread other than the counting one: numbers are read without a lock, and
 dictionaries that may grow are copied first, which is one step for the interpreter.
 """
 
@@ -24,12 +24,12 @@ Reading: TypeAlias = Callable[[Counters], Iterable[Row]]
 
 
 def text(name: bytes) -> str:
-    """Return a name from the wire as text; bytes that are not UTF-8 become ``\\xNN``."""
+    r"""Decode a name from the wire; bytes that are not UTF-8 become ``\xNN``."""
     return name.decode(errors="backslashreplace")
 
 
 def merged(rows: Iterable[Row]) -> Iterable[Row]:
-    """Add up rows with equal labels: two names may look alike as text, and a series may stand only once."""
+    """Add up rows with equal labels: two names may decode to the same text, and a series must be unique."""
     totals: dict[tuple[str, ...], float] = {}
     for labels, value in rows:
         totals[labels] = totals.get(labels, 0) + value
@@ -131,7 +131,7 @@ def single(read: Callable[[Counters], float]) -> Reading:
 
 
 class MetricKind(Enum):
-    """Type of a metric, as Prometheus names it."""
+    """Type of a metric in Prometheus."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -152,7 +152,7 @@ class MetricSpec:
         labels: names of its labels.
         help: its help text, one sentence.
         rows: reads its values; none for a histogram.
-        histogram: for HISTOGRAM, where the observations are.
+        histogram: for HISTOGRAM, returns the observations.
     """
 
     name: str
@@ -185,7 +185,7 @@ METRICS: tuple[MetricSpec, ...] = (
         INFO,
         "version",
         lambda counters: [((counters.rules.version,), 1)],
-        "Version (short hash) of the rules that decide now; always 1.",
+        "Version (short hash) of the rules in force; always 1.",
     ),
     _metric("rules_reload_total", COUNTER, "result", reloads, "Loads of the rules files: ok or error."),
     _metric(
@@ -193,21 +193,21 @@ METRICS: tuple[MetricSpec, ...] = (
         GAUGE,
         "",
         single(lambda counters: counters.rules.last_success_seconds),
-        "When the rules that decide now were loaded.",
+        "Time when the rules in force were loaded.",
     ),
     _metric(
         "workers",
         GAUGE,
         "",
         single(lambda counters: counters.workers),
-        "Workers that the configuration asks for; each is a target of its own.",
+        "Configured workers; each is a separate scrape target.",
     ),
     _metric(
         "worker_restarts_total",
         COUNTER,
         "",
         single(lambda counters: counters.worker_restarts),
-        "How often the supervisor started this worker again after it had ended by itself.",
+        "Restarts of this worker by the supervisor after an unexpected exit.",
     ),
     _metric(
         "connections",
@@ -228,21 +228,21 @@ METRICS: tuple[MetricSpec, ...] = (
         GAUGE,
         "",
         single(lambda counters: counters.kept_connections),
-        "Upstream connections that wait for another producer (upstream.reuse); not among oxproxy_connections.",
+        "Idle upstream connections kept for reuse (upstream.reuse); not included in oxproxy_connections.",
     ),
     _metric(
         "connections_reused_total",
         COUNTER,
         "",
         single(lambda counters: counters.reused_connections),
-        "Producers that got an upstream connection which another one had left.",
+        "Producers that were given an idle upstream connection of an earlier producer.",
     ),
     _metric(
         "certificate_expiry_timestamp_seconds",
         GAUGE,
         "side file",
         certificates,
-        "When a certificate of the sidecar ends: one for producers (downstream) or for brokers (upstream).",
+        "Expiry time of a certificate of the sidecar: one for producers (downstream) or for brokers (upstream).",
     ),
     _metric("channels", GAUGE, "", relays("channels"), "Open channels of producers."),
     _metric(
@@ -250,7 +250,7 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "vhost exchange outcome",
         publishes,
-        "Publishes by what became of them; exchanges that no rule names count as other.",
+        "Publishes by outcome; exchanges that no rule names count as other.",
     ),
     _metric(
         "publish_bytes_total",
@@ -264,7 +264,7 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "vhost exchange binding",
         binding_matches,
-        "Publishes for which a binding was true; bindings beyond metrics.bindings count as other.",
+        "Publishes that matched a binding; bindings beyond metrics.bindings count as other.",
     ),
     _metric(
         "destination_publishes_total",
@@ -278,16 +278,16 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "result",
         relays_by(("cache_hits", "hit"), ("cache_misses", "miss"), ("cache_bypassed", "bypassed")),
-        "Publishes to exchanges evaluated here: hit, miss, or bypassed where a decision may not be kept.",
+        "Publishes to exchanges evaluated here: hit, miss, or bypassed if the decision can't be cached.",
     ),
-    _histogram("decision_seconds", "Time that a sampled decision took, the cache look-up included."),
+    _histogram("decision_seconds", "Duration of sampled decisions, including the cache lookup."),
     _histogram("confirm_seconds", "Time from a sampled publish to its confirm by RabbitMQ."),
     _metric(
         "confirms_total",
         COUNTER,
         "result",
         relays_by(("confirms_acked", "acked"), ("confirms_nacked", "nacked")),
-        "Publishes settled to producers with an ack or a nack.",
+        "Publishes confirmed to producers with an ack or a nack.",
     ),
     _metric("returns_total", COUNTER, "", relays("returns"), "Messages returned to producers."),
     _metric(
@@ -295,14 +295,14 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "",
         relays("regex_limit_hits"),
-        "Regular expressions that ran into the match limit and so did not match.",
+        "Regular expression searches that reached the match limit and so did not match.",
     ),
     _metric(
         "regex_budget_spent_total",
         COUNTER,
         "owner",
         regex_owners,
-        "Decisions in which the regular expressions of an owner cost more than limits.regex_budget, so that bindings "
+        "Decisions in which the regular expressions of an owner exceeded limits.regex_budget, so that bindings "
         "with them were false: rules (rules files), client (a user's bindings) or message (headers of the message).",
     ),
     _metric(
@@ -310,7 +310,7 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "",
         relays("failed_translations"),
-        "Destinations that the address table sent nowhere: each is a nack.",
+        "Destinations whose address translation failed: each is a nack.",
     ),
     _metric(
         "upstream_blocked",
@@ -324,29 +324,29 @@ METRICS: tuple[MetricSpec, ...] = (
         GAUGE,
         "",
         relays("paused_producers"),
-        "Producers whose socket is not being read, because something after it is slow.",
+        "Producers whose socket is not being read because of back-pressure.",
     ),
     _metric(
         "throttled_producers",
         GAUGE,
         "",
         single(lambda counters: counters.limits.throttled),
-        "Producers that wait since their user publishes more than limits.publish_rate or limits.publish_bytes, or "
-        "since their publishes have spent regex budgets.",
+        "Producers paused because their user exceeded limits.publish_rate or limits.publish_bytes, or "
+        "because their publishes exhausted regex budgets.",
     ),
     _metric(
         "connections_turned_away_total",
         COUNTER,
         "reason",
         rejected_connections,
-        "Producers that a limit kept out: connections or connections_per_peer.",
+        "Producers refused by a limit: connections or connections_per_peer.",
     ),
     _metric(
         "limit_hits_total",
         COUNTER,
         "limit",
         limit_hits,
-        "Limits that open connections ran into: publish_rate, publish_bytes, patience, message_size, idle or "
+        "Times that an open connection reached a limit: publish_rate, publish_bytes, patience, message_size, idle or "
         "regex_budget.",
     ),
     _metric(
@@ -354,35 +354,35 @@ METRICS: tuple[MetricSpec, ...] = (
         GAUGE,
         "",
         single(lambda counters: counters.missing_destinations),
-        "Destinations that the rules name and that RabbitMQ does not have or we can't reach.",
+        "Destinations named by the rules that do not exist on RabbitMQ or can't be reached.",
     ),
     _metric(
         "topology_foreign_bindings",
         GAUGE,
         "",
         single(lambda counters: counters.foreign_bindings),
-        "Bindings that others made on carriers: they route without the rules.",
+        "Bindings on carriers that the sidecar did not make: they route without the rules.",
     ),
     _metric(
         "topology_unkeyed_tokens",
         GAUGE,
         "",
         single(lambda counters: counters.unkeyed_tokens),
-        "Bindings on carriers under tokens of version 0.1, which anybody can compute, until `oxproxy adopt --finish`.",
+        "Bindings on carriers under unkeyed tokens of version 0.1, present until `oxproxy adopt --finish`.",
     ),
     _metric(
         "topology_carrier_bypasses",
         GAUGE,
         "",
         single(lambda counters: counters.carrier_bypasses),
-        "Alternate and dead-letter exchanges on RabbitMQ that lead to a carrier without its rules.",
+        "Alternate and dead-letter exchanges on RabbitMQ that route to a carrier without its rules.",
     ),
     _metric(
         "carrier_bindings",
         GAUGE,
         "vhost type fits",
         lambda counters: list(counters.carrier_bindings.items()),
-        "Bindings of carriers by type, direct or topic; fits is no where the other type costs RabbitMQ less, or "
+        "Bindings of carriers by type, direct or topic; fits is no if the other type costs RabbitMQ less, or "
         "was asked for.",
     ),
     _metric(
@@ -390,14 +390,14 @@ METRICS: tuple[MetricSpec, ...] = (
         GAUGE,
         "",
         single(lambda counters: counters.unsigned_bindings),
-        "Bindings stored as a client's that no secret of ours signed: they reach their own destination alone.",
+        "Stored client bindings without a valid signature: they route to their own destination only.",
     ),
     _metric(
         "control_loop_failures_total",
         COUNTER,
         "task",
         control_failures,
-        "Unexpected exceptions in tasks of the control plane; each is logged with its traceback and tried again.",
+        "Unexpected exceptions in tasks of the control plane; each is logged with its traceback and retried.",
     ),
     _metric(
         "audit_lines_total", COUNTER, "", single(lambda counters: counters.audit.lines), "Audit lines written to disk."
@@ -407,7 +407,7 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "",
         single(lambda counters: counters.audit.dropped),
-        "Audit lines given up because disk or writer could not keep up.",
+        "Audit lines dropped because the disk or the writer could not keep up.",
     ),
     _metric(
         "audit_bytes_total",
@@ -421,9 +421,9 @@ METRICS: tuple[MetricSpec, ...] = (
         GAUGE,
         "",
         single(lambda counters: counters.audit.failing),
-        "1 while the disk refuses audit lines or does not answer.",
+        "1 while the disk rejects audit lines or does not respond.",
     ),
-    _metric("remote_up", GAUGE, "broker", remote_up, "Whether the link to another broker is up."),
+    _metric("remote_up", GAUGE, "broker", remote_up, "1 if the link to another broker is up, else 0."),
     _metric(
         "remote_publishes_total",
         COUNTER,

@@ -1,12 +1,12 @@
-"""What goes into a decision, what comes out, and the trace of how it was made.
+"""Input and result of a decision, and its trace.
 
-``Facts`` is the part of a message that rules can look at. ``Interest`` specifies which part the rules of an exchange do
-look at, so that nothing else is extracted and the rest is not part of a cache key. ``Decision`` is the result. All are
-immutable and independent of the wire format. ``Facts`` and ``Decision`` are made for every message whose decision is
-not cached; they are not frozen dataclasses only because making one takes four times as long.
+``Facts`` is the part of a message that rules can test. ``Interest`` specifies which of it the rules of an exchange do
+test, so that nothing else is extracted or becomes part of a cache key. ``Decision`` is the result. All are immutable
+and independent of the wire format. ``Facts`` and ``Decision`` are made for every message whose decision is not cached;
+they are not frozen dataclasses only because creating one takes four times as long.
 
-A ``Trace`` is collected on request only; then every binding is visited, whether or not the index would have left it
-out. It is plain data for explanations and decides nothing.
+A ``Trace`` is collected on request only; then every binding is visited, including those that the index would skip. It
+is plain data for explanations and has no influence on the decision.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ NO_PROPERTIES: Mapping[str, bytes | int] = MappingProxyType({})
 
 @dataclass(slots=True, init=False)
 class Facts:
-    """What rules may know of a message."""
+    """The facts of a message that rules can test."""
 
-    routing_key: bytes  # the one AMQP routing key
-    headers: Table  # header table in message order, () where there is none
-    #: set properties by AMQP name with underscores (``content_type``); text properties as bytes (``expiration`` too,
-    #: as it was sent), ``delivery_mode``, ``priority``, ``timestamp`` as int
+    routing_key: bytes  # the AMQP routing key
+    headers: Table  # header table in message order, () if there is none
+    #: set properties by AMQP name with underscores (``content_type``); string properties as bytes (``expiration`` too,
+    #: as sent), ``delivery_mode``, ``priority``, ``timestamp`` as int
     properties: Mapping[str, bytes | int]
     body_size_bytes: int  # announced size of the body
 
@@ -48,55 +48,55 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Interest:
-    """Which facts can change the decision of an exchange (and of the exchanges it leads to)."""
+    """Facts that can change the decision of an exchange (and of the exchanges after it)."""
 
     routing_key: bool = False  # whether the routing key matters
-    headers: frozenset[bytes] | None = frozenset()  # names of the headers that matter; None: the whole table does
+    headers: frozenset[bytes] | None = frozenset()  # names of the headers that matter; None: the whole table
     properties: frozenset[str] = frozenset()  # names of the properties that matter
-    #: sorted cut points; two sizes with equal ``bisect_right(body_sizes, size)`` are alike
+    #: sorted cut points; two sizes with equal ``bisect_right(body_sizes, size)`` are equivalent
     body_sizes: tuple[int, ...] = ()
-    clock: bool = False  # whether a datetime operator is there: a decision holds for one second
-    queues: bool = False  # whether the list of queues matters: a decision holds for one version of it
+    clock: bool = False  # whether there is a datetime operator: a decision then holds for one second
+    queues: bool = False  # whether the list of queues matters: a decision then holds for one version of it
 
 
 @dataclass(frozen=True, slots=True)
 class QueueNames:
-    """The queues of one virtual host, as regex routes see them; a new version whenever the names change."""
+    """The queues of one virtual host, as seen by regex routes; a new version whenever the names change."""
 
     names: tuple[bytes, ...] = ()
     version: int = 0
 
 
 class Outcome(Enum):
-    """What the rules made of a message."""
+    """Result of the rules for a message."""
 
     ROUTED = "routed"
     UNROUTED = "unrouted"
-    FILTERED = "filtered"  # dropped by a filter of the exchange that is silent
-    REJECTED = "rejected"  # a filter or an invalid regex of the producer: the channel is closed with `error`
+    FILTERED = "filtered"  # dropped by a silent filter of the exchange
+    REJECTED = "rejected"  # by a filter or an invalid regex of the producer: the channel is closed with `error`
 
 
 @dataclass(slots=True, init=False)
 class Decision:
-    """Where one message goes. Shared by all messages with the same facts while the rules stay."""
+    """The destinations of one message. Shared by all messages with the same facts while the rules don't change."""
 
-    exchange: bytes  # the exchange that was asked
-    outcome: Outcome  # see Outcome; ROUTED as soon as the final set has a member, whether or not it exists
+    exchange: bytes  # the exchange that the message was published to
+    outcome: Outcome  # see Outcome; ROUTED if the final set is not empty, whether or not its members exist
     queues: tuple[bytes, ...]  # queues chosen by name, sorted
-    exchanges: tuple[bytes, ...]  # exchanges outside the router that get the message under its own key, sorted
-    #: the asked exchange itself chose nothing (or dropped the message silently), so that its alternate exchange
-    #: applies. An alternate that is in the router has been evaluated already, and this is False.
+    exchanges: tuple[bytes, ...]  # exchanges outside the router that receive the message under its own key, sorted
+    #: the exchange itself chose nothing (or dropped the message silently), so that its alternate exchange applies.
+    #: False if the alternate is in the router: it has been evaluated already.
     alternate: bool
     error: bytes  # for REJECTED, the reply text without ``PRECONDITION_FAILED - ``
-    #: ids of the bindings that were true, in visiting order, with their exchange: (exchange, id)
+    #: (exchange, id) of the bindings that were true, in visiting order
     matched: tuple[tuple[bytes, str], ...]
     keep: bool  # whether the decision may be cached (False after a random draw)
-    match_limit_hits: int  # patterns that ran into the match limit
-    #: whose regex budgets were spent: rules (those of rules files), client, message; sorted
+    match_limit_hits: int  # regex searches that reached the match limit
+    #: owners whose regex budgets were spent, sorted: rules (rules files), client, message
     spent_budgets: tuple[str, ...]
-    #: what routes of clients' bindings chose and is not yet known to be within their reach
+    #: destinations chosen by clients' bindings that are not yet known to be within their reach
     unchecked: frozenset[tuple[Reach, Destination]]
-    trace: Trace | None = field(compare=False)  # what was visited, where it was asked for
+    trace: Trace | None = field(compare=False)  # the visits, if requested
 
     def __init__(
         self,
@@ -129,15 +129,15 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class FilterStep:
-    """One filter that was asked."""
+    """The check of one filter."""
 
-    name: bytes  # of the exchange argument
-    breach: str | None  # what was wrong, None where the message passed
-    silent: bool  # whether a breach drops the message instead of closing the channel
+    name: bytes  # name of the exchange argument
+    breach: str | None  # the violation, None if the message passed
+    silent: bool  # whether a violation drops the message instead of closing the channel
 
 
 class Verdict(Enum):
-    """The answer of an operator."""
+    """Result of an operator."""
 
     MATCH = "match"
     MISMATCH = "mismatch"
@@ -146,13 +146,13 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OperatorStep:
-    """One operator's answer."""
+    """The result of one operator."""
 
     key: bytes  # the argument's key
     expected: Value  # the argument's value
     verdict: Verdict
-    #: what it looked at: a header's Value, the bytes or the number of a property, the routing key, the clock's text;
-    #: None if it was absent
+    #: the tested fact: a header's Value, the bytes or the number of a property, the routing key, the clock's text; None
+    #: if it was absent
     seen: Value | bytes | int | None
 
 
@@ -163,33 +163,33 @@ class BindingStep:
     binding: Binding
     id: str  # its id in decisions
     order: int
-    match_type: str  # how the operators were put together
+    match_type: str  # how the operators were combined
     true: bool
-    operators: tuple[OperatorStep, ...]  # each with its answer
-    added: tuple[Destination, ...] = ()  # destinations that are there now and were not before
-    removed: tuple[Destination, ...] = ()  # destinations that were there before
-    jump: int | None = None  # order at which the visit went on, None where at the next binding
+    operators: tuple[OperatorStep, ...]  # each with its verdict
+    added: tuple[Destination, ...] = ()  # destinations that were added
+    removed: tuple[Destination, ...] = ()  # destinations that were removed
+    jump: int | None = None  # order at which the visit continued, None for the next binding
     stopped: bool = False  # whether nothing was visited after it
-    error: bytes = b""  # reply text for an invalid regex of the producer, which ended everything
-    #: whose regex budget was spent, so that the binding is false or its routes chose nothing: rules (those of rules
+    error: bytes = b""  # reply text for an invalid regex of the producer, which ended the decision
+    #: owners whose regex budget was spent, so that the binding is false or its routes chose nothing: rules (rules
     #: files), client, message
     spent_budgets: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class ExchangeStep:
-    """One exchange that the message came to."""
+    """One exchange that the message reached."""
 
     name: bytes
     type: str
-    filters: list[FilterStep] = field(default_factory=list)  # those that were asked
-    #: bindings, in order; those that a jump or a stop left out are not there
+    filters: list[FilterStep] = field(default_factory=list)  # the checked filters
+    #: bindings, in order, without those that a jump or a stop skipped
     visits: list[BindingStep] = field(default_factory=list)
-    alternate: bytes | None = None  # the alternate exchange, where it was used
+    alternate: bytes | None = None  # the alternate exchange, if it was used
 
 
 @dataclass(slots=True)
 class Trace:
-    """All exchanges that one message came to, in order, the asked one first."""
+    """All exchanges that one message reached, in order, starting with the one that it was published to."""
 
     exchanges: list[ExchangeStep] = field(default_factory=list)

@@ -3,7 +3,7 @@
 Each destination is looked up once: a queue as a publish to the default exchange under its name, an exchange as a
 publish to it under the routing key of the message. The result is not looked up again.
 
-`translate_destinations` serves publishes. `static_translations` serves what must be known before there is a message:
+`translate_destinations` serves publishes. `static_translations` serves the control plane, before there is a message:
 which destinations need not exist, and which must exist in their place.
 
 Source: the messenger-addressing specification, 3.1 and 3.2.
@@ -18,21 +18,21 @@ from proxy.addressing.targets import AddressBook, FailedTranslation, Publication
 from proxy.routing.router import Router
 from proxy.values import EXCHANGE, QUEUE, Destination
 
-#: Two unlike routing keys: a translation that does not depend on the key leads both to the same place.
+#: Two different routing keys: a translation that does not depend on the key has the same result for both.
 _PROBE_KEYS = (b"a", b"b/c.d")
-#: Why a destination's translation to an exchange of the rules is none: nothing is evaluated behind a decision.
+#: Why a destination can't be translated to an exchange of the rules: a decision is not followed by another one.
 EVALUATED_HERE = "an exchange that is evaluated here, after one that was"
 
 
 class TranslatedDestinations(NamedTuple):
-    """What the destinations of a decision have become."""
+    """Translated destinations of a decision."""
 
-    queues: tuple[bytes, ...]  # queues here, by name
-    exchanges: tuple[bytes, ...]  # exchanges here that get the message under its own key
-    publications: tuple[Publication, ...] = ()  # exchanges here that get it under another key
+    queues: tuple[bytes, ...]  # queues on this broker, by name
+    exchanges: tuple[bytes, ...]  # exchanges on this broker that receive the message under its own key
+    publications: tuple[Publication, ...] = ()  # exchanges on this broker that receive it under another key
     remotes: tuple[Target, ...] = ()  # exchanges and keys of other brokers
-    failed: tuple[FailedTranslation, ...] = ()  # destinations whose translation leads nowhere
-    rule: int | None = None  # index of the first rule that applied, None where none did
+    failed: tuple[FailedTranslation, ...] = ()  # destinations whose translation failed
+    rule: int | None = None  # index of the first rule that applied, None if none did
 
 
 def translate_destinations(
@@ -42,7 +42,7 @@ def translate_destinations(
     routing_key: bytes,
     evaluated: Container[bytes],
 ) -> TranslatedDestinations:
-    """Ask the table about every destination.
+    """Translate every destination.
 
     Args:
         book: the table.
@@ -87,35 +87,35 @@ def translate_destinations(
 
 
 class StaticTranslation(NamedTuple):
-    """What the address table makes of a destination that rules name, as far as it is the same for every message."""
+    """The translation of a destination named by rules, as far as it is the same for every message."""
 
-    destination: Destination  # as the rules name it
-    #: the destination on this broker in its place; None if it is none, or depends on the message
+    destination: Destination  # as named by the rules
+    #: its replacement on this broker; None if there is none, or it depends on the message
     here: Destination | None = None
-    remote: Target | None = None  # the exchange and key at another broker in its place, likewise
-    failure: str = ""  # why the translation leads nowhere; empty where it leads somewhere
+    remote: Target | None = None  # its replacement at another broker, likewise
+    failure: str = ""  # why the translation fails; empty if it succeeds
 
 
 class StaticTranslations(NamedTuple):
-    """What the address table makes of the destinations that rules name."""
+    """The translations of the destinations named by rules."""
 
-    away: Mapping[Destination, StaticTranslation]  # those that need not exist, since no message goes to them
-    found: tuple[StaticTranslation, ...]  # what is known of all that the table is for
+    away: Mapping[Destination, StaticTranslation]  # destinations that need not exist, since no message is sent to them
+    found: tuple[StaticTranslation, ...]  # all translations
 
 
 def static_translations(book: AddressBook, named: Iterable[Destination], router: Router) -> StaticTranslations:
-    """Ask the table about destinations before there is a message.
+    """Translate destinations before there is a message.
 
     Args:
         book: the table.
-        named: destinations that rules name.
+        named: destinations named by rules.
         router: the rules.
     """
     evaluated = router.exchanges
     found = [
         one for one in (static_translation(book, each, evaluated) for each in sorted(set(named))) if one is not None
     ]
-    # What the table itself has sent to an exchange is looked up no more: its destinations are the rules' own.
+    # A message that the table sent to an exchange is not translated again: its destinations are the rules' own.
     final = {one for name in evaluated if book.may_lead_to(name) for one in router.destinations(name)}
     return StaticTranslations({one.destination: one for one in found if one.destination not in final}, tuple(found))
 
@@ -123,7 +123,7 @@ def static_translations(book: AddressBook, named: Iterable[Destination], router:
 def static_translation(
     book: AddressBook, destination: Destination, evaluated: Container[bytes]
 ) -> StaticTranslation | None:
-    """Ask the table about a destination before there is a message.
+    """Translate a destination before there is a message.
 
     Args:
         book: the table.
@@ -131,7 +131,7 @@ def static_translation(
         evaluated: exchanges that are evaluated here.
 
     Returns:
-        None if the destination stands for itself, at least for some messages.
+        None if the destination is not translated, at least for some messages.
     """
     kind, name = destination
     if kind == QUEUE:

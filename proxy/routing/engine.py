@@ -1,7 +1,7 @@
 """Visits the bindings of one exchange and collects the destinations of a message.
 
-Bindings come in visiting order and are visited one by one; a goto or a stop skips those that follow. Whether all
-bindings come, or only those that an index selected, makes no difference to the result.
+Bindings are visited one by one, in visiting order; a goto or a stop skips some that follow. The result is the same for
+all bindings and for those that an index selected.
 
 Source: the open-exchange specification, sections 1, 7 and 8.
 """
@@ -24,8 +24,8 @@ def route(
 
     Args:
         entries: bindings in visiting order.
-        message: what they look at.
-        matched: gets the marks of those that were true.
+        message: the message.
+        matched: receives the marks of those that were true.
 
     Returns:
         The destinations; None if an invalid regex of the producer closes the channel (`message.producer.error`).
@@ -58,14 +58,14 @@ def route_traced(
     steps: list[BindingStep],
     found: Set[CompiledBinding] | None = None,
 ) -> set[Destination] | None:
-    """As `route`, but record what happened at each visit.
+    """Visit bindings like `route`, and record each visit.
 
     Args:
         entries: all bindings in visiting order.
         message: see `route`.
         matched: see `route`.
-        steps: gets a line for each visit.
-        found: those that `route` would visit, None for all: the others are false, and no budget is charged for them.
+        steps: receives an entry for each visit.
+        found: bindings that `route` would visit, None for all: the others are false, and no budget is charged for them.
     """
     routed: set[Destination] = set()
     floor = 0
@@ -89,10 +89,11 @@ def route_traced(
 
 
 def apply_result(compiled: CompiledBinding, true: bool, routed: set[Destination], message: Message) -> int | None:
-    """Do what a binding does for its result.
+    """Apply the effects of a binding.
 
     Returns:
-        The order to go on at, 0 for the next binding; None if an invalid regex of the producer ends everything.
+        The order at which to continue, 0 for the next binding; None if an invalid regex of the producer ends the
+        decision.
     """
     if compiled.asks_producer and message.producer.error:
         return None
@@ -109,7 +110,7 @@ def apply_result(compiled: CompiledBinding, true: bool, routed: set[Destination]
 
 
 def _of_routing_key(compiled: CompiledBinding, message: Message) -> Destination:
-    """The queue that the routing key names, if the binding reaches it."""
+    """Return the queue named by the routing key, if it is within the binding's reach."""
     chosen = (QUEUE, message.routing_key)
     reach = compiled.binding.reach
     return chosen if reach is None else next(iter(reach.limit((chosen,), message.unchecked)))
@@ -123,7 +124,7 @@ def _step(
     jump: int | None,
     message: Message,
 ) -> BindingStep:
-    # The truth has been charged with its searches already.
+    # The searches for its condition have been charged already.
     with message.uncharged():
         operators = tuple(
             OperatorStep(each.key, each.expected, each.verdict(message), each.seen(message))

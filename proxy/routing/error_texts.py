@@ -1,7 +1,7 @@
 """Formats error texts as RabbitMQ does.
 
-RabbitMQ prints keys and values as Erlang terms (``~p``: lines of 80 columns, Latin-1), sends the text as Latin-1 where
-it fits, and truncates it to a short string. Clients and the recorded vectors compare these texts byte by byte.
+RabbitMQ prints keys and values as Erlang terms (``~p``: lines of 80 columns, Latin-1), sends the text as Latin-1 if
+possible, and truncates it to a short string. Clients and the recorded vectors compare these texts byte by byte.
 
 Sources: the open-exchange specification, section 11; Erlang/OTP 25, io_lib:format/2; RabbitMQ 3.10,
 rabbit_binary_generator:map_exception/3.
@@ -14,7 +14,7 @@ from typing import cast
 from proxy.errors import ProtocolError, Scope
 from proxy.values import Table, Value
 
-#: AMQP 0-9-1 reply code 406, the only one that rules cause, and how its name opens the text on the wire.
+#: AMQP 0-9-1 reply code 406, the only one that rules cause, and its prefix of the text on the wire.
 PRECONDITION_FAILED = 406
 _OPENING = "PRECONDITION_FAILED - "
 #: Longest text on the wire in bytes (a short string); a longer one is cut to _KEPT and gets three dots.
@@ -60,14 +60,14 @@ TYPE_NAMES = {
 
 
 def precondition_failed(text: str) -> ProtocolError:
-    """The channel error with which a declaration is refused."""
+    """Return the channel error that rejects a declaration."""
     return ProtocolError(PRECONDITION_FAILED, encode_error_text(text), Scope.CHANNEL)
 
 
 def encode_error_text(text: str) -> bytes:
-    """The bytes of an error text without the code's name, cut so that the whole fits into a short string.
+    """Encode an error text without the code's name, truncated so that the whole fits into a short string.
 
-    Latin-1 where every character fits, as the broker sends it; else UTF-8, cut between characters.
+    Latin-1 if every character fits, as the broker sends it; else UTF-8, cut between characters.
     """
     room = _LONGEST - len(_OPENING)
     try:
@@ -83,7 +83,7 @@ def encode_error_text(text: str) -> bytes:
 
 
 def decode_text(text: bytes) -> str:
-    """Bytes as ``~ts`` shows them: UTF-8 where they are that, else one character a byte."""
+    """Decode bytes as ``~ts`` prints them: UTF-8 if valid, else one character per byte."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -91,7 +91,7 @@ def decode_text(text: bytes) -> str:
 
 
 def format_binary(content: bytes, column: int = 0) -> str:
-    """A binary as ``~p`` prints it, after `column` characters on the same line."""
+    """Format a binary as ``~p`` prints it, after `column` characters on the same line."""
     if not content:
         return "<<>>"
     if _PRINTABLE.issuperset(content):
@@ -121,7 +121,7 @@ def _broken(numbers: list[str], column: int, whole: int) -> str:
 
 
 def format_term(value: Value, column: int = 0) -> str:
-    """The value of a field as ``~p`` prints it. Lists and tables are not broken over lines."""
+    """Format a field value as ``~p`` prints it, but without line breaks in lists and tables."""
     letter, content = value
     match letter:
         case "A":
@@ -147,7 +147,7 @@ def format_term(value: Value, column: int = 0) -> str:
 
 
 def _float(number: float) -> str:
-    """Shortest digits; with an exponent where that is shorter, or where not every integer is a float."""
+    """Format the shortest digits; with an exponent if that is shorter, or if not every integer is a float."""
     plain = repr(number)
     mantissa, _, exponent = (plain if "e" in plain else _scientific(plain)).partition("e")
     scientific = f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent)}"

@@ -1,7 +1,7 @@
 """An exchange that is evaluated here: its filters, its bindings and their index.
 
-The interest and destinations of an exchange are counted as bindings are added and removed: they are exact
-at any time, and a change that makes no fact matter more or less costs nothing. Chains of exchanges are in `router`.
+The interest and destinations of an exchange are counted as bindings are added and removed: they are exact at any time,
+and a change that makes no fact matter more or less costs nothing. Chains of exchanges are in `router`.
 
 Source: the open-exchange specification, sections 1, 8, 10 and 13.
 """
@@ -28,7 +28,7 @@ _NO_INTEREST = Interest()
 
 
 class InterestCount:
-    """Counts which facts the bindings and filters of one exchange look at.
+    """Counts which facts the bindings and filters of one exchange test.
 
     Args:
         filters: of the exchange.
@@ -64,7 +64,7 @@ class InterestCount:
 
     @property
     def sees_queues(self) -> bool:
-        """Whether the names of all queues matter; cheap even where the facts have just changed."""
+        """True if the names of all queues matter; cheap even after a change."""
         return QUEUE_NAMES in self._fact_names
 
     def _collect(self) -> Interest:
@@ -100,7 +100,7 @@ def join_interests(interests: Iterable[Interest]) -> Interest:
 
 
 class _Identity:
-    """The key of a binding in its exchange: what makes it itself, without a copy of it."""
+    """The key of a binding in its exchange: refers to the binding's identity without copying it."""
 
     __slots__ = ("_binding",)
 
@@ -118,9 +118,9 @@ class Exchange:
     """One exchange that is evaluated here.
 
     Args:
-        name: what producers publish to.
+        name: its name for producers.
         type: ``x-open``, ``direct``, ``fanout``, ``topic`` or ``headers``.
-        arguments: of the exchange, in declared order; filters are read from those of an open exchange.
+        arguments: of the exchange, in declared order; those of an open exchange define its filters.
         local_time: the zone of ``dtl`` operators.
         alternate: name of the alternate exchange.
 
@@ -160,23 +160,23 @@ class Exchange:
         self.type = type
         self.alternate = alternate
         self.filters: tuple[Filter, ...] = read_filters(arguments) if type == OPEN else ()
-        #: Grows with every binding that comes or goes.
+        #: Increases with every binding that is added or removed.
         self.changes = 0
         self._local_time = local_time
         self._compiled: dict[_Identity, CompiledBinding] = {}
         self._index = Index()
         self._interest = InterestCount(self.filters)
         self._destinations: Counter[Destination] = Counter()
-        #: one object for each destination, which its bindings share
+        #: one object per destination, shared by its bindings
         self._shared: dict[Destination, Destination] = {}
         self._next_names: set[bytes] = set()
         self._free_exchanges = self._free_queues = 0
 
     def bind(self, binding: Binding, compiled: CompiledBinding | None = None) -> bool:
-        """Check, compile and add a binding, or add what was compiled of an equal one.
+        """Check, compile and add a binding, or add the compiled form of an equal one.
 
         Returns:
-            False if it is there already; then nothing changes.
+            False if it exists already; then nothing changes.
 
         Raises:
             ProtocolError: 406 on the channel, the binding is not valid.
@@ -199,7 +199,7 @@ class Exchange:
         return True
 
     def unbind(self, binding: Binding) -> bool:
-        """Remove the binding of the same identity.
+        """Remove the binding with the same identity.
 
         Returns:
             False if there is none.
@@ -235,7 +235,7 @@ class Exchange:
         return _Identity(binding) in self._compiled
 
     def binds(self, destination_type: str, destination: bytes, routing_key: bytes) -> bool:
-        """Whether a binding to this destination under this key is there, whatever its arguments."""
+        """Return True if there is a binding to this destination under this key, whatever its arguments."""
         asked = (destination_type, destination, routing_key)
         return any(asked == (each.destination_type, each.destination, each.routing_key) for each in self.bindings)
 
@@ -244,7 +244,7 @@ class Exchange:
 
     @property
     def bindings(self) -> Iterator[Binding]:
-        """The bindings, in the order in which they came."""
+        """The bindings in the order in which they were added."""
         for compiled in self._compiled.values():
             yield compiled.binding
 
@@ -254,7 +254,7 @@ class Exchange:
         return sorted(self._compiled.values())
 
     def dismantle(self, count: int) -> bool:
-        """Remove some bindings of an exchange that is not in use any more; False once there are none."""
+        """Remove up to `count` bindings of an unused exchange; return False if there are none left."""
         while count and self._compiled:
             _, compiled = self._compiled.popitem()
             self._index.remove(compiled)
@@ -263,7 +263,7 @@ class Exchange:
 
     @property
     def destinations(self) -> Set[Destination]:
-        """All destinations that bindings and their named routes name; a view that changes with them."""
+        """All destinations that bindings and their named routes name; a live view."""
         return self._destinations.keys()
 
     @property
@@ -272,26 +272,26 @@ class Exchange:
 
     @property
     def lets_producer_add_exchanges(self) -> bool:
-        """Whether messages can name exchanges that no binding names."""
+        """True if messages can name exchanges that no binding names."""
         return self._free_exchanges > 0
 
     @property
     def chooses_queues(self) -> bool:
-        """Whether messages can reach queues that no binding names."""
+        """True if messages can reach queues that no binding names."""
         return self._free_queues > 0
 
     @property
     def sees_queues(self) -> bool:
-        """Whether it chooses among all queues; `interest` has it as well, but costs more after a binding was added."""
+        """True if it chooses among all queues; `interest` has it as well, but costs more after a binding was added."""
         return self._interest.sees_queues
 
     @property
     def interest(self) -> Interest:
-        """Which facts can change what this exchange itself does."""
+        """Facts that can change the result of this exchange alone."""
         return self._interest.interest
 
     def breach(self, message: Message, step: ExchangeStep | None = None) -> tuple[str, bool] | None:
-        """The first filter that is broken: its error text, and whether it is silent."""
+        """Return the first violated filter's error text and whether it is silent; None if the message passes."""
         for each in self.filters:
             text = each.breach(message)
             if step is not None:
@@ -307,11 +307,11 @@ class Exchange:
 
         Args:
             message: a message that passed the filters.
-            matched: gets exchange and id of each binding that is true.
-            step: gets a line for each visit.
+            matched: receives exchange and id of each binding that is true.
+            step: receives an entry for each visit.
 
         Returns:
-            The destinations, or the reply text where the channel is to be closed.
+            The destinations, or the reply text if the channel has to be closed.
         """
         if step is None:
             routed = route(self._index.candidates(message), message, matched)

@@ -1,7 +1,7 @@
-"""Filters of an open exchange: whether a message may enter it at all.
+"""Filters of an open exchange, checked before its bindings.
 
-Filters are arguments of the exchange. They look at the size of the body and at the header table, never at bindings. If
-a message violates several filters, the last one declared wins.
+Filters are arguments of the exchange. They test the size of the body and the header table, never bindings. If a message
+violates several filters, the last one declared wins.
 
 Source: the open-exchange specification, section 10.
 """
@@ -27,10 +27,10 @@ _PAYLOAD = frozenset((_MIN_PAYLOAD, _MIN_PAYLOAD + _SILENT, _MAX_PAYLOAD, _MAX_P
 _HEADERS = {_MAX_DEPTH: 2, _MAX_SIZE: 16384}
 _ALTERNATE = b"alternate-exchange"
 _BOUNDS = (*sorted(_PAYLOAD), *sorted(_HEADERS))
-#: Arguments of an open exchange that are read.
+#: Known arguments of an open exchange.
 ARGUMENTS = (_ALTERNATE, *_BOUNDS)
 
-#: A timestamp is an integer to comparisons, but no size.
+#: A timestamp compares as an integer, but is not a size.
 _SIZES = INTEGERS - {"T"}
 
 _TOO_SMALL = "Min size payload hit."
@@ -49,8 +49,8 @@ class PayloadFilter:
 
     name: bytes
     limit: int  # bytes, inclusive
-    smallest: bool  # whether it is the lower bound
-    silent: bool  # whether the message is dropped instead of the channel being closed
+    smallest: bool  # whether it is a lower bound
+    silent: bool  # whether a violation drops the message instead of closing the channel
 
     def breach(self, message: Message) -> str | None:
         if self.smallest:
@@ -59,13 +59,13 @@ class PayloadFilter:
 
     @property
     def cut(self) -> int:
-        """The smallest size on the far side of the bound."""
+        """The smallest size above the bound."""
         return self.limit if self.smallest else self.limit + 1
 
 
 @dataclass(frozen=True, slots=True)
 class HeadersFilter:
-    """Bounds of the header table: size as the plugin weighs it, and lists inside each other."""
+    """Bounds of the header table: size by the plugin's measure, and nesting of lists."""
 
     name: bytes
     max_depth: int
@@ -73,7 +73,7 @@ class HeadersFilter:
     silent: bool = False
 
     def breach(self, message: Message) -> str | None:
-        """The error text for the first breach on a walk by header name; of one header, depth before size."""
+        """Return the error text of the first violation in order of header names; depth before size."""
         size = 0
         if self.max_depth < 0:
             return _TOO_DEEP
@@ -93,7 +93,7 @@ Filter: TypeAlias = PayloadFilter | HeadersFilter
 
 
 def read_filters(arguments: Table) -> tuple[Filter, ...]:
-    """The filters among an exchange's arguments, in the order in which they are checked.
+    """Return the filters among an exchange's arguments, in the order in which they are checked.
 
     Raises:
         ProtocolError: 406 on the channel, a filter's value is not an integer.
@@ -108,7 +108,7 @@ def read_filters(arguments: Table) -> tuple[Filter, ...]:
         elif name in _HEADERS:
             bounds[name] = _limit(value)
             if headers_at is not None:
-                # Both bounds are one walk, which has the place of the later one.
+                # Both bounds are checked in one walk, at the position of the later one.
                 del filters[headers_at]
             headers_at = len(filters)
             filters.append(HeadersFilter(name, bounds[_MAX_DEPTH], bounds[_MAX_SIZE]))
@@ -116,22 +116,22 @@ def read_filters(arguments: Table) -> tuple[Filter, ...]:
 
 
 class ArgumentFault(NamedTuple):
-    """An argument of an exchange that cannot do what its author wants."""
+    """An exchange argument that can't have its intended effect."""
 
     name: bytes
     message: str  # what was seen and what was expected
-    stray: bool = False  # whether it resembles no argument that is known: a broker accepts and ignores it
+    stray: bool = False  # whether it resembles no known argument: a broker accepts and ignores it
 
 
 def argument_faults(arguments: Table, also_known: Collection[bytes] = ()) -> Iterator[ArgumentFault]:
     """Find misspelt names, negative sizes and bounds that no message can satisfy.
 
-    `read_filters` accepts them, as the plugin does: exchanges that were declared before must still be read. A value of
-    another type is for `read_filters` to refuse.
+    `read_filters` accepts them, as the plugin does: existing exchanges must still be readable. `read_filters` also
+    rejects values of other types.
 
     Args:
         arguments: of an open exchange.
-        also_known: further names that are read.
+        also_known: further known names.
     """
     known = (*ARGUMENTS, *also_known)
     least: dict[bytes, int] = {}
@@ -141,7 +141,7 @@ def argument_faults(arguments: Table, also_known: Collection[bytes] = ()) -> Ite
             yield _unknown(name, known)
             continue
         if name == _ALTERNATE and value.letter != "S":
-            yield ArgumentFault(name, "seen something else than a text, expected the name of an exchange")
+            yield ArgumentFault(name, "seen a value that is not a string, expected the name of an exchange")
         size = value.value
         if name not in _BOUNDS or value.letter not in _SIZES or not isinstance(size, int):
             continue
@@ -174,7 +174,7 @@ def _limit(value: Value) -> int:
 
 
 def _measure(value: Value) -> tuple[int, int]:
-    """How many lists are inside each other in a header's value, and what it weighs."""
+    """Return how deeply lists are nested in a header's value, and its size by the plugin's measure."""
     deepest = weight = 0
     lists = [iter((value,))]
     while lists:

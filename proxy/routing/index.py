@@ -1,11 +1,11 @@
 """Selects the bindings of an exchange that must be visited for a message.
 
-A binding that does nothing when it is false and cannot be true without some equality is indexed by that equality alone
-and found by looking up what the message has. All others are always visited. The result is in visiting order and may
-contain bindings that turn out false: the index leaves out, it decides nothing.
+A binding that has no effect when it is false and cannot be true without some equality is indexed by that equality and
+found by looking up the message's facts. All others are always visited. The result is in visiting order and may contain
+bindings that turn out false: the index only skips bindings.
 
-Topics are in a tree of words. A lookup walks it with the set of all nodes that the words so far can have led to: the
-work grows with the words of the routing key and the nodes, never with the number of paths through them.
+Topics are stored in a tree of words. A lookup walks it with the set of all nodes that the words so far can have
+reached: the work is proportional to the words of the routing key and the nodes, never to the number of paths.
 
 Sources: the open-exchange specification, section 1 (a visit that changes nothing may be left out); AMQP 0-9-1 spec,
 3.1.3.3; an empty key has no words, as in RabbitMQ's topic exchange.
@@ -27,7 +27,7 @@ _ANY_WORDS = b"#"
 _EXPIRATION = "expiration"
 
 _Bucket: TypeAlias = list[CompiledBinding]
-#: A binding that is alone under its key is there without a list.
+#: A binding that is alone under its key is stored without a list.
 _Table: TypeAlias = dict[Hashable, CompiledBinding | _Bucket]
 
 
@@ -39,7 +39,7 @@ class _Node:
         self.one_word: _Node | None = None
         self.any_words: _Node | None = None
         self.entries: _Bucket = []
-        #: After a `#`: any further word stays here.
+        #: A node after `#`: any further word stays here.
         self.repeats = repeats
 
     @property
@@ -48,7 +48,7 @@ class _Node:
 
 
 class TopicTree:
-    """Entries of bindings by topic."""
+    """Bindings by topic."""
 
     __slots__ = ("_root",)
 
@@ -65,7 +65,7 @@ class TopicTree:
         insort(node.entries, entry)
 
     def remove(self, pattern: bytes, entry: CompiledBinding) -> None:
-        """Take an entry away again, and what only it needed."""
+        """Remove an entry and the nodes that only it needed."""
         path = [self._root]
         words = _words(pattern)
         for word in words:
@@ -121,7 +121,7 @@ def _cut(node: _Node, word: bytes) -> None:
 
 
 def _with_skipped(places: dict[_Node, None]) -> dict[_Node, None]:
-    """The nodes, and those after a `#` that stands for no word."""
+    """Return the nodes, and their successors by a `#` that matches no word."""
     for node in list(places):
         following = node.any_words
         while following is not None and following not in places:
@@ -136,7 +136,7 @@ def _collect(found: list[_Bucket], bucket: CompiledBinding | _Bucket | None) -> 
 
 
 class Index:
-    """The bindings of one exchange, found by what a message has."""
+    """The bindings of one exchange, indexed by facts of a message."""
 
     __slots__ = ("_always", "_headers", "_properties", "_routing_keys", "_tables", "_topics")
 
@@ -144,7 +144,7 @@ class Index:
         self._always: _Bucket = []
         self._headers: dict[Hashable, _Table] = {}
         self._properties: dict[Hashable, _Table] = {}
-        #: There is one routing key, so that there is one table at most.
+        #: A message has one routing key, so there is at most one table.
         self._routing_keys: dict[Hashable, _Table] = {}
         self._tables = {HEADER: self._headers, PROPERTY: self._properties, ROUTING_KEY: self._routing_keys}
         self._topics: TopicTree = TopicTree()
@@ -187,7 +187,7 @@ class Index:
                     del self._tables[family][what]
 
     def candidates(self, message: Message) -> Sequence[CompiledBinding]:
-        """All bindings that must be visited, in visiting order. The answer is not to be changed."""
+        """Return all bindings that must be visited, in visiting order. The result must not be modified."""
         found = self._look_up(message)
         if not found:
             return self._always
@@ -204,7 +204,7 @@ class Index:
         for table in self._routing_keys.values():
             _collect(found, table.get(message.routing_key))
         if self._headers:
-            # Every header of a name, not only the first: the walks of `eq` and `set` look at all of them.
+            # Every header of a name, not only the first: the walks of `eq` and `set` read all of them.
             for name, value in message.headers:
                 named = self._headers.get(name)
                 if named is not None:
@@ -226,7 +226,7 @@ class Index:
         required = match.required
         if not required:
             return ALWAYS_VISITED
-        # Any one will do: the one that the fewest others stand under distinguishes messages best.
+        # Any key will do; the one with the fewest bindings is the most selective.
         crowds = [self._crowd(index_key) for index_key in required] if len(required) > 1 else [0]
         return crowds.index(min(crowds))
 

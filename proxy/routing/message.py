@@ -1,6 +1,6 @@
-"""The message under decision: its facts, and what was derived from them.
+"""The message under decision: its facts and data derived from them.
 
-A `Message` lives for one decision and is shared by all exchanges of it, so that each fact is derived once at most: the
+A `Message` lives for one decision and is shared by all exchanges of it, so that each fact is derived at most once: the
 clock is read once, headers are sorted once, the producer's routes are read once.
 
 Source: the open-exchange specification, section 1 (sorting of headers, BCC), section 5 (clock text).
@@ -19,7 +19,7 @@ from proxy.routing.bindings.producer_routes import ProducerRoutes
 from proxy.routing.decision import Facts, QueueNames
 from proxy.values import Destination, Table
 
-#: The broker takes this header away before the exchange sees the message.
+#: The broker removes this header before the exchange sees the message.
 UNSEEN_HEADER = b"BCC"
 
 #: Owner of the regexes in the headers of the message itself.
@@ -35,8 +35,8 @@ class Message:
         facts: the message.
         now: seconds since the epoch.
         queues: the queues of the virtual host.
-        draw: gives an index below its argument, for random picks.
-        regex_budget: what the regexes of rules files, of each client and of the message itself may cost, in match-limit
+        draw: returns an index below its argument, for random picks.
+        regex_budget: budget for the regexes of rules files, of each client and of the message itself, in match-limit
             units.
     """
 
@@ -78,21 +78,21 @@ class Message:
             headers = tuple(entry for entry in headers if entry[0] != UNSEEN_HEADER)
             del first[UNSEEN_HEADER]
         self.headers = headers
-        #: The first value of each name: what `all` and `any` look at.
+        #: The first value of each name, for `all` and `any`.
         self.first = first
         self.now = now
         self.queues = queues
         self.draw = draw
-        #: Whether the decision may be kept: not once a random pick was made.
+        #: Whether the decision may be cached: not after a random pick.
         self.keep = True
         #: Kinds of owners whose budget is spent: rules, client, message.
         self.spent_budgets: set[str] = set()
         self._regex_budget = regex_budget
-        #: Whose regexes are searched with at the moment, and the budget for them, once there is a search; see `charge`.
+        #: Current owner of the searched regexes, and its budget after the first search; see `charge`.
         self.payer: Hashable = None
         self._budget: Budget | None = None
         self._budgets: dict[Hashable, Budget] = {}
-        #: What routes chose and is not yet known to be within their reach.
+        #: Destinations chosen by routes that are not yet known to be within their reach.
         self.unchecked: set[tuple[Reach, Destination]] = set()
         self._sorted: Table | None = None
         self._clock: dict[tzinfo, bytes] | None = None
@@ -111,7 +111,7 @@ class Message:
         return self._producer
 
     def charge(self, owner: Hashable) -> None:
-        """Charge the searches that follow to an owner: None for rules files, a user, or PRODUCER."""
+        """Charge the following searches to an owner: None for rules files, a user, or PRODUCER."""
         if owner is not self.payer:
             self.payer = owner
             self._budget = None
@@ -134,13 +134,13 @@ class Message:
         return hits
 
     def note_spent(self, owner: Hashable) -> None:
-        """A binding, or a route, is given up since its owner's budget is spent."""
+        """Record that a binding or a route was abandoned because its owner's budget is spent."""
         self.budget.exceeded = False
         self.spent_budgets.add("rules" if owner is None else "message" if owner == PRODUCER else "client")
 
     @contextmanager
     def uncharged(self) -> Iterator[None]:
-        """Let a trace search again, or more than the decision does, without any effect on what is counted."""
+        """Let a trace search again, or more than the decision does, without any effect on the counts."""
         kept = self._budgets, self._budget, self.payer, self.spent_budgets
         self._budgets, self._budget, self.payer, self.spent_budgets = {}, None, None, set()
         try:
@@ -149,7 +149,7 @@ class Message:
             self._budgets, self._budget, self.payer, self.spent_budgets = kept
 
     def clock(self, zone: tzinfo) -> bytes:
-        """The time in a zone as 20 characters: ``YYYYMMDD HHmmSS d We`` with ISO weekday and ISO week."""
+        """Return the time in a zone as 20 characters: ``YYYYMMDD HHmmSS d We`` with ISO weekday and ISO week."""
         if self._clock is None:
             self._clock = {}
         text = self._clock.get(zone)
@@ -162,7 +162,7 @@ class Message:
 
 
 def spelled_integer(text: bytes | int) -> int | None:
-    """The integer that an expiration spells; None if the broker is going to refuse it."""
+    """Return the integer value of an expiration; None if the broker is going to reject it."""
     if isinstance(text, int):
         return text
     return int(text) if _INTEGER.fullmatch(text) else None

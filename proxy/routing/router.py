@@ -1,7 +1,7 @@
-"""Decides where a message goes that is published to an exchange of a virtual host.
+"""Decides the destinations of a message published to an exchange of a virtual host.
 
-A `Router` holds the exchanges that are evaluated here and follows the chains among them: each exchange at most once
-for a message, alternate exchanges included. What leaves the router are queues, and exchanges of the broker alone.
+A `Router` holds the exchanges that are evaluated here and follows the chains among them: each exchange at most once per
+message, including alternate exchanges. Only queues and exchanges of the broker leave the router.
 
 Source: the open-exchange specification, section 1 (5. and 6.) and section 10 (5.).
 """
@@ -27,41 +27,39 @@ class Router:
     """The exchanges of one virtual host that are evaluated here.
 
     Args:
-        exchanges: those exchanges; their bindings may come and go later.
+        exchanges: the exchanges; bindings may be added and removed later.
     """
 
     __slots__ = ("_exchanges", "_reaches", "exchanges")
 
     def __init__(self, exchanges: Iterable[Exchange]) -> None:
         self._exchanges = {exchange.name: exchange for exchange in exchanges}
-        #: By name.
         self.exchanges: Mapping[bytes, Exchange] = MappingProxyType(self._exchanges)
         self._reaches: dict[bytes, _Reach] = {}
 
     def add(self, exchange: Exchange) -> None:
-        """Evaluate one more exchange here, or another in place of the one of that name."""
+        """Add an exchange, or replace the one with its name."""
         self._exchanges[exchange.name] = exchange
         self._reaches.clear()
 
     def remove(self, name: bytes) -> None:
-        """Evaluate an exchange no more; nothing happens where it is not here."""
+        """Remove an exchange if it exists."""
         self._exchanges.pop(name, None)
         self._reaches.clear()
 
     def interest(self, exchange: bytes) -> Interest:
-        """Which facts can change the decision for a message published to `exchange`."""
+        """Return the facts that can change the decision for a message published to `exchange`."""
         return self._reach(exchange).interest
 
     def destinations(self, exchange: bytes) -> frozenset[Destination]:
-        """Everything outside the router that rules name as a destination for messages to `exchange`.
+        """Return all destinations outside the router that rules name for messages to `exchange`.
 
-        Its own alternate exchange is not among it: that is the broker's to use. The same object until a binding
-        changes.
+        Its own alternate exchange is not included: the broker applies that. The same object until a binding changes.
         """
         return self._reach(exchange).destinations
 
     def names(self, exchange: bytes, destination: Destination) -> bool:
-        """Return whether a destination is among `destinations`, without making them: there may be thousands."""
+        """Return True if a destination is in `destinations`, without building that set: it may have thousands."""
         if destination[0] == EXCHANGE and destination[1] in self._exchanges:
             return False
         return any(
@@ -70,7 +68,7 @@ class Router:
         )
 
     def may_choose(self, exchange: bytes, destination: Destination) -> bool:
-        """Return whether messages to `exchange` can reach a destination outside the router, named by a rule or not."""
+        """Return True if messages to `exchange` can reach a destination outside the router, named by a rule or not."""
         kind, name = destination
         if kind == EXCHANGE and name in self._exchanges:
             return False
@@ -93,12 +91,12 @@ class Router:
 
         Args:
             exchange: the name of an exchange of this router.
-            facts: the message; what `interest` does not name may be left out.
+            facts: the message; facts that `interest` does not name may be missing.
             now: seconds since the epoch, for datetime operators.
             queues: the queues of the virtual host, for regex routes.
-            draw: gives an index below its argument; called only where a random pick is made.
-            trace: gets the reasons.
-            regex_budget: what the regexes of each owner may cost, in match-limit units.
+            draw: returns an index below its argument; called for random picks only.
+            trace: receives the reasons.
+            regex_budget: budget for the regexes of each owner, in match-limit units.
 
         Returns:
             The decision; its `keep` states whether it may be cached for messages with the same facts.
@@ -148,7 +146,7 @@ class Router:
         )
 
     def _split(self, routed: set[Destination], seen: set[bytes], final: set[Destination]) -> list[Exchange]:
-        """Put what leaves the router into `final`; the exchanges of the router that are to be visited next."""
+        """Put destinations outside the router into `final`; return the exchanges of the router to visit next."""
         nested: list[Exchange] = []
         for destination in routed:
             kind, name = destination
@@ -158,7 +156,7 @@ class Router:
                 seen.add(name)
                 nested.append(self._exchanges[name])
         if len(nested) > 1:
-            # As the broker does: the last name first. It shows only where two of them close the channel.
+            # As the broker does: the last name first. The order matters only if two of them close the channel.
             nested.sort(key=_name)
         return nested
 
@@ -170,7 +168,7 @@ class Router:
 
 
 class _Reach:
-    """The exchanges of the router that a message published to one of them can come to."""
+    """The exchanges of the router that a message published to one of them can reach."""
 
     __slots__ = ("_changes", "_destinations", "_owned", "_start", "exchanges", "interest")
 

@@ -74,8 +74,8 @@ def test_a_broker_says_how_it_is_reached() -> None:
         ),
         (
             f"addresses: [{{pattern: '*', translation: 'amqp://u:{SECRET}@$1'}}]",
-            "addresses[0].hosts: missing; the translation takes its domain from the address: list the permitted hosts, "
-            "or * for any",
+            "addresses[0].hosts: missing; the domain of the translation contains variables: list the permitted "
+            "hosts, or * for any",
         ),
         (
             "addresses: [{pattern: a, translation: h/q, hosts: []}]",
@@ -84,7 +84,7 @@ def test_a_broker_says_how_it_is_reached() -> None:
         ("addresses: [{pattern: a, translation: /b, to: c}]", "addresses[0].to: unknown key"),
         (
             "addresses: [{pattern: a, translation: '~h/q'}]",
-            "addresses[0].translation: ~ asks to listen; a translation can only say where to send",
+            "addresses[0].translation: ~ requests listening; a translation can only name a target",
         ),
         (f"addresses: [{{pattern: a, translation: 'http://u:{SECRET}@h/q'}}]", "addresses[0].translation: the scheme"),
         ("brokers: {a: {}}", "brokers.a.address: seen nothing, expected host:port"),
@@ -119,10 +119,10 @@ def test_a_broker_in_two_files_is_a_fault() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("addresses: [{pattern: a, translation: bare}]", "leads to a host of that name, which is no configured broker"),
+        ("addresses: [{pattern: a, translation: bare}]", "names a host that is not a configured broker"),
         ("addresses: [{pattern: '*', translation: /a}, {pattern: b, translation: /c}]", "addresses[1].pattern"),
         ("addresses: [{pattern: 'a*', translation: /$2}]", "a variable above the 1 wildcards"),
-        ("addresses: [{pattern: a, translation: '/${HOME}'}]", "$ without a number is the whole original address"),
+        ("addresses: [{pattern: a, translation: '/${HOME}'}]", "$ without a number means the whole original address"),
         (f"addresses: [{{pattern: a, translation: 'amqp://u:{SECRET}@h.example/q'}}]", "in plain text"),
         (f"brokers: {{a: {{address: 'h:1', tls: {{}}, username: u, password: {SECRET}}}}}", "a password as text"),
         ("brokers: {a: {address: 'h:1', username: u, password_env: P}}", "without tls the password is sent"),
@@ -206,8 +206,8 @@ def test_a_rule_is_numbered_as_in_explain_and_audit_and_the_file_of_the_one_that
     texts = "addresses: [{pattern: a/*, translation: /queue/q}]", "addresses: [{pattern: a/b, translation: /queue/r}]"
     (warning,) = warnings(*texts)
     assert warning == (
-        "b.yaml:1:14: addresses[0].pattern: warning: never used: rule 0 before it fits every address that this one "
-        "fits; rule 0 is in a.yaml:1"
+        "b.yaml:1:14: addresses[0].pattern: warning: never used: rule 0 matches first for every address that "
+        "this rule matches; rule 0 is in a.yaml:1"
     )
     (lookup,) = explain(load(*texts), message_request(b"{exchange: '', routing_key: a/b}", "m"), 0.0).lookups
     assert lookup.rule == 0
@@ -218,8 +218,8 @@ def test_a_host_that_nearly_is_the_name_of_a_broker_is_warned_of() -> None:
     table = "addresses:\n  - {{pattern: a, translation: {0}}}\n"
     (warning,) = warnings(brokers + table.format("amqps://archiv/queue/q"))
     assert warning == (
-        "a.yaml:3:18: addresses[0].translation: warning: leads to a host of its own, which is no configured broker; "
-        "did you mean the broker archive?"
+        "a.yaml:3:18: addresses[0].translation: warning: names a host that is not a configured broker; did "
+        "you mean the broker archive?"
     )
     for right in ("amqps://archive/queue/q", "amqps://other.example/queue/q", "/queue/archiv"):
         assert warnings(brokers + table.format(right)) == []
@@ -229,7 +229,7 @@ def test_a_host_that_nearly_is_the_name_of_a_broker_is_warned_of() -> None:
     ("translation", "reason"),
     [
         ("/exchange//k", "an empty exchange or queue in a name"),
-        ("/queues/$1/x", "a part too many in a name"),
+        ("/queues/$1/x", "too many parts in a name"),
         ("/queues/a%2", "a malformed percent escape in a name"),
         (f"/queue/{'q' * 256}", "exchange or routing key above 255 bytes"),
         ("amqps://other/queue/q, hosts: [another]", "a host that the rule does not permit"),

@@ -137,7 +137,7 @@ def test_what_the_file_can_not_mean_is_a_fault(text: str, message: str) -> None:
         (["arguments: {x-open-exchange: true}"], "arguments.x-open-exchange: this argument is the proxy's own"),
         (
             ["arguments: {alternate-exchange: 5}"],
-            "arguments.alternate-exchange: seen something else than a text, expected the name of an exchange",
+            "arguments.alternate-exchange: seen a value that is not a string, expected the name of an exchange",
         ),
         (
             ["arguments: {alternate-exchange: ''}"],

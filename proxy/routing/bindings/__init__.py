@@ -1,12 +1,12 @@
-"""Bindings: what their arguments mean, and what they do for a message.
+"""Bindings: the meaning of their arguments, and their effect on a message.
 
 | question | module |
 |---|---|
-| a binding as it was declared, its identity, what its client may bind | `binding` |
+| a declared binding, its identity, what its client may bind | `binding` |
 | how each exchange type reads a binding: open, direct, fanout, topic, headers | `exchange_types` |
 | which argument is which operator or route; order of checks; adding an operator | `arguments` |
-| how operators compare: headers, routing key (topics as well), properties, clock; types of values | `operators` |
-| match types (all, any, eq, set), and the binding ready to be visited | `compiled` |
+| how operators compare: headers, routing key (including topics), properties, clock; types of values | `operators` |
+| match types (all, any, eq, set), and the compiled binding | `compiled` |
 | destinations that a binding adds and deletes, goto, stop | `routes` |
 | routes that producers request in headers | `producer_routes` |
 | regular expressions: PCRE2 and its budgets | `patterns` |

@@ -1,10 +1,10 @@
 """Reads the arguments of an open exchange's binding: operators, routes, order, match type.
 
 `OPERATOR_KEYS`, `HEADER_KEYS` and `ROUTE_KEYS` are the tables of the specification: argument key -> function that reads
-the value into the draft of the binding or refuses it. To add an operator, add its key to one of them.
+the value into the draft of the binding or rejects it. To add an operator, add its key to one of them.
 
-Only the first fault of a binding is reported, so the order of checks is part of the behaviour: match type, lists where
-none is allowed, lists in lists, then each argument by ascending key. `read_arguments` has that order.
+Only the first error of a binding is reported, so the order of checks is part of the behaviour: match type, forbidden
+lists, nested lists, then each argument by ascending key. `read_arguments` implements that order.
 
 Source: the open-exchange specification, sections 3 to 8; section 11 for the texts.
 """
@@ -71,12 +71,12 @@ TEXT_PROPERTIES = frozenset(
 )
 INTEGER_PROPERTIES = frozenset(b"delivery_mode priority timestamp expiration".split())
 
-#: How all keys of the property family begin.
+#: Common prefix of all keys of the property family.
 PROPERTY_PREFIX = b"x-?pr"
 
 _X_MATCH = b"x-match"
 _SET = re.compile(rb"set(?: ([+-]?)([0-9]+))?")
-#: A count that no binding reaches; a longer number in ``set N`` is read as this one.
+#: A count that no binding reaches; a larger number in ``set N`` is read as this one.
 _OUT_OF_REACH = 10**18
 
 _NO_LIST_FOR_EQUAL = "Invalid use of list type with = operator in this binding type"
@@ -88,7 +88,7 @@ _EQUAL = (b"x-?pr=", b"x-?hkv= ", b"x-?hk?v= ")
 _DIFFERENT = (b"x-?pr!=", b"x-?hkv!= ", b"x-?hk?v!= ")
 _ROUTES = (b"x-addqre-", b"x-delqre-", b"x-addq!re-", b"x-delq!re-", b"x-add1qre-", b"x-add1q!re-")
 _COMPARISONS = (b"x-?hkv<", b"x-?hk?v<", b"x-?hkv>", b"x-?hk?v>", b"x-?pr<", b"x-?pr>", b"x-?dt")
-#: Keys of which a list makes no sense, though no restriction above names them.
+#: Keys that don't take a list, although no restriction above names them.
 _SINGLE = (b"x-order", b"x-goto-ontrue", b"x-goto-onfalse", b"x-del-dest")
 
 
@@ -96,7 +96,7 @@ _SINGLE = (b"x-order", b"x-goto-ontrue", b"x-goto-onfalse", b"x-del-dest")
 
 
 def plain_key(draft: Draft, key: bytes, value: Value) -> None:
-    """A key that is not ours: equality of the header of that name."""
+    """Read a key without our prefix: equality of the header of that name."""
     draft.headers.append(HeaderEquals(key, value, key))
 
 
@@ -158,7 +158,7 @@ def _key_topic(negated: bool, ignore_case: bool) -> Reader:
 
 
 def property_key(draft: Draft, key: bytes, value: Value) -> None:
-    """A key of the property family: ``x-?prex``, ``x-?pr!ex``, or a comparison, a blank and the property."""
+    """Read a key of the property family: ``x-?prex``, ``x-?pr!ex``, or a comparison, a blank and the property."""
     sign, _, name = key.removeprefix(PROPERTY_PREFIX).partition(b" ")
     if value.letter == "S":
         read = _text_property(key, value, sign, name)
@@ -203,10 +203,10 @@ _PROPERTY_TESTS: dict[bytes, Callable[[bytes, Value, str], PropertyOperator]] = 
     b"x-?prex": PropertyIsPresent,
     b"x-?pr!ex": PropertyIsAbsent,
 }
-#: As text, so that all bindings share it.
+#: As str, shared by all bindings.
 _PROPERTY_NAMES = {name: name.decode() for name in TEXT_PROPERTIES | INTEGER_PROPERTIES}
 
-#: Keys that take the name of a header after one blank.
+#: Keys that are followed by one blank and the name of a header.
 HEADER_KEYS: dict[bytes, HeaderReader] = {
     prefix + sign: reader
     for prefix, optional in ((b"x-?hkv", False), (b"x-?hk?v", True))
@@ -219,7 +219,7 @@ HEADER_KEYS: dict[bytes, HeaderReader] = {
     }.items()
 }
 
-#: Whole keys.
+#: Keys without a name.
 OPERATOR_KEYS: dict[bytes, Reader] = {
     b"x-?hkex": _exists(),
     b"x-?hk!ex": _is_absent,
@@ -356,7 +356,7 @@ ROUTE_KEYS: dict[bytes, Reader] = {
 }
 
 
-#: Keys of which the whole key is fixed.
+#: All keys without a name.
 KEYS: dict[bytes, Reader] = {**OPERATOR_KEYS, **ROUTE_KEYS}
 
 
@@ -365,7 +365,7 @@ KEYS: dict[bytes, Reader] = {**OPERATOR_KEYS, **ROUTE_KEYS}
 
 @dataclass(frozen=True, slots=True)
 class MatchType:
-    """A match type, as ``x-match`` names it: what makes a `Match` of the operators of a draft."""
+    """A match type, as named by ``x-match``: makes a `Match` of the operators of a draft."""
 
     name: str
     fold: Callable[[Draft], Match]
@@ -381,13 +381,13 @@ def read_arguments(arguments: Table, draft: Draft) -> MatchType:
 
     Args:
         arguments: sorted by name.
-        draft: takes operators and effects.
+        draft: receives operators and effects.
 
     Returns:
         The match type.
 
     Raises:
-        ProtocolError: 406 on the channel, for the first problem in the order of the specification.
+        ProtocolError: 406 on the channel, for the first error in the order of the specification.
     """
     match_type = match_type_of(arguments)
     if any(value.letter == "A" for _, value in arguments):
@@ -405,7 +405,7 @@ def read_arguments(arguments: Table, draft: Draft) -> MatchType:
 
 
 def match_type_of(arguments: Table) -> MatchType:
-    """The match type that ``x-match`` names, `all` without it."""
+    """Return the match type named by ``x-match``, `all` by default."""
     for key, value in arguments:
         if key == _X_MATCH:
             return _match_type(value)
@@ -475,16 +475,16 @@ def _read(draft: Draft, key: bytes, value: Value) -> None:
 
 @lru_cache(maxsize=4096)
 def _header_key(key: bytes) -> tuple[HeaderReader | None, bytes]:
-    """The reader of a key that ends with the name of a header, and the name; bindings of one key share it.
+    """Split a key into its reader and the name of a header; cached, so that bindings with the same key share it.
 
-    What a decision touches is then the same for all of them and stays in the processor's caches.
+    The objects that a decision touches are then shared by these bindings and stay in the CPU caches.
     """
     sign, _, name = key.partition(b" ")
     return HEADER_KEYS.get(sign) if begins_with_character(name) else None, name
 
 
 def refuse_unreal_numbers(arguments: Sequence[tuple[bytes, Value]]) -> None:
-    """Refuse numbers that are none: RabbitMQ drops the connection that sends them.
+    """Reject infinities and NaN: RabbitMQ drops the connection that sends them.
 
     Raises:
         ProtocolError: 406 on the channel, naming the argument.

@@ -1,11 +1,12 @@
-"""A binding ready to be visited, and the match types that decide whether it is true.
+"""Compiled bindings, and the match types that decide whether they are true.
 
-A `CompiledBinding` is the same for every exchange type: a `Match`, effects for both results, a place in the order of
-visits, and what index and caches must know about it. It is made by `exchange_types`.
+A `CompiledBinding` is the same for every exchange type: a `Match`, effects for both results, a place in the visiting
+order, and the data that index and caches need. `exchange_types` makes it.
 
-The four subclasses of `Match` are the match types. They know operators by their verdicts only; `eq` and `set` also walk
-the whole header table. Each states which facts beyond those of its operators it looks at and which equalities it
-cannot be true without. A `Draft` collects operators and effects while `arguments` reads the arguments of a binding.
+The four subclasses of `Match` are the match types. They see only the verdicts of operators; `eq` and `set` also walk
+the whole header table. Each declares the facts that it reads in addition to those of its operators, and the equalities
+without which it cannot be true. A `Draft` collects operators and effects while `arguments` reads the arguments of a
+binding.
 
 Source: the open-exchange specification, sections 1, 3, 3.1, 7 and 8; section 11, "every other ``x-`` key, or a known
 key with a value of the wrong type".
@@ -47,38 +48,38 @@ _by_header = attrgetter("name")
 
 
 class Match:
-    """Whether a binding is true, and what that depends on: its operators, put together by a match type."""
+    """The condition of a binding: its operators, combined by a match type."""
 
     __slots__ = ()
 
     def truth(self, message: Message) -> bool:
-        """Whether the binding is true for a message."""
+        """Return True if the binding is true for a message."""
         raise NotImplementedError
 
     @property
     def required(self) -> tuple[IndexKey, ...]:
-        """Equalities that all hold where the binding is true."""
+        """Equalities that all hold if the binding is true."""
         return ()
 
     @property
     def either(self) -> tuple[IndexKey, ...] | None:
-        """Equalities of which at least one holds where the binding is true; None: it can do without."""
+        """Equalities of which at least one holds if the binding is true; None if there is no such set."""
         return None
 
     @property
     def fact_names(self) -> tuple[FactName, ...]:
-        """Facts beyond those of the operators that the truth depends on."""
+        """Facts that the result depends on, in addition to those of the operators."""
         return ()
 
 
 class MatchAll(Match):
-    """True when every operator matches, an optional one also where it is absent."""
+    """True if every operator matches; optional operators also match if absent."""
 
     __slots__ = ("_operators",)
 
     def __init__(self, operators: tuple[Operator, ...]) -> None:
         if any(operator.optional for operator in operators):
-            # Those that must match first: with equal results, fewer patterns are searched for.
+            # Mandatory operators first: the results are the same, with fewer searches for patterns.
             operators = tuple(sorted(operators, key=_is_optional))
         self._operators: Final = operators
 
@@ -95,7 +96,7 @@ class MatchAll(Match):
 
 
 class MatchAny(Match):
-    """True when at least one operator matches."""
+    """True if at least one operator matches."""
 
     __slots__ = ("_operators",)
 
@@ -116,7 +117,7 @@ class MatchAny(Match):
 
 
 class MatchEq(Match):
-    """True when the others match and the header table is exactly what the header operators describe."""
+    """True if the other operators match and the header operators describe the header table exactly."""
 
     __slots__ = ("_headers", "_rest", "_walk")
 
@@ -138,7 +139,7 @@ class MatchEq(Match):
 
 
 class MatchSet(Match):
-    """True when the others match, no header operator fails on a present header and at least `least` succeed."""
+    """True if the other operators match, no header operator fails on a present header and at least `least` succeed."""
 
     __slots__ = ("_headers", "_least", "_rest", "_walk")
 
@@ -153,14 +154,14 @@ class MatchSet(Match):
 
     @property
     def required(self) -> tuple[IndexKey, ...]:
-        """The equalities among what must match; headers too, where none may be missing from the count."""
+        """Equalities among mandatory operators; header operators too if the count needs all of them."""
         if self._least >= len(self._walk):
             return self._rest.required + _index_keys(self._headers)
         return self._rest.required
 
     @property
     def fact_names(self) -> tuple[FactName, ...]:
-        """The whole header table, where headers that no operator names can change the count."""
+        """The whole header table if headers that no operator names can change the count."""
         return (ALL_HEADERS,) if _count_can_stop(self._walk) else ()
 
 
@@ -169,7 +170,7 @@ def _is_optional(operator: Operator) -> bool:
 
 
 def _index_keys(operators: Sequence[Operator]) -> tuple[IndexKey, ...]:
-    """The equalities among operators that must all match; topics only where there is nothing better."""
+    """Return the equalities among operators that must all match; topics only if there is nothing better."""
     index_keys = []
     for operator in operators:
         index_key = operator.index_key
@@ -185,9 +186,9 @@ def _is_topic(index_key: IndexKey) -> bool:
 
 
 def _arranged(headers: Sequence[HeaderOperator]) -> tuple[HeaderOperator, ...]:
-    """By header name; under one name by descending argument key, elements of a list in reverse.
+    """Sort by header name, then by descending argument key, with elements of a list in reverse.
 
-    They come by ascending key, elements in order.
+    The input is sorted by ascending key, with elements in order.
     """
     arranged = list(reversed(headers))
     arranged.sort(key=_by_header)
@@ -210,7 +211,7 @@ def _walk_eq(walk: tuple[HeaderOperator, ...], message: Message) -> bool:
 
 
 def _walk_set(walk: tuple[HeaderOperator, ...], message: Message) -> int:
-    """How many operators succeeded; -1 where one failed."""
+    """Return how many operators succeeded; -1 if one failed."""
     headers = message.sorted_headers
     at, end, count = 0, len(headers), 0
     for operator in walk:
@@ -236,10 +237,10 @@ def _skip_smaller(headers: Table, at: int, name: bytes) -> int:
 
 
 def _count_can_stop(walk: tuple[HeaderOperator, ...]) -> bool:
-    """Whether headers that no operator names can change the count.
+    """Return True if headers that no operator names can change the count.
 
-    They can by being there at all: counting stops at a test of existence or type after the last header, which
-    shows only where a test of absence follows.
+    They can if counting stops at a test of existence or type after the last header, which matters only if a test of
+    absence follows.
     """
     tests = [at for at, operator in enumerate(walk) if not operator.compares and operator.absent is ABSENT]
     absences = [at for at, operator in enumerate(walk) if operator.absent is MATCH]
@@ -248,9 +249,9 @@ def _count_can_stop(walk: tuple[HeaderOperator, ...]) -> bool:
 
 @dataclass(slots=True)
 class Draft:
-    """What has been read of a binding's arguments so far."""
+    """The arguments of a binding read so far."""
 
-    destination: Destination  # the declared one
+    destination: Destination  # the declared destination
     zone: tzinfo = UTC  # local time
     headers: list[HeaderOperator] = field(default_factory=list)
     others: list[Operator] = field(default_factory=list)
@@ -265,27 +266,27 @@ class Draft:
         return draft
 
 
-#: Reads a value (an element of it, where it was a list) into the draft; gets the whole key too.
+#: Reads a value (or one element of a list) into the draft; also receives the whole key.
 Reader: TypeAlias = Callable[[Draft, bytes, Value], None]
-#: The same for keys that end with the name of a header, which comes last.
+#: The same for keys with the name of a header, which is the last argument.
 HeaderReader: TypeAlias = Callable[[Draft, bytes, Value, bytes], None]
 
 
 def unknown_key(key: bytes) -> ProtocolError:
-    """The refusal of a key that is not known, or whose value is of the wrong type."""
+    """Return the error for an unknown key or a value of the wrong type."""
     opening = "Unknown or invalid argument's key '"
     return precondition_failed(f"{opening}{format_binary(key, len(opening))}'")
 
 
 def text_of(key: bytes, value: Value) -> bytes:
-    """The bytes of a long string; nothing else will do."""
+    """Return the bytes of a long string; reject all other types."""
     if value.letter != "S":
         raise unknown_key(key)
     return cast("bytes", value.value)
 
 
 def name_of(key: bytes, value: Value) -> bytes:
-    """A name: a long string with at least one character."""
+    """Return a name: a long string with at least one character."""
     text = text_of(key, value)
     if not begins_with_character(text):
         raise unknown_key(key)
@@ -306,54 +307,54 @@ def count_regexes(arguments: Table) -> int:
 
 
 def is_regex_key(key: bytes) -> bool:
-    """Whether an argument's value is a regular expression, or a list of them."""
+    """Return True if an argument's value is a regular expression, or a list of them."""
     head = key.partition(b" ")[0]
     if head.startswith(b"x-?"):
         return head.endswith(b"re") and head != b"x-?hkexre"
     return head.startswith((b"x-addq", b"x-delq", b"x-add1q")) and b"re-on" in head
 
 
-#: Where the index has put a binding: among those that are always visited, or under all keys of `either`. Any other
-#: number is the place of its key among those of `required`.
+#: Index place of a binding that is always visited, or that is indexed under all keys of `either`. Any other number is
+#: the position of its key in `required`.
 ALWAYS_VISITED, UNDER_EITHER = -1, -2
 
 
 @dataclass(slots=True, eq=False)
 class CompiledBinding:
-    """A binding ready to be visited.
+    """A binding that is ready to be visited.
 
-    Of these there may be a hundred thousand: what can be told from another attribute is no attribute.
+    There may be a hundred thousand of them: an attribute that can be derived from another one is not stored.
     """
 
     binding: Binding
     order: int
-    match_type: str  # name of the match type, for people
-    match: Match  # truth, and what it depends on
-    operators: tuple[Operator, ...]  # for people and for what they look at; `match` holds them as well
-    destination: Destination | None  # added when true; None: the queue that the routing key names
-    on_true: Effects | None = None  # effects when true, None where there are none beyond the destination
-    on_false: Effects | None = None  # effects when false
+    match_type: str  # name of the match type, for explanations
+    match: Match  # the condition
+    operators: tuple[Operator, ...]  # for explanations and `fact_names`; `match` holds them as well
+    destination: Destination | None  # added if true; None: the queue named by the routing key
+    on_true: Effects | None = None  # effects if true; None: nothing beyond the destination
+    on_false: Effects | None = None  # effects if false
     regexes: int = 0  # regular expressions in its arguments
-    exchange: bytes = b""  # name of the exchange that it is bound to
-    id: str = ""  # as a decision lists it
-    arrival: int = 0  # grows with every binding of its exchange
-    index_place: int = ALWAYS_VISITED  # where the index has put it
+    exchange: bytes = b""  # name of its exchange
+    id: str = ""  # as listed in decisions
+    arrival: int = 0  # increases with every binding of its exchange
+    index_place: int = ALWAYS_VISITED  # its place in the index
     asks_producer: bool = field(init=False)
     plain: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.asks_producer = any(effects.asks_producer for effects in self.effects)
-        #: Adds one destination when true and does nothing else.
+        #: Adds one destination if true and has no other effect.
         self.plain = not self.effects and self.destination is not None
 
     def __hash__(self) -> int:
-        """Its own number: a compiled class that can be ordered has no hash otherwise."""
+        """Hash by identity: a compiled class with an order has no default hash."""
         return self.arrival
 
     def __lt__(self, other: CompiledBinding) -> bool:
-        """Whether it is visited before another binding of its exchange.
+        """Return True if it is visited before another binding of its exchange.
 
-        First those that are not the last, then by order, then the greater sequence, then the later arrival.
+        Sort keys: the `last` flag, order, greater sequence, later arrival.
         """
         if self.binding.last is not other.binding.last:
             return other.binding.last
@@ -368,7 +369,7 @@ class CompiledBinding:
         return self.exchange, self.id
 
     def truth(self, message: Message) -> bool:
-        """Whether it is true for a message.
+        """Return True if it is true for a message.
 
         Searches are charged to its owner; a binding that needs a search when the owner's budget is spent is false.
         """
@@ -385,7 +386,7 @@ class CompiledBinding:
 
     @property
     def index_keys(self) -> tuple[IndexKey, ...]:
-        """Where the index has put it; nowhere, if it is always visited."""
+        """Its keys in the index; none if it is always visited."""
         if self.index_place == ALWAYS_VISITED:
             return ()
         if self.index_place == UNDER_EITHER:
@@ -394,12 +395,12 @@ class CompiledBinding:
 
     @property
     def effects(self) -> list[Effects]:
-        """The effects of both results, as far as there are any."""
+        """Existing effects of both results."""
         return [effects for effects in (self.on_true, self.on_false) if effects is not None]
 
     @property
     def idle_when_false(self) -> bool:
-        """Whether a visit changes nothing when it is false, so that it may be left out."""
+        """True if a visit has no effect when the binding is false, so that it may be skipped."""
         return self.on_false is None and not self.asks_producer
 
     @property
@@ -409,7 +410,7 @@ class CompiledBinding:
         for effects in self.effects:
             fact_names.update(effects.fact_names)
         if self.asks_producer:
-            # An invalid regex among them closes the channel, whatever the binding permits.
+            # An invalid regex among them closes the channel, even if the binding does not permit it.
             fact_names.update(_REGEX_HEADERS)
         if self.destination is None:
             fact_names.add((ROUTING_KEY, ""))
@@ -421,13 +422,13 @@ class CompiledBinding:
 
     @property
     def chooses_queues(self) -> bool:
-        """Whether a message can reach queues that it does not name: by a pattern, or since the message names them."""
+        """True if a message can reach queues that the binding does not name, by a pattern or by its headers."""
         granted = [header for effects in self.effects for header in effects.granted_add]
         patterns = any(effects.add_queues for effects in self.effects)
         return self.destination is None or patterns or any(NAMED_ROUTES.get(header) != EXCHANGE for header in granted)
 
     @property
     def destinations(self) -> frozenset[Destination]:
-        """Everything that it names as a destination: the declared one and what its routes add."""
+        """Every destination that it names: the declared one and those of its routes."""
         named = (effects.add for effects in self.effects)
         return frozenset(((self.binding.destination_type, self.binding.destination),)).union(*named)

@@ -1,7 +1,7 @@
 """How each exchange type reads a binding.
 
-One function for each type, all to the same `CompiledBinding`, so that the engine need not know types. The standard
-types have neither order nor routes; their bindings differ only in when they are true.
+One function per type returns a `CompiledBinding`, so that the engine need not know types. Bindings of the standard
+types have neither order nor routes; they differ only in their conditions.
 
 Sources: the open-exchange specification, sections 8, 11 and 13; AMQP 0-9-1 spec, 3.1.3.
 """
@@ -36,7 +36,7 @@ _X_MATCH = b"x-match"
 
 
 def compile_open(binding: Binding, local_time: tzinfo) -> CompiledBinding:
-    """An open exchange: everything is in the arguments."""
+    """Compile for an open exchange: the arguments have everything."""
     if binding.routing_key:
         raise precondition_failed("Forbidden declaration of binding's routing key")
     destination = (binding.destination_type, binding.destination)
@@ -57,24 +57,21 @@ def compile_open(binding: Binding, local_time: tzinfo) -> CompiledBinding:
 
 
 def compile_fanout(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
-    """A fanout exchange: always true."""
     return _standard(binding, "all", MatchAll(()), ())
 
 
 def compile_direct(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
-    """A direct exchange: the routing key is equal."""
     operator = KeyEquals(b"routing key", Value("S", binding.routing_key))
     return _standard(binding, "all", MatchAll((operator,)), (operator,))
 
 
 def compile_topic(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
-    """A topic exchange: the routing key fits the topic."""
     operator = KeyFits(b"topic", Value("S", binding.routing_key), Topic(binding.routing_key))
     return _standard(binding, "all", MatchAll((operator,)), (operator,))
 
 
 def compile_headers(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
-    """A headers exchange: `all` or `any` of the headers are equal; void asks for presence."""
+    """Compile for a headers exchange: `all` or `any` of the headers are equal; void tests for presence."""
     arguments = by_name(binding.arguments)
     match_type = "all"
     for key, value in arguments:
@@ -128,14 +125,14 @@ def compile_binding(exchange_type: str, binding: Binding, local_time: tzinfo) ->
 
     Args:
         exchange_type: a key of COMPILERS.
-        binding: as it was declared.
+        binding: as declared.
         local_time: the zone of ``dtl`` operators.
 
     Returns:
-        The binding, not yet ranked.
+        The binding, not yet in an index.
 
     Raises:
-        ProtocolError: 406 on the channel, with the text that the broker or the plugin gives.
+        ProtocolError: 406 on the channel, with the text of the broker or the plugin.
     """
     compiled = COMPILERS[exchange_type](binding, local_time)
     refuse_unreal_numbers(binding.arguments)

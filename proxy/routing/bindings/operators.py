@@ -1,12 +1,11 @@
-"""Operators: what one condition of a binding finds in a message; topics, which some of them match.
+"""Operators, the single conditions of a binding, and topics.
 
-An operator answers MATCH, MISMATCH or ABSENT (what it asks for is not there). What a binding makes of the answers is in
-`compiled`; which argument makes which operator, in `arguments`, where a new operator gets its key. The predicate of an
-operator decides about what is present: equal to, less than or of the type of what a binding names. Type letters are
-kept until the comparison and ignored only in it.
+An operator answers MATCH, MISMATCH or ABSENT (the fact is missing). `compiled` combines the answers; `arguments` maps
+argument keys to operators: add a new operator's key there. The predicate of an operator tests a fact that is present.
+Type letters are kept until the comparison and ignored only there.
 
-A `Topic` serves topic exchanges and the ``rkta`` operators: words stand between dots, ``*`` is exactly one word, ``#``
-any number of them.
+A `Topic` serves topic exchanges and the ``rkta`` operators: words are separated by dots, ``*`` is exactly one word,
+``#`` any number of words.
 
 Sources: the open-exchange specification, sections 2, 4 and 5; AMQP 0-9-1 spec, 3.1.3.3.
 """
@@ -26,17 +25,17 @@ from proxy.values import Value
 
 _ANY_WORDS = b"#"
 _ONE_WORD = b"*"
-#: The folding of the regular expressions, byte by byte: Latin-1. Two texts in UTF-8 become equal by it only
-#: where they differ in ASCII case alone.
+#: Case folding of the regular expressions, byte by byte: Latin-1. For UTF-8 it equates only strings that differ in
+#: ASCII case.
 _FOLD = latin1_tables()[:256]
 
 
 class InvalidTopic(ValueError):  # noqa: N818 - reads as a verdict on a topic, not as a fault of ours
-    """A topic that the ``rkta`` operators refuse."""
+    """A topic that the ``rkta`` operators reject."""
 
 
 def _words(text: bytes) -> list[bytes]:
-    # The broker reads the empty text as no word at all, so that `*` does not match the empty routing key.
+    # The broker reads the empty string as no word at all, so that `*` does not match the empty routing key.
     return text.split(b".") if text else []
 
 
@@ -49,11 +48,11 @@ def _run_matches(run: tuple[bytes, ...], words: list[bytes], start: int) -> bool
 
 
 class Topic:
-    """A compiled topic; any pattern is one, since the topic exchange refuses none.
+    """A compiled topic; every pattern is valid, since the topic exchange rejects none.
 
     Args:
         pattern: words between dots.
-        ignore_case: compare letters without case (``rktaci``), as Latin-1.
+        ignore_case: compare letters case-insensitively (``rktaci``), as Latin-1.
     """
 
     __slots__ = ("_first", "_last", "_least", "_middle", "ignores_case", "pattern")
@@ -76,7 +75,7 @@ class Topic:
         self._least = sum(word != _ANY_WORDS for word in words)
 
     def matches(self, key: bytes) -> bool:
-        """Whether the routing key fits. Work grows with the product of the lengths at worst, never faster."""
+        """Return True if the routing key matches; the work is at worst proportional to the product of the lengths."""
         if self.ignores_case:
             key = key.translate(_FOLD)
         words = _words(key)
@@ -88,7 +87,7 @@ class Topic:
         end = count - len(self._last)
         if not _run_matches(self._last, words, end):
             return False
-        # Between two `#` the leftmost place is as good as any other, so that nothing has to be retried.
+        # Between two `#` the leftmost place is as good as any other, so no backtracking is needed.
         position = len(self._first)
         for run in self._middle:
             while position + len(run) <= end and not _run_matches(run, words, position):
@@ -100,10 +99,10 @@ class Topic:
 
 
 def check_open_topic(pattern: bytes, ignore_case: bool = False) -> None:
-    """Refuse what the open exchange refuses as a topic.
+    """Reject topics that the open exchange rejects.
 
-    The plugin turns a topic into a regular expression without quoting, and refuses the topic when the result
-    is not valid. Ours matches as a topic exchange does, but a topic that was refused stays refused.
+    The plugin turns a topic into a regular expression without quoting, and rejects the topic if the result is invalid.
+    Ours matches as a topic exchange does, but rejects the same topics.
 
     Raises:
         InvalidTopic: the topic is empty, or its rewrite is not a regular expression.
@@ -120,7 +119,7 @@ def check_open_topic(pattern: bytes, ignore_case: bool = False) -> None:
 
 @lru_cache(maxsize=4096)
 def open_topic(pattern: bytes, ignore_case: bool = False) -> Topic:
-    """The topic of an ``rkta`` operator.
+    """Return the topic of an ``rkta`` operator.
 
     Raises:
         InvalidTopic: see ``check_open_topic``.
@@ -136,14 +135,14 @@ TEXTS = frozenset("Sx")
 _COUNTED = frozenset("AF")
 _PLAIN = NUMBERS | TEXTS
 
-#: What the empty table and the empty list have in common.
+#: Content of the empty table and the empty list: they are equal.
 _EMPTY = ("F", ())
 
-#: Signs of the comparisons of numbers, as `_compare` knows them.
+#: Signs of numeric comparisons for `_compare`.
 _EQUAL, _DIFFERENT, _LESS, _AT_MOST, _AT_LEAST, _GREATER = range(6)
 SIGNS = {b"=": _EQUAL, b"!=": _DIFFERENT, b"<": _LESS, b"<=": _AT_MOST, b">=": _AT_LEAST, b">": _GREATER}
 
-#: Suffixes of ``x-?hkex`` and the letters that each takes for its type.
+#: Suffixes of ``x-?hkex`` and the type letters that each accepts.
 TYPE_TESTS = {
     b"s": frozenset("S"),
     b"n": NUMBERS,
@@ -154,10 +153,10 @@ TYPE_TESTS = {
 
 
 def canonical(value: Value) -> Hashable:
-    """One and the same key for all values that are equal at the top level, whatever their letters.
+    """Return the same key for all values that are equal at the top level, whatever their letters.
 
-    Numbers and texts stand for themselves (a number never equals bytes); the other kinds carry their letter, so that
-    a boolean is no number.
+    Numbers and strings represent themselves (a number never equals bytes); the other kinds carry their letter, so that
+    a boolean is not a number.
     """
     letter, content = value
     if letter in _PLAIN:
@@ -168,7 +167,7 @@ def canonical(value: Value) -> Hashable:
 
 
 def _compare(sign: int, seen: Any, bound: Any) -> bool:
-    # Not typed as float: compiled code would round integers to it.
+    # Not annotated as float: compiled code would round integers to it.
     if sign == _AT_LEAST:
         return bool(seen >= bound)
     if sign == _LESS:
@@ -184,7 +183,7 @@ MATCH = Verdict.MATCH
 MISMATCH = Verdict.MISMATCH
 ABSENT = Verdict.ABSENT
 
-#: Where an index finds what an operator asks for: family, what of it, and the value.
+#: Index entry of an operator: family, item and value.
 IndexKey: TypeAlias = tuple[str, Hashable, Hashable]
 
 HEADER = "header"
@@ -193,7 +192,7 @@ PROPERTY = "property"
 TOPIC = "topic"
 CLOCK = "clock"
 
-#: A fact that can change an answer: family and name.
+#: A fact that can change a result: family and name.
 FactName: TypeAlias = tuple[str, bytes | str]
 
 ALL_HEADERS: FactName = ("headers", "")
@@ -201,14 +200,14 @@ QUEUE_NAMES: FactName = ("queues", "")
 
 
 class Operator:
-    """What all families have in common.
+    """Base class of all operators.
 
-    Operators have no state and no closures: there are two of them to a binding, and a hundred thousand bindings.
+    Operators have no state and no closures: there may be two per binding and a hundred thousand bindings.
 
     Args:
-        key: the argument's key as it was declared.
-        expected: the argument's value, one element of it where it was a list.
-        optional: whether ABSENT is good enough under `all` (and under `eq`, for a header).
+        key: the argument's key as declared.
+        expected: the argument's value, or one element of a list.
+        optional: whether ABSENT counts as a match under `all` (and under `eq`, for a header).
     """
 
     __slots__ = ("expected", "key", "optional")
@@ -220,7 +219,7 @@ class Operator:
 
     @property
     def index_key(self) -> IndexKey | None:
-        """For an equality: the only place where a message that it matches can be found."""
+        """For an equality: the only index entry of messages that it matches."""
         return None
 
     @property
@@ -229,15 +228,15 @@ class Operator:
 
     @property
     def absent(self) -> Verdict:
-        """The answer where what it looks at is not there."""
+        """Verdict if the fact is missing."""
         return ABSENT
 
     def seen(self, message: Message) -> Value | bytes | int | None:
-        """What it looks at, as it is in this message; None if it is absent."""
+        """Return the fact in this message; None if it is missing."""
         raise NotImplementedError
 
     def predicate(self, seen: Any, message: Message) -> bool:
-        """Decide about what is there."""
+        """Test a fact that is present."""
         raise NotImplementedError
 
     def verdict(self, message: Message) -> Verdict:
@@ -251,7 +250,7 @@ class Operator:
 
 
 class HeaderOperator(Operator):
-    """Looks at the first header of a name.
+    """Tests the first header of a name.
 
     Args:
         key: see Operator.
@@ -268,12 +267,12 @@ class HeaderOperator(Operator):
 
     @property
     def uses_up(self) -> bool:
-        """Whether the walk of `eq` and `set` continues after a header that it matched."""
+        """True if the walk of `eq` and `set` moves on after a header that it matched."""
         return False
 
     @property
     def compares(self) -> bool:
-        """Whether it is a comparison (``hkv``, ``hk?v``), not a test of existence or type."""
+        """True for a comparison (``hkv``, ``hk?v``), False for a test of existence or type."""
         return True
 
     @property
@@ -285,14 +284,14 @@ class HeaderOperator(Operator):
 
 
 class HeaderEquals(HeaderOperator):
-    """Equal at the top level: the letter is ignored within a kind."""
+    """Equal at the top level; the letter is ignored within a kind."""
 
     __slots__ = ("_content", "_letters")
 
     def __init__(self, key: bytes, expected: Value, name: bytes, optional: bool = False) -> None:
         super().__init__(key, expected, name, optional)
         letter = expected[0]
-        #: Types of which equal content is enough; None: values are compared by their canonical form.
+        #: Types for which equal content suffices; None: compare canonical forms.
         self._letters: Final = NUMBERS if letter in NUMBERS else TEXTS if letter in TEXTS else None
         self._content: Final[Hashable] = canonical(expected)
 
@@ -322,7 +321,7 @@ class HeaderDiffers(HeaderEquals):
 
     @property
     def index_key(self) -> IndexKey | None:
-        """None: it is true nearly everywhere."""
+        """None: nearly every message matches."""
         return None
 
     def predicate(self, seen: Value, message: Message) -> bool:
@@ -333,7 +332,7 @@ class HeaderDiffers(HeaderEquals):
 
 
 class HeaderCompares(HeaderOperator):
-    """Numeric, and less or greater by exact mathematical value.
+    """A number that is less or greater by exact mathematical value.
 
     Args:
         key: see Operator.
@@ -355,7 +354,7 @@ class HeaderCompares(HeaderOperator):
 
 
 class HeaderMatches(HeaderOperator):
-    """A long string in which a pattern is found, or is not found where it is negated."""
+    """A long string that contains a match of a pattern, or contains none if negated."""
 
     __slots__ = ("_negated", "_pattern")
 
@@ -373,7 +372,7 @@ class HeaderMatches(HeaderOperator):
 
 
 class HeaderIsPresent(HeaderOperator):
-    """There, void included, and of one of some types, or of none of them where it is negated.
+    """Present (including void) with one of some types, or with none of them if negated.
 
     Args:
         key: see Operator.
@@ -406,7 +405,7 @@ class HeaderIsPresent(HeaderOperator):
 
 
 class HeaderIsAbsent(HeaderOperator):
-    """Not there."""
+    """Absent."""
 
     __slots__ = ()
 
@@ -426,7 +425,7 @@ class HeaderIsAbsent(HeaderOperator):
 
 
 class RoutingKeyOperator(Operator):
-    """Looks at the routing key, which is never absent."""
+    """Tests the routing key, which is never absent."""
 
     __slots__ = ()
 
@@ -439,7 +438,7 @@ class RoutingKeyOperator(Operator):
 
 
 class KeyEquals(RoutingKeyOperator):
-    """Equal to the expected text, or not equal where it is negated."""
+    """Equal to the expected string, or different if negated."""
 
     __slots__ = ("_negated", "_text")
 
@@ -457,7 +456,7 @@ class KeyEquals(RoutingKeyOperator):
 
 
 class KeyMatches(RoutingKeyOperator):
-    """A routing key in which a pattern is found, or is not found where it is negated."""
+    """A routing key that contains a match of a pattern, or contains none if negated."""
 
     __slots__ = ("_negated", "_pattern")
 
@@ -471,7 +470,7 @@ class KeyMatches(RoutingKeyOperator):
 
 
 class KeyFits(RoutingKeyOperator):
-    """A routing key that fits a topic, or does not where it is negated."""
+    """A routing key that matches a topic, or does not if negated."""
 
     __slots__ = ("_negated", "_topic")
 
@@ -482,7 +481,7 @@ class KeyFits(RoutingKeyOperator):
 
     @property
     def index_key(self) -> IndexKey | None:
-        """Where a routing key that fits is found; a topic without wildcards is an equality."""
+        """The topic; one without wildcards is an equality."""
         topic = self._topic
         if self._negated or topic.ignores_case:
             return None
@@ -497,7 +496,7 @@ class KeyFits(RoutingKeyOperator):
 
 
 class PropertyOperator(Operator):
-    """Looks at one property; one that is set to the empty string is there."""
+    """Tests one property; a property set to the empty string is present."""
 
     __slots__ = ("name",)
 
@@ -514,7 +513,7 @@ class PropertyOperator(Operator):
 
 
 class PropertyIsPresent(PropertyOperator):
-    """Set."""
+    """The property is set."""
 
     __slots__ = ()
 
@@ -523,7 +522,7 @@ class PropertyIsPresent(PropertyOperator):
 
 
 class PropertyIsAbsent(PropertyOperator):
-    """Not set."""
+    """The property is not set."""
 
     __slots__ = ()
 
@@ -536,7 +535,7 @@ class PropertyIsAbsent(PropertyOperator):
 
 
 class PropertyEquals(PropertyOperator):
-    """A text property equal to the expected text, or not equal where it is negated."""
+    """A string property equal to the expected string, or different if negated."""
 
     __slots__ = ("_negated",)
 
@@ -553,7 +552,7 @@ class PropertyEquals(PropertyOperator):
 
 
 class PropertyMatches(PropertyOperator):
-    """A text property in which a pattern is found, or is not found where it is negated."""
+    """A string property that contains a match of a pattern, or contains none if negated."""
 
     __slots__ = ("_negated", "_pattern")
 
@@ -567,7 +566,7 @@ class PropertyMatches(PropertyOperator):
 
 
 class PropertyCompares(PropertyOperator):
-    """An integer property that compares so; `sign` is a value of SIGNS."""
+    """An integer property compared with a number; `sign` is a value of SIGNS."""
 
     __slots__ = ("_sign",)
 
@@ -588,7 +587,7 @@ class PropertyCompares(PropertyOperator):
 
 
 class ClockOperator(Operator):
-    """Looks at the time of one zone, read once for the message."""
+    """Tests the time of one zone, read once per message."""
 
     __slots__ = ("_negated", "_pattern", "_zone")
 

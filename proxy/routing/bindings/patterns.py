@@ -57,47 +57,48 @@ _ANCHORED, _NO_AUTO_POSSESS = 0x80000000, 0x00004000
 _INFO_ALLOPTIONS, _INFO_JITSIZE, _INFO_SIZE, _INFO_FRAMESIZE = 0, 10, 22, 24
 _JIT_COMPLETE = 1
 _NO_MATCH = -1
-#: Return codes that mean "gave up", not "no match": stack of the JIT, match limit, memory, depth limit, heap limit.
+#: Return codes for an abandoned search, as opposed to "no match": JIT stack, match limit, memory, depth limit, heap
+#: limit.
 _GAVE_UP = frozenset({-46, -47, -48, -53, -63})
 
-#: Longest pattern, and longest pattern that is kept, in bytes; patterns that are kept. Producers may send patterns.
+#: Longest pattern, and longest cached pattern, in bytes; number of cached patterns. Producers may send patterns.
 _LONGEST_PATTERN, _LONGEST_KEPT, _KEPT = 16384, 1024, 512
-#: Larger code stays with the interpreter: machine code takes up to fifteen times the memory.
+#: Larger patterns are interpreted: machine code takes up to fifteen times the memory.
 _LARGEST_JIT = 4096
-#: Nested groups.
+#: Limit of nested groups.
 _NESTING_LIMIT = 1000
-#: Heap of the interpreter and stack of compiled code: what a search has needed is kept for the next one, since fresh
-#: memory costs more than the search.
+#: Heap of the interpreter and stack of compiled code, kept from one search to the next, since fresh memory costs more
+#: than a search.
 _HEAP_KIB = 4096
 _STACK_BYTES = 4 << 20
 
-#: Estimated work: a decision, and how many bytes of the frame that the interpreter copies for it count as one. A
-#: character that is compared counts as one; so does one that a walk passes, or as many as `_SLOW_WALK`.
+#: Estimated work: a decision, and how many copied bytes of the interpreter's frame count as one unit. A compared
+#: character counts as one; so does a character passed by a walk, or `_SLOW_WALK` if the walk is slow.
 _DECISION, _FRAME_BYTES, _SLOW_WALK = 40, 6, 8
-#: Units of the budget that a decision has if nothing else is configured: about 10 ms.
+#: Default budget of a decision in units: about 10 ms.
 DEFAULT_BUDGET = 1_000_000
-#: Most that one search is charged with.
+#: Largest charge of one search.
 _SEARCH_UNITS = 400_000
-#: What an attempt may cost without being charged.
+#: Searches up to this cost are free.
 _FREE_UNITS = 400
 _FREE_WORK = _FREE_UNITS * _DECISION
-#: Worst case, at a limit of one, beyond which a subject has no search by the plain form.
+#: Subjects with a larger worst case, at a limit of one, are never searched in the plain form.
 _LONGEST_PLAIN_UNITS = 250_000
-#: By how much the next limit is larger, and the largest limit.
+#: Factor between limits, and the largest limit.
 _GROWTH, _LARGEST_LIMIT = 8, 1 << 20
 
-#: A pattern without any of these walks no further than it is long.
+#: A pattern without any of these walks no further than its own length.
 _WALKS = re.compile(rb"[*+]|,\}|\\[XRkg1-9]|\(\?[P&R(0-9+-]")
-#: Walks that take longer for a character: by Unicode properties, by references, by calls.
+#: Walks that take longer per character: Unicode properties, references, calls.
 _SLOW = re.compile(rb"\(\*U|\\[XRkg1-9]|\(\?[P&R0-9+-]")
 _COUNTS = re.compile(rb"\{([0-9]{1,9})(?:,([0-9]{1,9}))?")
-#: What walks without decisions, or means something else within a group: possessive and atomic groups, look-around,
-#: calls, conditions, verbs and settings, references, free spacing.
+#: Constructs that walk without decisions, or whose meaning changes within a group: possessive and atomic groups,
+#: look-around, calls, conditions, verbs and settings, references, free spacing.
 _UNCOUNTED = re.compile(rb"[*+?}]\+|\(\*|\(\?(?!:|#|\||P?<[^=!]|'|[imsUJ-]+[:)])|\\[1-9gkXQ]")
 _OFFSETS = b"(?s:.*?)(?:%s)"
 
 _SIZES = tuple(ctypes.c_size_t(size) for size in range(256))
-#: Sizes of subjects that have one match context for searches that are not charged: as many, and its logarithm.
+#: Subject sizes that share a match context for free searches: the step, and its logarithm.
 _SIZE_STEP, _SIZE_BITS = 16, 4
 _START, _NO_OPTIONS = _SIZES[0], ctypes.c_uint32(0)
 
@@ -111,17 +112,17 @@ class MissingLibraryError(ImportError):
 
 
 class Budget:
-    """What the searches of one owner may cost in one decision.
+    """Limits the cost of one owner's searches in one decision.
 
     Args:
-        units: see the module.
+        units: see the module docstring.
 
     Attributes:
-        left: units that are left.
-        unproven: units that worst cases of the plain form may still add up to.
-        spent: whether a search was given up, or not begun, since the budget did not suffice; then no other begins.
+        left: remaining units.
+        unproven: units left for the worst cases of searches in the plain form.
+        spent: a search was abandoned, or not started, because the budget did not suffice; no other search starts.
         exceeded: the same since it was last set to False.
-        match_limit_hits: searches that were given up although the budget sufficed.
+        match_limit_hits: searches that were abandoned although the budget sufficed.
     """
 
     __slots__ = ("exceeded", "left", "match_limit_hits", "spent", "unproven")
@@ -135,12 +136,12 @@ class Budget:
 
 
 def _power(limit: int) -> int:
-    """Return the largest power of two up to a limit, so that there are few match contexts; 0 for 0."""
+    """Return the largest power of two up to a limit, which keeps match contexts few; 0 for 0."""
     return 1 << (min(limit, _LARGEST_LIMIT).bit_length() - 1) if limit else 0
 
 
 def latin1_tables() -> bytes:
-    """Return character tables for Latin-1, since hardly any installation has a locale to make them from.
+    """Return character tables for Latin-1, since few installations have a locale to make them from.
 
     Returns:
         Lower-case table, case-flip table, class bitmaps, type bits: 1,088 bytes.
@@ -184,16 +185,16 @@ class _Library:
         self._context = ctypes.c_void_p(pcre2.pcre2_compile_context_create_8(None))
         pcre2.pcre2_set_character_tables_8(self._context, self._tables)
         pcre2.pcre2_set_parens_nest_limit_8(self._context, ctypes.c_uint32(_NESTING_LIMIT))
-        if hasattr(pcre2, "pcre2_set_max_varlookbehind_8"):  # 10.43 on: look-behind of variable length
+        if hasattr(pcre2, "pcre2_set_max_varlookbehind_8"):  # from 10.43: look-behind of variable length
             pcre2.pcre2_set_max_varlookbehind_8(self._context, ctypes.c_uint32(0))
-        #: None if memory may not be made executable. Its pages are taken when a search first needs them.
+        #: None if the system forbids executable memory. Its pages are allocated by the first search that needs them.
         self._stack = pcre2.pcre2_jit_stack_create_8(ctypes.c_size_t(1 << 15), ctypes.c_size_t(_STACK_BYTES), None)
-        #: One pair of offsets: only whether there is a match is asked.
+        #: One pair of offsets: only the existence of a match matters.
         self.data = ctypes.c_void_p(pcre2.pcre2_match_data_create_8(ctypes.c_uint32(1), None))
-        #: By the bit length of the limit, which is a power of two; and with its square root as limit.
+        #: Indexed by the bit length of the limit, which is a power of two; and with its square root as limit.
         self.contexts = [self._match_context((1 << bits) >> 1) for bits in range(_LARGEST_LIMIT.bit_length() + 1)]
         self.root_contexts = [self.contexts[(bits + 1) // 2] for bits in range(len(self.contexts))]
-        # Without argtypes, whose conversions double the time of a call: it is given objects of ctypes only, and bytes.
+        # Without argtypes, whose conversions double the time of a call: all arguments are ctypes objects or bytes.
         self.match = pcre2.pcre2_match_8
         self.match.restype = ctypes.c_int
 
@@ -219,14 +220,14 @@ class _Library:
         raise InvalidPattern(f"{words.value.decode('ascii', 'replace')} at offset {offset.value}")
 
     def jit(self, code: ctypes.c_void_p) -> bool:
-        """Compile to machine code; return whether that is what a search runs."""
+        """Compile to machine code; return whether searches will use it."""
         if self.info(code, _INFO_SIZE) > _LARGEST_JIT:
             return False
         self._pcre2.pcre2_jit_compile_8(code, ctypes.c_uint32(_JIT_COMPLETE))
-        return self.info(code, _INFO_JITSIZE) > 0  # a pattern may forbid it itself: (*NO_JIT)
+        return self.info(code, _INFO_JITSIZE) > 0  # a pattern may forbid it: (*NO_JIT)
 
     def info(self, code: ctypes.c_void_p, what: int) -> int:
-        value = ctypes.c_size_t()  # zeroed, so that the smaller types that some answers have fit as well
+        value = ctypes.c_size_t()  # zeroed, so that answers of smaller types fit as well
         self._pcre2.pcre2_pattern_info_8(code, ctypes.c_uint32(what), ctypes.byref(value))
         return value.value
 
@@ -253,19 +254,19 @@ def jit_compiles() -> bool:
 
 
 class _Code:
-    """Compiled code, which is freed with the object.
+    """Compiled code, freed with the object.
 
     Args:
-        text: what is compiled.
+        text: the source to compile.
         options: of the compilation.
-        source: the pattern in it, whose repeat counts are looked at.
-        counted: whether the interpreter is to run it.
+        source: the original pattern, whose repeat counts are inspected.
+        counted: whether the interpreter has to run it.
 
     Attributes:
         handle: for the library.
         jit: whether it is machine code.
-        anchored: whether a match can begin at the first offset only.
-        weight: estimated work of a decision and of what can follow until the next one, walks not included.
+        anchored: whether a match can start at the first offset only.
+        weight: estimated work of a decision and of everything up to the next one, without walks.
     """
 
     __slots__ = ("_free", "anchored", "handle", "jit", "weight")
@@ -288,7 +289,7 @@ class _Code:
 
 
 class Pattern:
-    """A compiled pattern. Not for use by several threads at once without the interpreter lock.
+    """A compiled pattern. Threads share it only under the interpreter lock.
 
     Attributes:
         source: as given to ``compile_pattern``.
@@ -320,24 +321,24 @@ class Pattern:
         self._match: Final = pcre2.match
         self._handle: Final = self._code.handle
         self._data: Final = pcre2.data
-        # A skip to a mark that does not exist begins the search again, at each place where that is found out.
+        # A skip to a missing mark restarts the search at each offset where that is detected.
         self._contexts: Final = pcre2.root_contexts if b"(*SKIP:" in text else pcre2.contexts
         self._anchored: Final = self._code.anchored
         self._weight: Final = self._code.weight
         self._walk: Final = 0 if _WALKS.search(text) is None else _SLOW_WALK if _SLOW.search(text) else 1
-        #: The counted form: None until it is needed; the plain form where there is none.
+        #: The counted form: None until it is needed; the plain form if there is no counted one.
         self._counted: _Code | None = self._code if _UNCOUNTED.search(text) else None
-        #: For a size that is _SIZE_STEP times the place, and a bit: None if such a search may have to be charged.
+        #: By size in steps of _SIZE_STEP, with a bit set; None if such a search may have to be charged.
         self._free_contexts: Final = tuple(
             self._free_context(self._worst_case(largest)) for largest in range(_SIZE_STEP - 1, 256, _SIZE_STEP)
         )
 
     def search(self, subject: bytes, budget: Budget) -> bool | None:
-        """Return whether the pattern matches somewhere in the subject; None if the search was given up.
+        """Return whether the pattern matches anywhere in the subject; None if the search was abandoned.
 
         Args:
             subject: any bytes.
-            budget: is charged with the cost, and records why a search was given up.
+            budget: is charged with the cost, and records why a search was abandoned.
         """
         size = len(subject)
         if size > 255 or budget.spent:
@@ -361,7 +362,7 @@ class Pattern:
         return self._contexts[(_FREE_WORK // work).bit_length()] if work <= _FREE_WORK else None
 
     def _search_priced(self, subject: bytes, budget: Budget) -> bool | None:
-        """Search in the plain form where its worst case is free, or within what such worst cases may add up to."""
+        """Search in the plain form if its worst case is free, or within the allowance for such worst cases."""
         if budget.spent:
             budget.exceeded = True
             return None
@@ -386,7 +387,7 @@ class Pattern:
         """Search with growing limits, each of which is charged before it is tried.
 
         Args:
-            subject: as searched.
+            subject: the bytes to search.
             work: worst case of the plain form with a limit of one.
             budget: of the owner.
         """
@@ -439,16 +440,16 @@ _kept = lru_cache(maxsize=_KEPT)(Pattern)
 
 
 def compile_pattern(source: bytes) -> Pattern:
-    """Compile a pattern, or return it compiled.
+    """Compile a pattern; compiled patterns are cached.
 
     Raises:
-        InvalidPattern: it is empty, too long, or not PCRE2's.
+        InvalidPattern: it is empty, too long, or not valid PCRE2.
     """
     return _kept(source) if len(source) <= _LONGEST_KEPT else Pattern(source)
 
 
 def why_invalid(source: bytes) -> str:
-    """Return why a pattern does not compile; "" where it does."""
+    """Return why a pattern does not compile; "" if it does."""
     try:
         compile_pattern(source)
     except InvalidPattern as error:

@@ -1,6 +1,6 @@
 """Routes that a producer requests in the headers of its message.
 
-Reads the headers only. Whether a binding permits the producer to add or delete destinations is in `routes`.
+Only reads the headers; `routes` decides whether a binding permits the producer to add or delete destinations.
 
 Source: the open-exchange specification, section 7, "Producer side".
 """
@@ -16,7 +16,7 @@ from proxy.values import EXCHANGE, QUEUE, Destination, Table, Value
 
 RESULTS = (b"true", b"false")
 
-#: Header -> kind of destination that its names are.
+#: Header -> kind of the destinations that it names.
 NAMED_ROUTES = {
     b"x-%s%s-on%s" % (action, kind, result): QUEUE if kind == b"q" else EXCHANGE
     for action in (b"add", b"del")
@@ -34,14 +34,14 @@ PATTERN_ROUTES = {
 
 
 class PatternRoute(NamedTuple):
-    """Queues whose name is, or is not, matched."""
+    """Queues whose names match a pattern, or don't match it."""
 
     pattern: Pattern
     negated: bool
 
 
 class ProducerRoutes:
-    """The routes of one message; of two regexes under one name the first counts, of two lists of names both.
+    """The routes of one message. Of two regexes in one header name the first wins; two lists of names are joined.
 
     Args:
         headers: all headers, sorted by name.
@@ -52,7 +52,7 @@ class ProducerRoutes:
     def __init__(self, headers: Table) -> None:
         self.named: dict[bytes, set[Destination]] = {}
         self.patterns: dict[bytes, PatternRoute] = {}
-        #: Reply text for the first regex that is not valid, else b"".
+        #: Reply text for the first invalid regex, or b"".
         self.error = b""
         for name, value in headers:
             kind = NAMED_ROUTES.get(name)
@@ -78,7 +78,7 @@ def _names(value: Value) -> Iterator[bytes]:
 
 
 def begins_with_character(text: bytes) -> bool:
-    """Whether the text is not empty and its first character is valid UTF-8."""
+    """Return True if the string is not empty and its first character is valid UTF-8."""
     if not text or text[0] < 0x80:
         return bool(text)
     length = 2 + (text[0] >= 0xE0) + (text[0] >= 0xF0)
@@ -90,5 +90,5 @@ def begins_with_character(text: bytes) -> bool:
 
 
 def invalid_regex(source: bytes, reason: str) -> str:
-    """The error text for a regex that is empty or does not compile: the plugin's, and why."""
+    """Return the error text for a regex that is empty or does not compile: the plugin's text, and the reason."""
     return f"Invalid regex '{decode_text(source)}': {reason}"

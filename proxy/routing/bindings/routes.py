@@ -1,7 +1,7 @@
-"""What a binding does to the set of destinations, for one result.
+"""The effects of a binding on the set of destinations.
 
-`Effects` is what one binding does when it is true, or when it is false: additions first, then deletions, then where
-the visit continues. It is independent of operators and of the order of bindings.
+`Effects` describes one result of a binding, true or false: additions first, then deletions, then the place where the
+visit continues. It is independent of operators and of the order of bindings.
 
 Source: the open-exchange specification, sections 7 and 8.
 """
@@ -19,18 +19,18 @@ from proxy.routing.decision import QueueNames
 from proxy.routing.message import PRODUCER, Message
 from proxy.values import QUEUE, Destination
 
-#: Order after every binding: where a stop goes on.
+#: Order after every binding: the target of a stop.
 STOP = 1_000_000
 
 
 class QueueRoute:
-    """A regex route of a binding: queues of the virtual host by their names.
+    """A regex route of a binding: queues of the virtual host by name.
 
-    What it selects depends on the list of queues alone, so that the last answer is kept with its list.
+    Its selection depends only on the list of queues, so the last result is cached with its list.
 
     Args:
         pattern: the regex.
-        negated: whether names that don't match are meant.
+        negated: whether it selects names that don't match.
         only_one: whether one of them is picked at random.
     """
 
@@ -40,12 +40,12 @@ class QueueRoute:
         self.pattern = pattern
         self.negated = negated
         self.only_one = only_one
-        #: The list of queues, what was selected of it, and how often a limit was hit. One attribute, since another
-        #: thread may explain by the same route.
+        #: The list of queues, the selection, and the number of match-limit hits. One attribute, since another thread
+        #: may explain by the same route.
         self._kept: tuple[QueueNames | None, list[Destination], int] = (None, [], 0)
 
     def select(self, message: Message, reach: Reach | None = None) -> Collection[Destination]:
-        """The destinations for this message, as far as they are within reach."""
+        """Return the destinations for this message that are within reach."""
         queues, selected, limited = self._kept
         if message.queues is not queues:
             before = message.budget.match_limit_hits
@@ -68,15 +68,15 @@ class QueueRoute:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a binding does for one result."""
+    """The effects of one result of a binding."""
 
     add: frozenset[Destination] = frozenset()  # destinations to add by name
     delete: frozenset[Destination] = frozenset()  # destinations to delete by name
-    add_queues: tuple[QueueRoute, ...] = ()  # regex routes that add
-    delete_queues: tuple[PatternRoute, ...] = ()  # regex routes that delete from what was there before this binding
-    granted_add: tuple[bytes, ...] = ()  # headers by which the producer may add
-    granted_delete: tuple[bytes, ...] = ()  # headers by which the producer may delete
-    jump: int = 0  # order at which the visit goes on, STOP for nowhere; 0: at the next binding
+    add_queues: tuple[QueueRoute, ...] = ()  # regex routes that add queues
+    delete_queues: tuple[PatternRoute, ...] = ()  # regex routes that delete queues chosen before this binding
+    granted_add: tuple[bytes, ...] = ()  # headers in which the producer may request additions
+    granted_delete: tuple[bytes, ...] = ()  # headers in which the producer may request deletions
+    jump: int = 0  # order at which the visit continues, STOP for the end; 0: the next binding
 
     def apply(
         self,
@@ -86,9 +86,9 @@ class Effects:
         owner: str | None = None,
         reach: Reach | None = None,
     ) -> None:
-        """Make ``(routed + main + additions) - deletions`` of `routed`; no addition but what is within reach.
+        """Change `routed` to ``(routed + main + additions) - deletions``; only destinations within reach are added.
 
-        A regex route that its owner's budget does not suffice for chooses nothing.
+        A regex route chooses nothing if its owner's budget does not suffice.
         """
         deleted = set(self.delete)
         if self.delete_queues or self.add_queues:
@@ -112,7 +112,7 @@ class Effects:
 
     @property
     def asks_producer(self) -> bool:
-        """Whether the producer's headers are read, and an invalid regex among them is noticed."""
+        """True if the producer's headers are read, so that an invalid regex among them is detected."""
         return bool(self.granted_add or self.granted_delete or self.add_queues or self.delete_queues)
 
     @property
@@ -125,7 +125,7 @@ class Effects:
 
 @dataclass(slots=True, eq=False)
 class EffectsDraft:
-    """Effects while the arguments are being read. Regex routes have one slot for each of plain and negated."""
+    """Effects while the arguments are being read. Regex routes have one slot each for plain and negated."""
 
     add: set[Destination] = field(default_factory=set)
     delete: set[Destination] = field(default_factory=set)
@@ -137,7 +137,7 @@ class EffectsDraft:
     stop: bool = False
 
     def finished(self) -> Effects:
-        """The effects; a stop wins over a goto."""
+        """Return the effects; a stop overrides a goto."""
         return Effects(
             frozenset(self.add),
             frozenset(self.delete),
@@ -154,7 +154,7 @@ def _selects(route: PatternRoute, name: bytes, message: Message) -> bool:
 
 
 def _matching(route: PatternRoute, message: Message) -> list[Destination]:
-    """The queues that a route selects; without meaning where that has starved the message."""
+    """Return the queues that a route selects; meaningless if the regex budget ran out."""
     return [(QUEUE, name) for name in message.queues.names if _selects(route, name, message)]
 
 
@@ -168,7 +168,7 @@ def _unless_budget_exceeded(
 
 
 def _asked(header: bytes, message: Message) -> set[Destination]:
-    """What the producer asks for by one header."""
+    """Return the destinations that the producer requests in one header."""
     if header in NAMED_ROUTES:
         return message.producer.named.get(header, set())
     route = message.producer.patterns.get(header)
