@@ -1,10 +1,10 @@
-"""The AMQP 0-9-1 codec: bytes in, bytes out, no state of a connection.
+"""The AMQP 0-9-1 codec: bytes in, bytes out, no connection state.
 
 | question | module |
 |---|---|
-| frames: layout, size limits, taking whole frames out of a stream | `frames` |
+| frames: layout, size limits, extracting whole frames from a stream | `frames` |
 | methods: numbers, layouts, replies, reading and building any method | `methods` |
-| the methods that the proxy looks into, as named tuples; those that it sends itself; reply texts | `method_frames` |
+| methods that the proxy reads, as named tuples; methods that it sends itself; reply texts | `method_frames` |
 | properties of a content header, read in place | `properties` |
 | field tables: selecting, cutting, decoding and encoding entries | `tables` |
 """

@@ -27,8 +27,8 @@ OVERHEAD: Final = 8
 U16 = Struct(">H")
 U32 = Struct(">I")
 U64 = Struct(">Q")
-#: Bytes above frame-max that RabbitMQ tolerates in a frame (FRAME_SIZE_FUDGE of its rabbit_reader), and so do we: there
-#: are clients, such as AMQPStorm, that cut bodies into pieces of frame-max.
+#: Bytes above frame-max that RabbitMQ tolerates in a frame (FRAME_SIZE_FUDGE of its rabbit_reader), and so do we: some
+#: clients, such as AMQPStorm, cut bodies into frame-max bytes.
 FRAME_SIZE_FUDGE: Final = 8
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 #: class id of content headers
@@ -49,7 +49,7 @@ def shortstr(text: bytes) -> bytes:
 
 
 def check_head(kind: int, channel: int, size: int, frame_max: int, fudge: int = 0) -> None:
-    """Refuse a frame as soon as its head is read, before anything of it is buffered.
+    """Reject a frame as soon as its head is read, before anything of it is buffered.
 
     Raises:
         ProtocolError: 501 for an unknown type or a frame above frame-max (spec, 4.2.3; RabbitMQ answers the same).
@@ -63,7 +63,7 @@ def check_head(kind: int, channel: int, size: int, frame_max: int, fudge: int = 
 
 
 def body_frames(channel: int, body: bytes, frame_max: int) -> list[bytes]:
-    """Cut a body (or a piece of one) into body frames."""
+    """Split a body (or a part of one) into body frames."""
     piece = frame_max - OVERHEAD
     return [frame(BODY, channel, body[at : at + piece]) for at in range(0, len(body), piece)]
 
@@ -78,10 +78,10 @@ class RawFrame(NamedTuple):
 
 
 class PartialFrame:
-    """Bytes that are no whole frame yet, kept unchanged and joined once.
+    """Buffers an incomplete frame as unchanged reads and joins them once.
 
-    A frame may be as large as frame-max and comes in reads of some 100 KiB: joining them at each read costs the square
-    of its size.
+    A frame may be as large as frame-max and arrives in reads of some 100 KiB: joining at each read would take quadratic
+    time.
     """
 
     __slots__ = ("_pieces", "_size", "_whole")
@@ -89,20 +89,20 @@ class PartialFrame:
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._size = 0
-        #: bytes without which there is nothing to look at: the first frame's, or its head's
+        #: bytes needed before the buffer is worth reading: the whole first frame, or its head
         self._whole = 0
 
     def __len__(self) -> int:
         return self._size
 
     def keep(self, data: bytes) -> None:
-        """Keep what is left of a read; nothing is kept before."""
+        """Buffer the rest of a read; the buffer must be empty."""
         self._pieces.append(data)
         self._size = size = len(data)
         self._whole = FRAME_HEAD.size if size < FRAME_HEAD.size else FRAME_HEAD.unpack_from(data)[2] + OVERHEAD
 
     def join(self, data: bytes) -> bytes:
-        """Add a read; give all of it once the first frame is whole, or its head where only that was missing."""
+        """Add a read; return everything once the first frame is whole, or its head if that was incomplete."""
         self._pieces.append(data)
         self._size += len(data)
         return self.take() if self._size >= self._whole else b""
@@ -118,8 +118,7 @@ class FrameBuffer:
     """Bytes in, whole frames out.
 
     Args:
-        limit_bytes: bytes that may wait here (506 beyond it), and the largest frame (501 as soon as the length of a
-            larger one is read).
+        limit_bytes: limit of buffered bytes (506 above it), and of a frame (501 as soon as its length is read).
     """
 
     __slots__ = ("_limit_bytes", "_waiting")
@@ -132,7 +131,7 @@ class FrameBuffer:
         return len(self._waiting)
 
     def feed(self, data: bytes) -> None:
-        """Add what arrived; call `check_limit` once everything that can be taken is taken."""
+        """Add received bytes; call `check_limit` after taking all whole frames."""
         self._waiting += data
 
     def peek(self, size: int) -> bytes:
@@ -147,10 +146,10 @@ class FrameBuffer:
         self._waiting.clear()
 
     def next_frame(self) -> RawFrame | None:
-        """Take the next whole frame, None until it is all there.
+        """Return the next whole frame, None if it is incomplete.
 
         Raises:
-            ProtocolError: 501, unknown type, too large, or no frame-end where it should be.
+            ProtocolError: 501, unknown type, too large, or no frame-end at the expected place.
         """
         waiting = self._waiting
         if len(waiting) < FRAME_HEAD.size:
@@ -167,7 +166,7 @@ class FrameBuffer:
         return RawFrame(kind, channel, raw[FRAME_HEAD.size : -1], raw)
 
     def check_limit(self) -> None:
-        """Refuse a peer that sends more than may wait.
+        """Reject a peer that sends more than may be buffered.
 
         Raises:
             ProtocolError: 506.

@@ -1,7 +1,7 @@
-"""Reads the methods that the proxy looks into, and builds the methods that it sends itself.
+"""Reads the methods that the proxy inspects, and builds the methods that it sends itself.
 
-Strings and tables are bytes; a table is given as its entries, without its own length. Builders take names and keys as
-bytes of at most 255. Everything else is built by ``methods.method_frame``.
+Strings and tables are bytes; a table is given as its entries, without its own length. Builders take names and keys of
+at most 255 bytes. ``methods.method_frame`` builds all other methods.
 
 Source: AMQP 0-9-1 spec, 1.2 "Constants" (reply codes), 1.3 to 1.8; reply texts as RabbitMQ writes them; RabbitMQ
 "Exchange to exchange bindings".
@@ -161,15 +161,16 @@ Fields = TypeVar("Fields", bound=NamedTuple)
 
 
 def read_method(method: type[Fields], payload: bytes) -> Fields:
-    """Read a method frame's payload (ids included) that is known to be that method, without its reserved arguments.
+    """Read the payload (ids included) of a method frame that is known to be that method, without its reserved
+    arguments.
 
     Raises:
         ProtocolError: 502 with class and method ids, the arguments don't fill the payload.
     """
-    return method._make(arguments(payload)[-len(method._fields) :])  # what is reserved comes first
+    return method._make(arguments(payload)[-len(method._fields) :])  # reserved arguments come first
 
 
-#: Reply code -> its name, the way RabbitMQ begins a reply text.
+#: Reply code -> its name, which begins a reply text of RabbitMQ.
 REPLY_NAMES = {
     200: b"REPLY_SUCCESS",
     311: b"CONTENT_TOO_LARGE",
@@ -192,7 +193,7 @@ REPLY_NAMES = {
     541: b"INTERNAL_ERROR",
 }
 
-#: A reply text is a short string (spec, 4.2.5.3); a longer one ends in `_CUT`, as RabbitMQ's do.
+#: A reply text is a short string (spec, 4.2.5.3); longer texts end in `_CUT`, as RabbitMQ's do.
 MAX_REPLY_TEXT_BYTES = 255
 _CUT = b"..."
 
@@ -200,14 +201,14 @@ _UTF8_LONGEST = 4
 
 
 def reply_text(reply_code: int, text: bytes) -> bytes:
-    """Return a reply text as RabbitMQ would: name of the code, `` - ``, text, cut to 255 bytes."""
+    """Return a reply text in RabbitMQ's form: name of the code, `` - ``, text, cut to 255 bytes."""
     name = REPLY_NAMES.get(reply_code)
     whole = name + b" - " + text if name else text
     if len(whole) <= MAX_REPLY_TEXT_BYTES:
         return whole
     cut = MAX_REPLY_TEXT_BYTES - len(_CUT)
     for at in range(cut, cut - _UTF8_LONGEST, -1):
-        if whole[at] & 0xC0 != 0x80:  # not in the middle of a character; text that is no UTF-8 is cut anyway
+        if whole[at] & 0xC0 != 0x80:  # never cut within a character; text that is not UTF-8 is cut anyway
             cut = at
             break
     return whole[:cut] + _CUT
@@ -271,7 +272,7 @@ def bind(
 
 
 def unbind(channel: int, destination: Destination, source: bytes, key: bytes, entries: bytes = b"") -> bytes:
-    """Build the unbind of what `bind` binds."""
+    """Build the reverse of `bind`."""
     kind, name = destination
     if kind == QUEUE:
         return method_frame(channel, methods.QUEUE_UNBIND, 0, name, source, key, entries)
@@ -279,7 +280,7 @@ def unbind(channel: int, destination: Destination, source: bytes, key: bytes, en
 
 
 def look_for(channel: int, destination: Destination) -> bytes:
-    """Build the passive declare that is refused with 404 where a queue or exchange does not exist."""
+    """Build a passive declare, which the broker refuses with 404 if the queue or exchange does not exist."""
     kind, name = destination
     if kind == QUEUE:
         return queue_declare(channel, name, passive=True, durable=False)

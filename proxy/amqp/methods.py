@@ -1,12 +1,12 @@
-"""Methods: numbers, argument layouts, replies; reading the arguments of any method and building its frame.
+"""Methods: numbers, argument layouts, replies; reads the arguments of any method and builds its frame.
 
-The layouts come from pamqp, the one place where it is used; the values don't, since pamqp turns strings into ``str``
-(which fails on binary names) and tables into ``dict`` (which loses types, order and duplicates). Here both stay bytes.
-Holds no state: whether a method may come now is for handshake and relay to decide.
+The layouts come from pamqp, which is used only here; the values don't, since pamqp turns strings into ``str`` (which
+fails on binary names) and tables into ``dict`` (which loses types, order and duplicates). Here both stay bytes. There
+is no state: handshake and relay decide which methods are allowed at a given time.
 
-Source: AMQP 0-9-1 spec, 1.3 to 1.8 (classes), RabbitMQ "Protocol extensions". A method is named by one
-number, class id << 16 | method id, as its first four bytes read. All lengths are in bytes. Only methods that the proxy
-looks into have a constant.
+Source: AMQP 0-9-1 spec, 1.3 to 1.8 (classes), RabbitMQ "Protocol extensions". A method is identified by one number,
+class id << 16 | method id, as its first four bytes read. All lengths are in bytes. Only methods that the proxy inspects
+have a constant.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ NAMES: Final[dict[int, str]] = {method: kind.name for method, kind in _KINDS.ite
 
 _BY_NAME = {name: method for method, name in NAMES.items()}
 
-#: Synchronous method -> the replies it may get. With its nowait bit set it gets none (so does a
-#: ``Basic.Cancel`` from the broker, whose nowait bit is set).
+#: Synchronous method -> its possible replies. With its nowait bit set it gets none (including a ``Basic.Cancel`` from
+#: the broker, whose nowait bit is set).
 REPLIES: Final[dict[int, frozenset[int]]] = {
     method: frozenset(_BY_NAME[name] for name in kind.valid_responses)
     for method, kind in _KINDS.items()
     if kind.synchronous
 }
 
-#: What only a broker sends; from a producer it is a 503.
+#: Methods that only a broker sends; from a producer they are a 503.
 ONLY_FROM_BROKER: Final = frozenset(
     {CONNECTION_START, CONNECTION_SECURE, CONNECTION_TUNE, CONNECTION_BLOCKED, CONNECTION_UNBLOCKED}
     | {BASIC_RETURN, BASIC_DELIVER}
@@ -116,10 +116,10 @@ _LAYOUTS: dict[int, tuple[str, ...]] = {
 
 
 def method_of(payload: bytes) -> int:
-    """Read which method a method frame's payload is.
+    """Return the method of a method frame's payload.
 
     Raises:
-        ProtocolError: 502, shorter than the two ids; 540, unknown (RabbitMQ drops the connection without a word).
+        ProtocolError: 502, shorter than the two ids; 540, unknown (RabbitMQ drops the connection without a reply).
     """
     if len(payload) < 4:
         raise ProtocolError(_SYNTAX_ERROR, f"method frame of {len(payload)} bytes, expected 4 or more")
@@ -135,8 +135,7 @@ def arguments(payload: bytes) -> tuple[Argument, ...]:
     """Read the arguments of a method.
 
     Returns:
-        Arguments in wire order, reserved ones included; a table as its entries, which have been walked, not
-        decoded.
+        Arguments in wire order, reserved ones included; a table as its entries, checked but not decoded.
 
     Raises:
         ProtocolError: 502 with class and method ids, the arguments don't fill the payload exactly or a table is
@@ -188,13 +187,13 @@ def method_frame(channel: int, method: int, *values: Argument) -> bytes:
 
 
 def reply_of(method: int) -> int:
-    """Return the method that answers a synchronous method with one possible reply."""
+    """Return the reply to a synchronous method that has one possible reply."""
     (reply,) = REPLIES[method]
     return reply
 
 
 def reply_to(frame_bytes: bytes) -> int:
-    """Return the method that answers the synchronous method in a whole frame of ours."""
+    """Return the reply to the synchronous method in a whole frame of ours."""
     return reply_of(method_of(frame_bytes[FRAME_HEAD.size : -1]))
 
 

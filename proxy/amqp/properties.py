@@ -1,12 +1,12 @@
-"""Where the header table and the other properties stand in a content header, read in place.
+"""Locates the header table and the other properties of a content header, without decoding them.
 
-Knows the layout of class basic's properties and nothing of frames or rules. Property bytes are read, never
-written: ``content`` cuts and inserts by the offsets given here.
+Only handles the layout of class basic's properties, independently of frames and rules. Property bytes are never written
+here: ``content`` cuts and inserts at the offsets returned.
 
-Source: AMQP 0-9-1 spec, 4.2.6.1 "The content header". The two low bits of the flags, the continuation bit
-among them, are read as RabbitMQ reads them: ignored, no further word of flags follows (seen on 3.10.8,
-which delivers the flags unchanged and answers 541 to a second word). Where the table stands is what the
-broker thinks it is, or our tokens would be put in the wrong place.
+Source: AMQP 0-9-1 spec, 4.2.6.1 "The content header". The two low bits of the flags, including the continuation bit,
+are read as RabbitMQ reads them: ignored, no further word of flags follows (seen on 3.10.8, which delivers the flags
+unchanged and answers 541 to a second word). The table must be located as the broker locates it, or our tokens would be
+inserted at the wrong offset.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ _MALFORMED = (IndexError, struct.error)
 _TEXT: Final = "short string"
 _TABLE: Final = "table"
 _OCTET: Final = "octet"
-#: In wire order, from the highest bit of the flags down. ``cluster_id`` is what RabbitMQ calls the reserved
-#: one.
+#: In wire order, from the highest bit of the flags down. ``cluster_id`` is RabbitMQ's name of the reserved property.
 _LAYOUT = (
     ("content_type", _TEXT),
     ("content_encoding", _TEXT),
@@ -53,17 +52,17 @@ def table_span(data: bytes, start: int, flags: int, end: int | None = None) -> t
     """Find the header table.
 
     Args:
-        data: bytes with the content header in them.
+        data: bytes that contain the content header.
         start: offset just after the property flags.
         flags: the property flags.
         end: offset after the last property; None: the end of ``data``.
 
     Returns:
-        Offset of the first entry (four after the table's length) and offset after the last one, as `pick`
-        takes them; None if the message has no table.
+        Offset of the first entry (four after the table's length) and offset after the last one, as arguments for
+        `pick`; None if the message has no table.
 
     Raises:
-        ProtocolError: 502, the table does not lie within ``end``.
+        ProtocolError: 502, the table exceeds ``end``.
     """
     if not flags & HEADERS:
         return None
@@ -82,10 +81,10 @@ def table_span(data: bytes, start: int, flags: int, end: int | None = None) -> t
 
 
 def strings_end(data: bytes, start: int, flags: int, end: int) -> int:
-    """Find where the header table stands, or would stand: after content type and content encoding.
+    """Return the offset of the header table, present or not: after content type and content encoding.
 
     Raises:
-        ProtocolError: 502, they do not end within ``end``.
+        ProtocolError: 502, they exceed ``end``.
     """
     for flag in (CONTENT_TYPE, CONTENT_ENCODING):
         if flags & flag:
@@ -103,15 +102,14 @@ def decode_properties(
     """Read properties other than the header table.
 
     Args:
-        data: bytes with the content header in them.
+        data: bytes that contain the content header.
         start: offset just after the property flags.
         end: offset after the last property.
         flags: the property flags.
         wanted: names to read; None: all that are set.
 
     Returns:
-        Set properties among ``wanted`` by name; text as bytes, an empty one as ``b""``; an unset one is not
-        there.
+        Set properties among ``wanted`` by name; strings as bytes, possibly empty.
 
     Raises:
         ProtocolError: 502, the properties don't fill ``start`` to ``end`` exactly.

@@ -1,10 +1,10 @@
 """Field tables, read in place: selecting, cutting, decoding and encoding entries.
 
-Received bytes are never decoded and encoded again: a rule sees decoded values, the broker gets the producer's
-own bytes, cut or extended at the boundaries of entries. Independent of frames, methods and rules.
+Received bytes are never re-encoded: rules get decoded values, the broker gets the producer's own bytes, cut or extended
+at the boundaries of entries. Independent of frames, methods and rules.
 
-Source: AMQP 0-9-1 spec, 4.2.5.5 "Field tables"; letters as RabbitMQ reads them (errata, "Field types").
-All lengths are in bytes. Malformed bytes are a ``ProtocolError`` 502 on the connection, as on the broker.
+Source: AMQP 0-9-1 spec, 4.2.5.5 "Field tables"; letters as RabbitMQ reads them (errata, "Field types"). All lengths are
+in bytes. Malformed bytes are a ``ProtocolError`` 502 on the connection, as on the broker.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import NoReturn, cast
 from proxy.errors import LocalProtocolError, ProtocolError
 from proxy.values import Table, Value
 
-#: Tables and arrays within one another. Real headers have a handful (x-death has 2); more is a 502, so that
-#: no producer decides how deep our stack gets.
+#: Nesting limit of tables and arrays. Real headers have a handful of levels (x-death has 2); more is a 502, so that
+#: producers can't exhaust the stack.
 MAX_NESTING = 128
 
 #: AMQP 0-9-1 spec, 4.2.5.5: names of entries are short strings.
@@ -34,7 +34,7 @@ _FIXED = {
 _FIXED_BY_OCTET = {ord(letter): (letter, codec) for letter, codec in _FIXED.items()}
 _LENGTH = struct.Struct(">I")
 
-#: Octet of the letter -> size of letter and value, where it is fixed; 0: a length of four bytes follows.
+#: Octet of the letter -> size of letter and value if it is fixed; 0: a length of four bytes follows.
 VALUE_SIZES = (
     {ord(letter): 1 + codec.size for letter, codec in _FIXED.items()} | {ord("V"): 1} | dict.fromkeys(b"SxAF", 0)
 )
@@ -42,21 +42,21 @@ VALUE_SIZES = (
 
 _VOID = Value("V", None)
 
-#: What reading outside the bytes or at an unknown letter raises here.
+#: Exceptions from reading out of bounds or an unknown letter.
 _MALFORMED = (IndexError, KeyError, struct.error)
 
 
 def pick(data: bytes, start: int, end: int, wanted: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-    """Find the entries of some names without looking into the others. On the path of every routed publish.
+    """Find the entries with some names and skip the others. On the path of every routed publish.
 
     Args:
-        data: bytes with the table in them.
+        data: bytes that contain the table.
         start: offset of the first entry (after the table's own length).
         end: offset after the last entry.
         wanted: names to find.
 
     Returns:
-        (name, raw value: letter and value bytes) of each such entry, in order; duplicates stay.
+        (name, raw value: letter and value bytes) of each entry, in order, including duplicates.
 
     Raises:
         ProtocolError: 502, the entries don't fill ``start`` to ``end`` exactly or a letter is unknown.
@@ -81,7 +81,7 @@ def pick(data: bytes, start: int, end: int, wanted: frozenset[bytes]) -> list[tu
 
 
 def without(data: bytes, start: int, end: int, names: frozenset[bytes]) -> bytes:
-    """Return the entries with every entry of some names cut out; the other bytes stay as they are.
+    """Return the entries without those of some names; all other bytes are unchanged.
 
     Raises:
         ProtocolError: 502 as in `pick`.
@@ -122,15 +122,15 @@ def decode_table(data: bytes, start: int, end: int) -> Table:
 
 
 def too_deep(entries: bytes) -> bytes | None:
-    """Find an argument that `decode_table` would refuse because tables and arrays nest deeper than `MAX_NESTING`.
+    """Find an argument that `decode_table` would reject because tables and arrays nest deeper than `MAX_NESTING`.
 
-    Walks with a list of its own instead of the stack. Malformed values are left to the broker to refuse.
+    Iterative, not recursive. Malformed values are left to the broker to reject.
 
     Returns:
         The name of the first such top-level argument; None if there is none.
     """
     argument = b""
-    #: end offset of every table or array that is open, and whether its elements have names
+    #: end offset of every open table or array, and whether its elements have names
     open_values: list[tuple[int, bool]] = [(len(entries), True)]
     at = 0
     try:
@@ -234,7 +234,7 @@ def _decode_entries(data: bytes, start: int, end: int, depth: int) -> Table:
 
 
 def _decode(data: bytes, at: int, end: int, depth: int) -> tuple[Value, int]:
-    """Decode the value whose letter stands at ``at`` and which may not reach beyond ``end``."""
+    """Decode the value whose letter is at ``at`` and which must not extend beyond ``end``."""
     octet = data[at]
     at += 1
     fixed = _FIXED_BY_OCTET.get(octet)
@@ -268,7 +268,7 @@ def _decode_elements(data: bytes, start: int, end: int, depth: int) -> tuple[Val
 
 
 def _value(letter: str, content: object) -> Value:
-    # Without the constructor of the named tuple: it is a function of Python, and takes four times as long.
+    # Not by the named tuple's constructor, a Python function: it takes four times as long.
     return tuple.__new__(Value, (letter, content))
 
 

@@ -1,7 +1,7 @@
-"""YAML files of operators, read strictly and with the place of every value. Only this package imports PyYAML.
+"""YAML files of operators, read strictly and with the position of every value. Only this package imports PyYAML.
 
-`document` parses a file into nodes (scalars, sequences and mappings that know file, line and column) and collects
-faults. `models` validates nodes with pydantic and reports its errors at their places; it has the types of values:
-names, durations, passwords. `hosts` has host and port of a connection. `secret_sources` reads secrets that are kept
-elsewhere; `masking` hides those in the text of a file.
+`document` parses a file into nodes (scalars, sequences and mappings with file, line and column) and collects errors.
+`models` validates nodes with pydantic and reports its errors at their positions; it defines the value types: names,
+durations, passwords. `hosts` has host and port of a connection. `secret_sources` reads secrets from the environment or
+from files; `masking` hides secrets in the text of a file.
 """

@@ -1,10 +1,10 @@
-"""The strict YAML parser: one file to a tree of nodes with their places, or all faults in it.
+"""The strict YAML parser: returns one file as a tree of nodes with their positions, or all errors in it.
 
-It works on PyYAML's events, since the loaders above them resolve aliases and merge keys and drop duplicate keys, each
-of which has made a file mean something else than its author read in it. Here they are faults, as are keys that are not
-strings. Scalars are read by the core schema of YAML 1.2 (YAML 1.2.2, 10.3.2), not by the rules of 1.1 that PyYAML's own
-constructors follow: ``no``, ``on``, dates and ``1:30`` are strings, ``010`` is ten. All faults of a load are collected
-before any is raised.
+It uses PyYAML's events, since the loaders above them resolve aliases and merge keys and drop duplicate keys, each of
+which has made a file mean something other than what its author intended. Here they are errors, as are keys that are not
+strings. Scalars are resolved by the core schema of YAML 1.2 (YAML 1.2.2, 10.3.2), not by the rules of YAML 1.1 in
+PyYAML's own constructors: ``no``, ``on``, dates and ``1:30`` are strings, ``010`` is ten. All errors of a load are
+collected before any is raised.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from yaml.events import (
 
 from proxy.errors import ConfigError, ConfigErrors, located
 
-#: How the names of files end that hold tests of rules and no rules.
+#: Suffixes of files that contain tests of rules and no rules.
 _TESTS_ENDINGS = ("_test.yaml", "_test.yml")
 
 
 def is_tests_file(name: str) -> bool:
-    """Whether a file holds tests of rules, by its name; no sidecar reads it."""
+    """Return True if the name is that of a file of tests, which no sidecar loads."""
     return name.endswith(_TESTS_ENDINGS)
 
 
 class Place(NamedTuple):
-    """Where something was written: file or environment variable; line and column from 1, 0 if unknown."""
+    """Position of a value: file or environment variable; line and column from 1, 0 if unknown."""
 
     source: str
     line: int
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 class ConfigWarning(NamedTuple):
-    """Something that works and that its author may not want."""
+    """Something valid that is probably not intended."""
 
     place: Place
     key: str
@@ -59,17 +59,17 @@ class ConfigWarning(NamedTuple):
 
 @dataclass(slots=True)
 class Faults:
-    """Collects errors and warnings while files are read; `check` raises what was found."""
+    """Collects errors and warnings while files are read; `check` raises the errors."""
 
     errors: list[ConfigError] = field(default_factory=list)
     warnings: list[ConfigWarning] = field(default_factory=list)
 
     def error(self, place: Place, key: str, message: str) -> None:
-        """Note a fault at a key, given by its dotted path; the message never shows a secret."""
+        """Add an error at a key, given by its dotted path; the message must not contain a secret."""
         self.errors.append(ConfigError(place.source, place.line, key, message, place.column))
 
     def warn(self, place: Place, key: str, message: str) -> None:
-        """Note something that works but looks unintended."""
+        """Add a warning."""
         self.warnings.append(ConfigWarning(place, key, message))
 
     def check(self) -> None:
@@ -78,11 +78,11 @@ class Faults:
             raise ConfigErrors(self.errors)
 
 
-#: Digits beyond which a number is out of range for every use we have; a limit against hostile input.
+#: Numbers with more digits are out of range for every key; a limit against hostile input.
 _MAX_DIGITS = 64
 _BEYOND: int = 10**_MAX_DIGITS
 
-#: What may be the password in user:password@host, wherever a person put an address; too much is safe.
+#: Possible password in user:password@host, with or without a scheme; masking too much is safe.
 _PASSWORD = re.compile(r":(?!//[^@]*:).*@", re.DOTALL)
 
 _INTEGER = re.compile(r"[-+]?[0-9]+")
@@ -101,13 +101,13 @@ _WORDS: dict[str, bool | float | None] = {
 }
 _NUMBER_START = frozenset("0123456789+-.")
 
-#: What a scalar can be under the core schema.
+#: Types of a scalar under the core schema.
 Plain: TypeAlias = bool | int | float | str | None
 
 
 @dataclass(slots=True, eq=False)
 class Scalar:
-    """One scalar: its text, how it was written, and where."""
+    """One scalar: its text, its notation and its position."""
 
     place: Place
     text: str
@@ -116,12 +116,12 @@ class Scalar:
 
     @property
     def absent(self) -> bool:
-        """Nothing was written at all, as after ``key:``."""
+        """True if nothing was written, as after ``key:``."""
         return self.plain and not self.text
 
     @property
     def value(self) -> Plain:
-        """The scalar under the core schema; local tags (``!bytes``) are the caller's."""
+        """The scalar under the core schema; callers resolve local tags (``!bytes``)."""
         return resolve(self.text) if self.plain and self.tag is None else self.text
 
 
@@ -135,18 +135,18 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Mapping:
-    """One mapping, in file order; keys are text and differ."""
+    """One mapping, in file order; keys are strings and unique."""
 
     place: Place
     entries: list[tuple[Scalar, Node]]
 
     def entry(self, key: str) -> tuple[Scalar, Node] | None:
-        """A key and its value; None if it was not written."""
+        """Return a key and its value; None if the key is missing."""
         return next((entry for entry in self.entries if entry[0].text == key), None)
 
 
 Node: TypeAlias = Scalar | Sequence | Mapping
-#: Makes of each item of ``exchanges[].bindings``, given with the indexes of exchange and binding, what takes its place.
+#: Converts each item of ``exchanges[].bindings``, given with the indexes of exchange and binding, to its replacement.
 BindingReader: TypeAlias = Callable[[Node, int, int], Any]
 
 
@@ -166,21 +166,21 @@ def resolve(text: str) -> Plain:
 
 
 def _integer(text: str, base: int) -> int:
-    # int() of a long text is quadratic and, in Python, an error of its own kind.
+    # int() of a long string is quadratic and raises a different error.
     if len(text) > _MAX_DIGITS:
         return -_BEYOND if text[0] == "-" else _BEYOND
     return int(text, base)
 
 
 def join(path: str, key: str) -> str:
-    """Append a key to a dotted path; one that is not a plain word is quoted."""
+    """Append a key to a dotted path; a key that is not a plain word is quoted."""
     if re.fullmatch(r"[A-Za-z_][\w-]*", key):
         return f"{path}.{key}" if path else key
     return f'{path}["{key}"]'
 
 
 def describe(node: Node | None) -> str:
-    """Return what was seen, in words for an error message."""
+    """Describe a node for an error message."""
     match node:
         case None:
             return "nothing"
@@ -211,7 +211,7 @@ def _scalar_shown(node: Scalar) -> str:
 
 
 def release_tree(root: Node) -> None:
-    """Take a tree apart piece by piece: freed as a whole, a large one would hold the interpreter for long."""
+    """Release a tree in steps: freeing a large one at once would block the interpreter for long."""
     pending: list[Node] = [root]
     while pending:
         node = pending.pop()
@@ -223,15 +223,15 @@ def release_tree(root: Node) -> None:
             node.items.clear()
 
 
-#: The C parser where pyyaml was built with it: some ten times faster, the same events.
+#: The C parser if pyyaml was built with it: some ten times faster, same events.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-#: Levels of lists and mappings inside each other. A rules file needs about eight; the readers recurse.
+#: Nesting limit of lists and mappings. A rules file needs about eight levels; the readers recurse.
 MAX_DEPTH = 64
 
-#: The mark that editors on Windows put before a text.
+#: The byte order mark that editors on Windows write.
 _MARK = b"\xef\xbb\xbf"
 _STR_TAG = "tag:yaml.org,2002:str"
-#: Words of libyaml where a value without quotes is most often the cause.
+#: Problems reported by libyaml whose usual cause is a value without quotes.
 _WANT_QUOTES = ("mapping values are not allowed", "cannot start any token", "alphabetic or numeric", "',' or")
 _QUOTE = "put a value in quotes where it begins with one of # * & ! | > % @ ` [ { or holds ': ' or ' #'"
 
@@ -239,16 +239,16 @@ _QUOTE = "put a value in quotes where it begins with one of # * & ! | > % @ ` [ 
 def read_document(
     data: str | bytes, source: str, faults: Faults, read_binding: BindingReader | None = None
 ) -> Node | None:
-    """Read the one document of a file.
+    """Read the single document of a file.
 
     Args:
         data: the file's content; bytes must be UTF-8.
         source: the file's name for error messages.
-        faults: takes every fault found; a syntax error ends the reading.
-        read_binding: keeps the tree small: there may be a hundred thousand bindings.
+        faults: receives every error; a syntax error ends the reading.
+        read_binding: replaces bindings while reading, to keep the tree small: there may be a hundred thousand.
 
     Returns:
-        The root node; None if the file is empty or can't be read further.
+        The root node; None if the file is empty or has a syntax error.
     """
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data.removeprefix(_MARK)
     try:
@@ -263,7 +263,7 @@ def read_document(
             return _Composer(parser.get_event, source, faults, read_binding).document()
         finally:
             parser.dispose()
-    # Half a tree would only give faults that follow from these.
+    # Errors of a partial tree would only be consequences of these.
     except ConfigError as error:
         faults.errors.append(error)
     except yaml.YAMLError as error:
@@ -282,7 +282,7 @@ class _Composer:
         self._source = source
         self._faults = faults
         self._read_binding = read_binding
-        #: keys and indexes that lead to the node that is being read; None stands for a key that is being read
+        #: keys and indexes of the current node; None while a key is being read
         self._path: list[str | int | None] = []
 
     def document(self) -> Node | None:
@@ -325,7 +325,7 @@ class _Composer:
         return self._sequence(place) if sequence else self._mapping(place)
 
     def _tagged(self, event: Any) -> Scalar:
-        # "!" and !!str make a text of anything; local tags are left to the caller.
+        # "!" and !!str make any scalar a string; local tags are left to the caller.
         tag = event.tag if event.tag.startswith("!") and event.tag != "!" else None
         if tag is None and event.tag not in ("!", _STR_TAG):
             self._fault(self._place(event), f"seen the tag {_short(event.tag)}, which is not supported")
@@ -388,7 +388,7 @@ def _short(tag: str) -> str:
 
 def _syntax_fault(error: yaml.YAMLError, source: str, text: str) -> tuple[Place, str]:
     if not isinstance(error, yaml.MarkedYAMLError):
-        # A character that YAML does not take; the two parsers count to it in different units.
+        # A character that YAML does not permit; the two parsers report its position in different units.
         odd = yaml.reader.Reader.NON_PRINTABLE.search(text)
         return _end(source, text[: odd.start()]) if odd else Place(source, 0), str(error).splitlines()[0]
     mark = error.problem_mark or error.context_mark
@@ -398,7 +398,7 @@ def _syntax_fault(error: yaml.YAMLError, source: str, text: str) -> tuple[Place,
 
 
 def _way_out(error: yaml.MarkedYAMLError, text: str) -> str:
-    """Return what to do about a syntax error, where that is known."""
+    """Return advice about a syntax error, or ""."""
     problem, mark, begun = error.problem or "", error.problem_mark, error.context_mark
     line = (text.splitlines() or [""])[mark.line] if mark and mark.line < len(text.splitlines()) else ""
     at = line[mark.column : mark.column + 1] if mark else ""
@@ -416,5 +416,5 @@ def _way_out(error: yaml.MarkedYAMLError, text: str) -> str:
 
 
 def _end(source: str, text: str) -> Place:
-    """Return the place after a string."""
+    """Return the position after the last character."""
     return Place(source, text.count("\n") + 1, len(text) - text.rfind("\n"))

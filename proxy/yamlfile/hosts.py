@@ -1,4 +1,4 @@
-"""Host and port of TCP connections: how they are written, and which of them mean the same socket."""
+"""Host and port of TCP connections: notation, and comparison of addresses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HostPort:
 
     @property
     def loopback(self) -> bool:
-        """Whether the host can only be this machine."""
+        """True if the host can only be this machine."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:
@@ -34,10 +34,10 @@ def parse_address(text: str, least: int = 1) -> HostPort:
     """Parse ``host:port``.
 
     Args:
-        least: smallest port; 0 if any free port can be meant.
+        least: smallest port; 0 if port 0 may stand for any free port.
 
     Raises:
-        ValueError: what was expected.
+        ValueError: the message states what was expected.
     """
     parts = _WRITTEN.fullmatch(text)
     if not parts or int(parts[3]) > MOST_PORT:
@@ -46,17 +46,17 @@ def parse_address(text: str, least: int = 1) -> HostPort:
     if port < least:
         raise ValueError(f"a port from {least} to {MOST_PORT}")
     try:
-        host.encode("idna")  # as a look-up of the name does
+        host.encode("idna")  # as the name lookup does
     except UnicodeError:
         raise ValueError("host:port with a name whose parts between dots have 1 to 63 characters") from None
     return HostPort(host, port)
 
 
 def is_own_address(host: str, port: int, listening: Collection[tuple[str, int]]) -> bool:
-    """Whether an address is one of those that we listen on, as far as its text tells.
+    """Return True if an address is textually one of those that we listen on.
 
     Args:
-        listening: (host, port) where we listen.
+        listening: our listening addresses as (host, port).
     """
     return any(port == own_port and _is_host(host, own) for own, own_port in listening)
 
@@ -82,7 +82,7 @@ def _is_any(host: str) -> bool:
 
 
 def listen_conflict(one: HostPort, other: HostPort) -> bool:
-    """Whether only one of two addresses can be listened on, as far as their text tells; port 0 is any free one."""
+    """Return True if two addresses can't both be listened on, as far as their text shows; port 0 is any free one."""
     if one.port != other.port or not one.port:
         return False
     here, there = _bound(one.host), _bound(other.host)
@@ -90,7 +90,7 @@ def listen_conflict(one: HostPort, other: HostPort) -> bool:
 
 
 def _bound(host: str) -> frozenset[IPv4Address | IPv6Address | str]:
-    """What is bound for a host, as far as its text tells."""
+    """Return what binding a host occupies, as far as its text shows."""
     if host.lower() == "localhost":
         return frozenset((ip_address("127.0.0.1"), ip_address("::1")))
     try:

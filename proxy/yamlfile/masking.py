@@ -1,7 +1,7 @@
-"""Masks the secrets in the text of a rules file, which otherwise stays as it was written: comments, order, blanks.
+"""Masks the secrets in the text of a rules file; everything else is unchanged: comments, order, blanks.
 
-Secrets are the values of keys named ``password``, wherever they are, and the password in ``user:password@host``. Text
-that is no YAML (yet) is masked line by line.
+Secrets are the values of all keys named ``password``, and the password in ``user:password@host``. Text that is not
+valid YAML is masked line by line.
 """
 
 from __future__ import annotations
@@ -12,29 +12,28 @@ import yaml
 
 MASK = "***"
 _KEY = "password"
-#: The password in an address, which may lack its scheme: what follows the user, up to the last ``@`` before a slash.
+#: The password in an address, with or without a scheme: the text from the colon up to the last ``@`` before a slash.
 _ADDRESS = re.compile(r"(?P<before>:)(?!//)[^\s/'\"][^/'\"\r\n]*(?=@)")
-#: A password in text that is no YAML, or in a comment.
+#: A password in text that is not valid YAML, or in a comment.
 _WRITTEN = re.compile(rf"(?P<before>\b{_KEY}[\"']?\s*:[ \t]*)(?=\S)[^\r\n]+", re.IGNORECASE)
 _COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*", re.MULTILINE)
 
 
 def masked(text: str) -> str:
-    """Return the text with every secret replaced by three asterisks."""
     try:
         spans = _secrets(text)
     except yaml.YAMLError:
         return _masked_lines(text)
     parts, end = [], 0
     for start, stop in spans:
-        # A block scalar has the line break at its end.
+        # A block scalar includes its final line break.
         parts += [_comments_masked(text[end:start]), MASK + "\n" * text[start:stop].endswith("\n")]
         end = stop
     return "".join([*parts, _comments_masked(text[end:])])
 
 
 def _comments_masked(text: str) -> str:
-    """Mask what may be a secret in comments; the text between two secret values has no other secret."""
+    """Mask possible secrets in comments; there are no other secrets between two secret values."""
     return _COMMENT.sub(lambda comment: _masked_lines(comment[0]), text)
 
 
@@ -43,8 +42,8 @@ def _masked_lines(text: str) -> str:
 
 
 def _secrets(text: str) -> list[tuple[int, int]]:
-    """Return where the values of secret keys begin and end."""
-    if _KEY not in text.lower() and "@" not in text:  # a file of ten thousand bindings is not parsed for nothing
+    """Return the start and end of each secret value."""
+    if _KEY not in text.lower() and "@" not in text:  # avoids parsing a file of ten thousand bindings needlessly
         return []
     spans = []
     seen: set[int] = set()

@@ -1,10 +1,10 @@
-"""Pydantic models of YAML files: how values are written, and what is reported about those that are not as expected.
+"""Pydantic models of YAML files: value types, and error messages about invalid values.
 
 `read_model` is the adapter: it validates a tree of nodes with a model and reports every error of pydantic at the file,
-line, column and key of its node. What can't be used is left out and its default taken, so that the checks that follow
-find their faults in the same run.
+line, column and key of its node. Invalid values are replaced by their defaults, so that later checks find their errors
+in the same run.
 
-A type states what it expects (`Expected`, or one of the value types below); no message shows the text of a secret.
+A type states what it expects (`Expected`, or one of the value types below); no message contains a secret.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ JsonSchemaValue: TypeAlias = dict[str, Any]
 
 #: AMQP 0-9-1 spec, 4.2.5.3: names and routing keys are short strings.
 MAX_SHORT_BYTES = 255
-#: What begins the alias of a field that is no key of the file.
+#: Prefix of the alias of a field that is not a key of the file.
 _NO_KEY = "\0"
 _STRING: JsonSchemaValue = {"type": "string"}
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -47,10 +47,10 @@ _VARIABLE = re.compile(r"\$\{\w[^}]*\}|\$\(\w+\)|\{\{.+?\}\}")
 
 
 class Keys:
-    """A mapping of a file with its dotted path: the places of its keys, for faults that are found later.
+    """A mapping of a file with its dotted path: the positions of its keys, for errors that are found later.
 
     Args:
-        node: the mapping, or what stands in its place.
+        node: the mapping, or the node in its place.
         path: its dotted path, empty for the whole file.
     """
 
@@ -66,19 +66,18 @@ class Keys:
 
     @property
     def place(self) -> Place:
-        """Where the mapping begins."""
         return self._node.place
 
     def at(self, key: str) -> str:
         return join(self.path, key)
 
     def place_of(self, key: str) -> Place:
-        """Where a key was written, or the mapping where it was not."""
+        """Return the position of a key, or of the mapping if the key is missing."""
         entry = self._node.entry(key)
         return entry[0].place if entry else self._node.place
 
     def value(self, key: str) -> Node | None:
-        """What stands under a key; None if it was not written."""
+        """Return the value of a key; None if the key is missing."""
         entry = self._node.entry(key)
         return entry[1] if entry else None
 
@@ -87,7 +86,7 @@ class Keys:
 
 
 class FileModel(BaseModel):
-    """A mapping of a file: strict types, no other keys."""
+    """A mapping of a file: strict types, no unknown keys."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -104,7 +103,7 @@ M = TypeVar("M", bound=FileModel)
 
 
 def key_names(model: type[BaseModel]) -> dict[str, tuple[str, FieldInfo]]:
-    """The keys of a model's mapping, each with its attribute and field."""
+    """Return the keys of a model's mapping, each with its attribute and field."""
     fields = ((info.alias or name, name, info) for name, info in model.model_fields.items())
     return {key: (name, info) for key, name, info in fields if not key.startswith(_NO_KEY)}
 
@@ -113,13 +112,13 @@ def key_names(model: type[BaseModel]) -> dict[str, tuple[str, FieldInfo]]:
 
 
 def read_model(model: type[M], node: Node, faults: Faults, path: str = "") -> M | None:
-    """Read a node as a model and report everything that is wrong with it.
+    """Read a node as a model and report every error in it.
 
     Args:
-        node: the mapping, or what stands in its place.
+        node: the mapping, or the node in its place.
 
     Returns:
-        The model, without what was wrong; None if what is left is not enough for one.
+        The model without its invalid values; None if the rest does not suffice for one.
     """
     data = _plain(node)
     reported = False
@@ -138,15 +137,16 @@ def read_model(model: type[M], node: Node, faults: Faults, path: str = "") -> M 
 
 
 def _causes(details: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Leave out that a list is too short where that follows from what is wrong with its items."""
+    """Remove errors about a list's length that follow from errors in its items."""
     within = {detail["loc"][:length] for detail in details for length in range(len(detail["loc"]))}
     return [detail for detail in details if detail["type"] != "too_short" or detail["loc"] not in within]
 
 
 def _plain(node: Node) -> object:
-    """Return a tree as pydantic takes it; what no type accepts remains a node.
+    """Return a tree as input for pydantic; nodes that no type accepts remain nodes.
 
-    That is no value, a local tag, and a float: those that types take were made of durations and times.
+    These are missing values, local tags, and floats: the floats that types accept were converted from durations and
+    times.
     """
     if isinstance(node, Mapping):
         return {key.text: _plain(child) for key, child in node.entries}
@@ -161,7 +161,7 @@ _GONE = object()
 
 
 def _prune(data: object, detail: ErrorDetails) -> bool:
-    """Take out what an error is about, or the item that can't be without it; False if nothing is left."""
+    """Remove the value of an error, or the item that is unusable without it; False if nothing is left."""
     loc = detail["loc"][:-1] if detail["type"] == "missing" else detail["loc"]
     chain: list[tuple[Any, Any]] = []
     inner: Any = data
@@ -187,7 +187,7 @@ def _close_gaps(data: object) -> None:
 
 
 def _report(model: type[BaseModel], root: Node, path: str, detail: ErrorDetails, faults: Faults) -> None:
-    """Report an error of pydantic: where, what was seen, what was expected."""
+    """Report an error of pydantic: its position, what was seen, what was expected."""
     node: Node | None = root
     place = root.place
     for step in detail["loc"]:
@@ -233,19 +233,19 @@ def _message(model: type[BaseModel], node: Node | None, detail: ErrorDetails) ->
 
 
 def _shape(node: Node | None) -> str:
-    """What was seen in place of a mapping; not its text, which may be a password."""
+    """Describe a node in place of a mapping, without its text, which may be a password."""
     if not isinstance(node, Scalar) or node.absent or node.value is None or isinstance(node.value, bool):
         return describe(node)
     return "a single value" if isinstance(node.value, str) else "a number"
 
 
 class KeyType(NamedTuple):
-    """What a model says of a key, or of an item of a list.
+    """The declared type of a key, or of an item of a list.
 
     Args:
         type: without ``Annotated`` and None.
-        marks: what ``Annotated`` says.
-        optional: whether it may be null.
+        marks: metadata of ``Annotated``.
+        optional: whether null is allowed.
     """
 
     type: Any
@@ -264,7 +264,7 @@ class KeyType(NamedTuple):
 
     @property
     def is_section(self) -> bool:
-        """Whether it is, or lists, mappings with keys of their own."""
+        """True if it is a mapping with keys of its own, or lists or maps such mappings."""
         return isinstance(self.item, type) and issubclass(self.item, BaseModel)
 
 
@@ -283,7 +283,7 @@ def key_type(model: type[BaseModel], *steps: str | int) -> KeyType:
 
 
 def _unwrapped(annotation: Any, marks: Iterable[Any] = (), description: str | None = None) -> KeyType:
-    """The type inside ``Annotated`` and beside None."""
+    """Return the type within ``Annotated`` and without None."""
     found, optional = [*marks], False
     while get_origin(annotation) in (Annotated, Union, UnionType):
         if get_origin(annotation) is Annotated:
@@ -296,7 +296,7 @@ def _unwrapped(annotation: Any, marks: Iterable[Any] = (), description: str | No
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
-    """Name the key that was probably meant: one that is much alike, or the only one that begins so; else all keys."""
+    """Suggest the intended key: a similar one, or the only one with this prefix; else list all keys."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, 1, 0.75)
     begun = [key for key in known if len(name) > 1 and key.startswith(name)]
@@ -306,7 +306,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def warn_of_variables(node: Node, path: str, faults: Faults) -> None:
-    """Point at text that looks like a variable of a shell or a template, which nothing replaces here; never show it."""
+    """Warn about strings that look like a variable of a shell or a template, which is not expanded; never show them."""
     if isinstance(node, Mapping):
         for key, child in node.entries:
             warn_of_variables(child, join(path, key.text), faults)
@@ -322,11 +322,11 @@ def warn_of_variables(node: Node, path: str, faults: Faults) -> None:
 
 
 class Expected:
-    """States in ``Annotated`` what a value must be, for messages.
+    """Metadata for ``Annotated``: describes the expected value in messages.
 
     Args:
-        hidden: whether no message may show the value.
-        quotes: whether quotes make the value right where it is a scalar of another type.
+        hidden: whether the value must not appear in messages.
+        quotes: whether quoting fixes the value if it is a scalar of another type.
     """
 
     def __init__(self, expected: str, hidden: bool = False, quotes: bool = True) -> None:
@@ -347,12 +347,12 @@ class Whole(Expected):
 
 
 class Parsed(Expected):
-    """Strings that a function makes values of; one that was made already (a default, a copy) is taken as it is.
+    """Strings converted by a function; converted values (a default, a copy) are accepted as they are.
 
     Args:
-        parse: ValueError has what was expected, `fault` a whole message.
+        parse: raises ValueError with the expected value, or `fault` with a whole message.
         made: the type of the values.
-        written: what JSON Schema says of it.
+        written: the JSON Schema of the string.
     """
 
     def __init__(
@@ -413,7 +413,7 @@ class Name(Parsed):
 
 
 class _OneOrMore:
-    """A list, as a tuple; one value stands for a list of it."""
+    """A list as a tuple; a single value is accepted as a list of one."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(self._items, handler(source))
@@ -427,7 +427,7 @@ class _OneOrMore:
 
 
 class _NoKey:
-    """A field that is no key of the file: its alias begins with a zero byte, and no schema has it."""
+    """A field that is not a key of the file: its alias begins with a zero byte, and it is missing from the schema."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         raise PydanticOmit
@@ -439,7 +439,7 @@ def _address(least: int) -> Parsed:
 
 
 def fault(message: str) -> PydanticCustomError:
-    """An error whose message has everything."""
+    """Return an error with a complete message."""
     return PydanticCustomError("fault", "{message}", {"message": message})
 
 
@@ -464,7 +464,7 @@ def _http_url(text: str) -> str:
     except ValueError:
         good = False
     if not good:
-        # The text is not shown: it may hold a password.
+        # The text is not shown: it may contain a password.
         raise ValueError(_HTTP)
     return text.rstrip("/")
 
@@ -475,7 +475,7 @@ _HIDDEN = "a password, in quotes where it could be something else than a text"
 LISTED = Strict(False)
 ONE_OR_MORE = _OneOrMore()
 NO_KEY = _NoKey()
-#: The default of a key that may be left out and may not be null.
+#: Default of a key that may be omitted but not null.
 NOTHING: Any = None
 Text: TypeAlias = Annotated[str, Expected("a text")]
 Texts: TypeAlias = Annotated[tuple[Text, ...], ONE_OR_MORE]
@@ -487,18 +487,18 @@ HttpUrl: TypeAlias = Annotated[
 Password: TypeAlias = Annotated[SecretStr, Parsed(_HIDDEN, SecretStr, SecretStr, hidden=True)]
 #: ``host:port``, an IPv6 host in brackets.
 Address: TypeAlias = Annotated[HostPort, _address(least=1)]
-#: The same where we listen: port 0 is any free one.
+#: The same for a listening address: port 0 is any free one.
 ListenAddress: TypeAlias = Annotated[HostPort, _address(least=0)]
 Table: TypeAlias = dict[str, Any]
 
 
 def name_fault(text: str) -> str | None:
-    """Return what is wrong with a name of a queue or an exchange, None if it can be used."""
+    """Return why a string is not a valid name of a queue or an exchange, None if it is."""
     return short_fault(text.encode()) if text else "an empty name"
 
 
 def short_fault(name: bytes) -> str | None:
-    """Return what is wrong with a name or routing key that rules may use, None if nothing is."""
+    """Return why rules may not use a name or routing key, None if they may."""
     if len(name) > MAX_SHORT_BYTES:
         return f"{len(name)} bytes, the protocol allows {MAX_SHORT_BYTES}"
     prefix = reserved_prefix(name)

@@ -1,4 +1,4 @@
-"""Reads secrets from where files say that they are kept: in an environment variable or in a file of their own."""
+"""Reads secrets from environment variables or from files of their own."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 class MissingSecret(Exception):  # noqa: N818 - a finding for the reader of the file, not a fault of ours
-    """Why a secret can't be read; the message never has a part of it."""
+    """A secret that can't be read; the message contains no part of it."""
 
 
 def read_secret_source(source: str | Path, environ: Mapping[str, str]) -> bytes:
     """Read an environment variable, given by its name, or a file, given by its path.
 
     Raises:
-        MissingSecret: there is none.
+        MissingSecret: it does not exist or can't be read.
     """
     if isinstance(source, Path):
         try:
@@ -28,10 +28,10 @@ def read_secret_source(source: str | Path, environ: Mapping[str, str]) -> bytes:
 
 
 def read_password_source(source: str | Path, environ: Mapping[str, str]) -> str:
-    """Read a password; one line break at the end of its file is left out.
+    """Read a password; one line break at the end of its file is removed.
 
     Raises:
-        MissingSecret: there is none.
+        MissingSecret: it does not exist or can't be read.
     """
     data = read_secret_source(source, environ)
     try:
