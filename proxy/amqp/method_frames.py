@@ -293,15 +293,7 @@ def basic_publish(channel: int, exchange: bytes, key: bytes, *, mandatory: bool 
 
 
 def basic_return(channel: int, reply_code: int, text: bytes, exchange: bytes, key: bytes) -> bytes:
-    """Build ``Basic.Return``; content header and body must follow.
-
-    Args:
-        channel: channel number.
-        reply_code: 312 or 313.
-        text: reply text; RabbitMQ writes the bare name here, ``NO_ROUTE``.
-        exchange: exchange of the publish.
-        key: routing key of the publish.
-    """
+    """Build ``Basic.Return``; header and body must follow. As text RabbitMQ writes the bare name, ``NO_ROUTE``."""
     return method_frame(channel, methods.BASIC_RETURN, reply_code, text, exchange, key)
 
 

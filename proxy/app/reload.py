@@ -21,7 +21,7 @@ from proxy.config.loader import ChangedSettings
 from proxy.errors import ConfigErrors, UpstreamError, UpstreamFailure
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters, TrafficLabels
-from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.destination_translation import static_translations
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
@@ -29,6 +29,7 @@ from proxy.rules.loader import LoadedRules, load_rules
 from proxy.rules.ruleset import VhostRules
 from proxy.rules.watch import FileWatch, lone_mounts
 from proxy.rules.wire import owned_exchange
+from proxy.values import Destination
 
 _log = structlog.get_logger(__name__)
 

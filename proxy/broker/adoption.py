@@ -17,8 +17,9 @@ from proxy.broker.methods import Bind, reason
 from proxy.broker.reconcile.token_migration import lacking_tokens, retire_tokens
 from proxy.relay.declare.storage import kept_rows, signed_copy
 from proxy.relay.tokens import Secrets, Tokens
-from proxy.relay.vhost import Destination, StoredBinding, VhostState
+from proxy.relay.vhost import StoredBinding, VhostState
 from proxy.routing.router import Router
+from proxy.values import Destination
 
 
 @dataclass(frozen=True, slots=True)

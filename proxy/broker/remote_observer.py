@@ -17,9 +17,8 @@ from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.errors import UpstreamError
-from proxy.relay.vhost import Destination
 from proxy.routing.destination_translation import StaticTranslation
-from proxy.values import EXCHANGE, QUEUE
+from proxy.values import EXCHANGE, QUEUE, Destination
 
 #: Names that one log line shows at most.
 _SHOWN = 20

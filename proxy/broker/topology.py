@@ -25,8 +25,9 @@ from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.broker.remote_observer import RemoteObserver, shown
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.relay.vhost import Destination, OwnedExchange, VhostState
+from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
+from proxy.values import Destination
 
 
 @dataclass(frozen=True, slots=True)

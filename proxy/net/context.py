@@ -54,16 +54,11 @@ class SessionContext:
     """What all sessions share.
 
     Args:
-        upstream: how RabbitMQ is reached.
-        vhosts: plans and control plane.
-        counters: what the process counts.
-        limits: see SessionLimits.
         version: our version, told to both sides.
         audit: the audit log, where confirms have to wait for it or producers for its disk.
         remotes: links to other brokers.
         allowances: what each user may publish.
         reuse: upstream connections that wait for another producer, where they do.
-        pacing: slows producers down that spend regex budgets.
     """
 
     upstream: Upstream

@@ -28,9 +28,7 @@ class Heartbeats:
     """Watches both sides of one connection.
 
     Args:
-        producer: the producer's side.
-        upstream: the broker's side.
-        idle_seconds: longest time without a frame but heartbeats; 0: without end.
+        idle_seconds: longest time without a frame but heartbeats; 0: no limit.
         flush: sends what the relay has.
         idle: called when nothing has come or gone for so long.
     """
@@ -75,7 +73,6 @@ class Heartbeats:
         self.watches_idle = bool(idle_seconds)
 
     def start(self, relay: Relay, tuning: Tuning, now: float, log: structlog.typing.FilteringBoundLogger) -> None:
-        """Both sides are open: watch them."""
         self._relay = relay
         self._tuning = tuning
         self._log = log
@@ -89,17 +86,11 @@ class Heartbeats:
             self._look()
 
     def stop(self) -> None:
-        """Watch no more."""
         if self._timer is not None:
             self._timer.cancel()
 
     def saw(self, data: bytes, now: float) -> None:
-        """Note what either side said, where idle peers are told to go.
-
-        Args:
-            data: a read; one heartbeat split over two reads counts as something else, which does no harm.
-            now: monotonic seconds.
-        """
+        """Note a read of either side; one heartbeat split over two reads counts as something else: no harm."""
         if data.replace(HEARTBEAT_FRAME, b""):
             self._busy = now
 

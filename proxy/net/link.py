@@ -53,7 +53,6 @@ class Rests:
                 self._timer = self._loop.call_later(REST_SECONDS, self.end)
 
     def end(self) -> None:
-        """Read the sockets again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -96,7 +95,6 @@ class Link(asyncio.Protocol):
         self.begun = monotonic()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the socket."""
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
         self.connected = True
@@ -107,36 +105,24 @@ class Link(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
         self.connected = False
         self._lost(exc)
 
     def pause_writing(self) -> None:
-        """Too much waits to be sent."""
         self._writable(False)
 
     def resume_writing(self) -> None:
-        """It has left."""
         self._writable(True)
 
     def send(self, pieces: list[bytes]) -> None:
-        """Send all pieces as one write, and clear the list.
-
-        Args:
-            pieces: bytes in order.
-        """
+        """Send all pieces as one write, and clear the list."""
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         if self.connected and self.transport is not None:
             self.transport.write(data)
 
     def pause(self, reason: str, paused: bool) -> None:
-        """Stop or go on reading; it goes on when no reason is left.
-
-        Args:
-            reason: who asks.
-            paused: True to stop.
-        """
+        """Stop or go on reading; it goes on when no reason is left."""
         before = self._resting or bool(self._paused_for)
         if paused:
             self._paused_for.add(reason)
@@ -145,11 +131,7 @@ class Link(asyncio.Protocol):
         self._read_or_not(before)
 
     def rest(self, resting: bool) -> bool:
-        """Stop reading for a moment, or go on where it is not paused; see `Rests`.
-
-        Returns:
-            Whether that is a change.
-        """
+        """Stop reading for a moment, or go on where it is not paused (`Rests`); return whether that is a change."""
         if resting == self._resting:
             return False
         before = self._resting or bool(self._paused_for)
@@ -167,7 +149,6 @@ class Link(asyncio.Protocol):
             self.transport.resume_reading()
 
     def paused_for(self, reason: str) -> bool:
-        """Whether the socket is not being read for this reason, among others."""
         return reason in self._paused_for
 
     @property
@@ -177,12 +158,11 @@ class Link(asyncio.Protocol):
 
     @property
     def peer_name(self) -> str:
-        """Address and port of the other side."""
         return peer_address(self.transport.get_extra_info("peername") if self.transport is not None else None)[1]
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that wait for the socket."""
+        """Number of bytes that wait for the socket."""
         return self.transport.get_write_buffer_size() if self.connected and self.transport is not None else 0
 
     def release(self) -> asyncio.Transport | None:
@@ -197,6 +177,5 @@ class Link(asyncio.Protocol):
             self.transport.close()
 
     def abort(self) -> None:
-        """Close at once."""
         if self.connected and self.transport is not None:
             self.transport.abort()

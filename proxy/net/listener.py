@@ -74,12 +74,7 @@ class ListenerLimits:
 
 
 class ListenError(OSError):
-    """The sidecar cannot listen on an address.
-
-    Args:
-        index: of the address.
-        error: why not.
-    """
+    """The sidecar cannot listen on the address of this index."""
 
     def __init__(self, index: int, error: OSError) -> None:
         super().__init__(error.errno, error.strerror)
@@ -102,17 +97,11 @@ class Descriptors:
 
     @property
     def enough(self) -> bool:
-        """Whether every permitted connection can be let in."""
         return self.limit >= self.wanted
 
 
 def raise_descriptor_limit(connections: int, kept: int = 0) -> Descriptors:
-    """Raise this process's limit as far as needed and permitted.
-
-    Args:
-        connections: producers that may come at a time.
-        kept: upstream connections that may wait for another producer.
-    """
+    """Raise this process's limit as far as needed, for producers and kept upstream connections, and permitted."""
     reserve = RESERVED_DESCRIPTORS + kept
     wanted = DESCRIPTORS_PER_PRODUCER * connections + reserve
     soft, hard = (wanted if limit == resource.RLIM_INFINITY else limit for limit in _descriptor_limits())
@@ -126,7 +115,7 @@ def raise_descriptor_limit(connections: int, kept: int = 0) -> Descriptors:
 
 
 def admitted_connections(connections: int, kept: int = 0, asked: bool = True) -> int:
-    """Say how many producers can be let in at a time, and log where they are fewer than permitted.
+    """Return how many producers can be let in at a time, and log where they are fewer than permitted.
 
     Args:
         connections: how many are permitted.
@@ -173,12 +162,7 @@ class TlsListener:
         self._close_seconds = close_seconds
 
     async def handshake(self, connection: socket.socket, protocol: asyncio.Protocol, peer: str) -> None:
-        """Do the handshake and give the protocol its transport.
-
-        Args:
-            connection: accepted, not blocking; the caller closes it where this raises.
-            protocol: of the connection.
-            peer: its name in logs.
+        """Do the handshake and give the protocol its transport; the caller closes the socket where this raises.
 
         Raises:
             OSError: it failed; that has been counted and logged.
@@ -242,10 +226,7 @@ class Listener:
         self.draining = False
 
     async def start(self) -> list[tuple[str, int]]:
-        """Listen.
-
-        Returns:
-            The addresses listened on.
+        """Listen; return the addresses listened on.
 
         Raises:
             ListenError: an address can't be listened on.
@@ -291,17 +272,14 @@ class Listener:
         return bound
 
     def audit_durable(self, sequence: int) -> None:
-        """Audit lines up to a sequence are on disk."""
         for session in tuple(self._sessions):
             session.audit_durable(sequence)
 
     def audit_failing(self) -> None:
-        """The disk refuses audit lines, or does not answer."""
         for session in tuple(self._sessions):
             session.audit_failing()
 
     def audit_full(self, full: bool) -> None:
-        """The audit log can't keep up, or can again."""
         for session in self._sessions:
             session.audit_full(full)
 

@@ -71,12 +71,10 @@ class Opening:
         self._failure = ""
 
     def from_producer(self, data: bytes) -> None:
-        """Receive bytes from the producer."""
         self._handshake.receive_from_producer(data)
         self._go_on()
 
     def from_upstream(self, data: bytes) -> None:
-        """Receive bytes from the broker."""
         news = data if self._negotiation is None else self._negotiation.receive_from_upstream(data)
         self._handshake.receive_from_upstream(news)
         self._go_on()
@@ -88,11 +86,9 @@ class Opening:
         return negotiation.lease if negotiation is not None and negotiation.lease.open_ok else None
 
     def connected(self) -> None:
-        """The broker's side has its socket."""
         self._go_on()
 
     def producer_lost(self) -> None:
-        """The producer's socket is gone."""
         self._handshake.producer_lost()
 
     def upstream_lost(self, error: Exception | None) -> None:

@@ -32,6 +32,7 @@ from proxy.relay.connection_state import (
     RemoteBrokers,
     Request,
 )
+from proxy.relay.declare.token_bindings import check_permission
 from proxy.relay.handshake.machine import Handshake
 from proxy.relay.relay import Relay
 
@@ -139,12 +140,7 @@ class Session:
         return True
 
     def close(self, reply_code: int, text: str) -> None:
-        """Close both connections on our own account.
-
-        Args:
-            reply_code: AMQP reply code.
-            text: reply text.
-        """
+        """Close both connections on our own account."""
         if self.relay is None:
             self.abort()
         else:
@@ -153,7 +149,6 @@ class Session:
             self._pause_producer("draining", False)
 
     def abort(self) -> None:
-        """Close both sockets at once."""
         self.producer.abort()
         self._upstream.abort()
         if not self.producer.connected and not self._upstream.connected:
@@ -195,7 +190,7 @@ class Session:
             self._resting = self._loop.call_later(self._shared.pacing.rest(begin, monotonic()), self._rested)
 
     def _rested(self) -> None:
-        """Go on with what has been read already."""
+        """Process what has been read already."""
         self._end_rest()
         self._from_producer(b"")
 
@@ -292,12 +287,7 @@ class Session:
             self._log.warning("control plane did not answer", request=type(request).__name__, error=str(error))
         finally:
             if not self._over:
-                if isinstance(request, BindDestinations):
-                    relay.resume(request.channel)
-                elif isinstance(request, EnsureQueue):
-                    relay.release(request.channel)
-                else:
-                    relay.answer(request, found)
+                relay.answer(request, found)
                 self._flush(relay, monotonic())
 
     async def _bind(self, control: ControlPlane, vhost: str, request: BindDestinations) -> None:
@@ -310,11 +300,10 @@ class Session:
             await control.bind(vhost, request.exchange, wanted)
 
     def ask(self, asked: PermissionCheck, done: Callable[[], None]) -> None:
-        """Ask the broker whether the client of this connection may bind a destination."""
         if self.relay is None or self._over:
             done()
             return
-        self.relay.check_permission(asked, done)
+        check_permission(self.relay.connection, asked, done)
         self._flush(self.relay, monotonic())
 
     # -- ends --------------------------------------------------------------------------------------------------

@@ -26,12 +26,7 @@ class Tasks:
         self._tasks: set[asyncio.Task[Any]] = set()  # Any: results are not looked at
 
     def start(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[Any]:  # Any: asyncio's
-        """Run a coroutine; a failure is logged with its trace.
-
-        Args:
-            coroutine: what to run.
-            name: its name in logs.
-        """
+        """Run a coroutine; a failure is logged with its traceback under this name."""
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -43,7 +38,6 @@ class Tasks:
             _log.error("task failed", task=task.get_name(), exc_info=task.exception())
 
     def cancel(self) -> None:
-        """End all of them."""
         for task in tuple(self._tasks):
             task.cancel()
 

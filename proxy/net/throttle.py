@@ -77,12 +77,7 @@ class Throttle:
         self._told = False
 
     def read(self, size_bytes: int, now: float) -> None:
-        """Charge a read.
-
-        Args:
-            size_bytes: what came from the socket.
-            now: monotonic seconds.
-        """
+        """Charge a read of so many bytes, and what has been published with it."""
         published = self._relay.connection.published
         publishes, self._charged = published - self._charged, published
         if publishes:
@@ -124,7 +119,6 @@ class Throttle:
         self._refused()
 
     def end(self) -> None:
-        """Slow it down no more: its connection ends."""
         self._over = True
         if self._timer is not None:
             self._timer.cancel()

@@ -28,13 +28,7 @@ _VERSION, _UTC_TIME = 0xA0, 0x17
 
 
 def certificate_end(pem: bytes) -> float:
-    """Return when the first certificate of a file ends, which is the one that is shown to others.
-
-    Args:
-        pem: content of the file.
-
-    Returns:
-        Seconds since 1970.
+    """Return when the first certificate of a PEM file ends (seconds since 1970): the one that is shown to others.
 
     Raises:
         ValueError: there is no certificate in it, or none that can be read.
@@ -185,10 +179,7 @@ class TlsContexts:
         return found
 
     def read(self, wanted: Iterable[ServerTls | ClientTls]) -> Callable[[], None]:
-        """Read all files again, which takes some milliseconds; may be called beside the event loop.
-
-        Args:
-            wanted: what the configuration and the rules ask for.
+        """Read all files again, which takes some milliseconds; may be called in another thread.
 
         Returns:
             Makes the new contexts those in use.

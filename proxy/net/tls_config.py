@@ -25,11 +25,7 @@ from proxy.yamlfile.document import Faults, Place, join
 
 
 class SidecarTls:
-    """TLS of one sidecar: what it is made of, and its contexts in use.
-
-    Args:
-        settings: the configuration.
-    """
+    """TLS of one sidecar: what it is made of, and its contexts in use."""
 
     def __init__(self, settings: Settings) -> None:
         self.contexts = TlsContexts()
@@ -61,10 +57,7 @@ class SidecarTls:
         self._remote: list[ClientTls] = []
 
     def read(self, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
-        """Read all files, those of brokers that the rules name as well; see `TlsContexts.read`.
-
-        Args:
-            brokers: by virtual host and name.
+        """Read all files, those of brokers that the rules name (by virtual host and name) as well.
 
         Returns:
             Makes what was read hold for new connections.
@@ -133,9 +126,7 @@ _KEYS = ("certificate", "key", "client_ca", "ca")
 def check_settings(settings: Settings, faults: Faults) -> None:
     """Report files that a configuration names and that can't be used; `load_settings` reports those that are not there.
 
-    Args:
-        settings: the configuration.
-        faults: takes the findings; a file that only the serving machine may read is a warning.
+    A file that only the serving machine may read is a warning.
     """
     for path, tls in SidecarTls(settings).sections.items():
         if all(os.path.isfile(file) for file in files_of(tls)):
@@ -146,11 +137,7 @@ def check_settings(settings: Settings, faults: Faults) -> None:
 def broker_tls(rule: BrokerRule, faults: Faults, required: bool = True) -> ClientTls | None:
     """Return what TLS to a broker of the rules needs, None for plain TCP, and report its files that can't be used.
 
-    Args:
-        rule: the broker.
-        faults: takes the findings.
-        required: whether files must be readable; where not, one that is not is a warning: only the machine that serves
-            needs it.
+    A file that can't be read is a warning where it is not `required`: only the machine that serves needs it.
     """
     if rule.tls is None:
         return None

@@ -49,13 +49,10 @@ class Upstream:
     contexts: TlsContexts | None = None
 
     async def connect(self, protocol: Callable[[], asyncio.Protocol]) -> None:
-        """Connect the first address that answers.
-
-        Args:
-            protocol: gives the protocol of the socket.
+        """Connect the protocol to the first address that answers.
 
         Raises:
-            UpstreamError: none answered; says which and why.
+            UpstreamError: none answered; names each and why.
         """
         loop = asyncio.get_running_loop()
         causes = []
@@ -93,12 +90,7 @@ _CLOSE = b"\x00\x0a\x00\x32"
 
 
 class UpstreamPool:
-    """All connections that wait.
-
-    Args:
-        seconds: how long each may.
-        counters: what the process counts.
-    """
+    """All connections that wait, each for so many seconds."""
 
     def __init__(self, seconds: float, counters: Counters) -> None:
         self._seconds = seconds
@@ -110,7 +102,6 @@ class UpstreamPool:
         self._stopped = False
 
     def negotiation(self) -> LeaseNegotiation:
-        """Return what speaks for the broker in one handshake."""
         return LeaseNegotiation(self._leases, self._key)
 
     def _leases(self) -> Iterator[Lease]:
@@ -118,12 +109,7 @@ class UpstreamPool:
         return (lease for lease in reversed(self._kept) if self._kept[lease].quiet)
 
     def lease_to(self, lease: Lease, link: Link) -> None:
-        """Return a connection that waits to the next producer.
-
-        Args:
-            lease: one of those that the stand-in was shown.
-            link: becomes its protocol, and is told that it is connected.
-        """
+        """Give a waiting connection to the next producer: the link becomes its protocol."""
         kept = self._kept.pop(lease)
         self._counters.kept_connections -= 1
         self._counters.reused_connections += 1
@@ -206,13 +192,11 @@ class _Kept(asyncio.Protocol):
         return not self._input and not self.transport.is_closing()
 
     def wait(self, seconds: float) -> None:
-        """Wait so long for a producer."""
         self._timers.append(self._loop.call_later(seconds, self._over, self))
         if self._heartbeat:
             self._timers.append(self._loop.call_later(self._heartbeat / 4, self._beat))
 
     def end(self) -> None:
-        """Wait no more."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
@@ -251,7 +235,6 @@ class _Kept(asyncio.Protocol):
             self._over(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
         if self._left is None:
             self._over(self)
         else:

@@ -22,8 +22,9 @@ from proxy.relay.connection_state import NO_INVENTORY, PermissionCheck, QueueInv
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import ClientRules, DecisionCaches, Plans, Sources
 from proxy.relay.publish.tap import FailureSink, Tap
-from proxy.relay.vhost import Destination, VhostState
+from proxy.relay.vhost import VhostState
 from proxy.routing.router import Router
+from proxy.values import Destination
 
 
 class ClientConnection(Protocol):
@@ -40,11 +41,9 @@ class ClientConnections:
         self._open: dict[tuple[str, str], list[ClientConnection]] = {}
 
     def enter(self, vhost: str, user: str, connection: ClientConnection) -> None:
-        """A connection is open."""
         self._open.setdefault((vhost, user), []).append(connection)
 
     def leave(self, vhost: str, user: str, connection: ClientConnection) -> None:
-        """A connection is open no more."""
         client_connections = self._open.get((vhost, user), [])
         if connection in client_connections:
             client_connections.remove(connection)
@@ -52,7 +51,6 @@ class ClientConnections:
             self._open.pop((vhost, user), None)
 
     def present(self, vhost: str) -> bool:
-        """Whether some client is logged in to a virtual host."""
         return any(name == vhost for name, _ in self._open)
 
     async def ask(self, vhost: str, asked: Iterable[PermissionCheck]) -> None:
@@ -124,7 +122,7 @@ class Vhosts:
         states: virtual hosts that rules name.
         control: the control plane; None if no rules need one.
         counters: what the process counts.
-        sources: clocks and dice.
+        sources: clocks and random draws.
         rules: what holds for clients' declarations.
         journal: the audit log, if there is one.
     """
@@ -173,7 +171,6 @@ class Vhosts:
         return found
 
     def in_use(self, vhost: str) -> bool:
-        """Whether some client is logged in to a virtual host."""
         return self.client_connections.present(vhost)
 
     def forget(self, vhost: str) -> None:

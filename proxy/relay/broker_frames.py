@@ -51,11 +51,7 @@ _ENDED = frozenset((Phase.CLOSING, Phase.CLOSED))
 
 
 class BrokerFrames:
-    """The broker's side of one connection.
-
-    Args:
-        connection: what both directions share.
-    """
+    """The broker's side of one connection."""
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection: Final = connection
@@ -71,10 +67,7 @@ class BrokerFrames:
         return not self._rest
 
     def read_broker(self, data: bytes) -> None:
-        """Receive bytes from the broker; what goes to the producer gathers in the connection's state.
-
-        Args:
-            data: any piece of the stream.
+        """Receive any piece of the broker's stream; what goes to the producer gathers in the connection's state.
 
         Raises:
             ProtocolError: the broker's bytes are not AMQP; the link is of no use any more.
@@ -272,11 +265,7 @@ class BrokerFrames:
         return False
 
     def _unknown(self, kind: int, number: int, frame: bytes) -> bool:
-        """Handle a frame on a number without a channel: nothing is expected there; answer False, it is discarded.
-
-        Raises:
-            ProtocolError: the broker opens or closes what was never opened.
-        """
+        """Handle a frame on a number without a channel: nothing is expected there; answer False, it is discarded."""
         if kind == METHOD:
             self._methods.take_while_closing(Channel(number), U32.unpack_from(frame, 7)[0] if len(frame) >= 12 else 0)
         elif number in self._connection.deliveries.unfinished:

@@ -231,12 +231,7 @@ _BROKER_EVENTS = frozenset((_Event.BROKER_OPEN_OK, _Event.BROKER_CLOSE, _Event.B
 
 
 def next_state(state: ChannelState, event: ChannelEvent, method: int = 0) -> ChannelState:
-    """Look up what an event leads to.
-
-    Args:
-        state: of the channel.
-        event: what happens to it.
-        method: (class << 16 | method) of the frame, if it is one.
+    """Look up what an event leads to; `method` is (class << 16 | method) of the frame, if it is one.
 
     Raises:
         ProtocolError: on the connection, the table does not know the event in this state: 503, 504 or 505 as RabbitMQ

@@ -36,15 +36,12 @@ class Settled:
         self.count = 0
 
     def settle(self, tag: int, multiple: int, published: int) -> int:
-        """Count one ack or nack.
+        """Count one ack or nack; return how many publishes it settled.
 
         Args:
             tag: its delivery tag; 0 with `multiple`: all that are outstanding.
             multiple: whether all tags up to it are meant (any non-zero number).
             published: highest tag in use.
-
-        Returns:
-            How many publishes it settled.
         """
         above = self._above
         if not above and tag == self.low + 1:  # in order, with or without `multiple`: the usual case
@@ -118,11 +115,7 @@ class Ledger:
             self._order.append(self.upstream_tag)
 
     def settle_remote(self, producer_tag: int, ack: bool) -> bool | None:
-        """Enter what became of one copy at another broker.
-
-        Returns:
-            Whether the publish is acked, if it is settled now; None if it is not.
-        """
+        """Enter one copy's result at another broker; return whether its publish is acked, None while not settled."""
         entry = self._remote.get(producer_tag)
         if entry is None:
             return None
@@ -134,11 +127,7 @@ class Ledger:
         return entry.acked
 
     def settle(self, upstream_tag: int, multiple: bool, ack: bool) -> list[tuple[int, bool]]:
-        """Enter an upstream ack or nack.
-
-        Returns:
-            (producer tag, acked) of each publish that is settled now, ascending.
-        """
+        """Enter an upstream ack or nack; return (producer tag, acked) of each publish settled now, ascending."""
         order, entries = self._order, self._entries
         tags = []
         if multiple:
@@ -197,11 +186,7 @@ class Returns:
             self._forget(self._order.popleft())
 
     def returned(self, copy: Hashable) -> bool:
-        """Enter a return.
-
-        Returns:
-            Whether it goes to the producer: it is the last copy of its publish, or none of those waited for.
-        """
+        """Enter a return; return whether it goes to the producer: as last copy of its publish, or as one of none."""
         waiting = self._copies.get(copy)
         if waiting is None:
             return True

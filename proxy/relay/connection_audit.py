@@ -162,10 +162,8 @@ class ConnectionAudit:
     """The audit of one producer connection.
 
     Args:
-        journal: the log.
         conn: id of the connection.
         user: name the producer logged in with.
-        vhost: its virtual host.
         delayed_confirms: confirms that wait for lines, where they have to.
     """
 

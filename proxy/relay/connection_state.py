@@ -39,9 +39,9 @@ from proxy.relay.declare.sidecar_channel import SidecarChannel
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import Plans
 from proxy.relay.remote.lane import Remotes
-from proxy.relay.token_table import PLAIN, TokenTable, pin_row
-from proxy.relay.vhost import Destination, OwnedExchange
+from proxy.relay.vhost import OwnedExchange
 from proxy.routing.bindings.binding import Reach
+from proxy.values import Destination
 
 #: Between two confirms of a connection that are timed.
 SAMPLE_SECONDS = 0.1
@@ -79,14 +79,14 @@ class PermissionCheck(NamedTuple):
 
 
 class EnsureQueue(NamedTuple):
-    """A queue has been declared through us: give it its tokens, then `Relay.release`."""
+    """A queue has been declared through us: give it its tokens."""
 
     channel: Channel
     queue: bytes
 
 
 class BindDestinations(NamedTuple):
-    """A publish waits for destinations that are not bound yet: bind them, then `Relay.resume`.
+    """A publish waits for destinations that are not bound yet: bind them.
 
     Of what is asked (by routes of clients' bindings), the clients' own connections must say first whether it is within
     their reach.
@@ -99,7 +99,7 @@ class BindDestinations(NamedTuple):
 
 
 class LookUpExchange(NamedTuple):
-    """A client declares an open exchange that is not known here: look at the broker, then call `answer`.
+    """A client declares an open exchange that is not known here: look at the broker.
 
     `answer` takes the type of an exchange of that name that is not one of ours, None if there is none; one of
     ours that is there has been taken into the state before.
@@ -327,16 +327,8 @@ class ConnectionState:
         state.last_sequence = max(state.last_sequence + 1, int(self.plans.sources.wall() * 1_000_000))
         return state.last_sequence
 
-    def next_pin(self, table: TokenTable) -> bytes:
-        """Return a row under a token for clients' bindings to rely on: a pin, where other sidecars may be there."""
-        return pin_row(self.plans.state.sidecar, self.next_sequence()) if table.shared else PLAIN
-
     def change(self, channel: Channel, event: ChannelEvent, method: int = 0) -> None:
-        """Send an event to a channel; the only way in which its state changes.
-
-        Raises:
-            ProtocolError: see `next_state`.
-        """
+        """Send an event to a channel; the only way in which its state changes."""
         before = channel.state
         after = channel.state = next_state(before, event, method)
         if after is before:
@@ -351,11 +343,7 @@ class ConnectionState:
             self.deliveries.mark(channel)
 
     def open_channel(self, number: int, event: ChannelEvent, method: int) -> Channel:
-        """Begin a channel with its first event, which is to be Channel.Open.
-
-        Raises:
-            ProtocolError: see `next_state`.
-        """
+        """Begin a channel with its first event, which is to be Channel.Open."""
         channel = Channel(number, self.backlog)
         self.change(channel, event, method)
         self.channels[number] = channel

@@ -78,16 +78,7 @@ def _weakly_referenced(decorated: type[T]) -> type[T]:
 
 @_weakly_referenced
 class Tally:
-    """Publishes that shared one decision and that no total holds yet. Made by `Traffic.tally`.
-
-    Args:
-        totals: where they go.
-        vhost: virtual host of the publishes.
-        exchange: their exchange.
-        outcome: a name of OUTCOMES.
-        matched: bindings that were true.
-        destinations: names of the destinations.
-    """
+    """Publishes that shared one decision and that no total holds yet. Made by `Traffic.tally`."""
 
     __slots__ = ("__weakref__", "_destinations", "_exchange", "_matched", "_outcome", "_totals", "_vhost", "count")
 
@@ -198,11 +189,7 @@ class Traffic:
     def tally(
         self, vhost: str, exchange: bytes, outcome: str, matched: Matched, destinations: tuple[bytes, ...]
     ) -> Tally:
-        """Return the tally of a decision: the same one as long as somebody holds it.
-
-        Returns:
-            The tally to keep with the cached plan and to count in.
-        """
+        """Return the tally of a decision, to keep with its plan: the same one as long as somebody holds it."""
         key = (vhost, exchange, outcome, matched, destinations)
         found = self._tallies.get(key)
         if found is None:
@@ -398,12 +385,7 @@ class RulesCounters:
 
 
 class Counters:
-    """Everything that one process counts.
-
-    Args:
-        binding_limit: bindings with a series of their own.
-        version: of this program.
-    """
+    """Everything that one process counts."""
 
     def __init__(self, binding_limit: int = BINDING_LIMIT, version: str = "") -> None:
         self.version = version

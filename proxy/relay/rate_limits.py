@@ -16,12 +16,7 @@ REMEMBERED = 1024
 
 
 class TokenBucket:
-    """What one user may take of one thing.
-
-    Args:
-        rate: units a second.
-        burst_seconds: how many seconds' worth may be taken at once.
-    """
+    """What one user may take of one thing: units a second, and so many seconds' worth at once."""
 
     __slots__ = ("_at", "_level", "_most", "_rate")
 
@@ -31,15 +26,7 @@ class TokenBucket:
         self._at = float("-inf")
 
     def take(self, amount: int, now: float) -> float:
-        """Take units, whether they are there or not.
-
-        Args:
-            amount: units; 0 only looks.
-            now: monotonic seconds.
-
-        Returns:
-            Seconds until nothing is owed; 0 if nothing is.
-        """
+        """Take units, whether they are there or not (0 only looks); return seconds until nothing is owed."""
         if now > self._at:
             self._level = min(self._most, self._level + (now - self._at) * self._rate)
             self._at = now
@@ -81,7 +68,7 @@ class UserRateLimit:
         """Charge what has been read.
 
         Returns:
-            Seconds until nothing is owed, and which limit says so: ``publish_rate``, ``publish_bytes``, or empty.
+            Seconds until nothing is owed, and the limit in force: ``publish_rate``, ``publish_bytes``, or empty.
         """
         if self.owes_since is not None and self.full(now):
             self.owes_since = None

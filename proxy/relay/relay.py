@@ -1,39 +1,23 @@
 """One producer connection joined to one upstream connection: bytes in, bytes out, for both sides.
 
 The driver gives bytes, time and answers to `Relay`, and reads the rest from its `connection`: it sends what gathers in
-`to_upstream` and `for_producer`, and carries out `pending.requests`, which it answers with `release`, `resume` and
-`answer`. No sockets.
+`to_upstream` and `for_producer`, and carries out `pending.requests`, which it answers with `answer`. No sockets.
 
 Source: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7 (heartbeats).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from proxy.amqp.method_frames import connection_close_ok
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.broker_frames import BrokerFrames
-from proxy.relay.channel import Channel
-from proxy.relay.channel_state import DECLARING
-from proxy.relay.connection_state import (
-    ConnectionState,
-    ConnectionTerms,
-    LookUpExchange,
-    PermissionCheck,
-    Phase,
-)
-from proxy.relay.declare.token_bindings import check_permission
+from proxy.relay.connection_state import BindDestinations, ConnectionState, ConnectionTerms, EnsureQueue, Phase, Request
 from proxy.relay.publish.plan import Plans
 from proxy.relay.publish.publish_pass import PublishPass
 
 
 class Relay:
-    """Both directions of one producer connection.
-
-    Attributes:
-        connection: what both directions share.
-    """
+    """Both directions of one producer connection."""
 
     __slots__ = ("_delivering", "_publishing", "connection")
 
@@ -69,29 +53,15 @@ class Relay:
             self.upstream_lost(f"the broker sent malformed frames: {error.text.decode(errors='replace')}")
         self._go_on()
 
-    def release(self, channel: Channel) -> None:
-        """The queue declared on a channel has its tokens: the producer gets its answer."""
-        self.connection.pending.released.append(channel)
-        self._go_on()
-
-    def resume(self, channel: Channel) -> None:
-        """The destinations a channel waited for are bound, or known to be missing: its publishes go on."""
-        self.connection.pending.resumable.append(channel)
-        self._go_on()
-
-    def check_permission(self, check: PermissionCheck, done: Callable[[], None]) -> None:
-        """Ask on this connection whether its client may bind a destination; `done` is called when it is known."""
-        if self.connection.lifecycle.phase is Phase.OPEN:
-            check_permission(self.connection, check.owned, check.reach, check.destination, done)
+    def answer(self, request: Request, exchange_type: str | None = None) -> None:
+        """What was requested is done, or will not be: the channel goes on; `exchange_type` answers `LookUpExchange`."""
+        if isinstance(request, EnsureQueue):
+            self.connection.pending.released.append(request.channel)
+        elif isinstance(request, BindDestinations):
+            self.connection.pending.resumable.append(request.channel)
         else:
-            done()
-
-    def answer(self, request: LookUpExchange, found: str | None) -> None:
-        """Return what `LookUpExchange` asked: the type of another's exchange of that name, None if there is none."""
-        channel = request.channel
-        if self.connection.lifecycle.phase is Phase.OPEN and channel.state is DECLARING:
-            request.answer(found)
-            self._go_on()
+            request.answer(exchange_type)
+        self._go_on()
 
     def _go_on(self) -> None:
         connection = self.connection
@@ -124,11 +94,7 @@ class Relay:
             connection.refuse(publishing[0], ProtocolError(406, text, Scope.CHANNEL))
 
     def upstream_lost(self, reason: str) -> None:
-        """The upstream link is gone: the producer is told 320, unless a close is under way already.
-
-        Args:
-            reason: what the producer reads, e.g. ``upstream connection lost``.
-        """
+        """The upstream link is gone: the producer is told 320 with this reason, unless a close is under way already."""
         connection = self.connection
         connection.upstream.end()
         connection.to_upstream.clear()

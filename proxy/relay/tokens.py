@@ -77,15 +77,7 @@ _ONE_WORD = {
 
 @lru_cache(maxsize=65536)
 def token(kind: str, name: bytes) -> bytes:
-    """Return the unkeyed token of one destination, as version 0.1 made it: anybody can compute it (see `Tokens`).
-
-    Args:
-        kind: ``queue`` or ``exchange``.
-        name: the destination's name.
-
-    Returns:
-        ``x.o.p.e.n.x.q.<hash>`` or ``x.o.p.e.n.x.e.<hash>``, hash being 16 hex digits of BLAKE2b of the name.
-    """
+    """Return the unkeyed token of one destination, as version 0.1 made it: anybody can compute it (see `Tokens`)."""
     letter = b"q." if kind == "queue" else b"e."
     return RESERVED_PREFIX + letter + blake2b(name, digest_size=8).hexdigest().encode()
 

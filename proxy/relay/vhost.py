@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from proxy.addressing.targets import AddressBook
 from proxy.relay.token_table import LEASE_SECONDS, Need, TokenTable
@@ -23,10 +23,7 @@ from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.values import Table
-
-#: ("queue" | "exchange", name)
-Destination: TypeAlias = tuple[str, bytes]
+from proxy.values import QUEUE, Destination, Table
 
 
 class Delivery(Enum):
@@ -291,7 +288,7 @@ class VhostState:
         self._derive()
 
     def prefers_topic(self, wanted: CarrierType, *, many: bool) -> bool:
-        """Return whether a carrier that has to be declared is to be a topic exchange.
+        """Return whether a carrier is to be declared as a topic exchange.
 
         Args:
             wanted: the type that was asked for.
@@ -304,6 +301,19 @@ class VhostState:
 
     def carried(self) -> list[OwnedExchange]:
         return [owned for owned in self.exchanges.values() if owned.delivery is Delivery.CARRIER]
+
+    def now(self, owned: OwnedExchange) -> OwnedExchange | None:
+        """Return what an exchange is by now: rules may have been reloaded meanwhile; None if it is gone."""
+        now = self.exchanges.get(owned.name)
+        if now is None or now is owned:
+            return now
+        place = (owned.type, owned.delivery, owned.carrier)
+        same = owned.declared is None and now.declared is None and place == (now.type, now.delivery, now.carrier)
+        return now if same else None
+
+    def has_token(self, destination: Destination) -> bool:
+        """Return whether messages find a destination by a token: it is not evaluated here."""
+        return destination[0] == QUEUE or destination[1] not in self.exchanges
 
     def has_queue(self, name: bytes) -> bool:
         """Return whether a queue exists, as far as is known."""
@@ -340,12 +350,11 @@ class VhostState:
         self.changed()
 
     def set_sharing(self, shared: bool, sidecar: str, handover_seconds: float = LEASE_SECONDS) -> None:
-        """Return whether other sidecars may be on the same carriers, and which one this is."""
+        """Set whether other sidecars may be on the same carriers, and which one this is."""
         self.shared, self.sidecar, self.handover_seconds = shared, sidecar, handover_seconds
         self._derive()
 
     def tokens_of(self, owned: OwnedExchange) -> Tokens:
-        """Return the tokens by which the carrier of an exchange knows destinations."""
         return self.tokens.in_form(owned.form)
 
     def set_tokens(self, tokens: Tokens) -> None:

@@ -25,13 +25,13 @@ from proxy.relay.publish.outgoing import (
 )
 from proxy.relay.token_table import TokenTable
 from proxy.relay.tokens import token
-from proxy.relay.vhost import CarrierType, Delivery, Destination, OwnedExchange, VhostState
+from proxy.relay.vhost import CarrierType, Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import Decision
 from proxy.routing.destination_translation import translate_destinations
 from proxy.routing.router import Router
 from proxy.rules.message import DescribedMessage, destination_text, json_value, quoted, text
 from proxy.rules.ruleset import ExchangeRule, VhostRules
-from proxy.values import Table
+from proxy.values import Destination, Table
 
 #: Our own broker.
 UPSTREAM = "upstream"

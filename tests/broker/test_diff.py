@@ -20,7 +20,8 @@ from proxy.broker.reconcile.diff import (
     undetermined,
 )
 from proxy.broker.reconcile.observed import ObservedState
-from proxy.relay.vhost import Delivery, Destination, OwnedExchange
+from proxy.relay.vhost import Delivery, OwnedExchange
+from proxy.values import Destination
 from tests.broker.world import Queue, exchanges, owned, queues, router
 
 MINE = QueueInfo(b"mine", exclusive=True)

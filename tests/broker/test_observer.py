@@ -11,7 +11,8 @@ from proxy.broker.reconcile.desired import desired_state
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.observer import Observer, log_missing
 from proxy.relay.tokens import token
-from proxy.relay.vhost import Delivery, Destination, OwnedExchange
+from proxy.relay.vhost import Delivery, OwnedExchange
+from proxy.values import Destination
 from tests.broker.world import Outside, exchanges, has, owned, queues, router, settings
 from tests.rabbitmq import Broker
 

@@ -8,7 +8,8 @@ from proxy.broker.connection import ControlSettings, Refusal
 from proxy.broker.methods import Method
 from proxy.broker.reconcile.desired import desired_state
 from proxy.broker.reconcile.reconciler import Reconciler
-from proxy.relay.vhost import Delivery, Destination
+from proxy.relay.vhost import Delivery
+from proxy.values import Destination
 from tests.broker.world import bind_token, owned, queues, router, state
 
 

@@ -20,11 +20,11 @@ from proxy.broker.methods import Bind
 from proxy.broker.topology import Topology
 from proxy.relay.token_table import TokenTable
 from proxy.relay.tokens import Secrets, Tokens, is_keyed, token
-from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.values import Table, Value
+from proxy.values import Destination, Table, Value
 from tests.rabbitmq import Broker, quoted
 
 

@@ -24,10 +24,11 @@ from proxy.relay.connection_state import RelayLimits
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import Sources
 from proxy.relay.rate_limits import UserRateLimits
-from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
+from proxy.values import Destination
 from tests import client
 from tests.client import Frame
 

@@ -245,7 +245,7 @@ def test_a_declare_ok_waits_and_all_behind_it_on_its_channel() -> None:
     assert wire.answer(behind, delivery(channel=2)) == delivery(channel=2)
     request = wire.request()
     assert (request.channel.number, getattr(request, "queue", None)) == (1, b"q")
-    wire.relay.release(request.channel)
+    wire.relay.answer(request)
     assert wire.producer() == say(1, DECLARED) + behind
     assert wire.answer(delivery()) == delivery()
 
@@ -253,7 +253,7 @@ def test_a_declare_ok_waits_and_all_behind_it_on_its_channel() -> None:
 def test_what_is_kept_back_is_looked_at_when_it_leaves() -> None:
     wire = held(QUEUE)
     assert wire.answer(moved(), moved()) == b""
-    wire.relay.release(wire.request().channel)
+    wire.relay.answer(wire.request())
     assert wire.producer() == say(1, DECLARED) + original() * 2
 
 
@@ -261,9 +261,9 @@ def test_a_second_declare_ok_among_it_waits_for_its_own_queue() -> None:
     wire = held()
     wire.produce(say(1, DECLARE))
     wire.answer(say(1, DECLARED), delivery())
-    wire.relay.release(wire.request().channel)
+    wire.relay.answer(wire.request())
     assert wire.producer() == say(1, DECLARED)
-    wire.relay.release(wire.request().channel)
+    wire.relay.answer(wire.request())
     assert wire.producer() == say(1, DECLARED) + delivery()
 
 
@@ -271,8 +271,7 @@ def test_a_close_of_the_broker_brings_what_was_kept_back() -> None:
     wire = held(QUEUE)
     close = say(1, commands.Channel.Close(404, "NOT_FOUND", 60, 70))
     assert wire.answer(moved(), close) == say(1, DECLARED) + original() + close
-    channel = wire.request().channel
-    wire.relay.release(channel)
+    wire.relay.answer(wire.request())
     assert wire.producer() == b""
 
 
@@ -284,11 +283,11 @@ def test_a_close_ok_of_the_broker_brings_it_too() -> None:
 
 def test_a_publish_that_goes_on_does_not_lose_what_is_kept_back() -> None:
     wire = held(chosen("new"))
-    wire.relay.connection.pending.requests.clear()
+    declared = wire.request()
     wire.produce(publish("new"))
-    wire.relay.resume(wire.request().channel)
+    wire.relay.answer(wire.request())
     assert names(wire.upstream()) == ["Basic.Publish", "Header", "Body"]
-    wire.relay.release(wire.relay.connection.channels[1])
+    wire.relay.answer(declared)
     assert wire.producer() == say(1, DECLARED)
 
 
@@ -298,7 +297,7 @@ def test_what_is_kept_back_is_counted_and_stops_the_reading() -> None:
     for _ in range(2):
         wire.answer(delivery(bytes(1000)))
         full.append(wire.relay.connection.upstream_full)
-    wire.relay.release(wire.request().channel)
+    wire.relay.answer(wire.request())
     assert [*full, wire.relay.connection.upstream_full] == [False, True, False]
     assert wire.relay.connection.backlog.held_back == 0
 

@@ -40,7 +40,7 @@ def test_a_queue_that_rules_name_gets_its_tokens_before_the_declare_ok() -> None
     wire.produce(say(1, commands.Queue.Declare(0, "q")))
     assert wire.answer(declared()) == b""
     assert wire.heard == [("declared", b"q", False)]
-    wire.relay.release(wire.request().channel)
+    wire.relay.answer(wire.request())
     assert wire.producer() == declared()
 
 
@@ -112,7 +112,7 @@ def test_a_passive_declare_finds_a_queue_that_has_none_yet() -> None:
     wire = Wire(routed("q", bound=()), ears=Ears([b"q"])).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", passive=True)))
     assert wire.answer(declared()) == b""
-    wire.relay.release(wire.request().channel)
+    wire.relay.answer(wire.request())
     assert wire.producer() == declared()
 
 
@@ -132,7 +132,7 @@ def test_answers_belong_to_requests_in_order_whatever_stands_between() -> None:
     assert wire.answer(say(1, commands.Queue.BindOk(), commands.Basic.QosOk())) != b""
     assert wire.answer(declared(), say(1, commands.Queue.DeleteOk(0))) == b""
     assert wire.heard == [("declared", b"q", False)]
-    wire.relay.release(wire.request().channel)
+    wire.relay.answer(wire.request())
     assert wire.producer() == declared() + say(1, commands.Queue.DeleteOk(0))
     assert wire.heard[1:] == [("deleted", b"x")]
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import base, commands
 
-from proxy.relay.connection_state import BindDestinations, EnsureQueue, LookUpExchange, Phase
+from proxy.relay.connection_state import Phase
 from proxy.relay.vhost import Delivery, VhostState
 from tests.client import Frame, content_header, method, split
 from tests.relay.wire import OWN, Wire, owned, publish, state
@@ -305,12 +305,7 @@ class Run:
     def control(self, found: str | None = None) -> None:
         requests, self.wire.relay.connection.pending.requests[:] = list(self.wire.relay.connection.pending.requests), []
         for request in requests:
-            if isinstance(request, BindDestinations):
-                self.wire.relay.resume(request.channel)
-            elif isinstance(request, EnsureQueue):
-                self.wire.relay.release(request.channel)
-            elif isinstance(request, LookUpExchange):
-                self.wire.relay.answer(request, found)
+            self.wire.relay.answer(request, found)
             self.drain()
 
     def stray(self, at: int, which: int) -> None:

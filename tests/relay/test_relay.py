@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.relay.connection_state import AHEAD_MESSAGES, STREAMED_DELIVERIES, BindDestinations, LookUpExchange, Phase
+from proxy.relay.connection_state import AHEAD_MESSAGES, STREAMED_DELIVERIES, BindDestinations, Phase
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.values import Value
 from tests.client import HEARTBEAT, content, frame, method, names, split
@@ -66,7 +66,7 @@ def test_an_upstream_that_is_lost_while_goodbye_waits_is_none_either() -> None:
     wire.produce(publish("new"), method(0, GOODBYE))
     wire.relay.upstream_lost("gone")
     assert wire.producer() == method(0, GOODBYE_OK)
-    wire.relay.resume(wire.request().channel)
+    wire.relay.answer(wire.request())
     assert wire.upstream() == b""
 
 
@@ -266,7 +266,7 @@ def test_a_further_goodbye_is_counted_while_the_first_waits_for_a_publish() -> N
     assert wire.produce(publish(), goodbye, goodbye) == b""
     request = wire.request()
     assert isinstance(request, BindDestinations)
-    wire.relay.resume(request.channel)
+    wire.relay.answer(request)
     assert wire.upstream().endswith(goodbye)
     assert wire.answer(ok) == ok * 2
 
@@ -317,12 +317,7 @@ def drive(wire: Wire, steps: list[tuple[str, bytes]]) -> tuple[bytes, bytes]:
             requests = list(wire.relay.connection.pending.requests)
             wire.relay.connection.pending.requests.clear()
             for request in requests:
-                if isinstance(request, LookUpExchange):
-                    wire.relay.answer(request, None)
-                elif isinstance(request, BindDestinations):
-                    wire.relay.resume(request.channel)
-                else:
-                    wire.relay.release(request.channel)
+                wire.relay.answer(request)
         upstream += wire.upstream()
         producer += wire.producer()
     wire.relay.ended()

@@ -24,10 +24,10 @@ from proxy.relay.publish.plan import ClientRules, Plans, Sources
 from proxy.relay.relay import Relay
 from proxy.relay.token_table import TokenTable
 from proxy.relay.tokens import token
-from proxy.relay.vhost import DeclaredExchange, Delivery, Destination, OwnedExchange, VhostState
+from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.values import Table, Value
+from proxy.values import Destination, Table, Value
 from tests import client
 from tests.client import Frame, method, split
 from tests.routing.building import NOW, Plain, arguments, exchange, no_draw, to_exchange, to_queue

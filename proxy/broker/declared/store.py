@@ -48,7 +48,6 @@ from proxy.relay.vhost import (
     CarrierType,
     DeclaredExchange,
     Delivery,
-    Destination,
     OwnedExchange,
     StoredBinding,
     VhostState,
@@ -59,7 +58,7 @@ from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.exchange import Exchange
 from proxy.routing.filters import argument_faults
 from proxy.routing.router import Router
-from proxy.values import RESERVED_WORD, Table
+from proxy.values import RESERVED_WORD, Destination, Table
 
 _ALTERNATE = b"alternate-exchange"
 

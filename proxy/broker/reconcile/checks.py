@@ -17,8 +17,8 @@ from proxy.broker.methods import MARK, unnameable
 from proxy.relay.declare.storage import unpack
 from proxy.relay.token_table import Row
 from proxy.relay.tokens import GRANTS, TokenForm, Tokens, is_eight_words, is_grant, token
-from proxy.relay.vhost import Destination, OwnedExchange
-from proxy.values import RESERVED_PREFIX
+from proxy.relay.vhost import OwnedExchange
+from proxy.values import RESERVED_PREFIX, Destination
 
 _WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
 _UNKEYED = Tokens()

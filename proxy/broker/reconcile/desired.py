@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from proxy.addressing.targets import AddressBook
-from proxy.relay.vhost import Delivery, Destination, OwnedExchange
+from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.routing.destination_translation import StaticTranslation, StaticTranslations, static_translations
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.values import Table
+from proxy.values import Destination, Table
 
 
 class WantedQueue(Protocol):

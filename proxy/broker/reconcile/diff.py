@@ -15,8 +15,8 @@ from proxy.broker.management_api import BindingInfo
 from proxy.broker.methods import ABSENT, unnameable
 from proxy.broker.reconcile.desired import DesiredState, WantedQueue
 from proxy.broker.reconcile.observed import ObservedState
-from proxy.relay.vhost import Delivery, Destination, OwnedExchange, StoredBinding
-from proxy.values import EXCHANGE, QUEUE, Table
+from proxy.relay.vhost import Delivery, OwnedExchange, StoredBinding
+from proxy.values import EXCHANGE, QUEUE, Destination, Table
 
 #: A binding to make: destination, key, raw entries of its argument table.
 KeptRow: TypeAlias = tuple[Destination, bytes, bytes]

@@ -32,8 +32,9 @@ from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.declare.storage import pin_entries
 from proxy.relay.token_table import PLAIN, Need, TokenTable, pin_row
 from proxy.relay.tokens import Tokens, is_eight_words
-from proxy.relay.vhost import Destination, OwnedExchange, VhostState
+from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
+from proxy.values import Destination
 
 #: A token: the exchange whose carrier has it, and the destination it stands for.
 Token: TypeAlias = tuple[OwnedExchange, Destination]

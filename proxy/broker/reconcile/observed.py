@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from proxy.broker.management_api import ExchangeInfo, QueueInfo
 from proxy.broker.methods import ABSENT, EXCLUSIVE, unnameable
-from proxy.relay.vhost import Destination
 from proxy.routing.decision import QueueNames
+from proxy.values import Destination
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -32,8 +32,8 @@ from proxy.broker.reconcile.diff import RemoveBinding, undetermined
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError
 from proxy.relay.tokens import TokenForm, Tokens
-from proxy.relay.vhost import Destination, OwnedExchange
-from proxy.values import EXCHANGE, QUEUE
+from proxy.relay.vhost import OwnedExchange
+from proxy.values import EXCHANGE, QUEUE, Destination
 
 T = TypeVar("T")
 

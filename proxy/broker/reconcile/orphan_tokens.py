@@ -12,7 +12,8 @@ import asyncio
 from proxy.broker.reconcile.desired import DesiredState, TokenRights
 from proxy.broker.reconcile.executor import Executor, Token
 from proxy.relay.token_table import PLAIN
-from proxy.relay.vhost import Destination, OwnedExchange, VhostState
+from proxy.relay.vhost import OwnedExchange, VhostState
+from proxy.values import Destination
 
 
 class OrphanTokens:

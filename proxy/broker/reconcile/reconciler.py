@@ -44,9 +44,9 @@ from proxy.broker.reconcile.observer import Observer, log_missing
 from proxy.broker.reconcile.orphan_tokens import OrphanTokens
 from proxy.broker.reconcile.token_migration import TokenMigration, former_bindings
 from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.router import Router
-from proxy.values import QUEUE
+from proxy.values import QUEUE, Destination
 
 #: Tokens that the rules before a swap needed and those after it don't.
 Retired: TypeAlias = tuple[BindToken, ...]

@@ -26,9 +26,9 @@ from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError
 from proxy.relay.token_table import Need
-from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
-from proxy.values import EXCHANGE
+from proxy.values import EXCHANGE, Destination
 
 #: Stands among the attempts for the change of a carrier's form.
 _FORM: Destination = (EXCHANGE, b"")

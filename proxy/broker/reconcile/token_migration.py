@@ -22,7 +22,8 @@ from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.declare.storage import kept_rows
 from proxy.relay.tokens import UNKEYED, TokenForm, Tokens
-from proxy.relay.vhost import Destination, OwnedExchange, VhostState
+from proxy.relay.vhost import OwnedExchange, VhostState
+from proxy.values import Destination
 
 #: How often a management API that does not answer is asked whether the broker is new.
 _ATTEMPTS = 3

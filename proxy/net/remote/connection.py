@@ -142,7 +142,7 @@ class RemoteConnection:
 
     @property
     def under_way(self) -> int:
-        """Messages that are not settled."""
+        """Number of messages that are not settled."""
         return self._messages
 
     # -- bytes -----------------------------------------------------------------------------------------------------
@@ -289,11 +289,7 @@ class RemoteConnection:
                     self._lost(TimeoutError("missed heartbeats"))
 
     def give_up(self, why: str = _STOPPING) -> None:
-        """Settle everything under way as lost.
-
-        Args:
-            why: for the log.
-        """
+        """Settle everything under way as lost; `why` is for the log."""
         for lane in self._lanes:
             lane.expire(float("inf"), why)
 

@@ -37,13 +37,9 @@ class RemoteBroker:
     """A configured broker.
 
     Args:
-        host: where it listens.
-        port: its port.
         tls: None for plain TCP.
         user: who logs in, None if only addresses say.
-        password: of the user.
         vhost: its virtual host, None for the producer's.
-        limits: see RemoteLimits.
     """
 
     host: str
@@ -57,16 +53,7 @@ class RemoteBroker:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What tells one link from another.
-
-    Args:
-        label: what metrics and logs call it.
-        host: where to connect.
-        port: its port.
-        tls: None for plain TCP.
-        credentials: who logs in.
-        limits: see RemoteLimits.
-    """
+    """What distinguishes one link from another; the label is what metrics and logs call it."""
 
     label: str
     host: str
@@ -77,15 +64,12 @@ class Endpoint:
 
 
 def endpoint(remote: Remote, brokers: Mapping[bytes, RemoteBroker], vhost: str) -> Endpoint | str:
-    """Return where a target leads.
+    """Return where a target leads, or why there is no such place: a text without credentials.
 
     Args:
         remote: what the address says.
         brokers: the configured ones of the virtual host.
         vhost: that of the producer.
-
-    Returns:
-        The endpoint, or why there is none; no credentials in it.
     """
     if not remote.broker:
         tls = ClientTls() if remote.tls else None

@@ -60,12 +60,7 @@ class RemotePool:
         self.listening: Sequence[tuple[str, int]] = ()
 
     def port(self, vhost: str, full: Callable[[bool], None]) -> ProducerRemotes:
-        """Return what one producer's connection needs.
-
-        Args:
-            vhost: its virtual host.
-            full: called when it has to wait, or not any more.
-        """
+        """Return what one producer's connection needs; `full` is called when it has to wait, or not any more."""
         port = ProducerRemotes(self, vhost, full)
         self._ports.add(port)
         return port
@@ -97,11 +92,10 @@ class RemotePool:
 
     @property
     def under_way(self) -> int:
-        """Messages that are not settled, on all links."""
+        """Number of messages that are not settled, on all links."""
         return sum(driver.under_way for driver in self._drivers.values())
 
     async def drain(self, seconds: float) -> None:
-        """Wait until everything under way is settled, or the time is over."""
         end = monotonic() + seconds
         while self.under_way and monotonic() < end:  # noqa: ASYNC110 -- a count, no event
             await asyncio.sleep(0.05)
@@ -136,18 +130,11 @@ class RemotePool:
             port.look()
 
     def close_port(self, port: ProducerRemotes) -> None:
-        """A producer's connection is gone."""
         self._ports.discard(port)
 
 
 class ProducerRemotes:
-    """The other brokers as one producer's connection sees them.
-
-    Args:
-        pool: all links.
-        vhost: virtual host of the connection.
-        full: called when it has to wait, or not any more.
-    """
+    """The other brokers of one producer's connection; `full` is called when it has to wait, or not any more."""
 
     def __init__(self, pool: RemotePool, vhost: str, full: Callable[[bool], None]) -> None:
         self._pool = pool
@@ -157,7 +144,6 @@ class ProducerRemotes:
         self._used: set[RemoteConnection] = set()
 
     def publisher(self, remote: Remote) -> RemotePublisher | str:
-        """A new way to a broker, or why there is none."""
         driver = self._pool.driver(remote, self._vhost)
         if isinstance(driver, str):
             return driver

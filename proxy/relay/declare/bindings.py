@@ -28,18 +28,27 @@ from proxy.amqp.method_frames import ExchangeBind, QueueBind, QueueUnbind, bind,
 from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel
-from proxy.relay.connection_state import ConnectionState, Phase
-from proxy.relay.declare.injected_methods import answer, hold_channel, inject, is_held, pass_on, reply_and_resume
+from proxy.relay.channel_state import DECLARING, ChannelEvent
+from proxy.relay.connection_state import ConnectionState, PermissionCheck, Phase
+from proxy.relay.declare.injected_methods import answer, inject, pass_on, reply_and_resume
 from proxy.relay.declare.storage import identity_key, kept_rows, refuse_nested, refuse_own_arguments, shown, signed_copy
-from proxy.relay.declare.token_bindings import Pin, check_permission, row_frames, withdraw
+from proxy.relay.declare.token_bindings import (
+    Pin,
+    check_permission,
+    check_tokens,
+    new_pin,
+    note_pin,
+    row_frames,
+    withdraw,
+)
 from proxy.relay.token_table import Reliance, TokenTable
 from proxy.relay.tokens import Tokens, grant_key
-from proxy.relay.vhost import BindingCopy, Delivery, Destination, OwnedExchange, StoredBinding
+from proxy.relay.vhost import BindingCopy, Delivery, OwnedExchange, StoredBinding
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.bindings.exchange_types import compile_binding
 from proxy.routing.bindings.patterns import Budget
-from proxy.values import EXCHANGE, QUEUE, reserved_prefix
+from proxy.values import EXCHANGE, QUEUE, Destination, reserved_prefix
 
 #: Destinations that are asked about when a binding is made; further ones when a message chooses them.
 CHECKED_AT_ONCE = 500
@@ -71,11 +80,6 @@ class BindRequest(NamedTuple):
 
 
 def read_bind_request(channel: Channel, frame: bytes) -> BindRequest:
-    """Read a bind or unbind.
-
-    Raises:
-        ProtocolError: 502 on the connection, malformed arguments.
-    """
     payload = frame[7:-1]
     index = methods.method_of(payload)
     if index in (methods.EXCHANGE_BIND, methods.EXCHANGE_UNBIND):
@@ -128,15 +132,19 @@ class ClientReach:
     def check(self, owned: OwnedExchange, wanted: Iterable[Destination], then: Callable[[], None]) -> None:
         """Ask the broker on the channel of ours whether the client may bind what is wanted, then call `then`."""
         reach = owned.reach(self._connection.terms.user)
-        left = [destination for destination in wanted if destination not in reach.allowed]
+        checks = [PermissionCheck(owned, reach, one) for one in wanted if one not in reach.allowed]
+        waiting = len(checks)
 
-        def check_next() -> None:
-            if left and self._connection.lifecycle.phase is Phase.OPEN:
-                check_permission(self._connection, owned, reach, left.pop(0), check_next)
-            else:
+        def checked() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
                 then()
 
-        check_next()
+        for check in checks:
+            check_permission(self._connection, check, checked)
+        if not checks:
+            then()
 
     def refusal(self, owned: OwnedExchange, named: Iterable[Destination]) -> ProtocolError | None:
         """Return the broker's refusal of something that a client named itself, if there is one."""
@@ -228,11 +236,7 @@ class ClientBindings:
     # -- bind --------------------------------------------------------------------------------------------------
 
     def bind(self, channel: Channel, frame: bytes) -> bool:
-        """Handle queue.bind or exchange.bind; return whether to forward it unchanged.
-
-        Raises:
-            ProtocolError: 406 and 403 on the channel, 540 on the connection.
-        """
+        """Handle queue.bind or exchange.bind; return whether to forward it unchanged."""
         request = self._read(channel, frame)
         owned = self._owned(request)
         if owned is None:
@@ -246,11 +250,7 @@ class ClientBindings:
         return False
 
     def bind_while_held(self, channel: Channel, frame: bytes) -> bool:
-        """Handle a frame after binds that are not answered yet, where it is one more: it need not wait for them.
-
-        Answers:
-            False if it has to wait: it is something else, or not as plain.
-        """
+        """Handle a bind after binds that are not answered yet; return False if it has to wait: it is not as plain."""
         if not is_bind(frame) or len(channel.held.binds) >= _BINDS_AT_ONCE:
             return False
         try:
@@ -267,12 +267,7 @@ class ClientBindings:
         return True
 
     def _read(self, channel: Channel, frame: bytes) -> BindRequest:
-        """Read a bind.
-
-        Raises:
-            ProtocolError: 403 on the channel, what sidecars alone may; 406 on the channel, nested too deep; 502 on the
-                connection, malformed.
-        """
+        """Read a bind; refuse one that nests too deep (406), and what sidecars alone may use (403)."""
         request = read_bind_request(channel, frame)
         refuse_nested(request.entries, f"binding to {request.kind}", request.destination, self._state.name)
         refuse_own_arguments(request.entries)
@@ -287,6 +282,7 @@ class ClientBindings:
         """Check a bind, and determine what it takes."""
         binding = self._binding(request, owned)
         identity, receiver, user = binding.identity, request.receiver, self._connection.terms.user
+        under = self._state.tokens_of(owned)
         compiled = compile_binding(owned.type, binding, self._connection.plans.rules.local_time)
         self._refuse_unkept(request, owned)
         known = owned.clients.get(identity)
@@ -295,21 +291,24 @@ class ClientBindings:
             known = None  # that one may not do what this one may
         is_new = known is None
         carried = owned.delivery is Delivery.CARRIER
-        tokens = (receiver,) if carried and self._has_token(receiver) else ()
+        tokens = (receiver,) if carried and self._state.has_token(receiver) else ()
         chosen, allowed = list[Destination](), list[Destination]()
         if kept and is_new:
             self._refuse_many_regexes(compiled.regexes)
             if self._state.own_routes:
                 chosen, allowed = self._reach.chosen_destinations(owned, compiled)
-        routes = tuple(destination for destination in allowed if self._has_token(destination)) if carried else ()
+        routes = tuple(destination for destination in allowed if self._state.has_token(destination)) if carried else ()
         if not carried or (chosen and not tokens):
             chosen = list(dict.fromkeys((receiver, *chosen)))
         stored, keep = None, list[bytes]()
         if kept:
             if known is None:
                 key = storage = identity_key(identity, one_word=owned.is_topic)
-                if tokens and not chosen and not self._is_marked(channel, owned, receiver):
-                    key = self._mark_key(owned, receiver, storage)
+                # By the first one messages find the destination, where it has a single token: under one of several
+                # some sidecars only would read it.
+                marked = owned.tokens.has_assertion(receiver) or (owned, receiver) in channel.held.marking
+                if tokens and not chosen and not marked and len(keys := under.of(*receiver)) == 1:
+                    key = keys[0]
                 copy = signed_copy(self._state, owned.carrier, binding, request.entries, key, user)
                 stored = StoredBinding(binding, request.entries, storage, (copy,))
             else:
@@ -317,7 +316,6 @@ class ClientBindings:
             if carried:
                 keep = [bind(channel.number, receiver, owned.carrier, *kept_rows(stored)[0])]
         named = [destination for destination in chosen if destination in compiled.destinations]
-        under = self._state.tokens_of(owned)
         return _Bind(
             channel, request, owned, identity, compiled, under, stored, is_new, keep, tokens, routes, chosen, named
         )
@@ -332,7 +330,7 @@ class ClientBindings:
         if planned.tokens and stored is None:  # the rules' own, which all share
             steps += row_frames(bind, channel.number, owned, receiver, planned.under)
         elif planned.tokens and not is_mark and not self._may_rely(place, channel):
-            pins.append(self._pin(owned, receiver))
+            pins.append(new_pin(self._connection, owned, receiver))
             steps += self._pin_steps(channel, pins)
         if (is_mark and planned.is_new) or pins:
             channel.held.marking.add(place)
@@ -371,7 +369,7 @@ class ClientBindings:
         if not lacking:
             then()
             return
-        pins = [self._pin(planned.owned, destination) for destination in lacking]
+        pins = [new_pin(self._connection, planned.owned, destination) for destination in lacking]
 
         def answered() -> None:
             self._note_pins(pins)
@@ -384,9 +382,9 @@ class ClientBindings:
         channel, request, owned = planned.channel, planned.request, planned.owned
         fresh = [destination for destination in planned.tokens if destination not in owned.bound]
         reliance = owned.tokens.reliance(pinned=False)
-        pins = [self._pin(owned, destination) for destination in planned.tokens]
+        pins = [new_pin(self._connection, owned, destination) for destination in planned.tokens]
         asked = planned.chosen if owned.delivery is Delivery.CARRIER else ()
-        routed = (*planned.routes, *planned.tokens, *(name for name in asked if self._has_token(name)))
+        routed = (*planned.routes, *planned.tokens, *filter(self._state.has_token, asked))
 
         def marked() -> None:
             self._note_pins(pins)
@@ -396,7 +394,7 @@ class ClientBindings:
             self._reached(planned._replace(routes=routed), fresh, reliance)
 
         steps = self._pin_steps(channel, pins)
-        if not steps and self._has_token(request.receiver):
+        if not steps and self._state.has_token(request.receiver):
             steps = [look_for(channel.number, request.receiver)]
         inject(self._connection, channel, steps, marked, request.method)
 
@@ -404,8 +402,9 @@ class ClientBindings:
         """It is known now what the client may bind: keep the binding, or refuse it."""
         channel, owned, user = planned.channel, planned.owned, self._connection.terms.user
         refusal = self._reach.refusal(owned, planned.named)
-        if not is_held(channel) or refusal is not None:
-            if refusal is not None and is_held(channel):
+        held = channel.state is DECLARING
+        if not held or refusal is not None:
+            if held and refusal is not None:
                 self._connection.refuse(channel, refusal.about(planned.request.method))
             self._reach.remove_unneeded(owned, user, fresh, lambda: None)
             return
@@ -424,11 +423,11 @@ class ClientBindings:
     def _bound(self, planned: _Bind) -> bytes:
         """Everything stands on the broker: give the answer for the client."""
         state, stored = self._state, planned.stored
-        owned = self._now(planned.owned)
+        owned = state.now(planned.owned)
         if owned is not None:
             for destination in planned.tokens:
                 owned.tokens.bind_ok(destination)
-                self._check_tokens(owned, destination, planned.under)
+                check_tokens(state, owned, destination, planned.under)
                 state.not_missing(destination)
             if stored is not None and self._is_clients(owned, planned) and state.add_binding(stored, planned.compiled):
                 self._connection.terms.inventory.changed(owned.name)
@@ -436,40 +435,16 @@ class ClientBindings:
 
     # -- pins --------------------------------------------------------------------------------------------------
 
-    def _pin(self, owned: OwnedExchange, destination: Destination) -> Pin:
-        table = self._table(owned)
-        row, replaced = self._connection.next_pin(table), table.superseded(destination)
-        return Pin(owned, destination, row, replaced, self._connection.traffic.now, self._state.tokens_of(owned))
-
     def _pin_steps(self, channel: Channel, pins: Iterable[Pin]) -> list[bytes]:
         return [frame for pin in pins for frame in pin.frames(channel.number)]
 
     def _note_pins(self, pins: Iterable[Pin]) -> None:
         for pin in pins:
-            self._table(pin.owned).asserted(pin.destination, pin.row, pin.sent_at, self._binder, pin.replaced)
-            self._check_tokens(pin.owned, pin.destination, pin.tokens)
-
-    def _check_tokens(self, owned: OwnedExchange, destination: Destination, tokens: Tokens) -> None:
-        """Record that messages don't find what was bound, where the carrier has changed its tokens meanwhile."""
-        now = self._now(owned) or owned
-        if not tokens.lead_to(self._state.tokens_of(now)):
-            now.tokens.not_bound(destination)
+            note_pin(self._state, pin, self._binder)
 
     def _table(self, owned: OwnedExchange) -> TokenTable:
-        """The tokens of an exchange, or what it is by now."""
-        return (self._now(owned) or owned).tokens
-
-    def _has_token(self, destination: Destination) -> bool:
-        """Whether messages find a destination by a token: it is not evaluated here."""
-        return destination[0] == QUEUE or destination[1] not in self._state.exchanges
-
-    def _mark_key(self, owned: OwnedExchange, receiver: Destination, storage: bytes) -> bytes:
-        """Return the key of a binding by which messages find its destination: the token, if there is only one.
-
-        Where several are bound, a binding under one of them would be read by some sidecars only.
-        """
-        current, *others = self._state.tokens_of(owned).of(*receiver)
-        return storage if others else current
+        """The tokens of what an exchange is by now."""
+        return (self._state.now(owned) or owned).tokens
 
     def _is_mark(self, owned: OwnedExchange, stored: StoredBinding | None) -> bool:
         """Whether messages find the destination of a binding by it alone."""
@@ -480,11 +455,7 @@ class ClientBindings:
     # -- unbind ------------------------------------------------------------------------------------------------
 
     def unbind(self, channel: Channel, frame: bytes) -> bool:
-        """Handle queue.unbind or exchange.unbind; return whether it is forwarded unchanged.
-
-        Raises:
-            ProtocolError: 403 and 406 on the channel.
-        """
+        """Handle queue.unbind or exchange.unbind; return whether it is forwarded unchanged."""
         request = read_bind_request(channel, frame)
         owned = self._owned(request)
         if owned is None:
@@ -507,21 +478,21 @@ class ClientBindings:
         if plan.pin:
             self._replace(pending._replace(handed_over=plan.handed_over))
         else:
-            hold_channel(self._connection, channel)
+            self._connection.change(channel, ChannelEvent.DECLARE)
             self._drop(pending)
         return False
 
     def _replace(self, pending: _Unbind) -> None:
         """Others lead there by the binding that goes, or may: a pin comes in its place first."""
         channel = pending.channel
-        pin = self._pin(pending.owned, pending.request.receiver)
+        pin = new_pin(self._connection, pending.owned, pending.request.receiver)
         if pending.handed_over:
             pin = pin._replace(replaced=())
 
         def bound(text: str | None = None) -> None:
             if text is None and not pending.handed_over:
                 self._note_pins([pin])
-            if is_held(channel):
+            if channel.state is DECLARING:
                 self._drop(pending)
 
         sidecar_channel = self._connection.upstream.sidecar_channel
@@ -535,7 +506,7 @@ class ClientBindings:
     def _drop(self, pending: _Unbind) -> None:
         """Unbind, now that nothing that leads there otherwise is lost with it."""
         channel, stored, receiver = pending.channel, pending.stored, pending.request.receiver
-        owned = self._now(pending.owned) or pending.owned
+        owned = self._state.now(pending.owned) or pending.owned
         known = owned.clients.get(stored.binding.identity)
         stored = stored if known is None else stored.merged_with(known)  # a look may have found further copies
         table, steps = owned.tokens, list[bytes]()
@@ -555,7 +526,7 @@ class ClientBindings:
 
     def _permitted(self, pending: _Unbind) -> None:
         """It is known now whether the client may unbind, where no binding on the broker says so."""
-        if not is_held(pending.channel):
+        if pending.channel.state is not DECLARING:
             return
         refusal = self._reach.refusal(pending.owned, [pending.request.receiver])
         if refusal is None:
@@ -565,7 +536,7 @@ class ClientBindings:
 
     def _unbound(self, pending: _Unbind) -> None:
         """Nothing of the binding stands on the broker any more, but perhaps what its routes asked for."""
-        owned = self._now(pending.owned)
+        owned = self._state.now(pending.owned)
         known = None
         if owned is not None:
             owned.tokens.unbound(pending.request.receiver)
@@ -595,24 +566,10 @@ class ClientBindings:
         owned = self._state.exchanges.get(request.source)
         return None if owned is None or owned.unmatched_pass else owned
 
-    @staticmethod
-    def _is_marked(channel: Channel, owned: OwnedExchange, destination: Destination) -> bool:
-        """Whether messages find a destination by a binding that came through us, or comes before this one."""
-        return owned.tokens.has_assertion(destination) or (owned, destination) in channel.held.marking
-
     def _is_clients(self, owned: OwnedExchange, planned: _Bind) -> bool:
         """Whether a binding is a client's by now: not one that a rules file has."""
         exchange = self._state.router.exchanges[owned.name]
         return planned.identity in owned.clients or not exchange.has(planned.compiled.binding)
-
-    def _now(self, owned: OwnedExchange) -> OwnedExchange | None:
-        """What an exchange is by now: rules may have been reloaded meanwhile; None if it is gone."""
-        now = self._state.exchanges.get(owned.name)
-        if now is None or now is owned:
-            return now
-        place = (owned.type, owned.delivery, owned.carrier)
-        same = owned.declared is None and now.declared is None and place == (now.type, now.delivery, now.carrier)
-        return now if same else None
 
     def _binding(self, request: BindRequest, owned: OwnedExchange) -> Binding:
         table = decode_table(request.entries, 0, len(request.entries))

@@ -25,13 +25,12 @@ from proxy.amqp.method_frames import (
 from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel
+from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState, LookUpExchange
 from proxy.relay.declare.injected_methods import (
     answer,
-    hold_channel,
     inject,
     inject_and_reply,
-    is_held,
     pass_on,
     reply_and_resume,
 )
@@ -71,11 +70,7 @@ _ALTERNATE = b"alternate-exchange"
 
 
 def refuse_inequivalent(owned: OwnedExchange, request: ExchangeDeclare, table: Table, vhost: str) -> None:
-    """Refuse to declare an exchange that is there with another type, flag or argument: the first that differs.
-
-    Raises:
-        ProtocolError: 406 on the channel.
-    """
+    """Refuse to declare an exchange that is there with another type, flag or argument: 406, the first that differs."""
     declared = owned.declared or _BY_FILE
     received_type, current_type = shown(request.exchange_type), owned.type
     compared = [("type", f"'{received_type}'", f"'{current_type}'")] if received_type != current_type else []
@@ -129,11 +124,7 @@ class ClientExchanges:
         self._state = connection.plans.state
 
     def declare(self, channel: Channel, frame: bytes) -> bool:
-        """Handle exchange.declare; return whether to forward it unchanged.
-
-        Raises:
-            ProtocolError: 403 and 406 on the channel.
-        """
+        """Handle exchange.declare; return whether to forward it unchanged."""
         request = read_method(ExchangeDeclare, frame[7:-1])
         refuse_nested(request.arguments, "exchange", request.exchange, self._state.name)
         refuse_own_arguments(request.arguments)
@@ -150,11 +141,7 @@ class ClientExchanges:
         return False
 
     def delete(self, channel: Channel, frame: bytes) -> bool:
-        """Handle exchange.delete; return whether to forward it unchanged.
-
-        Raises:
-            ProtocolError: 403 for what a rules file owns, 406 where it is in use, on the channel.
-        """
+        """Handle exchange.delete; return whether to forward it unchanged."""
         request = read_method(ExchangeDelete, frame[7:-1])
         owned = self._state.exchanges.get(request.exchange)
         if owned is None or owned.unmatched_pass:  # the broker's own, with one of ours in addition
@@ -175,11 +162,11 @@ class ClientExchanges:
             return answer(channel, methods.EXCHANGE_DELETE, request.nowait)
 
         def free() -> None:
-            if is_held(channel):
+            if channel.state is DECLARING:
                 inject_and_reply(self._connection, channel, delete, done)
 
         if request.if_unused and (owned.bound or owned.grants):  # ours, but they count as use to the broker
-            hold_channel(self._connection, channel)
+            self._connection.change(channel, ChannelEvent.DECLARE)
             withdraw(self._connection, owned, sorted(owned.bound), list(owned.grants), free, plain=True)
         else:
             inject_and_reply(self._connection, channel, delete, done)
@@ -225,7 +212,7 @@ class ClientExchanges:
         """An exchange that is not known here: look whether the broker has one of that name."""
         new = _NewExchange(channel, request, *self._make(request))
         if not request.exchange or request.exchange.startswith(b"amq."):
-            hold_channel(self._connection, channel)
+            self._connection.change(channel, ChannelEvent.DECLARE)
             self._looked_up(new, None)  # the broker refuses it
             return
         look_up = LookUpExchange(channel, request.exchange, partial(self._looked_up, new))
@@ -235,7 +222,7 @@ class ClientExchanges:
     def _looked_up(self, new: _NewExchange, found: str | None) -> None:
         """Before the declare: is there an exchange of that name that is not ours?"""
         channel, request, owned = new.channel, new.request, new.owned
-        if not is_held(channel):
+        if channel.state is not DECLARING:
             return
         known = self._state.exchanges.get(owned.name)
         try:
@@ -259,7 +246,7 @@ class ClientExchanges:
     def _compared(self, new: _NewExchange, _: str | None) -> None:
         """After the declare: is it what was declared first?"""
         channel, owned = new.channel, new.owned
-        if not is_held(channel):
+        if channel.state is not DECLARING:
             return
         known = self._state.exchanges.get(owned.name)
         if known is None:

@@ -33,22 +33,13 @@ def pass_on(channel: Channel, method: int, nowait: bool) -> bool:
 
 
 def answer(channel: Channel, method: int, nowait: bool) -> bytes:
-    """Build the answer to a request without arguments in it; b"" where the client expects none."""
+    """Build the answer to a request, which has no arguments; b"" where the client expects none."""
     return b"" if nowait else method_frame(channel.number, reply_of(method))
-
-
-def hold_channel(connection: ConnectionState, channel: Channel) -> None:
-    """Keep the client's frames on a channel until `reply_and_resume`."""
-    connection.change(channel, ChannelEvent.DECLARE)
-
-
-def is_held(channel: Channel) -> bool:
-    return channel.state is DECLARING
 
 
 def reply_and_resume(connection: ConnectionState, channel: Channel, answer: bytes) -> None:
     """Answer the client and let its frames go on, unless the channel has been closed meanwhile."""
-    if not is_held(channel):
+    if channel.state is not DECLARING:
         return
     if answer:
         connection.send_to_producer(channel, answer)
@@ -73,12 +64,12 @@ def inject(
         request_method: class id << 16 | method id of the client's request, where steps are declares that only look.
     """
 
-    def answered(frame: bytes, last: bool) -> bool:
+    def answered(_: bytes, last: bool) -> bool:
         if last:
             then()
         return False
 
-    hold_channel(connection, channel)
+    connection.change(channel, ChannelEvent.DECLARE)
     steps = steps or [_nothing(channel)]
     for index, frame in enumerate(steps, 1):
         connection.to_upstream.append(frame)

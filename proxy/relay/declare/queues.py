@@ -15,8 +15,9 @@ from proxy.amqp.methods import method_frame
 from proxy.amqp.tables import decode_value, pick
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, ExpectedReply
+from proxy.relay.channel_state import ChannelEvent
 from proxy.relay.connection_state import ConnectionState, EnsureQueue
-from proxy.relay.declare.injected_methods import count_unanswerable, hold_channel
+from proxy.relay.declare.injected_methods import count_unanswerable
 from proxy.relay.declare.storage import refuse_nested, refuse_own_arguments
 from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
 from proxy.values import QUEUE, reserved_prefix
@@ -31,11 +32,7 @@ class ClientQueues:
         self._connection = connection
 
     def declare(self, channel: Channel, frame: bytes) -> bool:
-        """Handle queue.declare; return whether it is forwarded unchanged.
-
-        Raises:
-            ProtocolError: 403 and 406 on the channel.
-        """
+        """Handle queue.declare; return whether it is forwarded unchanged."""
         connection = self._connection
         request = read_method(QueueDeclare, frame[7:-1])
         refuse_nested(request.arguments, QUEUE, request.queue, connection.plans.state.name)
@@ -104,18 +101,14 @@ class ClientQueues:
                 go_on()
             return False
 
-        hold_channel(connection, channel)
+        connection.change(channel, ChannelEvent.DECLARE)
         channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, declared))
         asking = request._replace(nowait=False)
         connection.to_upstream.append(method_frame(channel.number, methods.QUEUE_DECLARE, 0, *asking))
 
 
 def _refuse_dead_letter_key(request: QueueDeclare) -> None:
-    """Refuse a queue whose dead letters would leave under a token, past the rules of a carrier.
-
-    Raises:
-        ProtocolError: 403 on the channel.
-    """
+    """Refuse a queue whose dead letters would leave under a token, bypassing the rules of a carrier: 403."""
     if request.passive or _DEAD_LETTER_KEY not in request.arguments:
         return
     picked = pick(request.arguments, 0, len(request.arguments), frozenset((_DEAD_LETTER_KEY,)))

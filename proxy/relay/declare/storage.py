@@ -22,9 +22,9 @@ from proxy.amqp.tables import MAX_NESTING, decode_table, too_deep
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.original_address import longstr_entry
 from proxy.relay.tokens import TokenForm
-from proxy.relay.vhost import BindingCopy, CarrierType, Destination, StoredBinding, VhostState
+from proxy.relay.vhost import BindingCopy, CarrierType, StoredBinding, VhostState
 from proxy.routing.bindings.binding import Binding, typed_arguments
-from proxy.values import RESERVED_PREFIX, RESERVED_WORD, Table, Value
+from proxy.values import RESERVED_PREFIX, RESERVED_WORD, Destination, Table, Value
 
 #: argument that marks an exchange of ours on the broker
 MARK = b"x-open-exchange"
@@ -66,11 +66,7 @@ def pack(sequence: int, entries: bytes, routing_key: bytes = b"", client: str = 
 
 
 def unpack(text: bytes) -> StoredArguments:
-    """Read a value of ``x-oxproxy`` back.
-
-    Raises:
-        ValueError: it is not one, or was damaged.
-    """
+    """Read a value of ``x-oxproxy`` back; ValueError: it is not one, or was damaged."""
     raw = b64decode(text, validate=True)
     key_at = U64.size + 1
     user_at = key_at + (raw[U64.size] if len(raw) > U64.size else 0) + U32.size
@@ -131,11 +127,7 @@ def signed_copy(
 
 
 def refuse_own_arguments(entries: bytes) -> None:
-    """Refuse arguments of a client's declare or bind that sidecars alone write.
-
-    Raises:
-        ProtocolError: 403 on the channel.
-    """
+    """Refuse arguments of a client's declare or bind that sidecars alone write, with 403 on the channel."""
     if KEPT not in entries and MARK not in entries:
         return
     for name, _ in decode_table(entries, 0, len(entries)):
@@ -144,13 +136,10 @@ def refuse_own_arguments(entries: bytes) -> None:
 
 
 def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str) -> None:
-    """Refuse arguments of a declare or bind of a target that nest deeper than a table is decoded.
+    """Refuse arguments of a declare or bind that nest deeper than a table is decoded, with 406 on the channel.
 
     The broker takes and keeps any depth, and its management API then lists what no client decodes: a queue declared so
     would hide every queue of the virtual host from every sidecar.
-
-    Raises:
-        ProtocolError: 406 on the channel.
     """
     argument = too_deep(entries) if entries else None
     if argument is not None:

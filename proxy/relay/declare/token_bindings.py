@@ -15,12 +15,12 @@ from functools import partial
 from typing import NamedTuple
 
 from proxy.amqp.method_frames import bind, unbind
-from proxy.relay.connection_state import ConnectionState
+from proxy.relay.connection_state import ConnectionState, PermissionCheck, Phase
 from proxy.relay.declare.storage import pin_entries
-from proxy.relay.token_table import PLAIN
+from proxy.relay.token_table import PLAIN, pin_row
 from proxy.relay.tokens import Tokens, grant_key
-from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
-from proxy.routing.bindings.binding import Reach
+from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
+from proxy.values import QUEUE, Destination
 
 #: how a refusal begins where source or destination does not exist: the permissions were looked at before
 _NOT_FOUND = "404 "
@@ -61,9 +61,31 @@ class Pin(NamedTuple):
         return frames
 
 
+def new_pin(connection: ConnectionState, owned: OwnedExchange, destination: Destination) -> Pin:
+    """Make a row for clients' bindings to rely on: a pin, where other sidecars may be there."""
+    state = connection.plans.state
+    table = (state.now(owned) or owned).tokens
+    row = pin_row(state.sidecar, connection.next_sequence()) if table.shared else PLAIN
+    replaced, sent_at = table.superseded(destination), connection.traffic.now
+    return Pin(owned, destination, row, replaced, sent_at, state.tokens_of(owned))
+
+
+def note_pin(state: VhostState, pin: Pin, binder: object | None) -> None:
+    """The broker has bound a pin, and unbound what it replaces."""
+    owned = state.now(pin.owned) or pin.owned
+    owned.tokens.asserted(pin.destination, pin.row, pin.sent_at, binder, pin.replaced)
+    check_tokens(state, owned, pin.destination, pin.tokens)
+
+
+def check_tokens(state: VhostState, owned: OwnedExchange, destination: Destination, tokens: Tokens) -> None:
+    """Record that messages don't find what was bound, where the carrier has changed its tokens meanwhile."""
+    if not tokens.lead_to(state.tokens_of(owned)):
+        owned.tokens.not_bound(destination)
+
+
 def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Destination]]:
     """Return (carrier's exchange, destination) of each token that a queue is to have."""
-    destination = ("queue", queue)
+    destination = (QUEUE, queue)
     return [(owned, destination) for owned in state.carried() if state.router.names(owned.name, destination)]
 
 
@@ -98,14 +120,12 @@ def _unheeded(text: str | None) -> None:
     """Of a destination's tokens the current one's answer counts."""
 
 
-def check_permission(
-    connection: ConnectionState,
-    owned: OwnedExchange,
-    reach: Reach,
-    destination: Destination,
-    done: Callable[[], None],
-) -> None:
+def check_permission(connection: ConnectionState, check: PermissionCheck, done: Callable[[], None]) -> None:
     """Ask whether a client may bind a destination, on a connection of that client, and note the answer in its reach."""
+    if connection.lifecycle.phase is not Phase.OPEN:
+        done()
+        return
+    owned, reach, destination = check
     state, channel = connection.plans.state, connection.upstream.sidecar_channel
     number, key = channel.number or 0, grant_key(reach.client, *destination)
 
@@ -123,20 +143,17 @@ def check_permission(
         channel.run([unbind(number, destination, owned.name, key)], witnessed)
         return
     grant = bind(number, destination, owned.carrier, key)
-    if destination[0] == "exchange" and destination[1] in state.exchanges:
+    if not state.has_token(destination):
         channel.run([grant], witnessed)
         return
-    row, replaced = connection.next_pin(owned.tokens), owned.tokens.superseded(destination)
-    pin = Pin(owned, destination, row, replaced, connection.traffic.now, state.tokens_of(owned))
+    pin = new_pin(connection, owned, destination)
     current, *others = pin.frames(number)
 
     def bound(text: str | None) -> None:
         if text is not None:
             witnessed(text)
             return
-        owned.tokens.asserted(destination, row, pin.sent_at, None, replaced)
-        if not pin.tokens.lead_to(state.tokens_of(owned)):
-            owned.tokens.not_bound(destination)  # the carrier has changed to other tokens meanwhile
+        note_pin(state, pin, None)
         if state.not_missing(destination):
             state.changed()
         if others:

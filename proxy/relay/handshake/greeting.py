@@ -150,11 +150,7 @@ class Client(NamedTuple):
 
 
 def read_start(payload: bytes, version: str) -> Server:
-    """Read the broker's Start and put our version into it.
-
-    Raises:
-        ProtocolError: 502, malformed.
-    """
+    """Read the broker's Start and put our version into it."""
     major, minor, properties, mechanisms, locales = arguments(payload)
     entries = cast(bytes, properties)
     said = _texts(entries, frozenset((b"product", b"version")))
@@ -182,14 +178,8 @@ def own_start(version: str) -> bytes:
 def read_start_ok(payload: bytes, version: str, peer: str, frame_min_bytes: int) -> Client:
     """Read the producer's StartOk and put our version and its address into it.
 
-    Mechanism, response and locale stay as they are. Where our entries would make the frame larger than the
-    broker takes before Tune, they are left out: a client that could log in without us can log in through us.
-
-    Args:
-        payload: payload of the method frame.
-        version: version of this proxy.
-        peer: the producer's address.
-        frame_min_bytes: largest frame that the broker takes before Tune.
+    Mechanism, response and locale stay as they are. Where our entries would make the frame larger than the broker takes
+    before Tune (`frame_min_bytes`), they are left out: a client that could log in without us can log in through us.
 
     Raises:
         ProtocolError: 502, malformed; 403, a mechanism that can't be relayed.
@@ -210,12 +200,9 @@ def read_start_ok(payload: bytes, version: str, peer: str, frame_min_bytes: int)
 
 
 def login_of(frame: bytes) -> bytes:
-    """Return what of a whole StartOk frame tells logins apart: mechanism, response, locale and capabilities.
+    """Return what distinguishes logins in a whole StartOk frame: mechanism, response, locale and capabilities.
 
     Capabilities are in it since the broker behaves by them. What is given holds a secret.
-
-    Raises:
-        ProtocolError: 502, malformed.
     """
     properties, *texts = (cast(bytes, argument) for argument in arguments(frame[7:-1]))
     parts = [*texts, *sorted(_capabilities(properties))]

@@ -80,11 +80,7 @@ class LeaseNegotiation:
         self._passes_through = False
 
     def take(self, frames: list[bytes]) -> bytes:
-        """Take what the handshake has for the broker, and clear the list.
-
-        Returns:
-            The answer in the broker's place, empty if there is none.
-        """
+        """Take what the handshake has for the broker, and clear the list; return the broker's answer, if known."""
         answer = b""
         for frame in frames:
             self._producer_frames.append(frame)

@@ -21,10 +21,10 @@ from proxy.relay.audit_sink import AuditSink, LineTemplate
 from proxy.relay.counters import Tally, Traffic
 from proxy.relay.original_address import ADDRESS_ENTRY, CC_ASIDE, OURS, OriginalAddress, address_parts, entry
 from proxy.relay.tokens import NOWHERE
-from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import Decision, Outcome
 from proxy.routing.destination_translation import TranslatedDestinations, translate_destinations
-from proxy.values import RESERVED_PREFIXES, reserved_prefix
+from proxy.values import RESERVED_PREFIXES, Destination, reserved_prefix
 
 PUBLISH = (60, 40)
 #: why a publish could not go where a rule of the address table sends it, as audit records say it

@@ -38,11 +38,8 @@ class RemoteMessage:
     """One publish on its way to another broker; it is sent at most once.
 
     Args:
-        exchange: where it goes.
-        routing_key: under which key.
         mandatory: whether it comes back where no queue takes it.
         header: payload of its content header frame.
-        body: all of its body.
         since: when it came, on the driver's monotonic clock.
     """
 
@@ -65,12 +62,7 @@ class RemoteMessage:
         return len(self.header) + len(self.body)
 
     def settled(self, result: RemoteResult, reason: str) -> None:
-        """Called once: what became of it.
-
-        Args:
-            result: see Result.
-            reason: for logs, empty if there is nothing to say; no credentials in it.
-        """
+        """Called once, with a reason for logs; no credentials in it, and empty if there is nothing to say."""
 
 
 class RemotePublisher(Protocol):
@@ -110,11 +102,7 @@ class LaneTransport(Protocol):
 
 
 class Lane:
-    """One producer channel's way to one broker.
-
-    Args:
-        settled: called for each message when it is settled, before the message itself hears of it.
-    """
+    """One producer channel's way to one broker; `settled` is called before the message itself hears of its result."""
 
     __slots__ = (
         "_link",

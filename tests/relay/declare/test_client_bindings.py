@@ -9,6 +9,7 @@ from proxy.amqp.method_frames import QueueBind, QueueUnbind, read_method
 from proxy.amqp.tables import encode_table
 from proxy.relay.connection_state import BindDestinations, PermissionCheck
 from proxy.relay.declare.storage import PIN, STORAGE
+from proxy.relay.declare.token_bindings import check_permission
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.tokens import grant_key, token
 from proxy.relay.vhost import Delivery
@@ -476,7 +477,7 @@ def test_a_message_that_chooses_what_is_not_known_waits_for_the_clients_answer()
     request = made.request()
     assert isinstance(request, BindDestinations)
     assert request.permission_checks == (PermissionCheck(owned, owned.reach(""), C),)
-    made.relay.check_permission(request.permission_checks[0], lambda: made.relay.resume(request.channel))
+    check_permission(made.relay.connection, request.permission_checks[0], lambda: made.relay.answer(request))
     made.answer(OWN_BIND_OK)
     made.upstream()
     made.answer(OWN_BIND_OK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC
 
 import pytest
@@ -12,12 +13,13 @@ from proxy.amqp.method_frames import QueueUnbind, read_method
 from proxy.relay.declare.bindings import CHECKED_AT_ONCE, ClientReach
 from proxy.relay.declare.storage import storage_key
 from proxy.relay.tokens import grant_key, token
-from proxy.relay.vhost import BindingCopy, Destination, StoredBinding
+from proxy.relay.vhost import BindingCopy, StoredBinding
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.exchange_types import compile_open
 from proxy.routing.decision import QueueNames
+from proxy.values import Destination
 from tests.client import split
-from tests.relay.wire import OWN, Wire, owned, routed, say, state
+from tests.relay.wire import OWN, TUNING, Wire, owned, routed, say, state
 from tests.routing.building import Plain, exchange, many, to_exchange, to_queue
 
 A, B, E = ("queue", b"a"), ("queue", b"b"), ("exchange", b"e")
@@ -83,6 +85,16 @@ def test_what_is_known_is_not_asked_about_again() -> None:
 def test_not_all_queues_of_a_large_host_are_asked_about_at_once() -> None:
     client = Client(*(f"q{number}" for number in range(CHECKED_AT_ONCE + 10)))
     assert len(client.chosen({"x-addqre-ontrue": "."})) == CHECKED_AT_ONCE
+
+
+def test_however_many_are_asked_about_all_are_refused_where_the_broker_leaves_no_channel_to_ask_on() -> None:
+    wire = Wire(routed("z"), tuning=replace(TUNING, channel_max_upstream=TUNING.channel_max_producer))
+    owned = wire.state.exchanges[b"xo"]
+    destinations = [("queue", f"q{number}".encode()) for number in range(CHECKED_AT_ONCE)]
+    done: list[bool] = []
+    ClientReach(wire.relay.connection).check(owned, destinations, lambda: done.append(True))
+    assert done == [True]
+    assert owned.reach("").refused.keys() == set(destinations)
 
 
 def test_only_a_refusal_of_permission_refuses_the_binding() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pamqp import commands
 
+from proxy.relay.connection_state import PermissionCheck
 from proxy.relay.declare.token_bindings import (
     bind_tokens,
     check_permission,
@@ -11,8 +12,9 @@ from proxy.relay.declare.token_bindings import (
     withdraw,
 )
 from proxy.relay.tokens import grant_key, token
-from proxy.relay.vhost import Delivery, Destination, OwnedExchange
+from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.routing.bindings.binding import Reach
+from proxy.values import Destination
 from tests.client import names, split
 from tests.relay.wire import OWN, Wire, owned, routed, say, state
 from tests.routing.building import exchange, to_queue
@@ -51,7 +53,8 @@ class Question:
         self.owned: OwnedExchange = self.wire.state.exchanges[b"xo"]
         self.reach: Reach = self.owned.reach("client")
         self.answers: list[bool] = []
-        check_permission(self.wire.relay.connection, self.owned, self.reach, destination, self._done)
+        check = PermissionCheck(self.owned, self.reach, destination)
+        check_permission(self.wire.relay.connection, check, self._done)
         self.wire.answer(say(OWN, commands.Channel.OpenOk()))
 
     def _done(self) -> None:

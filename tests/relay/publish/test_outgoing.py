@@ -12,9 +12,9 @@ from proxy.relay.counters import Traffic
 from proxy.relay.original_address import CC_ASIDE, OriginalAddress, entry
 from proxy.relay.publish.outgoing import CC_BCC, Copy, Outgoing, bcc_entry, outgoing, refuse_reserved, table_entries
 from proxy.relay.tokens import NOWHERE, token
-from proxy.relay.vhost import Delivery, Destination, OwnedExchange
+from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.routing.decision import Decision, Outcome
-from proxy.values import Table, Value
+from proxy.values import Destination, Table, Value
 from tests.relay.wire import owned, state, table
 from tests.routing.building import Plain, exchange, many
 

@@ -372,7 +372,7 @@ def test_goodbye_waits_for_publishes_that_wait_for_their_destinations() -> None:
     assert wire.produce(publish(channel=3)) == b""
     assert wire.relay.connection.lifecycle.phase is Phase.OPEN
     wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"new"))
-    wire.relay.resume(wire.request().channel)
+    wire.relay.answer(wire.request())
     assert wire.upstream() == with_tokens(message, "new") + method(0, GOODBYE)
     assert wire.answer(method(0, GOODBYE_OK)) == method(0, GOODBYE_OK)
 
@@ -523,6 +523,6 @@ def test_a_number_that_we_closed_is_free_where_the_broker_answers_last() -> None
 def test_a_channel_opened_in_the_first_read_counts_once() -> None:
     wire = Wire(chosen("new"))
     wire.produce(say(1, commands.Channel.Open()), publish("new"))
-    wire.relay.resume(wire.request().channel)
+    wire.relay.answer(wire.request())
     wire.answer(say(1, commands.Channel.OpenOk()))
     assert wire.counters.relays["/"].channels == 1

@@ -124,7 +124,7 @@ def test_a_publish_waits_until_its_destination_is_bound(pieces: object) -> None:
     request = wire.request()
     assert (request.channel.number, getattr(request, "destinations", ())) == (1, (("queue", b"new"),))
     wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"new"))
-    wire.relay.resume(request.channel)
+    wire.relay.answer(request)
     assert wire.upstream() == with_tokens(message, "new")
 
 
@@ -132,7 +132,7 @@ def test_a_publish_that_waited_in_vain_leaves_without_that_destination() -> None
     wire = Wire(chosen("new")).open()
     message = publish("new", mandatory=True)
     wire.produce(message)
-    wire.relay.resume(wire.request().channel)
+    wire.relay.answer(wire.request())
     assert wire.upstream() == message
 
 
@@ -142,7 +142,7 @@ def test_all_kinds_of_frames_wait_in_order_behind_it() -> None:
     behind = say(1, commands.Basic.Qos(0, 1, False)) + publish(to="amq.direct") + say(1, commands.Queue.Purge(0, "q"))
     assert wire.produce(message[:-3]) + wire.produce(message[-3:], behind) == b""
     wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"new"))
-    wire.relay.resume(wire.request().channel)
+    wire.relay.answer(wire.request())
     assert wire.upstream() == with_tokens(message, "new") + behind
 
 
@@ -155,7 +155,7 @@ def test_what_is_held_is_counted_and_stops_the_reading() -> None:
         full.append(wire.relay.connection.producer_full)
     assert full == [False, False, True]
     for left in (2, 1, 0):
-        wire.relay.resume(wire.request().channel)
+        wire.relay.answer(wire.request())
         assert wire.upstream() == message
         assert wire.relay.connection.backlog.held == left * len(message)
 
@@ -163,12 +163,11 @@ def test_what_is_held_is_counted_and_stops_the_reading() -> None:
 def test_held_publishes_go_with_their_channel() -> None:
     wire = Wire(chosen("new")).open(1, 2)
     wire.produce(publish("new"), publish("new", channel=2))
-    wire.relay.connection.pending.requests.clear()
+    request, _ = wire.relay.connection.pending.requests
     not_found = commands.Channel.Close(404, "NOT_FOUND", 60, 40)
     assert wire.answer(say(1, not_found)) == say(1, not_found)
     assert wire.relay.connection.backlog.held == len(publish("new"))
-    channel = wire.relay.connection.channels[1]
-    wire.relay.resume(channel)
+    wire.relay.answer(request)
     assert wire.upstream() == b""
     assert wire.produce(say(1, commands.Channel.CloseOk())) == say(1, commands.Channel.CloseOk())
 
@@ -176,14 +175,14 @@ def test_held_publishes_go_with_their_channel() -> None:
 def test_an_answer_for_a_channel_that_is_gone_does_not_move_the_next_one_of_its_number() -> None:
     wire = Wire(chosen("new")).open()
     wire.produce(publish("new"))
-    stale = wire.request().channel
+    stale = wire.request()
     wire.answer(say(1, commands.Channel.Close(404, "NOT_FOUND", 60, 40)))
     wire.produce(say(1, commands.Channel.CloseOk()))
     wire.open(1)
     wire.produce(publish("new"))
-    wire.relay.resume(stale)
+    wire.relay.answer(stale)
     assert wire.upstream() == b""
-    wire.relay.resume(wire.request().channel)
+    wire.relay.answer(wire.request())
     assert names(wire.upstream()) == ["Basic.Publish", "Header", "Body"]
 
 
@@ -191,7 +190,7 @@ def test_a_fault_among_held_frames_ends_the_connection_when_they_go_on() -> None
     wire = Wire(chosen("new")).open()
     message = publish("new")
     assert wire.produce(message, frame(3, 1, b"body")) == b""
-    wire.relay.resume(wire.request().channel)
+    wire.relay.answer(wire.request())
     assert wire.upstream().startswith(message)
     assert closed(wire.producer())[:2] == (0, 505)
 

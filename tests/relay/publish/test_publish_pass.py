@@ -269,7 +269,7 @@ def test_a_channel_that_is_held_keeps_its_order_while_others_go_on() -> None:
     left = wire.produce(old, new, old, other, new, other)
     assert left == with_tokens(old, "old") + with_tokens(other, "old") * 2
     wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"new"))
-    wire.relay.resume(wire.request().channel)
+    wire.relay.answer(wire.request())
     assert wire.upstream() == with_tokens(new, "new") + with_tokens(old, "old") + with_tokens(new, "new")
 
 
@@ -277,12 +277,12 @@ def test_what_was_waited_for_in_vain_counts_as_missing_for_that_publish_only() -
     wire = Wire(chosen("a", "b", bound=["old"])).open()
     one, two = publish("a"), publish("b")
     assert wire.produce(one, two) == b""
-    wire.relay.resume(wire.request().channel)
+    wire.relay.answer(wire.request())
     assert wire.upstream() == one
     request = wire.request()
     assert getattr(request, "destinations", None) == (("queue", b"b"),)
     wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"b"))
-    wire.relay.resume(request.channel)
+    wire.relay.answer(request)
     assert wire.upstream() == with_tokens(two, "b")
 
 
@@ -292,7 +292,7 @@ def test_what_was_waited_for_with_success_does_not_let_the_next_go_without() -> 
     wire.produce(one, two)
     request = wire.request()
     wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"a"))
-    wire.relay.resume(request.channel)
+    wire.relay.answer(request)
     assert wire.upstream() == with_tokens(one, "a")
     assert getattr(wire.request(), "destinations", None) == (("queue", b"b"),)
 
@@ -306,7 +306,7 @@ def test_a_publish_that_is_not_whole_when_its_channel_goes_on_is_brought_to_its_
     wire.produce(whole[:at])
     request = wire.request()
     wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"a"))
-    wire.relay.resume(request.channel)
+    wire.relay.answer(request)
     left = wire.upstream() + wire.produce(whole[at:])
     assert left == with_tokens(first, "a") + with_tokens(second, "b")
 

@@ -101,7 +101,7 @@ def test_a_publish_that_waits_is_seen_when_it_leaves() -> None:
     request = wire.request()
     wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"late"))
     wire.state.changed()
-    wire.relay.resume(request.channel)
+    wire.relay.answer(request)
     assert wire.upstream()
     assert [each.routing_key for each in tap] == [b"late"]
 
