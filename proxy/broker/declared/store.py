@@ -33,19 +33,19 @@ from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, Snapsh
 from proxy.broker.management_api import BindingInfo, ExchangeInfo
 from proxy.errors import ProtocolError
 from proxy.relay.declare.storage import (
+    ALTERNATE,
     CARRIER_TYPE,
     DELIVERY,
     StoredArguments,
+    open_exchange,
     signed_fields,
     storage_key,
     topic_form,
     unpack,
-    wanted_type,
 )
 from proxy.relay.tokens import TokenForm, token
 from proxy.relay.vhost import (
     BindingCopy,
-    CarrierType,
     DeclaredExchange,
     Delivery,
     OwnedExchange,
@@ -54,13 +54,10 @@ from proxy.relay.vhost import (
     sorted_copies,
 )
 from proxy.routing.bindings.binding import Binding
-from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.exchange import Exchange
 from proxy.routing.filters import argument_faults
 from proxy.routing.router import Router
 from proxy.values import RESERVED_WORD, Destination, Table
-
-_ALTERNATE = b"alternate-exchange"
 
 
 def parse_kept(text: str) -> StoredArguments:
@@ -83,7 +80,7 @@ def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo) -> tuple[Owned
     owned, exchange = declared_exchange(info.name, declared, Delivery.CARRIER, local_time)
     owned.form = topic_form(owned.alternate) if info.type == "topic" else TokenForm.DIRECT
     # The broker asks for permission to write to the alternate exchange that it was told, and for no other.
-    permitted = info.arguments.get(_ALTERNATE.decode())
+    permitted = info.arguments.get(ALTERNATE.decode())
     if (None if owned.alternate is None else owned.alternate.decode(errors="replace")) != permitted:
         raise ValueError(f"it keeps another alternate exchange than the broker has, {permitted!r}")
     return owned, exchange
@@ -97,17 +94,10 @@ def declared_exchange(
     Raises:
         ValueError: the arguments are damaged.
     """
-    arguments = _table(declared.entries)
-    alternate = _alternate(arguments)
     try:
-        exchange = Exchange(name, OPEN, arguments, local_time, alternate)
+        return open_exchange(name, declared, delivery, local_time)
     except ProtocolError as error:
         raise ValueError(str(error)) from error
-    owned = OwnedExchange(name, OPEN, delivery, name, alternate=alternate, arguments=arguments, declared=declared)
-    owned.wanted_type = wanted_type(arguments) or CarrierType.AUTO
-    if owned.wanted_type is CarrierType.TOPIC:
-        owned.form = topic_form(alternate)
-    return owned, exchange
 
 
 def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, info: BindingInfo) -> StoredBinding:
@@ -177,11 +167,6 @@ def _table(entries: bytes) -> Table:
         return decode_table(entries, 0, len(entries))
     except ProtocolError as error:
         raise ValueError(str(error)) from error
-
-
-def _alternate(arguments: Table) -> bytes | None:
-    value = dict(arguments).get(_ALTERNATE)
-    return value.value if value is not None and isinstance(value.value, bytes) else None
 
 
 #: Bindings read or applied between two pauses in which others may run.

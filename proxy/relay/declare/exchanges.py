@@ -35,9 +35,11 @@ from proxy.relay.declare.injected_methods import (
     reply_and_resume,
 )
 from proxy.relay.declare.storage import (
+    ALTERNATE,
     CARRIER_TYPE,
     DELIVERY,
     exchange_arguments,
+    open_exchange,
     refuse_nested,
     refuse_own_arguments,
     shown,
@@ -46,12 +48,13 @@ from proxy.relay.declare.storage import (
 )
 from proxy.relay.declare.token_bindings import withdraw
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange
+from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.error_texts import TYPE_NAMES
 from proxy.routing.exchange import Exchange
 from proxy.values import Table, Value
 
 _COMPARED = (
-    b"alternate-exchange",
+    ALTERNATE,
     CARRIER_TYPE,
     b"max-headers-depth",
     b"max-headers-depth-silent",
@@ -65,8 +68,6 @@ _COMPARED = (
 )
 #: how the control plane declares what a rules file names
 _BY_FILE = DeclaredExchange(durable=True, auto_delete=False, internal=False, entries=b"", sequence=0)
-OPEN = b"x-open"
-_ALTERNATE = b"alternate-exchange"
 
 
 def refuse_inequivalent(owned: OwnedExchange, request: ExchangeDeclare, table: Table, vhost: str) -> None:
@@ -132,10 +133,13 @@ class ClientExchanges:
         if owned is not None and (
             owned.type.encode() == request.exchange_type or owned.declared is not None or owned.is_carrier
         ):
-            if request.passive:
-                return self._passive(channel, request, owned)
-            return self._again(channel, request, owned)
-        if request.exchange_type != OPEN or request.passive:
+            if not request.passive:
+                return self._again(channel, request, owned)
+            if owned.is_carrier:
+                return pass_on(channel, methods.EXCHANGE_DECLARE, request.nowait)
+            self._run_and_reply(channel, request, [])
+            return False
+        if request.exchange_type != OPEN.encode() or request.passive:
             return pass_on(channel, methods.EXCHANGE_DECLARE, request.nowait)
         self._new(channel, request)
         return False
@@ -175,12 +179,6 @@ class ClientExchanges:
     def _gone(self, owned: OwnedExchange) -> None:
         self._state.remove_exchange(owned.name)
         self._connection.terms.inventory.changed(owned.name)
-
-    def _passive(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> bool:
-        if owned.is_carrier:
-            return pass_on(channel, methods.EXCHANGE_DECLARE, request.nowait)
-        self._run_and_reply(channel, request, [])
-        return False
 
     def _again(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> bool:
         """An exchange that is known here: it must be declared the same."""
@@ -230,7 +228,7 @@ class ClientExchanges:
                 self._again(channel, request, known)
                 return
             if found is not None:
-                raise _inequivalent(owned.name, self._state.name, "type", f"'{shown(OPEN)}'", f"'{found}'")
+                raise _inequivalent(owned.name, self._state.name, "type", f"'{OPEN}'", f"'{found}'")
         except ProtocolError as error:
             self._connection.refuse(channel, error.about(methods.EXCHANGE_DECLARE))
             return
@@ -264,10 +262,8 @@ class ClientExchanges:
         """Check the arguments of a new open exchange and make it."""
         rules = self._connection.plans.rules
         table = decode_table(request.arguments, 0, len(request.arguments))
-        alternate, carrier_type = _alternate(table), wanted_type(table)
-        if carrier_type is None:
+        if wanted_type(table) is None:
             raise ProtocolError(406, "Invalid exchange argument.", Scope.CHANNEL)
-        exchange = Exchange(request.exchange, OPEN.decode(), table, rules.local_time, alternate)
         declared = DeclaredExchange(
             request.durable,
             request.auto_delete,
@@ -275,18 +271,9 @@ class ClientExchanges:
             request.arguments,
             self._connection.next_sequence(),
         )
-        owned = OwnedExchange(
-            request.exchange,
-            OPEN.decode(),
-            _delivery(table, rules.delivery),
-            request.exchange,
-            alternate=alternate,
-            arguments=table,
-            declared=declared,
-            wanted_type=carrier_type,
-        )
-        if owned.delivery is Delivery.CARRIER and self._state.prefers_topic(carrier_type, many=True):
-            owned.form = topic_form(alternate)
+        owned, exchange = open_exchange(request.exchange, declared, _delivery(table, rules.delivery), rules.local_time)
+        if owned.delivery is Delivery.CARRIER and self._state.prefers_topic(owned.wanted_type, many=True):
+            owned.form = topic_form(owned.alternate)
         return owned, exchange
 
 
@@ -298,8 +285,3 @@ def _delivery(table: Table, default: Delivery) -> Delivery:
         if chosen.letter == "S" and chosen.value == delivery.value.encode():
             return delivery
     raise ProtocolError(406, "Invalid exchange argument.", Scope.CHANNEL)
-
-
-def _alternate(table: Table) -> bytes | None:
-    value = dict(table).get(_ALTERNATE)
-    return value.value if value is not None and isinstance(value.value, bytes) else None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Hashable
+from datetime import tzinfo
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -22,8 +23,18 @@ from proxy.amqp.tables import MAX_NESTING, decode_table, too_deep
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.original_address import longstr_entry
 from proxy.relay.tokens import TokenForm
-from proxy.relay.vhost import BindingCopy, CarrierType, StoredBinding, VhostState
+from proxy.relay.vhost import (
+    BindingCopy,
+    CarrierType,
+    DeclaredExchange,
+    Delivery,
+    OwnedExchange,
+    StoredBinding,
+    VhostState,
+)
 from proxy.routing.bindings.binding import Binding, typed_arguments
+from proxy.routing.bindings.exchange_types import OPEN
+from proxy.routing.exchange import Exchange
 from proxy.values import RESERVED_PREFIX, RESERVED_WORD, Destination, Table, Value
 
 #: argument that marks an exchange of ours on the broker
@@ -38,6 +49,7 @@ PIN = b"x-oxproxy-token"
 DELIVERY = b"x-delivery"
 #: argument by which a client chooses the type of the carrier of an exchange it declares
 CARRIER_TYPE = b"x-carrier-type"
+ALTERNATE = b"alternate-exchange"
 STORAGE = RESERVED_PREFIX + b"b."
 #: The same in one word, on topic carriers.
 STORAGE_WORD = RESERVED_WORD + b"b-"
@@ -169,6 +181,25 @@ def wanted_type(table: Table) -> CarrierType | None:
         if chosen == Value("S", carrier_type.value.encode()):
             return carrier_type
     return None
+
+
+def open_exchange(
+    name: bytes, declared: DeclaredExchange, delivery: Delivery, local_time: tzinfo
+) -> tuple[OwnedExchange, Exchange]:
+    """Make an open exchange from what a client said when it declared it.
+
+    Raises:
+        ProtocolError: 406 on the channel, an argument has a value that it can't have; 502, the table is malformed.
+    """
+    table = decode_table(declared.entries, 0, len(declared.entries))
+    value = dict(table).get(ALTERNATE)
+    alternate = value.value if value is not None and isinstance(value.value, bytes) else None
+    exchange = Exchange(name, OPEN, table, local_time, alternate)
+    owned = OwnedExchange(name, OPEN, delivery, name, alternate=alternate, arguments=table, declared=declared)
+    owned.wanted_type = wanted_type(table) or CarrierType.AUTO
+    if delivery is Delivery.CARRIER and owned.wanted_type is CarrierType.TOPIC:
+        owned.form = topic_form(alternate)
+    return owned, exchange
 
 
 def topic_form(alternate: bytes | None) -> TokenForm:
