@@ -33,8 +33,6 @@ FRAME_SIZE_FUDGE: Final = 8
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 #: class id of content headers
 BASIC: Final = 60
-_FRAME_ERROR = 501
-_RESOURCE_ERROR = 506
 
 #: frame types
 KINDS = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
@@ -161,7 +159,7 @@ class FrameBuffer:
             return None
         if waiting[whole - 1] != FRAME_END:
             text = f"frame on channel {channel} ends with {waiting[whole - 1]}, expected {FRAME_END}"
-            raise ProtocolError(_FRAME_ERROR, text)
+            raise ProtocolError(501, text)
         raw = self.take(whole)
         return RawFrame(kind, channel, raw[FRAME_HEAD.size : -1], raw)
 
@@ -173,4 +171,4 @@ class FrameBuffer:
         """
         if len(self._waiting) > self._limit_bytes:
             text = f"{len(self._waiting)} bytes wait for the other side, at most {self._limit_bytes} may"
-            raise ProtocolError(_RESOURCE_ERROR, text)
+            raise ProtocolError(506, text)

@@ -97,8 +97,6 @@ ONLY_FROM_BROKER: Final = frozenset(
     }
 )
 
-_SYNTAX_ERROR = 502
-_NOT_IMPLEMENTED = 540
 
 _METHOD = struct.Struct(">I")
 _NUMBERS = {
@@ -122,12 +120,11 @@ def method_of(payload: bytes) -> int:
         ProtocolError: 502, shorter than the two ids; 540, unknown (RabbitMQ drops the connection without a reply).
     """
     if len(payload) < 4:
-        raise ProtocolError(_SYNTAX_ERROR, f"method frame of {len(payload)} bytes, expected 4 or more")
+        raise ProtocolError(502, f"method frame of {len(payload)} bytes, expected 4 or more")
     method: int = _METHOD.unpack_from(payload)[0]
     if method not in _LAYOUTS:
-        class_id, method_id = divmod(method, 1 << 16)
-        text = f"method {method_id} of class {class_id} is not known"
-        raise ProtocolError(_NOT_IMPLEMENTED, text, class_id=class_id, method_id=method_id)
+        text = f"method {method & 0xFFFF} of class {method >> 16} is not known"
+        raise ProtocolError(540, text).about(method)
     return method
 
 
@@ -156,8 +153,7 @@ def arguments(payload: bytes) -> tuple[Argument, ...]:
     except (IndexError, struct.error, ProtocolError):
         at = -1
     if at + (bit > 0) != len(payload):
-        text = f"arguments of {NAMES[method]} are malformed"
-        raise ProtocolError(_SYNTAX_ERROR, text, class_id=method >> 16, method_id=method & 0xFFFF)
+        raise ProtocolError(502, f"arguments of {NAMES[method]} are malformed").about(method)
     return tuple(values)
 
 

@@ -21,7 +21,6 @@ CONTENT_TYPE: Final = 0x8000
 CONTENT_ENCODING: Final = 0x4000
 HEADERS: Final = 0x2000
 
-_SYNTAX_ERROR = 502
 _LENGTH = struct.Struct(">I")
 _TIMESTAMP = struct.Struct(">Q")
 _MALFORMED = (IndexError, struct.error)
@@ -149,4 +148,4 @@ def _present(flags: int) -> tuple[tuple[str, str], ...]:
 
 
 def _malformed() -> NoReturn:
-    raise ProtocolError(_SYNTAX_ERROR, "malformed properties in a content header")
+    raise ProtocolError(502, "malformed properties in a content header")

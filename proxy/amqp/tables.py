@@ -22,7 +22,6 @@ MAX_NESTING = 128
 #: AMQP 0-9-1 spec, 4.2.5.5: names of entries are short strings.
 MAX_NAME_BYTES = 255
 
-_SYNTAX_ERROR = 502
 
 _FIXED = {
     letter: struct.Struct(code)
@@ -253,7 +252,7 @@ def _decode(data: bytes, at: int, end: int, depth: int) -> tuple[Value, int]:
     if octet == 0x53 or octet == 0x78:  # S x
         return _value(letter, data[at:stop]), stop
     if depth == 0:
-        raise ProtocolError(_SYNTAX_ERROR, f"field table nested deeper than {MAX_NESTING} levels")
+        raise ProtocolError(502, f"field table nested deeper than {MAX_NESTING} levels")
     decode_inner = _decode_entries if octet == 0x46 else _decode_elements
     return Value(letter, decode_inner(data, at, stop, depth - 1)), stop
 
@@ -279,4 +278,4 @@ def _within(value: Value, stop: int, end: int) -> tuple[Value, int]:
 
 
 def _malformed() -> NoReturn:
-    raise ProtocolError(_SYNTAX_ERROR, "malformed field table")
+    raise ProtocolError(502, "malformed field table")

@@ -314,24 +314,20 @@ class BrokerFrames:
         if kind != HEADER or len(header) < _LEAST_HEADER:
             raise ProtocolError(505, f"expected a content header on channel {channel.number}")
         channel.output.returned = None
-        returned = U32.unpack_from(method, 7)[0] == methods.BASIC_RETURN
-        if returned and channel.confirms.returns and not self._is_last(channel, method, header):
-            channel.output.swallowed = CONTENT_HEAD.unpack_from(header)[5]
-            connection.deliveries.mark(channel)
-            return
+        is_return = U32.unpack_from(method, 7)[0] == methods.BASIC_RETURN
+        returns = channel.confirms.returns
+        if is_return and returns:
+            _, _, exchange, routing_key = read_method(Return, method[7:-1])
+            if not returns.returned(fingerprint(exchange, routing_key, header)):  # a copy of its publish is still out
+                channel.output.swallowed = CONTENT_HEAD.unpack_from(header)[5]
+                connection.deliveries.mark(channel)
+                return
         connection.deliveries.mark(channel)
         method, header = restored_content(connection.plans.state, method, header)
-        if returned:
+        if is_return:
             connection.note_return(channel, method, header)
         connection.to_producer.append(method)
         self._pass_content(channel, HEADER, header)
-
-    @staticmethod
-    def _is_last(channel: Channel, method: bytes, header: bytes) -> bool:
-        """Whether a return goes to the producer: no copy of its publish is out any more."""
-        _, _, exchange, routing_key = read_method(Return, method[7:-1])
-        assert channel.confirms.returns is not None  # noqa: S101 -- asked before
-        return channel.confirms.returns.returned(fingerprint(exchange, routing_key, header))
 
     def _pass_content(self, channel: Channel, kind: int, frame: bytes) -> None:
         """Give the producer a content frame, cut smaller where it insists on less than the broker accepts."""

@@ -186,7 +186,7 @@ class BrokerMethods:
     def _connection_close(self) -> bool:
         connection = self._connection
         if connection.lifecycle.takes_new_frames:
-            connection.lifecycle.phase = Phase.CLOSING
+            connection.lifecycle.end(Phase.CLOSING)
             connection.forget_all()
             return True
         connection.to_upstream.append(connection_close_ok())

@@ -172,6 +172,7 @@ class ProducerOutput:
 
     @property
     def holds_back(self) -> bool:
+        """Whether `held_back` is in use; compiled, a narrowed attribute would not be read again after a call."""
         return self.held_back is not None
 
     def hold_back(self, frame: bytes) -> None:
@@ -314,7 +315,13 @@ class Channel:
         self.remote_publishers: dict[Remote, RemotePublisher] = {}
 
     def end(self) -> None:
-        """Forget what was published and asked: nothing of it will be answered. What is held stays held."""
+        """Forget what was published and asked: nothing of it will be answered. What is held stays held.
+
+        What is under way to other brokers is still sent.
+        """
+        for publisher in self.remote_publishers.values():
+            publisher.close()
+        self.output.release()
         self.mode = PLAIN
         self.confirms = PendingConfirms()
         self.audit = ChannelAudit()

@@ -51,7 +51,6 @@ AHEAD_MESSAGES: Final = 1024
 STREAMED_DELIVERIES: Final = 8
 #: More channels are not looked at after each read, to find out whether the connection streams.
 _STREAMING_CHANNELS: Final = 16
-_NO_ROUTE = 312
 #: a whole frame of Basic.Ack
 _ACK = Struct(">BHIIQBB")
 _ACK_BYTES = 13
@@ -263,9 +262,6 @@ class ConnectionTraffic:
     #: publishes of channels that have ended
     before: int = 0
 
-    def channel_ended(self, channel: Channel) -> None:
-        self.before += channel.confirms.total
-
 
 class RemoteBrokers(NamedTuple):
     """Other brokers, for publishes that the address table sends there."""
@@ -352,10 +348,8 @@ class ConnectionState:
     def _end(self, channel: Channel) -> None:
         """Nothing more is published on a channel, and nothing confirmed."""
         self.end_confirms(channel)
-        self.traffic.channel_ended(channel)
-        self.close_remote_publishers(channel)
+        self.traffic.before += channel.confirms.total
         self.drop_content(channel)
-        channel.output.release()
         channel.end()
 
     @property
@@ -379,13 +373,9 @@ class ConnectionState:
     @property
     def upstream_full(self) -> bool:
         """Whether so much is kept back from the producer that the broker's socket must not be read."""
-        kept_bytes = self.backlog.held_back
         delayed_confirms = self.delayed_confirms
-        if delayed_confirms is not None:
-            if delayed_confirms.until is not None:
-                return True
-            kept_bytes += delayed_confirms.size_bytes
-        return kept_bytes >= self.terms.limits.held_bytes
+        delayed_bytes = 0 if delayed_confirms is None else delayed_confirms.size_bytes
+        return self.close_is_delayed or self.backlog.held_back + delayed_bytes >= self.terms.limits.held_bytes
 
     @property
     def streams(self) -> bool:
@@ -424,12 +414,6 @@ class ConnectionState:
     @property
     def holds(self) -> bool:
         return any(channel.state in HOLDING for channel in self.channels.values())
-
-    def close_remote_publishers(self, channel: Channel) -> None:
-        """Nothing more goes to other brokers from a channel; what is under way is still sent."""
-        for publisher in channel.remote_publishers.values():
-            publisher.close()
-        channel.remote_publishers = {}
 
     def forget_all(self) -> None:
         """No frame of any channel matters any more."""
@@ -546,9 +530,7 @@ class ConnectionState:
         self.plans.fail(self.terms.user, channel.number, "returned", "312 NO_ROUTE", address, header)
         if self.audit is not None:
             self.audit.returned(channel, *address)
-        method = method_frames.basic_return(
-            channel.number, _NO_ROUTE, b"NO_ROUTE", publish.exchange, publish.routing_key
-        )
+        method = method_frames.basic_return(channel.number, 312, b"NO_ROUTE", publish.exchange, publish.routing_key)
         body_parts = body_frames(channel.number, body, self.terms.tuning.frame_max_producer)
         self.send_to_producer(channel, b"".join((method, header, *body_parts)))
 

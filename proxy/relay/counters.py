@@ -27,6 +27,7 @@ FOLD_STEP = 256
 #: Bindings that were true: (exchange, id of the binding).
 Matched: TypeAlias = tuple[tuple[bytes, str], ...]
 T = TypeVar("T")
+#: virtual host, exchange, outcome (a name of OUTCOMES), bindings that were true, destinations
 _TallyKey: TypeAlias = tuple[str, bytes, str, Matched, tuple[bytes, ...]]
 #: How the opening of a connection ended.
 RESULTS = ("ok", "refused", "unavailable", "timeout", "protocol_error", "tls_error")
@@ -80,23 +81,11 @@ def _weakly_referenced(decorated: type[T]) -> type[T]:
 class Tally:
     """Publishes that shared one decision and that no total holds yet. Made by `Traffic.tally`."""
 
-    __slots__ = ("__weakref__", "_destinations", "_exchange", "_matched", "_outcome", "_totals", "_vhost", "count")
+    __slots__ = ("__weakref__", "_key", "_totals", "count")
 
-    def __init__(
-        self,
-        totals: Traffic,
-        vhost: str,
-        exchange: bytes,
-        outcome: str,
-        matched: Matched,
-        destinations: tuple[bytes, ...],
-    ) -> None:
+    def __init__(self, totals: Traffic, key: _TallyKey) -> None:
         self._totals = totals
-        self._vhost = vhost
-        self._exchange = exchange
-        self._outcome = outcome
-        self._matched = matched
-        self._destinations = destinations
+        self._key = key
         self.count = Count()
 
     def fold(self) -> None:
@@ -105,9 +94,7 @@ class Tally:
         publishes, body_bytes = count.publishes, count.body_bytes
         if publishes:
             count.publishes = count.body_bytes = 0
-            self._totals.add(
-                self._vhost, self._exchange, self._outcome, self._matched, self._destinations, publishes, body_bytes
-            )
+            self._totals.add(*self._key, publishes, body_bytes)
 
     def __del__(self) -> None:
         """Fold what the last holder left, so that a cache may drop its plans without telling anybody."""
@@ -193,7 +180,7 @@ class Traffic:
         key = (vhost, exchange, outcome, matched, destinations)
         found = self._tallies.get(key)
         if found is None:
-            found = self._tallies[key] = Tally(self, vhost, exchange, outcome, matched, destinations)
+            found = self._tallies[key] = Tally(self, key)
         return found
 
     def add(

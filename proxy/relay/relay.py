@@ -106,6 +106,5 @@ class Relay:
     def ended(self) -> None:
         """Both sides are gone: take what is still counted out of the gauges."""
         connection = self.connection
-        connection.lifecycle.phase = Phase.CLOSED
-        connection.forget_all()
+        connection.finish()
         connection.plans.counters.upstream_blocked += connection.upstream.block(False)

@@ -29,7 +29,6 @@ FRAME_MIN_BYTES_4_1 = 8192
 #: What "no limit" (0) comes to: channel numbers have 16 bits.
 _TOP_CHANNEL = 65535
 
-_NOT_ALLOWED = 530
 #: Our entry in both tables: the version of this proxy.
 OXPROXY = b"oxproxy"
 #: Our entry in the client properties: where the producer comes from.
@@ -41,7 +40,6 @@ _NOT_EXTERNAL = (
     "SASL EXTERNAL can't pass a proxy: the broker would see its certificate, not yours; "
     "log in with PLAIN or AMQPLAIN, over TLS"
 )
-_ACCESS_REFUSED = 403
 #: Characters of a user or connection name that logs get to see; the rest is cut.
 NAME_CHARACTERS = 255
 _CAPABILITIES = (
@@ -118,7 +116,7 @@ def _check(name: str, value: int, lowest: int, highest: int) -> None:
         return
     side, bound = ("lower than the minimum", lowest) if value < lowest else ("higher than the maximum", highest)
     text = f"negotiated {name} = {value} is {side} allowed value ({bound})"
-    raise ProtocolError(_NOT_ALLOWED, text, class_id=CONNECTION_TUNE >> 16, method_id=CONNECTION_TUNE & 0xFFFF)
+    raise ProtocolError(530, text).about(CONNECTION_TUNE)
 
 
 class Server(NamedTuple):
@@ -186,7 +184,7 @@ def read_start_ok(payload: bytes, version: str, peer: str, frame_min_bytes: int)
     """
     properties, mechanism, response, locale = (cast(bytes, argument) for argument in arguments(payload))
     if mechanism == EXTERNAL:
-        raise ProtocolError(_ACCESS_REFUSED, _NOT_EXTERNAL)
+        raise ProtocolError(403, _NOT_EXTERNAL)
     ours: Table = ((OXPROXY, Value("S", version.encode())), (OXPROXY_PEER, Value("S", peer.encode())))
     frame = method_frame(0, CONNECTION_START_OK, _extended(properties, ours), mechanism, response, locale)
     if len(frame) > frame_min_bytes:

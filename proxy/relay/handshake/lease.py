@@ -15,21 +15,13 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from hmac import compare_digest
 
+from proxy.amqp import methods
 from proxy.amqp.frames import HEARTBEAT, METHOD, U32, FrameBuffer, RawFrame
 from proxy.amqp.method_frames import connection_close, reply_text
-from proxy.amqp.methods import (
-    CONNECTION_OPEN,
-    CONNECTION_OPEN_OK,
-    CONNECTION_START,
-    CONNECTION_START_OK,
-    CONNECTION_TUNE,
-    CONNECTION_TUNE_OK,
-)
 from proxy.errors import ProtocolError
 from proxy.relay.handshake.greeting import login_of
 from proxy.relay.handshake.machine import WAITING_BYTES
 
-_CONNECTION_FORCED = 320
 _CHANGED = b"the broker has changed, connect again"
 
 
@@ -116,16 +108,16 @@ class LeaseNegotiation:
     def _known_answer(self, method: int, frame: bytes) -> bytes | None:
         """Note what the producer says; return the broker's answer if it is known, b"" if there is none to this."""
         lease, leases = self.lease, () if self.wants_upstream else self._kept()
-        if method == CONNECTION_START_OK:
+        if method == methods.CONNECTION_START_OK:
             lease.login = blake2b(login_of(frame), key=self._key).digest()
-            found = self._first(leases, CONNECTION_START_OK)
+            found = self._first(leases, methods.CONNECTION_START_OK)
             return found.tune if found is not None else None
-        if method == CONNECTION_TUNE_OK:
+        if method == methods.CONNECTION_TUNE_OK:
             lease.tune_ok = frame
             return b""
-        if method == CONNECTION_OPEN:
+        if method == methods.CONNECTION_OPEN:
             lease.open = frame
-            self.taken = found = self._first(leases, CONNECTION_OPEN)
+            self.taken = found = self._first(leases, methods.CONNECTION_OPEN)
             if found is None:
                 return None
             self.lease = found
@@ -142,7 +134,7 @@ class LeaseNegotiation:
         mine = self.lease
         for one in leases:
             same = compare_digest(one.login, mine.login) and one.start == mine.start
-            if method == CONNECTION_OPEN:
+            if method == methods.CONNECTION_OPEN:
                 same = same and (one.tune, one.tune_ok, one.open) == (mine.tune, mine.tune_ok, mine.open)
             if same:
                 mine.tune = one.tune
@@ -154,11 +146,11 @@ class LeaseNegotiation:
         method = U32.unpack_from(frame.payload)[0] if frame.kind == METHOD and len(frame.payload) >= 4 else 0
         if frame.kind == HEARTBEAT:
             return frame.raw
-        if method == CONNECTION_START:
+        if method == methods.CONNECTION_START:
             self.lease.start = frame.raw
-        elif method == CONNECTION_TUNE:
+        elif method == methods.CONNECTION_TUNE:
             self.lease.tune = frame.raw
-        elif method == CONNECTION_OPEN_OK:
+        elif method == methods.CONNECTION_OPEN_OK:
             self.lease.open_ok = frame.raw
             self._passes_through = True
             return frame.raw
@@ -169,7 +161,7 @@ class LeaseNegotiation:
             return frame.raw
         if self._answers_given.pop(0) != frame.raw:
             self._passes_through = True
-            return connection_close(_CONNECTION_FORCED, reply_text(_CONNECTION_FORCED, _CHANGED))
+            return connection_close(320, reply_text(320, _CHANGED))
         if self._answers_given:
             self.to_upstream.append(self._producer_frames.pop(0))  # StartOk; what follows needs the broker's Tune
         else:

@@ -25,24 +25,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from proxy.amqp import methods
 from proxy.amqp.frames import HEARTBEAT, METHOD, FrameBuffer, RawFrame
 from proxy.amqp.method_frames import Close, connection_close, connection_close_ok, read_method, reply_text
-from proxy.amqp.methods import (
-    CONNECTION_CLOSE,
-    CONNECTION_CLOSE_OK,
-    CONNECTION_OPEN,
-    CONNECTION_OPEN_OK,
-    CONNECTION_SECURE,
-    CONNECTION_SECURE_OK,
-    CONNECTION_START,
-    CONNECTION_START_OK,
-    CONNECTION_TUNE,
-    CONNECTION_TUNE_OK,
-    NAMES,
-    arguments,
-    method_frame,
-    method_of,
-)
+from proxy.amqp.methods import NAMES, arguments, method_frame, method_of
 from proxy.errors import LocalProtocolError, ProtocolError, UpstreamError
 from proxy.relay.handshake.greeting import (
     FRAME_MIN_BYTES,
@@ -136,11 +122,6 @@ ACCEPTED_HEADERS = frozenset((PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"))
 _HEADER_BYTES = len(PROTOCOL_HEADER)
 _TLS_HANDSHAKE = 0x16
 _HTTP_METHODS = (b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"CONN", b"PATC", b"TRAC", b"PRI ")
-_CONNECTION_FORCED = 320
-_COMMAND_INVALID = 503
-_CHANNEL_ERROR = 504
-_UNEXPECTED_FRAME = 505
-_NOT_ALLOWED = 530
 
 
 class Handshake:
@@ -243,8 +224,8 @@ class Handshake:
 
     def reject(self, text: str) -> None:
         """Tell the producer that there is no place for it (530, as RabbitMQ at its limits); its header has come."""
-        said = reply_text(_NOT_ALLOWED, text.encode())
-        self._end(connection_close(_NOT_ALLOWED, said), Ending(HandshakeSide.PRODUCER, _NOT_ALLOWED, said.decode()))
+        said = reply_text(530, text.encode())
+        self._end(connection_close(530, said), Ending(HandshakeSide.PRODUCER, 530, said.decode()))
         self._run()
 
     def _run(self) -> None:
@@ -288,12 +269,12 @@ class Handshake:
         if frame.kind == HEARTBEAT and frame.channel == 0:  # spec, 4.2.7: any traffic is good, also here
             return
         if frame.kind != METHOD:
-            raise ProtocolError(_UNEXPECTED_FRAME, f"frame of type {frame.kind}, expected {self.state.value}")
+            raise ProtocolError(505, f"frame of type {frame.kind}, expected {self.state.value}")
         method = method_of(frame.payload)
         transition = table.get((self.state, method))
         try:
             if transition is None or frame.channel != 0:
-                code = _COMMAND_INVALID if frame.channel == 0 else _CHANNEL_ERROR
+                code = 503 if frame.channel == 0 else 504
                 text = f"{NAMES[method]} on channel {frame.channel}, expected {self.state.value}"
                 raise ProtocolError(code, text)
             if isinstance(transition, HandshakeState):
@@ -343,7 +324,7 @@ class Handshake:
         answer = TuningLimits._make(arguments(frame.payload))
         self._tuning = tuning = agree(self._proposed, self._offered, answer, self._frame_min_bytes)
         values = (tuning.channel_max_upstream, tuning.frame_max_upstream, tuning.heartbeat_upstream)
-        self.to_upstream.append(method_frame(0, CONNECTION_TUNE_OK, *values))
+        self.to_upstream.append(method_frame(0, methods.CONNECTION_TUNE_OK, *values))
         return _State.AWAITING_OPEN
 
     def _open(self, frame: RawFrame) -> HandshakeState:
@@ -370,7 +351,7 @@ class Handshake:
     def _tune(self, frame: RawFrame) -> HandshakeState:
         self._proposed = TuningLimits._make(arguments(frame.payload))
         self._offered = offer(self._proposed, self._limits.frame_max, self._limits.channel_max)
-        self.to_producer.append(method_frame(0, CONNECTION_TUNE, *self._offered))
+        self.to_producer.append(method_frame(0, methods.CONNECTION_TUNE, *self._offered))
         return _State.AWAITING_TUNE_OK
 
     def _upstream_closes(self, frame: RawFrame) -> HandshakeState:
@@ -400,9 +381,9 @@ class Handshake:
         self._close()
 
     def _upstream_failed(self, why: str) -> None:
-        text = reply_text(_CONNECTION_FORCED, b"upstream " + why.encode())
-        ending = Ending(HandshakeSide.UPSTREAM, _CONNECTION_FORCED, text.decode(errors="replace"))
-        self._end(connection_close(_CONNECTION_FORCED, text), ending)
+        text = reply_text(320, b"upstream " + why.encode())
+        ending = Ending(HandshakeSide.UPSTREAM, 320, text.decode(errors="replace"))
+        self._end(connection_close(320, text), ending)
 
     def _end(self, close: bytes, ending: Ending) -> None:
         """Tell the producer a Close, at a time when clients understand it."""
@@ -444,20 +425,20 @@ Transitions: TypeAlias = dict[tuple[HandshakeState, int], Handler | HandshakeSta
 
 #: The producer's part of the conversation: what may come when, and what becomes of it.
 _FROM_PRODUCER: Transitions = {
-    (_State.AWAITING_START_OK, CONNECTION_START_OK): Handshake._start_ok,
-    (_State.AWAITING_SECURE_OK, CONNECTION_SECURE_OK): _State.AWAITING_TUNE,
-    (_State.AWAITING_TUNE_OK, CONNECTION_TUNE_OK): Handshake._tune_ok,
-    (_State.AWAITING_OPEN, CONNECTION_OPEN): Handshake._open,
-    (_State.REFUSING, CONNECTION_START_OK): Handshake._refuse,
-    (_State.CLOSING, CONNECTION_CLOSE_OK): lambda handshake, _: handshake._close(),
-    **{(state, CONNECTION_CLOSE): Handshake._producer_closes for state in PRODUCERS_TURN},
+    (_State.AWAITING_START_OK, methods.CONNECTION_START_OK): Handshake._start_ok,
+    (_State.AWAITING_SECURE_OK, methods.CONNECTION_SECURE_OK): _State.AWAITING_TUNE,
+    (_State.AWAITING_TUNE_OK, methods.CONNECTION_TUNE_OK): Handshake._tune_ok,
+    (_State.AWAITING_OPEN, methods.CONNECTION_OPEN): Handshake._open,
+    (_State.REFUSING, methods.CONNECTION_START_OK): Handshake._refuse,
+    (_State.CLOSING, methods.CONNECTION_CLOSE_OK): lambda handshake, _: handshake._close(),
+    **{(state, methods.CONNECTION_CLOSE): Handshake._producer_closes for state in PRODUCERS_TURN},
 }
 
 #: The broker's part.
 _FROM_UPSTREAM: Transitions = {
-    (_State.AWAITING_START, CONNECTION_START): Handshake._start,
-    (_State.AWAITING_TUNE, CONNECTION_SECURE): _State.AWAITING_SECURE_OK,
-    (_State.AWAITING_TUNE, CONNECTION_TUNE): Handshake._tune,
-    (_State.AWAITING_OPEN_OK, CONNECTION_OPEN_OK): _State.OPEN,
-    **{(state, CONNECTION_CLOSE): Handshake._upstream_closes for state in WITH_BROKER},
+    (_State.AWAITING_START, methods.CONNECTION_START): Handshake._start,
+    (_State.AWAITING_TUNE, methods.CONNECTION_SECURE): _State.AWAITING_SECURE_OK,
+    (_State.AWAITING_TUNE, methods.CONNECTION_TUNE): Handshake._tune,
+    (_State.AWAITING_OPEN_OK, methods.CONNECTION_OPEN_OK): _State.OPEN,
+    **{(state, methods.CONNECTION_CLOSE): Handshake._upstream_closes for state in WITH_BROKER},
 }
