@@ -73,7 +73,7 @@ def route_traced(
         if floor > compiled.order:
             continue
         before = frozenset(routed)
-        spent, message.spent_budgets = message.spent_budgets, set()
+        spent, message.spent_budgets = message.spent_budgets, frozenset()
         true = compiled.truth(message) if found is None or compiled in found else False
         if true:
             matched.append(compiled.label)

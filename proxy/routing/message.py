@@ -12,12 +12,13 @@ import re
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, tzinfo
+from typing import Final
 
 from proxy.routing.bindings.binding import Reach, by_name
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET, Budget
 from proxy.routing.bindings.producer_routes import ProducerRoutes
 from proxy.routing.decision import Facts, QueueNames
-from proxy.values import Destination, Table
+from proxy.values import Destination, Table, Value
 
 #: The broker removes this header before the exchange sees the message.
 UNSEEN_HEADER = b"BCC"
@@ -25,6 +26,7 @@ UNSEEN_HEADER = b"BCC"
 #: Owner of the regexes in the headers of the message itself.
 PRODUCER = ("message",)
 
+_NONE: Final[frozenset[str]] = frozenset()
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
 
 
@@ -73,7 +75,10 @@ class Message:
         self.properties = facts.properties
         self.size = facts.body_size_bytes
         headers = facts.headers
-        first = dict(reversed(headers))
+        first: dict[bytes, Value] = {}
+        for name, value in headers:
+            if name not in first:
+                first[name] = value
         if UNSEEN_HEADER in first:
             headers = tuple(entry for entry in headers if entry[0] != UNSEEN_HEADER)
             del first[UNSEEN_HEADER]
@@ -86,7 +91,7 @@ class Message:
         #: Whether the decision may be cached: not after a random pick.
         self.keep = True
         #: Kinds of owners whose budget is spent: rules, client, message.
-        self.spent_budgets: set[str] = set()
+        self.spent_budgets: frozenset[str] = _NONE
         self._regex_budget = regex_budget
         #: Current owner of the searched regexes, and its budget after the first search; see `charge`.
         self.payer: Hashable = None
@@ -136,13 +141,14 @@ class Message:
     def note_spent(self, owner: Hashable) -> None:
         """Record that a binding or a route was abandoned because its owner's budget is spent."""
         self.budget.exceeded = False
-        self.spent_budgets.add("rules" if owner is None else "message" if owner == PRODUCER else "client")
+        kind = "rules" if owner is None else "message" if owner == PRODUCER else "client"
+        self.spent_budgets |= {kind}
 
     @contextmanager
     def uncharged(self) -> Iterator[None]:
         """Let a trace search again, or more than the decision does, without any effect on the counts."""
         kept = self._budgets, self._budget, self.payer, self.spent_budgets
-        self._budgets, self._budget, self.payer, self.spent_budgets = {}, None, None, set()
+        self._budgets, self._budget, self.payer, self.spent_budgets = {}, None, None, _NONE
         try:
             yield
         finally:
