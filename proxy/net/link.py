@@ -20,6 +20,7 @@ WRITE_LOW_BYTES = 1 << 18
 REST_SECONDS = 0.003
 #: A read of so many bytes costs more for its bytes than for itself: no rest after it.
 _LARGE_READ_BYTES = 1 << 16
+_REST = frozenset(("rest",))
 
 
 def peer_address(name: object) -> tuple[str, str]:
@@ -47,7 +48,8 @@ class Rests:
 
     def begin(self, link: Link, read_bytes: int) -> None:
         """Let a socket rest after a read of so many bytes."""
-        if read_bytes < _LARGE_READ_BYTES and link.rest(True):
+        if read_bytes < _LARGE_READ_BYTES and not link.paused_for("rest"):
+            link.pause("rest", True)
             self._links.append(link)
             if self._timer is None:
                 self._timer = self._loop.call_later(REST_SECONDS, self.end)
@@ -57,7 +59,7 @@ class Rests:
             self._timer.cancel()
             self._timer = None
         for link in self._links:
-            link.rest(False)
+            link.pause("rest", False)
         self._links.clear()
 
 
@@ -72,7 +74,7 @@ class Link(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_lost", "_made", "_paused_for", "_resting", "_writable", "begun", "connected", "data_received", "transport",
+        "_lost", "_made", "_paused_for", "_writable", "begun", "connected", "data_received", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -88,7 +90,6 @@ class Link(asyncio.Protocol):
         self._writable = writable
         self._made = made
         self._paused_for: set[str] = set()
-        self._resting = False
         self.transport: asyncio.Transport | None = None
         self.connected = False
         #: when the socket came or was asked for, before TLS; monotonic seconds
@@ -123,24 +124,12 @@ class Link(asyncio.Protocol):
 
     def pause(self, reason: str, paused: bool) -> None:
         """Stop or go on reading; it goes on when no reason is left."""
-        before = self._resting or bool(self._paused_for)
+        before = bool(self._paused_for)
         if paused:
             self._paused_for.add(reason)
         else:
             self._paused_for.discard(reason)
-        self._read_or_not(before)
-
-    def rest(self, resting: bool) -> bool:
-        """Stop reading for a moment, or go on where it is not paused (`Rests`); return whether that is a change."""
-        if resting == self._resting:
-            return False
-        before = self._resting or bool(self._paused_for)
-        self._resting = resting
-        self._read_or_not(before)
-        return True
-
-    def _read_or_not(self, before: bool) -> None:
-        now = self._resting or bool(self._paused_for)
+        now = bool(self._paused_for)
         if before == now or not self.connected or self.transport is None or self.transport.is_closing():
             return
         if now:
@@ -154,7 +143,7 @@ class Link(asyncio.Protocol):
     @property
     def paused(self) -> bool:
         """Whether the socket is not being read, apart from a rest."""
-        return bool(self._paused_for)
+        return bool(self._paused_for - _REST)
 
     @property
     def peer_name(self) -> str:

@@ -81,62 +81,35 @@ class ListenError(OSError):
         self.index = index
 
 
-@dataclass(frozen=True, slots=True)
-class Descriptors:
-    """File descriptors of this process.
-
-    Args:
-        limit: descriptors that this process may have open.
-        wanted: descriptors that the permitted connections need.
-        connections: producers that can be let in.
-    """
-
-    limit: int
-    wanted: int
-    connections: int
-
-    @property
-    def enough(self) -> bool:
-        return self.limit >= self.wanted
-
-
-def raise_descriptor_limit(connections: int, kept: int = 0) -> Descriptors:
-    """Raise this process's limit as far as needed, for producers and kept upstream connections, and permitted."""
-    reserve = RESERVED_DESCRIPTORS + kept
-    wanted = DESCRIPTORS_PER_PRODUCER * connections + reserve
-    soft, hard = (wanted if limit == resource.RLIM_INFINITY else limit for limit in _descriptor_limits())
-    limit = max(soft, min(wanted, hard))
-    if limit > soft:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, _descriptor_limits()[1]))
-        except (OSError, ValueError):  # a system that permits less than it says
-            limit = soft
-    return Descriptors(limit, wanted, max(1, min(connections, (limit - reserve) // DESCRIPTORS_PER_PRODUCER)))
-
-
 def admitted_connections(connections: int, kept: int = 0, asked: bool = True) -> int:
-    """Return how many producers can be let in at a time, and log where they are fewer than permitted.
+    """Raise this process's limit of file descriptors as far as needed and permitted; log where it stays too low.
 
     Args:
-        connections: how many are permitted.
+        connections: producers that are permitted at a time.
         kept: upstream connections that may wait for another producer.
         asked: whether the operator asked for so many; fewer than the default are no reason to warn.
+
+    Returns:
+        How many producers can be let in at a time.
     """
-    found = raise_descriptor_limit(connections, kept)
-    if not found.enough:
-        log = _log.warning if asked else _log.info
-        log(
-            "too few file descriptors for limits.connections: fewer producers are let in",
-            descriptors=found.limit,
-            needed=found.wanted,
-            permitted=connections,
-            admitted=found.connections,
-        )
-    return found.connections
-
-
-def _descriptor_limits() -> tuple[int, int]:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)
+    reserve = RESERVED_DESCRIPTORS + kept
+    needed = DESCRIPTORS_PER_PRODUCER * connections + reserve
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return connections
+    limit = max(soft, min(needed, needed if hard == resource.RLIM_INFINITY else hard))
+    if limit > soft:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        except (OSError, ValueError):  # a system that permits less than it says
+            limit = soft
+    if limit >= needed:
+        return connections
+    admitted = max(1, (limit - reserve) // DESCRIPTORS_PER_PRODUCER)
+    log = _log.warning if asked else _log.info
+    text = "too few file descriptors for limits.connections: fewer producers are let in"
+    log(text, descriptors=limit, needed=needed, permitted=connections, admitted=admitted)
+    return admitted
 
 
 class TlsListener:

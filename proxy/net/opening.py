@@ -57,9 +57,8 @@ class Opening:
         self._log = log
         self._refusal = refusal
         limits = context.limits
-        self._handshake = Handshake(
-            producer.peer_name, context.version, HandshakeLimits(limits.frame_max, channel_max=limits.channels)
-        )
+        handshake_limits = HandshakeLimits(limits.frame_max, channel_max=limits.channels)
+        self._handshake = Handshake(producer.peer_name, context.version, handshake_limits)
         self._loop = asyncio.get_running_loop()
         left = producer.begun + limits.handshake_seconds - monotonic()  # TLS has taken some of it
         self._deadline = self._loop.call_later(max(left, 0.0), self._timeout)

@@ -72,7 +72,7 @@ class Session:
         self._resting: asyncio.TimerHandle | None = None
         #: names the connection in audit records
         self.id, self._user = token_hex(6), ""
-        self._over = self._held_full = self._woken = False
+        self._over = self._woken = False
         self._remotes: ProducerRemotes | None = None
         self._keep: Callable[[], None] | None = None
         self._log = _log
@@ -230,9 +230,8 @@ class Session:
             requests.clear()
             for request in asked:
                 self._tasks.start(self._carry_out(relay, request), "bind")
-        if (producer_full := connection.producer_full) != self._held_full:
-            self._held_full = producer_full
-            self._pause_producer("held", self._held_full)
+        if (producer_full := connection.producer_full) != self.producer.paused_for("held"):
+            self._pause_producer("held", producer_full)
         if (upstream_full := connection.upstream_full) != self._upstream.paused_for("held"):
             self._upstream.pause("held", upstream_full)
         if relay.interrupted:
