@@ -27,9 +27,13 @@ OVERHEAD: Final = 8
 U16 = Struct(">H")
 U32 = Struct(">I")
 U64 = Struct(">Q")
+#: a whole frame of Basic.Ack, and the size of its payload: class, method, delivery tag, bits
+ACK_FRAME = Struct(">BHIIQBB")
+ACK_BYTES: Final = 13
 #: Bytes above frame-max that RabbitMQ tolerates in a frame (FRAME_SIZE_FUDGE of its rabbit_reader), and so do we: some
 #: clients, such as AMQPStorm, cut bodies into frame-max bytes.
 FRAME_SIZE_FUDGE: Final = 8
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 #: class id of content headers
 BASIC: Final = 60

@@ -13,6 +13,7 @@ from typing import Final
 
 from proxy.amqp import methods
 from proxy.amqp.frames import (
+    ACK_BYTES,
     BODY,
     CONTENT_HEAD,
     FRAME_END,
@@ -31,21 +32,18 @@ from proxy.amqp.frames import (
 from proxy.amqp.method_frames import Return, read_method
 from proxy.errors import ProtocolError
 from proxy.relay.broker_methods import BrokerMethods
-from proxy.relay.channel import Channel
+from proxy.relay.channel import HEADER_TO_COME, Channel
 from proxy.relay.channel_state import DISCARDING
 from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.original_address import ADDRESS_HEADER, restored_content
 from proxy.relay.publish.split_publish import fingerprint
 
-#: payload of a Basic.Ack: class, method, delivery tag, bits; its frame, and what stands before the delivery tag
-_ACK_BYTES: Final = 13
+#: frame of a Basic.Ack, and what stands before the delivery tag
 _ACK_FRAME_BYTES: Final = 21
 _ACK_HEAD_BYTES: Final = 11
 #: bytes of the shortest method frame and of the shortest content header frame
 _LEAST_METHOD: Final = 12
 _LEAST_HEADER: Final = 22
-#: stands in `Deliveries.unfinished` for a content whose header is still to come
-HEADER_TO_COME: Final = -1
 _CLOSES = frozenset((methods.CHANNEL_CLOSE, methods.CHANNEL_CLOSE_OK))
 _ENDED = frozenset((Phase.CLOSING, Phase.CLOSED))
 
@@ -112,7 +110,7 @@ class BrokerFrames:
             if number != sidecar_channel and not (inspected and number in inspected):
                 if kind == METHOD and size >= 4:
                     index: int = (data[at + 7] << 24) | (data[at + 8] << 16) | (data[at + 9] << 8) | data[at + 10]
-                    if index == methods.BASIC_ACK and size == _ACK_BYTES:
+                    if index == methods.BASIC_ACK and size == ACK_BYTES:
                         channel = connection.channels.get(number)
                         if channel is not None and channel.confirms.ledger is None:
                             confirms = channel.confirms

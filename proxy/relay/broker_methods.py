@@ -18,7 +18,7 @@ from proxy.amqp.method_frames import (
     read_method,
 )
 from proxy.amqp.methods import method_frame
-from proxy.relay.channel import Channel
+from proxy.relay.channel import HEADER_TO_COME, Channel
 from proxy.relay.channel_state import BOTH_AWAITING_BROKER, RELAYED_DOWN, US_AWAITING_BROKER, ChannelEvent
 from proxy.relay.connection_state import ConnectionState, Phase
 
@@ -137,7 +137,7 @@ class BrokerMethods:
         if connection.plans.state.restores or channel.confirms.returns or (failures is not None and failures.watched):
             return self._content(channel, frame)
         connection.note_return(channel, frame)
-        connection.deliveries.unfinished[channel.number] = -1
+        connection.deliveries.unfinished[channel.number] = HEADER_TO_COME
         return True
 
     def _content(self, channel: Channel, frame: bytes) -> bool:

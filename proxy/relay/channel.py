@@ -24,7 +24,7 @@ from proxy.relay.original_address import OriginalAddress
 from proxy.relay.publish.outgoing import Copy, RemoteTargets
 from proxy.relay.remote.lane import RemotePublisher
 
-#: `ContentUnderWay.remaining` until the content header has come.
+#: `ContentUnderWay.remaining`, and in `Deliveries.unfinished`, until the content header has come.
 HEADER_TO_COME: Final = -1
 
 

@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
 from proxy.amqp import method_frames, methods
-from proxy.amqp.frames import FRAME_END, METHOD, body_frames
+from proxy.amqp.frames import ACK_BYTES, ACK_FRAME, FRAME_END, METHOD, body_frames
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Backlog, Channel, PendingPublish
 from proxy.relay.channel_state import (
@@ -51,9 +50,6 @@ AHEAD_MESSAGES: Final = 1024
 STREAMED_DELIVERIES: Final = 8
 #: More channels are not looked at after each read, to find out whether the connection streams.
 _STREAMING_CHANNELS: Final = 16
-#: a whole frame of Basic.Ack
-_ACK = Struct(">BHIIQBB")
-_ACK_BYTES = 13
 #: Nothing of what was published on a channel, or asked, matters any more.
 _ENDED = frozenset((CLOSING_BY_US, US_AWAITING_PRODUCER, US_AWAITING_BROKER, BOTH_AWAITING_BROKER, CLOSED))
 
@@ -514,7 +510,7 @@ class ConnectionState:
         self.forget_mandatory(channel)
         if acked:
             self.plans.counters.confirms_acked += 1
-            frame = _ACK.pack(METHOD, channel.number, _ACK_BYTES, methods.BASIC_ACK, producer_tag, 0, FRAME_END)
+            frame = ACK_FRAME.pack(METHOD, channel.number, ACK_BYTES, methods.BASIC_ACK, producer_tag, 0, FRAME_END)
         else:
             self.plans.counters.confirms_nacked += 1
             self.note_nack(channel, producer_tag)

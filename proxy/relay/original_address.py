@@ -28,7 +28,6 @@ ADDRESS_HEADER = b"x-original-address"
 CC_ASIDE = b"x-original-cc"
 #: headers that only we may set; cut from every publish that we change
 OURS = frozenset((ADDRESS_HEADER, CC_ASIDE))
-_WANTED = OURS
 _NAMES = (b"exchange", b"routing-key", b"new-exchange", b"new-routing-key")
 
 
@@ -81,7 +80,7 @@ def read(entries: bytes) -> tuple[OriginalAddress, OriginalAddress] | None:
 
 def restored(entries: bytes) -> bytes:
     """Take our headers out of a table's entries and put a CC that was kept aside back."""
-    aside = [raw for name, raw in pick(entries, 0, len(entries), _WANTED) if name == CC_ASIDE]
+    aside = [raw for name, raw in pick(entries, 0, len(entries), OURS) if name == CC_ASIDE]
     rest = without(entries, 0, len(entries), OURS)
     return rest + b"".join(shortstr(b"CC") + raw for raw in aside)
 

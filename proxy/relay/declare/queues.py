@@ -94,11 +94,7 @@ class ClientQueues:
 
         def declared(_: bytes) -> bool:
             connection.terms.inventory.queue_declared(request.queue, True)
-            wanted = tokens_of(connection.plans.state, request.queue)
-            if wanted:
-                bind_tokens(connection, wanted, go_on)
-            else:
-                go_on()
+            bind_tokens(connection, tokens_of(connection.plans.state, request.queue), go_on)
             return False
 
         connection.change(channel, ChannelEvent.DECLARE)

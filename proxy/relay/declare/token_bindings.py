@@ -92,7 +92,10 @@ def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Dest
 def bind_tokens(
     connection: ConnectionState, wanted: Sequence[tuple[OwnedExchange, Destination]], done: Callable[[], None]
 ) -> None:
-    """Bind tokens (one at least) on the connection's own channel; a destination that is refused is missing."""
+    """Bind tokens on the connection's own channel; a destination that is refused is missing."""
+    if not wanted:
+        done()
+        return
     waiting = len(wanted)
     state, channel = connection.plans.state, connection.upstream.sidecar_channel
 

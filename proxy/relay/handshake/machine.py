@@ -26,7 +26,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from proxy.amqp import methods
-from proxy.amqp.frames import HEARTBEAT, METHOD, FrameBuffer, RawFrame
+from proxy.amqp.frames import HEARTBEAT, METHOD, PROTOCOL_HEADER, FrameBuffer, RawFrame
 from proxy.amqp.method_frames import Close, connection_close, connection_close_ok, read_method, reply_text
 from proxy.amqp.methods import NAMES, arguments, method_frame, method_of
 from proxy.errors import LocalProtocolError, ProtocolError, UpstreamError
@@ -114,7 +114,6 @@ class Ending:
     text: str
 
 
-PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 #: What a producer may begin with. The second is the header of AMQP 0-9, sent by Perl's Net::AMQP and others; RabbitMQ
 #: speaks 0-9-1 after it, too. Headers of 0-8, to which it answers in 0-8, are not taken.
 ACCEPTED_HEADERS = frozenset((PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"))

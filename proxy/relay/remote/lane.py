@@ -139,9 +139,6 @@ class Lane:
 
     def open(self, link: LaneTransport, number: int) -> None:
         self._link = link
-        self._open(link, number)
-
-    def _open(self, link: LaneTransport, number: int) -> None:
         self.number = number
         self.stage = Stage.OPENING
         self._tag = 0
@@ -248,7 +245,7 @@ class Lane:
         self.stage = Stage.NONE
         self._fail(RemoteResult.NACKED, reason)
         if link is not None:
-            self._open(link, number)
+            self.open(link, number)
 
     def lost(self, reason: str) -> None:
         self._link = None

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from struct import Struct
 from typing import Final
 
 from proxy.amqp import methods
 from proxy.amqp.frames import (
+    ACK_BYTES,
+    ACK_FRAME,
     CONTENT_HEAD,
     FRAME_END,
     FRAME_HEAD,
@@ -24,6 +25,7 @@ from proxy.amqp.frames import (
     HEARTBEAT,
     METHOD,
     OVERHEAD,
+    PROTOCOL_HEADER,
     U16,
     RawFrame,
     check_head,
@@ -45,16 +47,12 @@ from proxy.errors import ProtocolError
 from proxy.relay.remote.lane import Lane, RemoteResult
 from proxy.values import Table, Value
 
-PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 #: Largest frame that we take and send, in bytes; a broker may say less.
 FRAME_MAX = 131_072
 #: Seconds, where the broker leaves it to us.
 _HEARTBEAT = 60
 _TOP_CHANNEL = 65535
 _CAPABILITIES = (b"publisher_confirms", b"basic.nack", b"connection.blocked", b"authentication_failure_close")
-#: a whole frame of Basic.Ack
-_ACK = Struct(">BHIIQBB")
-_ACK_BYTES = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +122,8 @@ class RemoteLink:
                 return at
             if data[stop - 1] != FRAME_END:
                 raise ProtocolError(501, f"frame on channel {number} does not end with octet 206")
-            if size == _ACK_BYTES and self.open:
-                _, _, _, method, tag, multiple, _ = _ACK.unpack_from(data, at)
+            if size == ACK_BYTES and self.open:
+                _, _, _, method, tag, multiple, _ = ACK_FRAME.unpack_from(data, at)
                 lane = self._lanes.get(number) if method == methods.BASIC_ACK else None
                 if lane is not None:
                     lane.confirmed(tag, bool(multiple), RemoteResult.ACKED)

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from pamqp import base, commands
 
-from proxy.relay.remote.link import FRAME_MAX, PROTOCOL_HEADER, Credentials, RemoteLink
+from proxy.amqp.frames import PROTOCOL_HEADER
+from proxy.relay.remote.link import FRAME_MAX, Credentials, RemoteLink
 from tests.client import method, split
 
 CREDENTIALS = Credentials(b"mover", b"s3cret", b"far side")
