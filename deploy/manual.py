@@ -6,6 +6,7 @@ Source: man(7), groff_man(7).
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from proxy.cli.commands import COMMANDS, CommandEntry, make_parser
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE, MAN = DOCS / "reference" / "cli.md", DOCS / "oxproxy.1"
+#: The page describes an argument or an exit status once if at least this many commands have it.
+_COMMON = 4
 _MARK = "<!-- The rest is made by `python -m deploy.reference`. -->\n"
 
 
@@ -51,16 +54,32 @@ def _synopsis(name: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _markdown(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
-    parts = []
+    uses = Counter(argument for parser in parsers.values() for argument in _actions(parser))
+    common = [argument for argument, commands in uses.items() if commands >= _COMMON]
+    ends = Counter(status for entry in COMMANDS.values() for status in entry.statuses if status[0] > 1)
+    usual = [status for status, commands in ends.items() if commands >= _COMMON]
+    parts = [
+        "\n## Common options and exit statuses\n\n| option, exit status | meaning |\n|---|---|\n",
+        *(_row(str(name), text) + "\n" for name, text in (*common, *sorted(usual))),
+    ]
     for name, entry in COMMANDS.items():
         parser = parsers[name]
         lines = [f"\n## oxproxy {name}\n", f"    {_synopsis(name, parser)}\n", f"{entry.description}\n"]
-        arguments = [f"| `{_cell(written)}` | {_cell(text)} |" for written, text in _actions(parser)]
-        lines += ["| argument | meaning |", "|---|---|", *arguments, ""]
+        arguments = list(_actions(parser))
+        rows = [_row(*argument) for argument in arguments if argument not in common]
+        lines += ["| argument | meaning |", "|---|---|", *rows, ""] if rows else []
+        shared = ", ".join(f"`{written.split()[0]}`" for written, _ in arguments if (written, _) in common)
+        lines += [f"[Common options](#common-options-and-exit-statuses): {shared}.\n"] if shared else []
         lines += [f"    {command:<{_width(entry)}}    # {meaning}" for command, meaning in entry.examples]
-        statuses = " · ".join(f"{status}: {meaning}" for status, meaning in entry.statuses)
+        statuses = " · ".join(
+            f"{status}: {meaning}" for status, meaning in entry.statuses if (status, meaning) not in usual
+        )
         parts.append("\n".join([*lines, "", f"Exit status: {statuses}.", ""]))
     return "".join(parts)
+
+
+def _row(written: str, text: str) -> str:
+    return f"| `{_cell(written)}` | {_cell(text)} |"
 
 
 def _cell(text: str) -> str:
