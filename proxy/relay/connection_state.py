@@ -314,10 +314,7 @@ class ConnectionState:
         return tuple(asked)
 
     def next_sequence(self) -> int:
-        """Return a place in the order of declarations, later than all before: microseconds since 1970, or one more."""
-        state = self.plans.state
-        state.last_sequence = max(state.last_sequence + 1, int(self.plans.sources.wall() * 1_000_000))
-        return state.last_sequence
+        return self.plans.state.next_sequence(self.plans.sources.wall())
 
     def change(self, channel: Channel, event: ChannelEvent, method: int = 0) -> None:
         """Send an event to a channel; the only way in which its state changes."""

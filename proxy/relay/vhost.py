@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from proxy.addressing.targets import AddressBook
-from proxy.relay.token_table import LEASE_SECONDS, Need, TokenTable
+from proxy.relay.token_table import LEASE_SECONDS, Need, TokenTable, pin_row
 from proxy.relay.tokens import UNKEYED, Secrets, TokenForm, Tokens, grant_key
 from proxy.routing.bindings.binding import NO_REACH, Binding, Reach
 from proxy.routing.bindings.compiled import CompiledBinding, count_regexes
@@ -333,6 +333,14 @@ class VhostState:
         """A destination may be another one of that name from now on, without tokens."""
         for owned in self.exchanges.values():
             owned.tokens.declared(destination)
+
+    def next_sequence(self, wall: float) -> int:
+        """Return a place in the order of declarations, later than all before: microseconds since 1970, or one more."""
+        self.last_sequence = max(self.last_sequence + 1, int(wall * 1_000_000))
+        return self.last_sequence
+
+    def next_pin(self, wall: float) -> bytes:
+        return pin_row(self.sidecar, self.next_sequence(wall))
 
     def changed(self) -> None:
         """Make every relay forget what it derived from this state."""

@@ -30,7 +30,7 @@ from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, MakeQ
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.declare.storage import pin_entries
-from proxy.relay.token_table import PLAIN, Need, TokenTable, pin_row
+from proxy.relay.token_table import PLAIN, Need, TokenTable
 from proxy.relay.tokens import Tokens, is_eight_words
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
@@ -241,11 +241,7 @@ class Executor:
         """Return the row for a destination: what clients alone need must be a pin, which goes with their bindings."""
         if not table.shared or table.needs(destination) & (Need.RULES | Need.DEMAND):
             return PLAIN
-        return self._next_pin()
-
-    def _next_pin(self) -> bytes:
-        self._state.last_sequence = max(self._state.last_sequence + 1, time.time_ns() // 1000)
-        return pin_row(self._state.sidecar, self._state.last_sequence)
+        return self._state.next_pin(time.time())
 
     async def bind_rows(self, carrier: bytes, rows: Sequence[tuple[Destination, bytes, bytes]]) -> list[Refusal | None]:
         """Bind destinations under keys with raw entries of their argument tables; return what was refused."""
@@ -265,7 +261,7 @@ class Executor:
         """
         pins: Pins = []
         for exchange, destination in tokens if self._state.shared else ():
-            pins.append(((exchange, destination), (self._next_pin(),)))
+            pins.append(((exchange, destination), (self._state.next_pin(time.time()),)))
         await self._connection.call_all(
             [
                 Bind(exchange.carrier, destination, key, pin_entries(row))

@@ -38,6 +38,7 @@ from proxy.relay.declare.storage import (
     ALTERNATE,
     CARRIER_TYPE,
     DELIVERY,
+    chosen_member,
     exchange_arguments,
     open_exchange,
     refuse_nested,
@@ -262,7 +263,8 @@ class ClientExchanges:
         """Check the arguments of a new open exchange and make it."""
         rules = self._connection.plans.rules
         table = decode_table(request.arguments, 0, len(request.arguments))
-        if wanted_type(table) is None:
+        delivery = chosen_member(Delivery, dict(table).get(DELIVERY), rules.delivery)
+        if delivery is None or wanted_type(table) is None:
             raise ProtocolError(406, "Invalid exchange argument.", Scope.CHANNEL)
         declared = DeclaredExchange(
             request.durable,
@@ -271,17 +273,7 @@ class ClientExchanges:
             request.arguments,
             self._connection.next_sequence(),
         )
-        owned, exchange = open_exchange(request.exchange, declared, _delivery(table, rules.delivery), rules.local_time)
+        owned, exchange = open_exchange(request.exchange, declared, delivery, rules.local_time)
         if owned.delivery is Delivery.CARRIER and self._state.prefers_topic(owned.wanted_type, many=True):
             owned.form = topic_form(owned.alternate)
         return owned, exchange
-
-
-def _delivery(table: Table, default: Delivery) -> Delivery:
-    chosen = dict(table).get(DELIVERY)
-    if chosen is None:
-        return default
-    for delivery in Delivery:
-        if chosen.letter == "S" and chosen.value == delivery.value.encode():
-            return delivery
-    raise ProtocolError(406, "Invalid exchange argument.", Scope.CHANNEL)

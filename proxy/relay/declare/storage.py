@@ -15,8 +15,9 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections.abc import Hashable
 from datetime import tzinfo
+from enum import Enum
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from proxy.amqp.frames import U32, U64, shortstr
 from proxy.amqp.tables import MAX_NESTING, decode_table, too_deep
@@ -36,6 +37,8 @@ from proxy.routing.bindings.binding import Binding, typed_arguments
 from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.exchange import Exchange
 from proxy.values import RESERVED_PREFIX, RESERVED_WORD, Destination, Table, Value
+
+Member = TypeVar("Member", bound=Enum)
 
 #: argument that marks an exchange of ours on the broker
 MARK = b"x-open-exchange"
@@ -174,13 +177,14 @@ def exchange_arguments(sequence: int, entries: bytes) -> bytes:
 
 def wanted_type(table: Table) -> CarrierType | None:
     """Read the carrier's type that the arguments of a declare ask for; None if it is no type."""
-    chosen = dict(table).get(CARRIER_TYPE)
-    if chosen is None:
-        return CarrierType.AUTO
-    for carrier_type in CarrierType:
-        if chosen == Value("S", carrier_type.value.encode()):
-            return carrier_type
-    return None
+    return chosen_member(CarrierType, dict(table).get(CARRIER_TYPE), CarrierType.AUTO)
+
+
+def chosen_member(kind: type[Member], value: Value | None, default: Member) -> Member | None:
+    """Return the member of an enum that an argument names by its value; None if it names none."""
+    if value is None:
+        return default
+    return next((member for member in kind if value == Value("S", member.value.encode())), None)
 
 
 def open_exchange(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from proxy.amqp.method_frames import bind, unbind
 from proxy.relay.connection_state import ConnectionState, PermissionCheck, Phase
 from proxy.relay.declare.storage import pin_entries
-from proxy.relay.token_table import PLAIN, pin_row
+from proxy.relay.token_table import PLAIN
 from proxy.relay.tokens import Tokens, grant_key
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.values import QUEUE, Destination
@@ -65,7 +65,7 @@ def new_pin(connection: ConnectionState, owned: OwnedExchange, destination: Dest
     """Make a row for clients' bindings to rely on: a pin, where other sidecars may be there."""
     state = connection.plans.state
     table = (state.now(owned) or owned).tokens
-    row = pin_row(state.sidecar, connection.next_sequence()) if table.shared else PLAIN
+    row = state.next_pin(connection.plans.sources.wall()) if table.shared else PLAIN
     replaced, sent_at = table.superseded(destination), connection.traffic.now
     return Pin(owned, destination, row, replaced, sent_at, state.tokens_of(owned))
 
