@@ -80,9 +80,8 @@ class Heartbeats:
             now
         )
         intervals = (tuning.heartbeat_producer, tuning.heartbeat_upstream, self._idle_seconds)
-        beats = [one for one in intervals if one]
-        if beats:
-            self._every = min(beats) / _LOOKS
+        if any(intervals):
+            self._every = min(filter(None, intervals)) / _LOOKS
             self._look()
 
     def stop(self) -> None:

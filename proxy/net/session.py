@@ -291,10 +291,10 @@ class Session:
 
     async def _bind(self, control: ControlPlane, vhost: str, request: BindDestinations) -> None:
         await self._shared.vhosts.client_connections.ask(vhost, request.permission_checks)
-        reached = [one for one in request.permission_checks if one.destination in one.reach.allowed]
-        for name in {one.owned.name for one in reached}:
+        allowed = [check for check in request.permission_checks if check.destination in check.reach.allowed]
+        for name in {check.owned.name for check in allowed}:
             control.changed(vhost, name)
-        wanted = {one.destination for one in reached}.union(request.destinations)
+        wanted = {check.destination for check in allowed}.union(request.destinations)
         if wanted:
             await control.bind(vhost, request.exchange, wanted)
 

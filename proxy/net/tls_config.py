@@ -35,15 +35,15 @@ class SidecarTls:
         self.sections: dict[str, ServerTls | ClientTls] = {}
         #: of each listener that is not plain TCP, by (host, port)
         self.listeners: dict[tuple[str, int], ServerTls] = {}
-        for index, one in enumerate(settings.listen):
-            if one.tls is not None and one.tls.certificate is not None and one.tls.key is not None:
+        for index, listener in enumerate(settings.listen):
+            if listener.tls is not None and listener.tls.certificate is not None and listener.tls.key is not None:
                 found = ServerTls(
-                    settings.folder / one.tls.certificate,
-                    settings.folder / one.tls.key,
-                    _beside(settings.folder, one.tls.client_ca),
-                    one.tls.client_verify == "required",
+                    settings.folder / listener.tls.certificate,
+                    settings.folder / listener.tls.key,
+                    _beside(settings.folder, listener.tls.client_ca),
+                    listener.tls.client_verify == "required",
                 )
-                self.listeners[one.address.host, one.address.port] = found
+                self.listeners[listener.address.host, listener.address.port] = found
                 self.sections[f"listen[{index}].tls"] = found
         #: to the broker; None for plain TCP
         self.upstream: ClientTls | None = None
@@ -65,7 +65,7 @@ class SidecarTls:
         Raises:
             ConfigErrors: files that can't be used.
         """
-        remote = [one.tls for found in brokers.values() for one in found.values() if one.tls is not None]
+        remote = [broker.tls for named in brokers.values() for broker in named.values() if broker.tls is not None]
         use_contexts = self.contexts.read([*self.sections.values(), *remote])
 
         def use() -> None:

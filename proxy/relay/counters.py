@@ -336,7 +336,7 @@ class ConnectionCounters:
 class LimitCounters:
     """What limits do."""
 
-    #: by a name of TURNED_AWAY, connections that were refused
+    #: by a name of REJECTED_CONNECTIONS, connections that were refused
     rejected_connections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REJECTED_CONNECTIONS, 0))
     #: by a name of LIMITS, how often it was reached
     hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0))

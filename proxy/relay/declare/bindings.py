@@ -132,7 +132,7 @@ class ClientReach:
     def check(self, owned: OwnedExchange, wanted: Iterable[Destination], then: Callable[[], None]) -> None:
         """Ask the broker on the channel of ours whether the client may bind what is wanted, then call `then`."""
         reach = owned.reach(self._connection.terms.user)
-        checks = [PermissionCheck(owned, reach, one) for one in wanted if one not in reach.allowed]
+        checks = [PermissionCheck(owned, reach, name) for name in wanted if name not in reach.allowed]
         waiting = len(checks)
 
         def checked() -> None:
@@ -365,7 +365,7 @@ class ClientBindings:
     def _confirm(self, planned: _Bind, relies: list[Destination], reliance: Reliance, then: Callable[[], None]) -> None:
         """Make sure that what a binding relies on still stands, now that the broker has it; then go on."""
         table, now = self._table(planned.owned), self._connection.traffic.now
-        lacking = [one for one in (*relies, *planned.routes) if not table.holds(one, reliance, now)]
+        lacking = [name for name in (*relies, *planned.routes) if not table.holds(name, reliance, now)]
         if not lacking:
             then()
             return
@@ -409,7 +409,7 @@ class ClientBindings:
             self._reach.remove_unneeded(owned, user, fresh, lambda: None)
             return
         allowed = owned.reach(user).allowed
-        routes = tuple(one for one in planned.routes if one in allowed or one in planned.tokens)
+        routes = tuple(name for name in planned.routes if name in allowed or name in planned.tokens)
         reached = planned._replace(routes=routes)
 
         def bound() -> None:
