@@ -250,9 +250,6 @@ def test_every_type_of_header_keeps_its_kind(letter: str, value: object, expecte
     assert header_value(Value(letter, value)) == expected
 
 
-SECRETS = ("hunter2", b"hunter2")
-
-
 def test_secrets_in_any_hashable_field_or_unlisted_header_do_not_reach_a_line() -> None:
     records = LineRenderer("m", Privacy(frozenset([b"allowed"]), HASHABLE, KEY))
     origin = records.origin("c1", "hunter2", "/", 1)

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from proxy.addressing.targets import Target
-from proxy.config.loader import load_settings, rules_files
 from proxy.routing.decision import Facts, QueueNames
 from proxy.routing.router import Router
 from proxy.rules.loader import load_rules
@@ -87,34 +86,3 @@ def test_each_message_of_the_address_table_goes_where_the_direct_ones_go(case: C
         exchange = case.shape.exchange if case.name == "remote" else "bench.direct"
         assert target.publication == (exchange.encode(), key.encode())
         assert (target.remote is not None) == (case.name == "remote")
-
-
-def test_the_tables_have_ten_and_a_thousand_rules(tmp_path: Path) -> None:
-    small, large = arrangement.small_rules(tmp_path, BROKER), arrangement.large_rules(tmp_path, BROKER)
-    assert [len(load_rules([path]).books["/"].table.rules) for path in (small, large)] == [10, 1_000]
-
-
-def test_what_is_sent_nowhere_has_no_queue(routers: dict[Way, Router]) -> None:
-    nowhere = Facts(b"", ((b"kind", Value("S", arrangement.NOWHERE.encode())),))
-
-    decision = routers[Way.SIDECAR].decide(b"bench.hkv-10", nowhere, 0.0, QueueNames(), lambda _: 0)
-
-    assert decision.queues == ()
-
-
-def test_the_file_whose_loading_is_timed_has_ten_thousand_bindings(tmp_path: Path) -> None:
-    loaded = load_rules([arrangement.many_rules(tmp_path)])
-
-    (exchange,) = loaded.rules.vhosts["/"].exchanges
-    assert len(exchange.bindings) == 10_000
-
-
-def test_the_sidecars_configuration_names_broker_ports_and_rules(tmp_path: Path) -> None:
-    rules = arrangement.small_rules(tmp_path, BROKER)
-
-    path = arrangement.sidecar_config(tmp_path / "bench.yaml", BROKER, 1236, 1237, rules)
-
-    settings, _ = load_settings(path, {})
-    assert rules_files(settings) == [rules]
-    assert [listener.address.port for listener in settings.listen] == [1236]
-    assert [address.port for address in settings.upstream.addresses] == [1234]

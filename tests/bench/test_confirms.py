@@ -5,7 +5,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pamqp import commands, frame, heartbeat
+from pamqp import commands, frame
 
 from tests.bench.confirms import ConfirmCounter, ConfirmError
 
@@ -19,33 +19,6 @@ def counted(*parts: bytes) -> int:
     for part in parts:
         counter.feed(part)
     return counter.confirmed
-
-
-def test_single_acks_count_one_each_in_any_order() -> None:
-    assert counted(ack(3) + ack(1)) == 2
-    assert counted(ack(3) + ack(1) + ack(2)) == 3
-
-
-def test_a_multiple_ack_counts_everything_up_to_it_once() -> None:
-    assert counted(ack(2) + ack(7) + ack(5, multiple=True)) == 6
-    assert counted(ack(5, multiple=True) + ack(6)) == 6
-
-
-def test_an_ack_that_comes_in_two_pieces_counts_when_it_is_whole() -> None:
-    whole = ack(1)
-    counter = ConfirmCounter()
-
-    counter.feed(whole[:9])
-    before = counter.confirmed
-    counter.feed(whole[9:])
-
-    assert (before, counter.confirmed) == (0, 1)
-
-
-def test_heartbeats_between_acks_are_stepped_over() -> None:
-    beat = heartbeat.Heartbeat().marshal()
-
-    assert counted(ack(1) + beat + ack(2) + beat) == 2
 
 
 @pytest.mark.parametrize(

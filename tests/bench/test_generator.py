@@ -76,23 +76,8 @@ def test_a_run_ends_with_every_publish_whole_and_confirmed(
     assert broker.received == generator.confirmed * ring.stride
 
 
-def test_no_more_than_the_window_is_unconfirmed(generator: Generator, broker: Acknowledging) -> None:
-    generator.run(seconds=0.05, warm_up_seconds=0.0, watch={})
-
-    assert 0 < broker.most_unconfirmed <= WINDOW
-
-
 def test_pings_are_confirmed_one_by_one(generator: Generator, broker: Acknowledging) -> None:
     times = generator.ping(7)
 
     assert len(times) == generator.confirmed == 7
     assert broker.most_unconfirmed == 1
-
-
-def test_a_run_after_pings_goes_on_where_they_ended(generator: Generator, broker: Acknowledging, ring: Ring) -> None:
-    generator.ping(3)
-
-    generator.run(seconds=0.05, warm_up_seconds=0.0, watch={})
-
-    assert generator.confirmed > 3
-    assert broker.received == generator.confirmed * ring.stride

@@ -51,17 +51,6 @@ def test_a_publish_carries_the_address_four_headers_and_the_body() -> None:
     assert content.body_size == len(body_bytes) == 100
 
 
-def test_keys_and_kinds_are_taken_in_turn_also_where_the_ring_closes() -> None:
-    ring = Ring(SHAPE)
-
-    everything = messages(ring, ring.count)
-
-    for index, (method, content, _) in enumerate(everything + everything):
-        assert method.routing_key == f"key.{index % 3}"
-        assert content.properties.headers is not None
-        assert content.properties.headers["kind"] == f"kind.{index % 2}"
-
-
 def test_messages_of_a_distinct_ring_differ_within_a_turn_and_between_turns() -> None:
     ring = Ring(DISTINCT, 300)
     first = identities(ring)
@@ -71,36 +60,6 @@ def test_messages_of_a_distinct_ring_differ_within_a_turn_and_between_turns() ->
     second = identities(ring)
     assert len(first) == len(second) == 2 * 300
     assert not first & second
-
-
-def test_only_message_id_and_timestamp_change_from_turn_to_turn() -> None:
-    ring = Ring(DISTINCT, 300)
-    method, content, body_bytes = messages(ring, 1)[0]
-
-    ring.next_turn()
-
-    next_method, next_content, next_body = messages(ring, 1)[0]
-    assert (next_method.exchange, next_method.routing_key, next_body) == (
-        method.exchange,
-        method.routing_key,
-        body_bytes,
-    )
-    assert next_content.properties.headers == content.properties.headers
-    assert next_content.properties.content_type == content.properties.content_type
-
-
-def test_a_repeating_ring_is_the_same_in_every_turn() -> None:
-    ring = Ring(SHAPE)
-    before = bytes(ring.data)
-
-    ring.next_turn()
-
-    assert bytes(ring.data) == before
-
-
-def test_keys_of_different_length_are_refused() -> None:
-    with pytest.raises(ValueError, match="equally long"):
-        Ring(Shape("bench", ("short", "longer"), ("kind",)))
 
 
 REAL = ("order.00000000", "order.00000001")

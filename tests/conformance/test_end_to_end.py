@@ -1,4 +1,7 @@
-"""Every vector through a running sidecar and a real RabbitMQ: one in five always, all of them in the matrix."""
+"""Vectors through a running sidecar and a real RabbitMQ: one in five always, all of them in the matrix.
+
+The sample alternates between the kinds of delivery: each of its vectors is played once.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from tests.other_rabbitmq import VERSION, file_system, obstacle
 from tests.private_broker import PrivateBroker
 from tests.rabbitmq import Broker
 
-DELIVERIES = pytest.mark.parametrize("delivery", ["direct", "topic", "queue"])
+KINDS = ["direct", "topic", "queue"]
+DELIVERIES = pytest.mark.parametrize("delivery", KINDS)
 
 
 def played(broker: Broker, chosen: Iterable[Json], delivery: str) -> tuple[list[tuple[str, Json, Json]], Counter[str]]:
@@ -39,10 +43,10 @@ def holds_for_every_vector(broker: Broker, delivery: str) -> None:
 @DELIVERIES
 @pytest.mark.timeout(300)
 def test_one_vector_in_five_reaches_what_it_should(broker: Broker, delivery: str) -> None:
-    chosen = every_vector()[::5]
+    chosen = every_vector()[::5][KINDS.index(delivery) :: len(KINDS)]
     faults, counts = played(broker, chosen, delivery)
     assert faults == []
-    assert counts.total() == len(chosen) == 1356
+    assert counts.total() == len(chosen) == 452
 
 
 def test_a_vector_that_reaches_something_else_is_a_fault(broker: Broker) -> None:

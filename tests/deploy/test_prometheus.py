@@ -16,7 +16,11 @@ from tests.deploy.prometheus import FOLDER, ROOT, program, rule_files, rules
 
 SERIES = Path(__file__).with_name("series")
 RUNBOOKS = ROOT / "docs" / "runbooks"
-ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for rule in rules() if "alert" in rule}
+RULES = rules()
+ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for rule in RULES if "alert" in rule}
+UNIT_TESTS: list[dict[str, Any]] = [
+    test for path in SERIES.glob("*.yaml") for test in yaml.safe_load(path.read_text())["tests"]
+]
 SECTIONS = ["Meaning", "Impact", "Diagnosis", "Mitigation"]
 
 
@@ -24,11 +28,6 @@ def promtool(*arguments: str | Path) -> None:
     command = [program("promtool"), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def unit_tests() -> list[dict[str, Any]]:
-    documents = [yaml.safe_load(path.read_text()) for path in SERIES.glob("*.yaml")]
-    return [test for document in documents for test in document["tests"]]
 
 
 def metric_names(expression: str) -> set[str]:
@@ -87,7 +86,7 @@ def test_a_command_points_every_alert_at_the_place_where_runbooks_are_served(tmp
     assert len(named) > len(ALERTS)
     assert set(named) == {"https://wiki.corp.example/oxproxy"}
     assert "runbookBase: https://wiki.corp.example/oxproxy/\n" in "".join(texts)
-    promtool("test", "rules", *(tmp_path / "tests/deploy/series").glob("*.yaml"))
+    promtool("test", "rules", tmp_path / "tests/deploy/series/remotes.yaml")
 
 
 @pytest.mark.parametrize("name", ALERTS)
@@ -105,22 +104,22 @@ def test_there_is_no_runbook_without_its_alert() -> None:
 
 @pytest.mark.parametrize("name", ALERTS)
 def test_an_alert_is_seen_to_fire_and_to_keep_quiet(name: str) -> None:
-    checks = [check for test in unit_tests() for check in test.get("alert_rule_test", ()) if check["alertname"] == name]
+    checks = [check for test in UNIT_TESTS for check in test.get("alert_rule_test", ()) if check["alertname"] == name]
     assert any(check["exp_alerts"] for check in checks), "no series that make it fire"
     assert any(not check["exp_alerts"] for check in checks), "no series that leave it quiet"
 
 
 def test_every_recorded_series_is_compared_with_numbers() -> None:
-    compared = {check["expr"] for test in unit_tests() for check in test.get("promql_expr_test", ())}
-    assert compared == {rule["record"] for rule in rules() if "record" in rule}
+    compared = {check["expr"] for test in UNIT_TESTS for check in test.get("promql_expr_test", ())}
+    assert compared == {rule["record"] for rule in RULES if "record" in rule}
 
 
-@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.get("alert") or rule["record"])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
 def test_a_rule_asks_only_for_metrics_that_the_sidecar_has(rule: dict[str, Any]) -> None:
     assert metric_names(rule["expr"]) <= exposed_names()
 
 
-@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.get("alert") or rule["record"])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
 def test_a_rule_asks_only_for_series_that_are_recorded(rule: dict[str, Any]) -> None:
-    recorded = {other["record"] for other in rules() if "record" in other}
+    recorded = {other["record"] for other in RULES if "record" in other}
     assert set(re.findall(r"\w+:oxproxy_\w+:\w+", rule["expr"])) <= recorded

@@ -30,7 +30,6 @@ CHECK, SERVE, EXPLAIN = (
     shlex.split(line, comments=True) for line in re.findall(r"^    (oxproxy .*)$", PART, re.MULTILINE)
 )
 (PRODUCER,) = re.findall(r"```python\n(.*?)```", PART, re.DOTALL)
-ADMIN = "127.0.0.1:15693"
 
 pytestmark = pytest.mark.broker
 

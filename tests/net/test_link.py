@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -39,22 +38,6 @@ async def ends() -> AsyncIterator[Ends]:
     await eventually(lambda: not made.link.connected)
 
 
-async def test_bytes_pass_in_both_directions(ends: Ends) -> None:
-    assert ends.made == 1
-    ends.writer.write(b"to the link")
-    await eventually(lambda: ends.received == b"to the link")
-    pieces = [b"from ", b"the ", b"link"]
-    ends.link.send(pieces)
-    assert pieces == []
-    assert await ends.reader.readexactly(13) == b"from the link"
-
-
-async def test_small_writes_leave_at_once(ends: Ends) -> None:
-    assert ends.link.transport is not None
-    inner = ends.link.transport.get_extra_info("socket")
-    assert inner.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
 async def test_it_is_read_again_only_when_nobody_has_a_reason_left(ends: Ends) -> None:
     ends.link.pause("first", True)
     ends.link.pause("second", True)
@@ -67,41 +50,6 @@ async def test_it_is_read_again_only_when_nobody_has_a_reason_left(ends: Ends) -
     assert ends.received == b""
     ends.link.pause("second", False)
     await eventually(lambda: ends.received == b"x")
-
-
-async def test_it_rests_for_a_moment_and_is_read_again(ends: Ends) -> None:
-    rests = Rests()
-    rests.begin(ends.link, 1)
-    rests.begin(ends.link, 1)
-    ends.writer.write(b"x")
-    await ends.writer.drain()
-    assert ends.received == b""
-    assert not ends.link.paused
-    await eventually(lambda: ends.received == b"x")
-
-
-async def test_there_is_no_rest_after_a_large_read(ends: Ends) -> None:
-    Rests().begin(ends.link, 1 << 16)
-    assert ends.link.transport is not None
-    assert ends.link.transport.is_reading()
-
-
-async def test_all_sockets_of_a_connection_end_their_rests_together(ends: Ends) -> None:
-    rests, other = Rests(), Ends()
-    server = await asyncio.get_running_loop().create_server(lambda: other.link, "127.0.0.1", 0)
-    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
-    await eventually(lambda: other.link.connected)
-    rests.begin(ends.link, 1)
-    rests.begin(other.link, 1)
-    reading = [end.link.transport is not None and end.link.transport.is_reading() for end in (ends, other)]
-    assert reading == [False, False]
-    rests.end()
-    reading = [end.link.transport is not None and end.link.transport.is_reading() for end in (ends, other)]
-    assert reading == [True, True]
-    other.link.abort()
-    writer.close()
-    server.close()
-    await eventually(lambda: not other.link.connected)
 
 
 async def test_a_rest_does_not_end_what_others_pause_it_for(ends: Ends) -> None:
@@ -118,14 +66,6 @@ async def test_a_rest_does_not_end_what_others_pause_it_for(ends: Ends) -> None:
     assert ends.link.transport.is_reading()
 
 
-async def test_a_link_that_ends_while_it_rests_is_no_trouble(ends: Ends) -> None:
-    rests = Rests()
-    rests.begin(ends.link, 1)
-    ends.link.abort()
-    await eventually(lambda: not ends.link.connected)
-    rests.end()
-
-
 async def test_a_slow_peer_is_said_once_and_so_is_its_recovery(ends: Ends) -> None:
     ends.writer.transport.pause_reading()  # type: ignore[attr-defined]
     while not ends.writable:
@@ -140,29 +80,6 @@ async def test_a_slow_peer_is_said_once_and_so_is_its_recovery(ends: Ends) -> No
 
     await read_all()
     assert ends.writable == [False, True]
-
-
-async def test_a_peer_that_ends_its_side_is_gone(ends: Ends) -> None:
-    ends.writer.write(b"last words")
-    ends.writer.write_eof()
-    await eventually(lambda: ends.lost)
-    assert ends.lost == [None]
-    assert ends.received == b"last words"
-
-
-async def test_close_sends_what_waits(ends: Ends) -> None:
-    ends.link.send([bytes(4 << 20)])
-    ends.link.close()
-    assert len(await ends.reader.read(-1)) == 4 << 20
-    await eventually(lambda: ends.lost == [None])
-
-
-async def test_abort_does_not(ends: Ends) -> None:
-    ends.writer.transport.pause_reading()  # type: ignore[attr-defined]
-    ends.link.send([bytes(16 << 20)])
-    ends.link.abort()
-    await eventually(lambda: ends.lost)
-    assert ends.link.waiting_bytes == 0
 
 
 async def test_what_is_sent_behind_the_end_is_dropped(ends: Ends) -> None:

@@ -25,7 +25,6 @@ from tests.net.stage import (
 
 #: Over before anything that is waited for.
 SOON = SessionLimits(close_seconds=0.1, bind_seconds=0.1)
-OPENED = ("Channel.Open", "Channel.OpenOk")
 
 
 async def opened(stage: Stage) -> tuple[Peer, Peer]:

@@ -11,8 +11,6 @@ from tests import client
 from tests.client import method
 
 CREDENTIALS = Credentials(b"mover", b"s3cret", b"far side")
-#: payload of a content header with no property, for a body of four bytes
-HEADER = client.content_header(0, 4)[7:-1]
 
 
 class Told(RemoteMessage):

@@ -2,61 +2,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.relay.confirm_ledger import WAITING_RETURNS, Ledger, Returns, Settled
-
-
-def test_acks_in_order_are_counted_one_by_one() -> None:
-    settled = Settled()
-    assert [settled.settle(tag, 0, 3) for tag in (1, 2, 3)] == [1, 1, 1]
-    assert (settled.low, settled.count, settled.outstanding(3)) == (3, 3, [])
-
-
-def test_a_multiple_ack_counts_all_up_to_it() -> None:
-    settled = Settled()
-    assert settled.settle(4, 1, 5) == 4
-    assert settled.outstanding(5) == [5]
-
-
-def test_a_multiple_ack_counts_what_was_acked_before_only_once() -> None:
-    settled = Settled()
-    settled.settle(2, 0, 6)
-    settled.settle(4, 0, 6)
-    settled.settle(6, 0, 6)
-    assert settled.settle(4, 1, 6) == 2
-    assert settled.outstanding(6) == [5]
-
-
-def test_tag_zero_with_multiple_means_all_that_are_outstanding() -> None:
-    settled = Settled()
-    assert settled.settle(0, 1, 7) == 7
-    assert settled.settle(0, 1, 7) == 0
-
-
-def test_tag_zero_with_nothing_outstanding_settles_nothing() -> None:
-    assert Settled().settle(0, 1, 0) == 0
-
-
-@pytest.mark.parametrize("multiple", [0, 1])
-def test_a_tag_that_is_settled_already_is_not_counted_again(multiple: int) -> None:
-    settled = Settled()
-    settled.settle(3, 1, 9)
-    settled.settle(6, 0, 9)
-    assert settled.settle(2, multiple, 9) == 0
-    assert settled.settle(6, 0, 9) == 0
-    assert settled.count == 4
-
-
-def test_a_gap_that_is_filled_joins_what_is_above_it() -> None:
-    settled = Settled()
-    settled.settle(2, 0, 4)
-    settled.settle(3, 0, 4)
-    settled.settle(1, 0, 4)
-    assert (settled.low, settled.outstanding(4)) == (3, [4])
-
 
 SETTLES = st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=60)
 
@@ -74,44 +23,6 @@ def test_settled_counts_each_tag_once_in_any_order(settles: list[tuple[int, bool
 
 
 # -- the ledger -----------------------------------------------------------------------------------------------------
-
-
-def test_a_tag_is_settled_when_its_last_copy_is() -> None:
-    ledger = Ledger([], 0)
-    ledger.add(1, 3)
-    assert ledger.settle(2, False, True) == []
-    assert ledger.settle(3, False, True) == []
-    assert ledger.settle(1, False, True) == [(1, True)]
-
-
-def test_one_nack_among_the_copies_is_a_nack() -> None:
-    ledger = Ledger([], 0)
-    ledger.add(1, 2)
-    assert ledger.settle(1, False, False) == []
-    assert ledger.settle(2, False, True) == [(1, False)]
-
-
-def test_the_ledger_takes_over_what_is_outstanding_under_its_old_tags() -> None:
-    ledger = Ledger([2, 5], 5)
-    ledger.add(6, 2)
-    assert ledger.settle(5, False, True) == [(5, True)]
-    assert ledger.settle(7, True, True) == [(2, True), (6, True)]
-
-
-def test_a_multiple_ack_settles_producer_tags_whose_copies_it_covers() -> None:
-    ledger = Ledger([], 0)
-    for tag, copies in enumerate((1, 3, 1, 2), 1):
-        ledger.add(tag, copies)
-    assert ledger.settle(6, True, True) == [(1, True), (2, True), (3, True)]
-    assert ledger.settle(0, True, True) == [(4, True)]
-
-
-def test_a_tag_that_nobody_knows_settles_nothing() -> None:
-    ledger = Ledger([], 0)
-    ledger.add(1, 1)
-    assert ledger.settle(9, False, True) == []
-    assert ledger.settle(1, False, True) == [(1, True)]
-    assert ledger.settle(1, False, True) == []
 
 
 @st.composite
@@ -160,51 +71,6 @@ def test_the_ledger_settles_each_tag_once_whatever_the_broker_says(
 
 
 # -- returns --------------------------------------------------------------------------------------------------------
-
-
-def test_a_return_goes_to_the_producer_when_the_last_copy_has_come_back() -> None:
-    returns = Returns()
-    returns.expect(1, ("a", "b", "c"))
-    assert [returns.returned(copy) for copy in "bca"] == [False, False, True]
-    assert not returns
-
-
-def test_a_return_of_a_publish_that_left_once_goes_to_the_producer() -> None:
-    returns = Returns()
-    returns.expect(1, ("a", "b"))
-    assert returns.returned("elsewhere")
-    assert returns
-
-
-def test_copies_that_look_alike_are_counted() -> None:
-    returns = Returns()
-    returns.expect(1, ("part", "part", "part"))
-    assert [returns.returned("part") for _ in range(3)] == [False, False, True]
-
-
-def test_of_publishes_that_look_alike_the_oldest_is_meant() -> None:
-    returns = Returns()
-    returns.expect(1, ("a", "b"))
-    returns.expect(2, ("a", "b"))
-    assert [returns.returned(copy) for copy in "aabb"] == [False, False, True, True]
-    assert not returns
-
-
-def test_a_confirmed_publish_is_waited_for_no_more() -> None:
-    returns = Returns()
-    returns.expect(4, ("a", "b"))
-    returns.expect(9, ("a", "b"))
-    assert not returns.returned("a")
-    returns.settled(4)
-    assert [returns.returned(copy) for copy in "ba"] == [False, True]
-
-
-def test_a_confirm_of_a_publish_that_left_once_changes_nothing() -> None:
-    returns = Returns()
-    returns.expect(4, ("a", "b"))
-    for tag in (1, 3, 5):
-        returns.settled(tag)
-    assert [returns.returned(copy) for copy in "ab"] == [False, True]
 
 
 def test_the_oldest_is_forgotten_where_there_are_too_many() -> None:

@@ -28,10 +28,6 @@ PAIR = (
 )
 
 
-def test_a_long_string_entry_is_name_letter_length_and_text() -> None:
-    assert longstr_entry(b"key", b"text") == encode_table(((b"key", text(b"text")),))
-
-
 def test_the_header_holds_the_original_pair_and_the_new_one() -> None:
     data = entry(FROM, TO)
     assert decode_table(data, 0, len(data)) == ((b"x-original-address", Value("F", PAIR)),)
@@ -77,9 +73,3 @@ def test_restored_entries_are_those_of_the_producer_with_its_cc_back() -> None:
     aside: Table = ((CC_ASIDE, CC),)
     left = encode_table(own) + encode_table(aside) + entry(FROM, TO)
     assert decode_table(restored(left), 0, len(restored(left))) == (*own, (b"CC", CC))
-
-
-@given(st.binary(max_size=40))
-def test_entries_without_ours_stay_as_they_are(content: bytes) -> None:
-    entries = longstr_entry(b"a", content) + longstr_entry(b"x-original-note", content)
-    assert restored(entries) == entries

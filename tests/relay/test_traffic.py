@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from proxy.relay.counters import FOLD_STEP, Matched, Tally, Traffic
+from proxy.relay.counters import Matched, Tally, Traffic
 
 X = b"documents"
 
@@ -51,21 +51,6 @@ def test_folding_moves_a_tally_into_all_its_totals_once() -> None:
     assert destinations(traffic) == {b"q1": 3, b"q2": 0}
 
 
-def test_the_same_decision_has_one_tally() -> None:
-    traffic = named()
-    first = traffic.tally("/", X, "routed", (), (b"q1",))
-    assert traffic.tally("/", X, "routed", (), (b"q1",)) is first
-    assert traffic.tally("/", X, "unrouted", (), (b"q1",)) is not first
-
-
-def test_a_tally_that_nobody_holds_any_more_has_been_folded() -> None:
-    traffic = named()
-    tally = traffic.tally("/", X, "filtered", (), ())
-    count(tally, 5)
-    del tally
-    assert rows(traffic) == {("/", X, "filtered"): 5}
-
-
 def test_exchanges_that_no_rule_names_count_as_other_of_their_virtual_host() -> None:
     traffic = named()
     traffic.add("/", b"a", "translated", (), (), 1, 10)
@@ -112,10 +97,3 @@ def test_a_tally_of_rules_that_are_gone_still_counts_without_a_series_of_its_own
     fold(traffic)
     assert rows(traffic) == {("/", b"other", "routed"): 7}
     assert sum(matches(traffic).values()) == 7
-
-
-def test_folding_pauses_after_every_few_tallies() -> None:
-    traffic = named()
-    held = [traffic.tally("/", X, "routed", (), (b"%d" % index,)) for index in range(2 * FOLD_STEP + 1)]
-    assert len(list(traffic.folding())) == 2
-    assert len(held) == 2 * FOLD_STEP + 1

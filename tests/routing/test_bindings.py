@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.routing.bindings.binding import Binding, binding_hash, by_name
-from proxy.values import Table, Value
+from proxy.routing.bindings.binding import Binding, binding_hash
+from proxy.values import Value
 from tests.routing.building import many, table, to_exchange, to_queue
 
 _PLAIN = to_queue("q1", {"a": 1, "b": "x"})
@@ -64,11 +64,6 @@ def test_types_of_values_tell_bindings_apart(one: Value, other: Value) -> None:
 )
 def test_the_two_letters_of_64_bits_are_one_type(one: Value, other: Value) -> None:
     assert _with(one).identity == _with(other).identity
-
-
-def test_sorting_by_name_keeps_equal_names_in_order() -> None:
-    unsorted: Table = ((b"b", Value("I", 1)), (b"a", Value("I", 2)), (b"b", Value("I", 0)))
-    assert by_name(unsorted) == ((b"a", Value("I", 2)), (b"b", Value("I", 1)), (b"b", Value("I", 0)))
 
 
 def test_hash_is_short_stable_and_blind_to_the_order_of_arguments() -> None:

@@ -10,7 +10,7 @@ from proxy.errors import ProtocolError
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.values import EXCHANGE, QUEUE
-from tests.routing.building import NOW, arguments, decide, exchange, facts, many, queues, to_exchange, to_queue
+from tests.routing.building import NOW, decide, exchange, facts, many, queues, to_exchange, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
 
 
@@ -66,22 +66,6 @@ def test_destinations_are_named_as_long_as_a_binding_names_them() -> None:
     assert made.next_names == set()
 
 
-def test_permission_to_add_exchanges_goes_with_its_last_binding() -> None:
-    first, second = to_queue("a", {"x-msg-adde-ontrue": ""}), to_queue("b", {"x-msg-adde-onfalse": ""})
-    made = exchange(first, second)
-    made.unbind(first)
-    assert made.lets_producer_add_exchanges
-    made.unbind(second)
-    assert not made.lets_producer_add_exchanges
-
-
-def test_filters_belong_to_open_exchanges() -> None:
-    limits = arguments({"max-payload-size": 10})
-    assert len(Exchange(b"xo", "x-open", limits).filters) == 1
-    assert Exchange(b"xo", "direct", limits).filters == ()
-    assert Exchange(b"xo", "direct", arguments({"max-payload-size": "x"})).filters == ()
-
-
 def test_unknown_type_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'x-delayed': expected one of x-open, fanout, direct, topic, headers"):
         Exchange(b"xo", "x-delayed")
@@ -135,9 +119,3 @@ def test_documents_example(headers: dict[str, str], key: str, content_type: str,
         )
     )
     assert queues(made, facts(key, headers, properties={"type": content_type})) == reached
-
-
-def test_an_exchange_that_is_not_in_use_any_more_is_taken_apart_in_pieces() -> None:
-    made = exchange(*(to_queue(f"q{number}", {"x-?hkv= n": number % 3}) for number in range(5)), to_queue("always"))
-    assert [made.dismantle(4), made.dismantle(4)] == [True, False]
-    assert not list(made.bindings)

@@ -6,99 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.routing.bindings.producer_routes import PATTERN_ROUTES
 from proxy.routing.decision import Facts, Interest, QueueNames
-from proxy.routing.exchange import Exchange, join_interests
+from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from tests.routing.building import NOW, Plain, arguments, exchange, many, to_queue
+from tests.routing.building import NOW, arguments
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
-
-_REGEXES = frozenset(PATTERN_ROUTES)
 
 #: More than usual: the meetings that would show a slip are rare.
 _EXAMPLES = 400
-
-
-def _interest(entries: dict[str, Plain]) -> Interest:
-    return exchange(to_queue("q", entries)).interest
-
-
-@pytest.mark.parametrize(
-    ("entries", "interest"),
-    [
-        ({}, Interest()),
-        ({"x-order": 100, "x-stop-ontrue": "", "x-addq-ontrue": "r", "x-del-dest": ""}, Interest()),
-        ({"a": 1, "x-?hkex": "b"}, Interest(headers=frozenset({b"a", b"b"}))),
-        ({"x-?hkex": "BCC"}, Interest()),
-        ({"x-?rkta": "a.#"}, Interest(routing_key=True)),
-        ({"x-msg-destq-rk": ""}, Interest(routing_key=True)),
-        ({"x-?prex": "type"}, Interest(properties=frozenset({"type"}))),
-        ({"x-?dtlre": "."}, Interest(clock=True)),
-        ({"x-match": "eq"}, Interest(headers=None)),
-        ({"x-match": "set", "a": 1}, Interest(headers=frozenset({b"a"}))),
-        ({"x-match": "set", "x-?hkex": "a", "x-?hk!ex": "b"}, Interest(headers=None)),
-        ({"x-add1qre-onfalse": "."}, Interest(headers=_REGEXES, queues=True)),
-        ({"x-delqre-ontrue": "."}, Interest(headers=_REGEXES)),
-        ({"x-msg-dele-ontrue": ""}, Interest(headers=_REGEXES | {b"x-dele-ontrue"})),
-        ({"x-msg-delqre-ontrue": ""}, Interest(headers=_REGEXES | {b"x-delq-ontrue"}, queues=True)),
-    ],
-)
-def test_interest_is_what_the_bindings_look_at(entries: dict[str, Plain], interest: Interest) -> None:
-    assert _interest(entries) == interest
-
-
-@pytest.mark.parametrize(
-    ("kind", "interest"),
-    [
-        ("direct", Interest(routing_key=True)),
-        ("topic", Interest(routing_key=True)),
-        ("fanout", Interest()),
-        ("headers", Interest(headers=frozenset({b"a"}))),
-    ],
-)
-def test_each_type_looks_at_its_own_facts(kind: str, interest: Interest) -> None:
-    assert exchange(kind=kind).interest == Interest()
-    assert exchange(to_queue("q", {"a": 1, "x-match": "any"}, key="k"), kind=kind).interest == interest
-
-
-@pytest.mark.parametrize(
-    ("limits", "interest"),
-    [
-        ({"min-payload-size": 10, "max-payload-size-silent": 20}, Interest(body_sizes=(10, 21))),
-        ({"min-payload-size": 0, "max-payload-size": -5}, Interest()),
-        ({"max-headers-size": 10}, Interest(headers=None)),
-        ({"max-headers-depth": 1}, Interest(headers=None)),
-    ],
-)
-def test_filters_look_at_the_body_size_or_at_all_headers(limits: dict[str, int], interest: Interest) -> None:
-    assert Exchange(b"xo", "x-open", arguments(limits)).interest == interest
-
-
-def test_interest_goes_with_the_last_binding_that_had_it() -> None:
-    first, second = to_queue("q1", {"a": 1, "b": 1}), to_queue("q2", {"a": 2})
-    made = exchange(first, second)
-    assert made.interest.headers == frozenset({b"a", b"b"})
-    made.unbind(first)
-    assert made.interest.headers == frozenset({b"a"})
-    made.unbind(second)
-    assert made.interest == Interest()
-
-
-def test_interest_is_the_same_object_while_nothing_new_is_asked() -> None:
-    made = exchange(to_queue("q1", {"a": 1}))
-    before = made.interest
-    made.bind(to_queue("q2", {"a": 2}))
-    assert made.interest is before
-
-
-def test_joined_interests_ask_for_everything_that_one_asks_for() -> None:
-    one = Interest(True, frozenset({b"a"}), frozenset({"type"}), (10, 20), True, False)
-    other = Interest(False, frozenset({b"b"}), frozenset({"app_id"}), (5, 20), False, True)
-    assert join_interests([one, other]) == Interest(
-        True, frozenset({b"a", b"b"}), frozenset({"type", "app_id"}), (5, 10, 20), True, True
-    )
-    assert join_interests([one, Interest(headers=None)]).headers is None
-    assert join_interests([]) == Interest()
 
 
 def _mixed(interest: Interest, seen: Facts, other: Facts) -> Facts:
@@ -155,7 +70,3 @@ def test_queues_and_clock_matter_only_where_the_interest_says_so(data: st.DataOb
         assert router.decide(b"xo", seen, NOW, QueueNames((b"new",), 2), lambda _count: 0) == here
     if not interest.clock:
         assert router.decide(b"xo", seen, 0.0, QUEUES, lambda _count: 0) == here
-
-
-def test_value_of_a_header_in_a_list_is_of_no_interest_by_itself() -> None:
-    assert _interest({"x-match": "any", "x-?hkv= a": many(1, 2)}).headers == frozenset({b"a"})

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ctypes
 import gc
 import string
 import time
@@ -88,16 +87,6 @@ def test_utf8_is_characters_only_where_the_pattern_says_so() -> None:
 def test_a_pattern_ends_at_its_first_zero_byte() -> None:
     assert search(b"a\0(", b"a") is True
     assert search(b"\0(", b"b") is True
-
-
-def test_character_tables_have_the_layout_of_the_library() -> None:
-    pcre2 = ctypes.PyDLL("libpcre2-8.so.0")
-    pcre2.pcre2_maketables_8.restype = ctypes.c_void_p
-    own, tables = ctypes.string_at(pcre2.pcre2_maketables_8(None), 1088), patterns.latin1_tables()
-    assert len(tables) == len(own) == 1088
-    assert (tables[:128], tables[256:384], tables[832:960]) == (own[:128], own[256:384], own[832:960])
-    bitmaps = range(512, 832, 32)
-    assert [tables[start : start + 16] for start in bitmaps] == [own[start : start + 16] for start in bitmaps]
 
 
 def test_a_missing_library_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,14 +246,6 @@ def test_a_pattern_can_lower_its_limit_but_not_raise_it() -> None:
     assert search(b"(*LIMIT_MATCH=4000000000)(a+)+$", b"a" * 100 + b"b") is None
 
 
-def test_a_quantifier_without_a_minimum_is_what_the_library_says() -> None:
-    pcre2 = ctypes.PyDLL("libpcre2-8.so.0")
-    version = ctypes.create_string_buffer(64)
-    pcre2.pcre2_config_8(11, version)
-    major, minor = version.value.split()[0].split(b"-")[0].split(b".")[:2]
-    assert search(b"^a{,3}$", b"aa") is ((int(major), int(minor)) >= (10, 43))
-
-
 def test_where_memory_may_not_be_executed_the_interpreter_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patterns._Library, "jit", lambda *_: False)
     assert patterns.jit_compiles() is False
@@ -283,12 +264,6 @@ def test_compiled_code_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     assert freed == [handle]
     free(handle)
-
-
-def test_the_cache_keeps_short_patterns_only() -> None:
-    assert compile_pattern(b"abc") is compile_pattern(b"abc")
-    long = b"(?:abc)" * 1000
-    assert compile_pattern(long) is not compile_pattern(long)
 
 
 @settings(max_examples=300, deadline=None)

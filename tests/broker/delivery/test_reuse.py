@@ -201,11 +201,6 @@ def leave_a_channel(producer: Producer) -> None:
     producer.open(2)
 
 
-def update_the_secret(producer: Producer) -> None:
-    producer.call(commands.Connection.UpdateSecret("guest", "renewed"), 0)
-    producer.expect("Connection.UpdateSecretOk", "Connection.Close")
-
-
 @pytest.mark.parametrize("spoil", [declare_exclusive, leave_a_channel])
 def test_a_connection_with_something_left_on_it_is_closed(site: Site, spoil: object) -> None:
     before = kept(site)

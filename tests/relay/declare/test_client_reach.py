@@ -19,8 +19,8 @@ from proxy.routing.bindings.exchange_types import compile_open
 from proxy.routing.decision import QueueNames
 from proxy.values import Destination
 from tests.client import split
-from tests.relay.wire import OWN, TUNING, Wire, owned, routed, say, state
-from tests.routing.building import Plain, exchange, many, to_exchange, to_queue
+from tests.relay.wire import OWN, TUNING, Wire, routed, say
+from tests.routing.building import Plain, many, to_queue
 
 A, B, E = ("queue", b"a"), ("queue", b"b"), ("exchange", b"e")
 
@@ -76,12 +76,6 @@ def test_what_routes_choose_is_asked_about_where_it_exists(
     assert Client("a", "b").chosen(entries) == chosen
 
 
-def test_what_is_known_is_not_asked_about_again() -> None:
-    client = Client("a", "b")
-    client.owned.reach("").allowed.add(A)
-    assert client.chosen({"x-addqre-ontrue": "."}) == [B]
-
-
 def test_not_all_queues_of_a_large_host_are_asked_about_at_once() -> None:
     client = Client(*(f"q{number}" for number in range(CHECKED_AT_ONCE + 10)))
     assert len(client.chosen({"x-addqre-ontrue": "."})) == CHECKED_AT_ONCE
@@ -95,17 +89,6 @@ def test_however_many_are_asked_about_all_are_refused_where_the_broker_leaves_no
     ClientReach(wire.relay.connection).check(owned, destinations, lambda: done.append(True))
     assert done == [True]
     assert owned.reach("").refused.keys() == set(destinations)
-
-
-def test_only_a_refusal_of_permission_refuses_the_binding() -> None:
-    client = Client("a", "b")
-    refused = client.owned.reach("").refused
-    refused[A] = "404 NOT_FOUND - no queue 'a'"
-    assert client.reach.refusal(client.owned, [A]) is None
-    refused[B] = "403 ACCESS_REFUSED - access to queue 'b' refused"
-    refusal = client.reach.refusal(client.owned, [A, B])
-    assert refusal is not None
-    assert (refusal.reply_code, refusal.text) == (403, b"access to queue 'b' refused")
 
 
 def test_what_was_bound_for_a_client_stays_while_it_has_a_binding() -> None:
@@ -130,23 +113,3 @@ def test_what_others_need_stays() -> None:
     client.state.remove_binding(stored)
     assert client.leave() == [grant_key("", *B)]
     assert B in client.owned.bound
-
-
-def test_nothing_is_taken_from_an_exchange_that_is_gone() -> None:
-    client = Client()
-    client.owned.reach("").allowed.add(B)
-    client.owned.tokens.bind_ok(B)
-    client.state.remove_exchange(b"xo")
-    assert client.leave() == []
-
-
-def test_a_token_is_needed_by_bindings_by_routes_and_by_exchanges_behind() -> None:
-    first, second = exchange(to_exchange("second"), to_queue("a"), name="xo"), exchange(to_queue("b"), name="second")
-    wire = Wire(state((first, owned(first)), (second, owned(second)))).open()
-    reach, one = ClientReach(wire.relay.connection), wire.state.exchanges[b"xo"]
-    assert reach.is_needed(one, A)
-    assert not reach.is_needed(one, A, uses=1)
-    assert reach.is_needed(one, B)
-    assert not reach.is_needed(one, ("queue", b"c"))
-    one.reach("client").allowed.add(("queue", b"c"))
-    assert reach.is_needed(one, ("queue", b"c"))

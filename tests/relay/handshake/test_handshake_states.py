@@ -13,9 +13,7 @@ from pamqp import base, commands
 
 from proxy.amqp.methods import NAMES, Argument, method_frame
 from proxy.relay.handshake.machine import (
-    BROKERS_TURN,
     PRODUCERS_TURN,
-    WITH_BROKER,
     WITHOUT_BROKER,
     Handshake,
     HandshakeLimits,
@@ -144,12 +142,6 @@ def test_every_input_of_the_broker_in_every_state(state: HandshakeState) -> None
             assert said_to_upstream(handshake) == (CLOSE_OK if name == "Connection.Close" else b"")
             assert handshake.ending is not None
             assert handshake.ending.side is HandshakeSide.UPSTREAM
-
-
-def test_every_state_is_somebodys_turn_or_an_end() -> None:
-    assert PRODUCERS_TURN | BROKERS_TURN == frozenset(State) - {State.OPEN, State.CLOSED}
-    assert not PRODUCERS_TURN & BROKERS_TURN
-    assert WITH_BROKER | WITHOUT_BROKER | {State.OPEN} == frozenset(State)
 
 
 def _pieces(data: bytes, cuts: list[int]) -> Iterator[bytes]:

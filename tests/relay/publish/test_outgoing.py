@@ -10,7 +10,7 @@ from proxy.amqp.tables import decode_table, encode_table
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.counters import Traffic
 from proxy.relay.original_address import CC_ASIDE, OriginalAddress, entry
-from proxy.relay.publish.outgoing import CC_BCC, Copy, Outgoing, bcc_entry, outgoing, refuse_reserved, table_entries
+from proxy.relay.publish.outgoing import CC_BCC, Copy, Outgoing, outgoing, refuse_reserved, table_entries
 from proxy.relay.tokens import NOWHERE, token
 from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.routing.decision import Decision, Outcome
@@ -54,26 +54,9 @@ def leaves(
 # -- carrier delivery -------------------------------------------------------------------------------------------------
 
 
-def test_carrier_is_one_publish_with_a_token_for_each_destination() -> None:
-    found = leaves(xo(Delivery.CARRIER, A, B), (b"a", b"b"))
-    assert found.copies == (Copy(b"xo", None, (token(*A), token(*B)), moved=False),)
-    assert (found.unbound, found.untouched) == ((), False)
-
-
-def test_tokens_of_exchanges_come_first() -> None:
-    found = leaves(xo(Delivery.CARRIER, A, E, F), (b"a",), (b"e", b"f"))
-    assert found.copies[0].bcc == (token(*E), token(*F), token(*A))
-
-
 def test_a_carrier_of_another_name_moves_the_publish() -> None:
     found = leaves(xo(Delivery.CARRIER, A, carrier="carried"), (b"a",))
     assert found.copies == (Copy(b"carried", None, (token(*A),), moved=True),)
-
-
-def test_what_is_not_bound_has_no_token_and_is_asked_for() -> None:
-    found = leaves(xo(Delivery.CARRIER, A), (b"a", b"b"), (b"e",))
-    assert found.copies[0].bcc == (token(*A),)
-    assert found.unbound == (B, E)
 
 
 def test_what_is_known_to_be_missing_is_not_asked_for() -> None:
@@ -82,34 +65,12 @@ def test_what_is_known_to_be_missing_is_not_asked_for() -> None:
     assert found.unbound == ()
 
 
-def test_no_destination_is_a_publish_without_token() -> None:
-    assert leaves(xo()).copies == (Copy(b"xo", None, (), moved=False),)
-
-
-def test_no_destination_leaves_the_alternate_exchange_to_the_broker() -> None:
-    assert leaves(xo(alternate="ae"), alternate=True).copies == (Copy(b"xo", None, (), moved=False),)
-
-
-def test_names_that_nobody_has_do_not_wake_the_alternate_exchange() -> None:
-    assert leaves(xo(alternate="ae"), (b"a",), missing=(A,)).copies == (NOBODY,)
-
-
 def test_a_filtered_message_wakes_it() -> None:
     found = leaves(xo(alternate="ae"), outcome=Outcome.FILTERED, alternate=True)
     assert found.copies == (Copy(b"xo", None, (), moved=False),)
 
 
 # -- queue delivery ---------------------------------------------------------------------------------------------------
-
-
-def test_queue_delivery_is_the_default_exchange_with_the_first_queue_as_key() -> None:
-    found = leaves(xo(Delivery.QUEUE), (b"a", b"b", b"c"))
-    assert found.copies == (Copy(b"", b"a", (b"b", b"c"), moved=True, hide_cc=True),)
-
-
-def test_an_exchange_gets_a_publish_of_its_own_under_the_producers_key() -> None:
-    found = leaves(xo(Delivery.QUEUE, E, F), (b"a",), (b"e", b"f"))
-    assert found.copies[1:] == (Copy(b"e", None, (), moved=True), Copy(b"f", None, (), moved=True))
 
 
 def test_an_exchange_that_is_not_known_to_exist_is_asked_for_before_it_is_published_to() -> None:
@@ -145,21 +106,6 @@ def test_a_name_that_is_no_text_is_a_queue_that_can_not_exist() -> None:
     assert found.copies == (Copy(b"", b"a", (), moved=True, hide_cc=True),)
 
 
-# -- neither ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("delivery", Delivery)
-def test_unmatched_pass_leaves_the_publish_untouched(delivery: Delivery) -> None:
-    found = leaves(xo(delivery, unmatched_pass=True, carrier="carried"))
-    assert (found.copies, found.untouched) == ((), True)
-    assert not leaves(xo(delivery, A, unmatched_pass=True, carrier="carried"), (b"a",)).untouched
-
-
-def test_a_rejected_publish_does_not_leave() -> None:
-    found = leaves(xo(), outcome=Outcome.REJECTED)
-    assert (found.copies, found.untouched) == ((), False)
-
-
 # -- header tables ----------------------------------------------------------------------------------------------------
 
 
@@ -176,41 +122,11 @@ QUEUE_COPY = Copy(b"", b"a", (b"b",), moved=True, hide_cc=True)
 BCC = (b"BCC", many("one", "two"))
 
 
-def test_bcc_entry_is_an_array_of_long_strings() -> None:
-    assert bcc_entry((b"one", b"two")) == encode_table((BCC,))
-    assert bcc_entry(()) == b""
-
-
-def test_tokens_are_put_behind_the_producers_own_bytes() -> None:
-    own = entries(type="report", number=3)
-    assert table_entries(own, BESIDE, FROM) == own + encode_table((BCC,))
-
-
-def test_every_bcc_of_the_producer_gives_way() -> None:
-    own = ((b"BCC", many("x")), (b"type", Value("S", b"report")), (b"BCC", Value("S", b"y")))
-    assert decoded(table_entries(encode_table(own), BESIDE, FROM)) == (own[1], BCC)
-
-
 @pytest.mark.parametrize("wrong", [Value("S", b"key"), Value("V", None), Value("I", 1), Value("F", ())])
 @pytest.mark.parametrize("copy", [BESIDE, QUEUE_COPY], ids=["carrier", "queue"])
 def test_a_bcc_that_is_no_array_goes_to_the_broker_as_it_is(copy: Copy, wrong: Value) -> None:
     own = encode_table(((b"BCC", wrong), (b"BCC", many("x")), (b"x-original-address", Value("S", b"forged"))))
     assert table_entries(own, copy, FROM) == own
-
-
-def test_headers_that_only_we_may_set_are_cut() -> None:
-    own = entries(**{"x-original-address": "forged", "type": "report", "x-original-cc": "forged"})
-    assert decoded(table_entries(own, BESIDE, FROM)) == (*table(type="report"), BCC)
-
-
-def test_cc_stays_in_sight_of_a_carrier() -> None:
-    own = encode_table(((b"CC", many("x")),))
-    assert decoded(table_entries(own, BESIDE, FROM)) == ((b"CC", many("x")), BCC)
-
-
-def test_a_moved_publish_tells_where_it_was_and_is() -> None:
-    found = table_entries(b"", Copy(b"e", None, (), moved=True), FROM)
-    assert found == entry(FROM, OriginalAddress(b"e", b"key"))
 
 
 def test_cc_is_moved_aside_where_it_would_route() -> None:

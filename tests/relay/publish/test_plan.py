@@ -10,7 +10,7 @@ from proxy.amqp.tables import encode_table
 from proxy.errors import Scope
 from proxy.relay.original_address import OriginalAddress
 from proxy.relay.publish import plan as plan_module
-from proxy.relay.publish.outgoing import copy_frames, readdressed_method
+from proxy.relay.publish.outgoing import copy_frames
 from proxy.relay.publish.plan import FACTS_BYTES, DecisionCaches, Plan
 from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, VhostState
@@ -19,7 +19,7 @@ from proxy.values import Table, Value
 from tests import client
 from tests.client import content_header, split
 from tests.relay.contents import properties, tables
-from tests.relay.wire import REPORT, TYPE, Wire, owned, publish, routed, state, table, with_tokens
+from tests.relay.wire import REPORT, Wire, owned, publish, routed, state, table, with_tokens
 from tests.routing.building import NOW, exchange, to_queue
 
 
@@ -45,20 +45,6 @@ def chosen(wire: Wire, message: bytes) -> tuple[bytes, ...]:
 # -- what leaves ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        publish(body=b""),
-        publish(body=b"", content_type=b"", content_encoding=b"gzip"),
-        publish(body=b"", content_type=b"t" * 255, message_id=b"", delivery_mode=2, timestamp=2**64 - 1),
-        publish(headers=(*REPORT, (b"n", Value("V", None))), body=b"", user_id=b"guest", app_id=b"", cluster_id=b"c"),
-    ],
-)
-def test_tokens_go_into_the_header_table_and_nothing_else_changes(message: bytes) -> None:
-    head = forwarded(Wire(routed("a", "b")), message)
-    assert head == with_tokens(message, "a", "b")
-
-
 def test_a_message_without_a_table_gets_one() -> None:
     made = exchange(to_queue("a"))
     message = publish(headers=None, body=b"", content_type=b"text/plain", priority=3)
@@ -70,22 +56,6 @@ def test_a_message_without_a_table_gets_one() -> None:
 def test_without_a_destination_not_a_byte_changes(headers: Table | None) -> None:
     message = publish(headers=headers, body=b"", content_type=b"text/plain")
     assert forwarded(Wire(routed("a")), message) == message
-
-
-def test_what_leaves_elsewhere_has_a_new_address_and_the_old_one_in_its_headers() -> None:
-    wire = Wire(routed("a", "b", delivery=Delivery.QUEUE))
-    message = publish("key", body=b"", mandatory=True, priority=1)
-    head = forwarded(wire, message)
-    start, header = split(head)
-    assert start.arguments == {**split(message)[0].arguments, "exchange": "", "routing_key": "a"}
-    assert b"x-original-address" in header.payload
-    assert header.payload.endswith(b"\x01")
-
-
-def test_unmatched_pass_changes_nothing() -> None:
-    wire = Wire(routed("a", carrier="carried", unmatched_pass=True))
-    message = publish(headers=None, body=b"")
-    assert forwarded(wire, message) == message
 
 
 @given(properties(), tables())
@@ -141,15 +111,6 @@ def test_a_header_longer_than_what_it_holds_is_malformed_not_read_over() -> None
         fault = wire.relay.connection.lifecycle.fault
         assert fault is not None
         assert (fault.reply_code, fault.scope) == (502, Scope.CONNECTION)
-
-
-def test_a_new_address_leaves_the_other_fields_of_the_publish() -> None:
-    for bits in (0, 1, 2, 3):
-        payload = struct.pack(">HHH", 60, 40, 517) + b"\x02xo\x03key" + bytes((bits,))
-        frame = b"\x01\0\x07" + len(payload).to_bytes(4, "big") + payload + b"\xce"
-        (moved,) = split(readdressed_method(frame, b"\0\x05queue"))
-        assert moved.payload == struct.pack(">HHH", 60, 40, 517) + b"\0\x05queue" + bytes((bits,))
-        assert moved.channel == 7
 
 
 # -- what is asked, and how often -------------------------------------------------------------------------------------
@@ -227,21 +188,6 @@ def test_with_a_clock_a_decision_holds_for_its_second() -> None:
     assert asked(wire) == 2
 
 
-def test_a_change_of_the_state_makes_new_plans() -> None:
-    wire = Wire(routed("a"))
-    before = plan_of(wire)
-    assert plan_of(wire) is before
-    wire.state.changed()
-    assert plan_of(wire) is not before
-
-
-def test_an_exchange_that_is_not_evaluated_has_no_plan() -> None:
-    wire = Wire(routed("a"))
-    assert wire.plans.find(b"other", b"") is None
-    wire.state.remove_exchange(b"xo")
-    assert wire.plans.find(b"xo", b"") is None
-
-
 def test_queue_names_matter_where_a_rule_looks_at_them() -> None:
     made = exchange(to_queue("a", {"x-addqre-ontrue": "^jobs"}))
     of = state((made, owned(made, bound=[("queue", b"a"), ("queue", b"jobs.1")])))
@@ -250,16 +196,6 @@ def test_queue_names_matter_where_a_rule_looks_at_them() -> None:
     assert forwarded(wire, message) == with_tokens(message, "a")
     of.queues = QueueNames((b"jobs.1",), 1)
     assert forwarded(wire, message) == with_tokens(message, "a", "jobs.1")
-
-
-def test_what_waits_for_a_destination_is_decided_again() -> None:
-    made = exchange(to_queue("a", TYPE))
-    own = owned(made, bound=())
-    wire = Wire(state((made, own)))
-    assert forwarded(wire, publish(body=b"")) == b""
-    assert not plan_of(wire).decisions
-    own.tokens.bind_ok(("queue", b"a"))
-    assert forwarded(Wire(wire.state), publish(body=b"")) == with_tokens(publish(body=b""), "a")
 
 
 # -- bounds -----------------------------------------------------------------------------------------------------------

@@ -9,18 +9,6 @@ from tests import client
 from tests.relay.remote_broker import Far, Told
 
 
-def test_what_comes_before_the_channel_is_ready_waits_and_leaves_in_order() -> None:
-    far = Far().open()
-    lane = far.lane()
-    lane.send(Told(b"1"))
-    assert far.link.attach(lane)
-    lane.send(Told(b"2"))
-    assert far.names() == ["Channel.Open", "Confirm.Select"]
-    far.say(commands.Channel.OpenOk(), commands.Confirm.SelectOk())
-    bodies = [frame.payload for frame in client.split(far.sent()) if frame.kind == 3]
-    assert bodies == [b"1", b"2"]
-
-
 def test_a_message_leaves_with_the_header_and_body_it_has() -> None:
     far = Far().open()
     far.ready(far.lane()).send(Told(b"x" * 200_000, b"key", mandatory=True))
@@ -66,27 +54,6 @@ def test_a_lost_link_loses_what_was_sent_and_keeps_what_waits() -> None:
     again.ready(lane)
     again.ack(1)
     assert (sent.told, waiting.told) == ([RemoteResult.LOST], [RemoteResult.ACKED])
-
-
-def test_what_is_too_old_is_given_up_and_a_later_ack_changes_nothing() -> None:
-    far = Far().open()
-    lane = far.ready(far.lane())
-    old, young = Told(since=1.0), Told(since=5.0)
-    lane.send(old)
-    lane.send(young)
-    lane.expire(3.0, "late")
-    assert (old.told, young.told, lane.idle) == ([RemoteResult.LOST], [], False)
-    far.ack(2, multiple=True)
-    assert (old.told, young.told, lane.idle) == ([RemoteResult.LOST], [RemoteResult.ACKED], True)
-
-
-def test_what_never_got_a_link_is_given_up_at_its_time() -> None:
-    far = Far()
-    lane = far.lane()
-    message = Told(since=1.0)
-    lane.send(message)
-    lane.expire(2.0, "no link")
-    assert (message.told, far.reasons) == ([RemoteResult.LOST], ["no link"])
 
 
 class Course:

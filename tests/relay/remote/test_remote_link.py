@@ -10,12 +10,6 @@ from tests.client import method
 from tests.relay.remote_broker import CREDENTIALS, Far, Told
 
 
-def test_a_link_is_open_when_its_login_is_done() -> None:
-    far = Far()
-    assert not far.link.open
-    assert far.open().link.open
-
-
 def test_frames_that_come_in_pieces_are_put_together() -> None:
     far = Far().open()
     lane = far.ready(far.lane())
@@ -73,16 +67,6 @@ def test_a_blocked_link_sends_nothing_until_it_is_unblocked() -> None:
     assert far.names() == ["Basic.Publish", "Header", "Body"]
 
 
-def test_a_full_socket_keeps_messages_in_their_lanes() -> None:
-    far = Far().open()
-    lane = far.ready(far.lane())
-    far.link.set_socket_full(True)
-    lane.send(Told())
-    assert far.sent() == b""
-    far.link.set_socket_full(False)
-    assert far.names() == ["Basic.Publish", "Header", "Body"]
-
-
 def test_each_lane_has_a_channel_and_numbers_are_used_again_when_their_close_is_answered() -> None:
     far = Far().open(channels=2)
     one, two = far.ready(far.lane(), 1), far.ready(far.lane(), 2)
@@ -109,13 +93,6 @@ def test_a_channel_that_the_broker_closes_is_answered_and_opened_anew() -> None:
     assert far.names() == ["Basic.Publish", "Header", "Body"]
     far.ack(1)
     assert later.told == [RemoteResult.ACKED]
-
-
-def test_heartbeats_and_closed_lanes_are_of_no_account() -> None:
-    far = Far().open()
-    far.link.receive(client.frame(8, 0, b""))
-    far.ack(1, channel=7)
-    assert far.link.failure is None
 
 
 def test_a_goodbye_is_said_to_an_open_link_only() -> None:
