@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -68,9 +69,14 @@ def package(path: Path) -> str:
     return path.relative_to(PROXY).parts[0].removesuffix(".py")
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imported(path: Path) -> Iterator[tuple[str, str]]:
     """Yield each module that a module imports, and the name it takes from there; ours are imported by full names."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -88,7 +94,7 @@ def tracked_texts() -> list[Path]:
 
 @pytest.mark.parametrize("path", sorted(PROXY.rglob("__init__.py")), ids=named)
 def test_a_package_opens_with_a_map_and_nothing_else(path: Path) -> None:
-    body = ast.parse(path.read_text()).body
+    body = parsed(path).body
     assert len(body) == (2 if path.parent == PROXY else 1)  # the root also chooses between compiled modules and sources
     text = ast.get_docstring(ast.Module(body, []))
     assert text is not None
@@ -101,17 +107,12 @@ def test_a_package_opens_with_a_map_and_nothing_else(path: Path) -> None:
     assert missing == [], "the map says which module to open for which question"
 
 
-@pytest.mark.parametrize("path", modules(PROXY), ids=named)
-def test_a_module_has_a_docstring(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text())) is not None
-
-
-@pytest.mark.parametrize("path", modules(PROXY), ids=named)
-def test_no_init_has_a_docstring(path: Path) -> None:
+def test_no_init_has_a_docstring() -> None:
     """What the arguments are stands in the docstring of the class, for callers see only that."""
     documented = [
         f"{named(path)}:{node.lineno}"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path in modules(PROXY)
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.FunctionDef) and node.name == "__init__" and ast.get_docstring(node)
     ]
     assert documented == []
@@ -130,7 +131,7 @@ def test_modules_are_named_by_nouns_of_the_field() -> None:
 def test_no_public_class_has_the_name_of_another() -> None:
     places: dict[str, list[str]] = {}
     for path in modules(PROXY):
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(named(path))
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

@@ -51,7 +51,7 @@ def listens(port: int) -> bool:
 
 
 @pytest.mark.broker
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_broker_ends_with_a_starter_that_is_ended(starter: subprocess.Popen[str], number: signal.Signals) -> None:
     assert starter.stdout is not None
     folder, *numbers = starter.stdout.readline().split()

@@ -61,7 +61,7 @@ def reference(pattern: bytes, address: bytes) -> list[bytes] | None:
     return None
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.text("ab/*%", max_size=9), st.text("ab/", max_size=12))
 def test_matching_is_that_of_the_definition(pattern: str, address: str) -> None:
     expected = reference(pattern.encode(), address.encode())
@@ -69,7 +69,7 @@ def test_matching_is_that_of_the_definition(pattern: str, address: str) -> None:
     assert taken == (tuple(expected) if expected is not None else None)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.text("ab/*%", max_size=6), st.text("ab/*%", max_size=6), st.lists(st.text("ab/", max_size=4), max_size=6))
 def test_what_a_pattern_covers_it_matches(pattern: str, other: str, runs: list[str]) -> None:
     if not AddressPattern(pattern.encode()).covers(AddressPattern(other.encode())):

@@ -17,6 +17,7 @@ from tests.deploy.prometheus import ROOT, Prometheus
 from tests.deploy.remotes import page_with_other_brokers
 from tests.deploy.whole import whole_sidecar
 from tests.private_broker import BrokerMissing, PrivateBroker, free_port
+from tests.producer import until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
@@ -73,7 +74,8 @@ def test_the_broker_counts_what_the_sidecar_counts(watched: Watched) -> None:
 
 @pytest.mark.parametrize("name", [rule.where for rule in of_rules() if rule.where.startswith("Oxproxy")])
 def test_no_alert_is_raised_by_a_sidecar_that_is_well(name: str, watched: Watched) -> None:
-    assert [alert for alert in watched.prometheus.alerts() if alert["labels"]["alertname"] == name] == []
+    # A scrape that a loaded machine delays beyond its second makes an alert pending until the next one.
+    until(lambda: name not in {alert["labels"]["alertname"] for alert in watched.prometheus.alerts()}, every=0.2)
 
 
 def test_a_worker_that_is_killed_raises_its_alert_and_no_other_one(broker: Broker) -> None:

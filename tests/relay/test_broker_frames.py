@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from itertools import pairwise
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pamqp import base, commands
 
 from proxy.amqp.tables import encode_table
@@ -57,41 +54,6 @@ def original(body: bytes = b"body", channel: int = 1) -> bytes:
 
 # -- copied through ---------------------------------------------------------------------------------------------------
 
-#: What a broker may say on a channel.
-ANSWERS: list[base.Frame] = [
-    commands.Channel.Flow(False),
-    commands.Channel.FlowOk(True),
-    commands.Exchange.DeclareOk(),
-    commands.Exchange.DeleteOk(),
-    commands.Exchange.BindOk(),
-    commands.Exchange.UnbindOk(),
-    commands.Queue.DeclareOk("q", 3, 1),
-    commands.Queue.BindOk(),
-    commands.Queue.UnbindOk(),
-    commands.Queue.PurgeOk(7),
-    commands.Queue.DeleteOk(7),
-    commands.Basic.QosOk(),
-    commands.Basic.ConsumeOk("c"),
-    commands.Basic.CancelOk("c"),
-    commands.Basic.Cancel("c", True),
-    commands.Basic.GetEmpty(),
-    commands.Basic.RecoverOk(),
-    commands.Basic.Ack(1, False),
-    commands.Basic.Nack(1, True, False),
-    commands.Confirm.SelectOk(),
-    commands.Tx.SelectOk(),
-    commands.Tx.CommitOk(),
-    commands.Tx.RollbackOk(),
-]
-
-
-@pytest.mark.parametrize("command", ANSWERS, ids=lambda one: one.name)
-@pytest.mark.parametrize("of", [routed("a"), QUEUE], ids=["carrier", "queue"])
-def test_what_the_broker_says_reaches_the_producer_as_it_is(of: object, command: base.Frame) -> None:
-    wire = Wire(of).open()  # type: ignore[arg-type]
-    assert wire.answer(method(1, command)) == method(1, command)
-    assert wire.upstream() == b""
-
 
 def test_methods_of_classes_that_nobody_knows_reach_the_producer_too() -> None:
     answer = frame(1, 1, b"\0\x1e\0\x0b\0\1")
@@ -106,36 +68,6 @@ def test_contents_reach_the_producer_as_they_are(of: object, body_size: int, com
     whole = delivery(bytes(body_size), command=command)
     assert wire.answer(whole, whole) == whole * 2
     assert not wire.relay.connection.deliveries.unfinished
-
-
-def test_heartbeats_of_the_broker_end_here() -> None:
-    wire = Wire().open()
-    assert wire.answer(HEARTBEAT, HEARTBEAT[:4]) == b""
-    assert wire.answer(HEARTBEAT[4:], delivery(), HEARTBEAT) == delivery()
-
-
-@given(st.data())
-@settings(max_examples=60, deadline=None)
-def test_any_pieces_give_the_same(data: st.DataObject) -> None:
-    contents = [delivery(), delivery(b""), delivery(b"x" * 300, 2), moved(), moved(b"", 2), delivery(command=GET_OK)]
-    others = [HEARTBEAT, ack(1), ack(2, True), nack(3), method(2, commands.Basic.ConsumeOk("c"))]
-    parts = st.sampled_from([*contents, *others, returned("", "q", content(1, ()))])
-    stream = b"".join(data.draw(st.lists(parts, max_size=12)))
-    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
-    whole, cut = (Wire(QUEUE).open(1, 2, confirm=True) for _ in range(2))
-    at = [0, *sorted(cuts), len(stream)]
-    pieces = b"".join(cut.answer(stream[one:other]) for one, other in pairwise(at))
-    assert pieces == whole.answer(stream)
-    assert not cut.relay.connection.deliveries.unfinished
-    assert asdict(cut.counters.relays["/"]) == asdict(whole.counters.relays["/"])
-
-
-def test_a_stream_byte_by_byte_gives_the_same() -> None:
-    stream = delivery(b"x" * 40) + moved() + ack(1) + delivery(b"") + delivery(b"y", 2)
-    wire = Wire(QUEUE).open(1, 2, confirm=True)
-    assert b"".join(wire.answer(stream[at : at + 1]) for at in range(len(stream))) == (
-        delivery(b"x" * 40) + original() + ack(1) + delivery(b"") + delivery(b"y", 2)
-    )
 
 
 # -- confirms ---------------------------------------------------------------------------------------------------------

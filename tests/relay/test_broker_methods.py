@@ -12,7 +12,6 @@ from tests.relay.wire import (
     Wire,
     ack,
     chosen,
-    closed,
     nack,
     owned,
     publish,
@@ -194,40 +193,11 @@ def test_a_close_of_the_broker_reaches_the_producer_as_it_is_and_so_does_the_ans
     assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
 
 
-def test_closes_that_cross_are_both_answered_where_the_producers_comes_first() -> None:
-    wire = Wire().open()
-    assert wire.produce(method(0, GOODBYE)) == method(0, GOODBYE)
-    assert wire.answer(method(0, FORCED)) == method(0, GOODBYE_OK)
-    assert wire.upstream() == method(0, GOODBYE_OK)
-    assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
-    assert wire.relay.connection.upstream.done
-
-
-def test_closes_that_cross_are_both_answered_where_the_brokers_comes_first() -> None:
-    wire = Wire().open()
-    wire.answer(method(0, FORCED))
-    assert wire.produce(method(0, GOODBYE)) == b""
-    assert wire.producer() == method(0, GOODBYE_OK)
-    assert wire.produce(method(0, GOODBYE_OK)) == method(0, GOODBYE_OK)
-
-
 def test_a_close_of_the_broker_while_goodbye_waits_ends_both() -> None:
     wire = Wire(chosen("new")).open()
     assert wire.produce(publish("new"), method(0, GOODBYE)) == b""
     assert wire.answer(method(0, FORCED)) == method(0, GOODBYE_OK)
     assert wire.upstream() == method(0, GOODBYE_OK)
-    assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
-
-
-def test_closes_of_ours_and_of_the_broker_that_cross_are_both_answered() -> None:
-    wire = Wire().open()
-    wire.relay.connection.close(320, b"the proxy is shutting down")
-    assert closed(wire.producer())[:2] == (0, 320)
-    assert closed(wire.upstream())[:2] == (0, 200)
-    assert wire.answer(method(0, FORCED)) == b""
-    assert wire.upstream() == method(0, GOODBYE_OK)
-    assert wire.answer(method(0, GOODBYE_OK)) == b""
-    assert wire.produce(method(0, GOODBYE_OK)) == b""
     assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
 
 

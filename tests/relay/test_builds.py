@@ -102,7 +102,7 @@ def conversations(draw: st.DrawFn) -> list[bytes]:
     return pieces + [b"\1" + reply for reply in replies]
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(data=damaged_tables() | st.binary(max_size=60))
 def test_both_builds_read_the_same_bytes_alike(builds: Builds, data: bytes) -> None:
     same(builds, "codec", data)
@@ -118,7 +118,7 @@ def test_both_builds_refuse_deep_tables_alike(builds: Builds, depth: int, letter
     same(builds, "codec", data if letter == b"F" else b"\1k" + data)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     key=st.sampled_from((b"", b"a", b"a.b", b"q1", b"\xff")),
     headers=tables() | _mentioned,
@@ -132,7 +132,7 @@ def test_both_builds_decide_alike(
     same(builds, "decide", key, encode_table(headers), app_id, *arguments, *map(encode_table, RULES))
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(pieces=conversations())
 def test_both_builds_relay_alike(builds: Builds, pieces: list[bytes]) -> None:
     same(builds, "relay", *pieces)

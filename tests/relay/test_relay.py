@@ -13,7 +13,7 @@ from pamqp import commands
 from proxy.relay.connection_state import AHEAD_MESSAGES, STREAMED_DELIVERIES, BindDestinations, Phase
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.values import Value
-from tests.client import HEARTBEAT, content, frame, method, names, split
+from tests.client import HEARTBEAT, content, frame, method, split
 from tests.relay.wire import (
     REPORT,
     TUNING,
@@ -44,13 +44,6 @@ def test_a_lost_upstream_is_told_with_320_at_once() -> None:
     assert wire.upstream() == b""
     assert wire.produce(publish(), method(0, GOODBYE_OK)) == b""
     assert (wire.relay.connection.lifecycle.phase, wire.relay.connection.lifecycle.fault) == (Phase.CLOSED, None)
-
-
-def test_a_lost_upstream_is_told_once() -> None:
-    wire = Wire().open()
-    for _ in range(2):
-        wire.relay.upstream_lost("gone")
-    assert closed(wire.producer())[:2] == (0, 320)
 
 
 def test_an_upstream_that_is_lost_during_goodbye_is_no_reason_to_let_the_producer_wait() -> None:
@@ -131,35 +124,6 @@ def test_a_producer_streams_as_long_as_many_of_its_publishes_are_unconfirmed() -
     assert not streams(wire)
 
 
-def test_a_producer_does_not_stream_while_one_of_its_channels_waits_for_each_confirm() -> None:
-    wire = ahead(1).open(2, confirm=True)
-    assert streams(wire)
-    wire.produce(publish(channel=2, to="other"))
-    assert not streams(wire)
-    wire.answer(ack(1, channel=2))
-    assert not streams(wire)
-    wire.produce(method(2, commands.Channel.Close(200, "", 0, 0)))
-    wire.answer(method(2, commands.Channel.CloseOk()))
-    assert streams(wire)
-
-
-def test_a_producer_streams_by_what_is_unconfirmed_when_confirms_are_joined() -> None:
-    wire = ahead(1, of=several("e"))
-    assert names(wire.produce(publish())).count("Basic.Publish") > 1
-    assert streams(wire)
-    wire.answer(ack(2, multiple=True))
-    assert not streams(wire)
-
-
-def test_a_producer_does_not_stream_without_confirms_nor_in_transactions() -> None:
-    wire = Wire().open(1)
-    wire.produce(*(publish(to="other") for _ in range(AHEAD_MESSAGES)))
-    assert not streams(wire)
-    wire = ahead(1).open(2)
-    wire.produce(method(2, commands.Tx.Select()))
-    assert not streams(wire)
-
-
 def test_nobody_streams_while_the_broker_blocks_an_answer_is_due_or_the_connection_ends() -> None:
     wire = ahead(1)
     wire.answer(method(0, commands.Connection.Blocked("low on memory")))
@@ -185,23 +149,6 @@ def test_a_consumer_streams_when_a_read_brings_many_deliveries() -> None:
     assert not streams(wire)
     wire.answer(deliveries(STREAMED_DELIVERIES))
     assert streams(wire)
-
-
-@pytest.mark.parametrize(
-    ("prefetch", "expected"), [(0, True), (AHEAD_MESSAGES, True), (AHEAD_MESSAGES - 1, False), (1, False)]
-)
-def test_a_consumer_with_a_small_prefetch_count_never_streams(prefetch: int, expected: bool) -> None:
-    wire = Wire().open(1)
-    wire.produce(method(1, commands.Basic.Qos(0, prefetch)))
-    wire.answer(deliveries(STREAMED_DELIVERIES))
-    assert streams(wire) is expected
-
-
-def test_a_consumer_that_also_waits_for_confirms_does_not_stream() -> None:
-    wire = Wire().open(1, confirm=True)
-    wire.produce(publish(to="other"))
-    wire.answer(ack(1), deliveries(STREAMED_DELIVERIES))
-    assert not streams(wire)
 
 
 # -- large frames ------------------------------------------------------------------------------------------------------

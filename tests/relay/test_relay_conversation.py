@@ -203,11 +203,6 @@ def test_whole_steps_leave_as_they_came(of: Callable[[], VhostState | None]) -> 
     compared(of, lambda data: [data])
 
 
-@pytest.mark.parametrize("of", STATES[:3])
-def test_small_pieces_leave_as_they_came(of: Callable[[], VhostState | None]) -> None:
-    compared(of, lambda data: [data[at : at + 997] for at in range(0, len(data), 997)])
-
-
 def test_single_bytes_leave_as_they_came() -> None:
     """But for the large ones, which are cut into single bytes at their beginning and their end only."""
 
@@ -221,7 +216,7 @@ def test_single_bytes_leave_as_they_came() -> None:
 
 
 @given(st.integers(0, 2**32), st.sampled_from(STATES))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_random_pieces_leave_as_they_came(seed: int, of: Callable[[], VhostState | None]) -> None:
     pick = random.Random(seed)
 

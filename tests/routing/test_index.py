@@ -15,7 +15,7 @@ from tests.routing.building import NOW, exchange, facts, many, message, queues, 
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages, visit_every_binding
 
 #: More than usual: the meetings that would show a slip are rare.
-_EXAMPLES = 400
+_EXAMPLES = 150
 
 
 def found(of: Exchange, seen: Facts) -> list[str]:

@@ -13,7 +13,7 @@ from tests.routing.building import NOW, arguments
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
 
 #: More than usual: the meetings that would show a slip are rare.
-_EXAMPLES = 400
+_EXAMPLES = 150
 
 
 def _mixed(interest: Interest, seen: Facts, other: Facts) -> Facts:

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.broker.delivery.distance import Far, distant
+from tests.broker.delivery.site import Site, standing
 from tests.broker.world import Outside
 from tests.private_broker import BrokerMissing
+from tests.producer import Producer
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
@@ -19,6 +21,26 @@ def sidecar(broker: Broker) -> Iterator[Sidecar]:
     """A sidecar without rules that looks at the broker often."""
     with Sidecar(broker, settings={"inventory": {"refresh": "200ms"}}) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def running(request: pytest.FixtureRequest, broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A site with the module's ``RULES``, and its ``SETTINGS`` and what it has to ``prepare``, where it has them."""
+    settings, prepare = (getattr(request.module, name, None) for name in ("SETTINGS", "prepare"))
+    with standing(broker, tmp_path_factory.mktemp("site"), request.module.RULES, settings, prepare) as site:
+        yield site
+
+
+@pytest.fixture
+def site(running: Site) -> Iterator[Site]:
+    """The module's site; what the test opens is ended."""
+    yield running
+    running.tidy()
+
+
+@pytest.fixture
+def producer(site: Site) -> Producer:
+    return site.producer()
 
 
 @pytest.fixture(params=["carrier", "queue"])

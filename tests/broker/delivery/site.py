@@ -102,6 +102,11 @@ class Site(Outside):
             self._beside.vanish()
 
 
+def only(messages: list[Message]) -> Message:
+    [message] = messages
+    return message
+
+
 @contextlib.contextmanager
 def standing(
     broker: Broker,

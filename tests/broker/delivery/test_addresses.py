@@ -106,17 +106,6 @@ def running(broker: Broker, far: Far, tmp_path_factory: pytest.TempPathFactory) 
         yield site
 
 
-@pytest.fixture
-def site(running: Site) -> Iterator[Site]:
-    yield running
-    running.tidy()
-
-
-@pytest.fixture
-def producer(site: Site) -> Producer:
-    return site.producer()
-
-
 def sent(producer: Producer, key: str, exchange: str = "", **more: object) -> Settled:
     return producer.send_settled(exchange, key, **more)
 

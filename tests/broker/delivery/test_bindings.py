@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 from pamqp import commands
@@ -38,23 +37,6 @@ def prepare(outside: Outside) -> None:
     for queue, key in (("under.key", "*.key"), ("under.cc", "cc"), ("under.tokens", "x.#")):
         outside.make_queue(queue)
         outside.bind("downstream", queue, key)
-
-
-@pytest.fixture(scope="module")
-def running(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with standing(broker, tmp_path_factory.mktemp("site"), RULES, SETTINGS, prepare) as site:
-        yield site
-
-
-@pytest.fixture
-def site(running: Site) -> Iterator[Site]:
-    yield running
-    running.tidy()
-
-
-@pytest.fixture
-def producer(site: Site) -> Producer:
-    return site.producer()
 
 
 def missing(site: Site) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,9 +12,8 @@ from pamqp import commands
 from proxy.amqp.tables import encode_table
 from proxy.values import Table, Value
 from tests import client
-from tests.broker.delivery.site import Site, standing
+from tests.broker.delivery.site import Site
 from tests.producer import Message, Producer, headers, value
-from tests.rabbitmq import Broker
 
 RULES = """
 queues: [a, b]
@@ -68,23 +66,6 @@ EVERY_PROPERTY: dict[str, bytes | int] = {
     "app_id": b"a",
     "cluster_id": b"c",
 }
-
-
-@pytest.fixture(scope="module")
-def running(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with standing(broker, tmp_path_factory.mktemp("site"), RULES) as site:
-        yield site
-
-
-@pytest.fixture
-def site(running: Site) -> Iterator[Site]:
-    yield running
-    running.tidy()
-
-
-@pytest.fixture
-def producer(site: Site) -> Producer:
-    return site.producer()
 
 
 def ours(exchange: str) -> Table:

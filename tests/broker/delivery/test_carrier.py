@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,10 +9,9 @@ from pamqp import commands
 
 from proxy.amqp.tables import encode_table
 from tests import client
-from tests.broker.delivery.site import Site, standing
+from tests.broker.delivery.site import Site, only
 from tests.broker.world import Outside
-from tests.producer import Closed, Message, Producer, headers, value
-from tests.rabbitmq import Broker
+from tests.producer import Closed, Producer, headers, value
 
 RULES = """
 queues:
@@ -61,28 +59,6 @@ def prepare(outside: Outside) -> None:
         outside.make_queue(queue)
         outside.bind(name, queue, "")
     outside.make_queues(*MANY)
-
-
-@pytest.fixture(scope="module")
-def running(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with standing(broker, tmp_path_factory.mktemp("site"), RULES, prepare=prepare) as site:
-        yield site
-
-
-@pytest.fixture
-def site(running: Site) -> Iterator[Site]:
-    yield running
-    running.tidy()
-
-
-@pytest.fixture
-def producer(site: Site) -> Producer:
-    return site.producer()
-
-
-def only(messages: list[Message]) -> Message:
-    [message] = messages
-    return message
 
 
 def refusal_of_the_broker(site: Site, *arguments: object, **more: object) -> Closed:

@@ -10,10 +10,9 @@ import pytest
 from pamqp import commands
 
 from tests import client
-from tests.broker.delivery.site import Site, standing
+from tests.broker.delivery.site import Site
 from tests.client import Frame
 from tests.producer import Closed, Gone, Producer, until
-from tests.rabbitmq import Broker
 from tests.relay.test_relay import check_contents
 
 RULES = """
@@ -32,12 +31,6 @@ exchanges:
     bindings: [{queue: a}, {queue: b}]
 """
 CLOSE = commands.Channel.Close(200, "bye", 0, 0)
-
-
-@pytest.fixture(scope="module")
-def running(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with standing(broker, tmp_path_factory.mktemp("site"), RULES) as site:
-        yield site
 
 
 @pytest.fixture

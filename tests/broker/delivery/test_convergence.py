@@ -17,8 +17,8 @@ from tests.broker.world import Outside, queues
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
-#: Longest time from the last change until every token is right.
-CONVERGED_SECONDS = 5.0
+#: Longest time from the last change until every token is right: promised, and while other tests use the CPU.
+PROMISED_SECONDS, LOADED_SECONDS = 5.0, 60.0
 CLIENTS, RULES = "made.by.clients", "made.by.rules"
 
 
@@ -113,7 +113,7 @@ def churned(broker: Broker, folder: Path, count: int, seed: int) -> Iterator[Chu
         yield Churn(Outside(broker, vhost), sidecars, channels, names, seed)
 
 
-def settle(churn: Churn) -> float:
+def settle(churn: Churn, seconds: float) -> float:
     """Wait until nothing differs; give how long that took.
 
     Raises:
@@ -121,7 +121,7 @@ def settle(churn: Churn) -> float:
     """
     ended = time.monotonic()
     while wrong := churn.differences():
-        assert time.monotonic() - ended < CONVERGED_SECONDS, wrong
+        assert time.monotonic() - ended < seconds, wrong
         time.sleep(0.1)  # the broker does not say when a listing would be another one
     return time.monotonic() - ended
 
@@ -132,7 +132,7 @@ def test_after_the_last_change_every_token_is_right(broker: Broker, tmp_path: Pa
         for _ in range(3):
             for _ in range(400):
                 churn.step()
-            settle(churn)
+            settle(churn, LOADED_SECONDS)
 
 
 @pytest.mark.matrix
@@ -144,4 +144,4 @@ def test_a_thousand_queues_for_five_minutes(broker: Broker, tmp_path: Path) -> N
         while time.monotonic() < until:
             churn.step()
             steps += 1
-        print(f"{steps} changes, right {settle(churn):.1f} s after the last one")  # shown with -s
+        print(f"{steps} changes, right {settle(churn, PROMISED_SECONDS):.1f} s after the last one")  # shown with -s

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from pamqp import commands
 
 from proxy.amqp.tables import encode_table
 from proxy.values import RESERVED_PREFIX
 from tests import client
-from tests.broker.delivery.site import Site, standing
+from tests.broker.delivery.site import Site, only
 from tests.broker.world import Outside
-from tests.producer import Message, Producer, headers, value
-from tests.rabbitmq import Broker
+from tests.producer import Producer, headers, value
 
 RULES = """
 queues: [new, receipt, renamed, second]
@@ -47,28 +44,6 @@ def prepare(outside: Outside) -> None:
     outside.make_exchange("spare", "fanout")
     outside.make_queue("fallback")
     outside.bind("spare", "fallback", "")
-
-
-@pytest.fixture(scope="module")
-def running(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with standing(broker, tmp_path_factory.mktemp("site"), RULES, prepare=prepare) as site:
-        yield site
-
-
-@pytest.fixture
-def site(running: Site) -> Iterator[Site]:
-    yield running
-    running.tidy()
-
-
-@pytest.fixture
-def producer(site: Site) -> Producer:
-    return site.producer()
-
-
-def only(messages: list[Message]) -> Message:
-    [message] = messages
-    return message
 
 
 # -- carrier: NAME -----------------------------------------------------------------------------------------------------

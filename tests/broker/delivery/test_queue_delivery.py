@@ -10,10 +10,9 @@ from pamqp import commands
 
 from proxy.amqp.tables import encode_table
 from tests import client
-from tests.broker.delivery.site import Site, standing
+from tests.broker.delivery.site import Site, only
 from tests.broker.world import Outside
 from tests.producer import Message, Producer, headers, until, value
-from tests.rabbitmq import Broker
 
 RULES = """
 queues:
@@ -55,28 +54,6 @@ def prepare(outside: Outside) -> None:
         outside.bind(name, queue, "")
     outside.make_exchange("keys", "direct")
     outside.bind("keys", "b", "some.key")
-
-
-@pytest.fixture(scope="module")
-def running(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with standing(broker, tmp_path_factory.mktemp("site"), RULES, prepare=prepare) as site:
-        yield site
-
-
-@pytest.fixture
-def site(running: Site) -> Iterator[Site]:
-    yield running
-    running.tidy()
-
-
-@pytest.fixture
-def producer(site: Site) -> Producer:
-    return site.producer()
-
-
-def only(messages: list[Message]) -> Message:
-    [message] = messages
-    return message
 
 
 def original(key: str, new_exchange: str, new_key: str, exchange: str = "letters") -> object:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from pamqp import commands
 from pamqp.common import FieldTable
 
 from proxy.relay.tokens import token
 from tests import client
-from tests.broker.delivery.site import Site, standing
+from tests.broker.delivery.site import Site
 from tests.broker.world import Outside
 from tests.producer import Closed, Producer, headers
-from tests.rabbitmq import Broker
 
 RULES = """
 queues: [a]
@@ -41,27 +38,11 @@ RESERVED_WORD = RESERVED.replace("x.o.p.e.n.x.", "x-o-p-e-n-x-")
 PUBLISH = (60, 40)
 
 
-@pytest.fixture(scope="module")
-def running(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    def prepare(outside: Outside) -> None:
-        outside.make_exchange("spare", "fanout")
-        outside.make_exchange("leads-to-letters", alternate_exchange="letters")
-        outside.make_queue("fallback")
-        outside.bind("spare", "fallback", "")
-
-    with standing(broker, tmp_path_factory.mktemp("site"), RULES, prepare=prepare) as site:
-        yield site
-
-
-@pytest.fixture
-def site(running: Site) -> Iterator[Site]:
-    yield running
-    running.tidy()
-
-
-@pytest.fixture
-def producer(site: Site) -> Producer:
-    return site.producer()
+def prepare(outside: Outside) -> None:
+    outside.make_exchange("spare", "fanout")
+    outside.make_exchange("leads-to-letters", alternate_exchange="letters")
+    outside.make_queue("fallback")
+    outside.bind("spare", "fallback", "")
 
 
 # -- the reserved prefix -----------------------------------------------------------------------------------------------

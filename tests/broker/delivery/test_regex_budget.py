@@ -83,8 +83,8 @@ def test_hostile_patterns_of_one_client_leave_all_others_alone(broker: Broker, t
         with urllib.request.urlopen(site.sidecar.admin + "/explain", question) as reply:
             answer = json.load(reply)
     # A decision takes about 10 ms, and its connection then rests: seconds for all, but not for others.
-    assert slowest < 1.0
     assert taken > 1.0
+    assert slowest < taken / 3
     lines = [line for line in records(directory) if line["exchange"] == "mixed"]
     assert [line["reason"] for line in lines] == ["regex_budget"] * publishes
     visits = answer["walk"][0]["bindings"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.amqp.tables import encode_table
-from proxy.errors import LocalProtocolError, UpstreamError, UpstreamFailure
+from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.handshake.machine import Ending, Handshake, HandshakeLimits, HandshakeSide, HandshakeState
 from proxy.values import Value
@@ -152,15 +152,6 @@ def test_producer_that_says_everything_at_once_gets_its_turns_all_the_same() -> 
         "Connection.Start", "Connection.Tune", "Connection.OpenOk",
     ]  # fmt: skip
     assert handshake.leftover_producer == b"publish"
-
-
-def test_tuning_is_there_from_tune_ok_on() -> None:
-    handshake = at(State.AWAITING_TUNE_OK)
-    with pytest.raises(LocalProtocolError):
-        handshake.tuning  # noqa: B018
-    handshake.receive_from_producer(tune_ok(100, 8192, 10))
-    assert handshake.tuning == Tuning(100, 101, 8192, 8192, 10, 10)
-    assert said_to_upstream(handshake) == tune_ok(101, 8192, 10)
 
 
 def test_producer_at_4096_is_accepted_by_a_broker_whose_floor_is_8192() -> None:
@@ -357,21 +348,6 @@ def test_password_is_not_kept_once_it_is_sent() -> None:
         todo.extend(getattr(one, name) for name in getattr(one, "__slots__", ()) if hasattr(one, name))
     assert len(seen) > 20
     assert not any("s3cret" in repr(one) for one in seen)
-
-
-@pytest.mark.parametrize("state", [State.AWAITING_START, State.AWAITING_TUNE, State.AWAITING_OPEN_OK])
-def test_driver_can_see_that_the_broker_is_waited_for(state: State) -> None:
-    assert at(state).waiting_for is HandshakeSide.UPSTREAM
-
-
-@pytest.mark.parametrize("state", [State.AWAITING_HEADER, State.AWAITING_START_OK, State.REFUSING, State.CLOSING])
-def test_driver_can_see_that_the_producer_is_waited_for(state: State) -> None:
-    assert at(state).waiting_for is HandshakeSide.PRODUCER
-
-
-@pytest.mark.parametrize("state", [State.OPEN, State.CLOSED])
-def test_driver_can_see_that_nobody_is_waited_for(state: State) -> None:
-    assert at(state).waiting_for is None
 
 
 @pytest.mark.parametrize("state", [State.OPEN, State.CLOSED, State.CLOSING, State.REFUSING, State.AWAITING_HEADER])

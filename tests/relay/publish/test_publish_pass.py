@@ -14,7 +14,7 @@ from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.decision import QueueNames
 from proxy.values import Table
 from tests import client
-from tests.client import HEARTBEAT, content_header, frame, method, names, split
+from tests.client import HEARTBEAT, content_header, frame, names, split
 from tests.relay.contents import properties, tables
 from tests.relay.wire import (
     REPORT,
@@ -71,14 +71,6 @@ def test_a_publish_to_ours_leaves_with_its_tokens() -> None:
     assert [wire.produce(message) for _ in range(3)] == [with_tokens(message, "a", "b")] * 3
 
 
-def test_many_publishes_in_one_read_are_one_after_another() -> None:
-    wire = opened(routed("a"))
-    passing, ours, nowhere = publish(to="amq.direct"), publish(), publish(headers=OTHER)
-    messages = [passing, ours, ours, nowhere, passing, passing, ours, nowhere] * 3
-    expected = [with_tokens(one, "a") if one is ours else one for one in messages]
-    assert wire.produce(*messages) == b"".join(expected)
-
-
 @pytest.mark.parametrize("body_size", [0, 1, 100, 131072 - 8, 131072 - 7, 200_000, 300_000])
 @pytest.mark.parametrize("to", ["xo", "amq.direct"])
 def test_bodies_of_any_size_follow_as_they_came(to: str, body_size: int) -> None:
@@ -103,15 +95,6 @@ def test_empty_body_frames_follow_too() -> None:
     start, header = split(publish(body=b"ab"))[:2]
     message = start.raw + header.raw + frame(3, 1, b"") + frame(3, 1, b"a") + frame(3, 1, b"") + frame(3, 1, b"b")
     assert wire.produce(message, message) == with_tokens(message, "a") * 2
-
-
-@pytest.mark.parametrize("to", ["xo", "amq.direct", "nothing"])
-def test_a_publish_cut_at_any_byte_leaves_the_same(to: str) -> None:
-    message = publish(to=to, content_type=b"t")
-    expected = opened(routed("a")).produce(message, message)
-    for cut in range(1, len(message)):
-        wire = opened(routed("a"))
-        assert in_pieces(wire, message + message, (cut, len(message) + cut)) == expected, cut
 
 
 @settings(max_examples=60, deadline=None)
@@ -472,11 +455,3 @@ def test_queue_delivery_leaves_for_the_default_exchange() -> None:
         assert start.arguments == {**split(message)[0].arguments, "exchange": "", "routing_key": "a"}
         assert encode_table(((b"BCC", many("b")),)) in header.payload
         assert body.payload == b"body"
-
-
-def test_a_heartbeat_of_the_producer_ends_here() -> None:
-    wire = opened()
-    assert wire.produce(HEARTBEAT, HEARTBEAT[:3]) == b""
-    assert wire.produce(HEARTBEAT[3:], method(1, commands.Basic.Qos(0, 1, False)), HEARTBEAT) == say(
-        1, commands.Basic.Qos(0, 1, False)
-    )
