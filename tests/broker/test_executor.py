@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 
 import pytest
 
 from proxy.broker.connection import ControlConnection
-from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, MakeQueue
+from proxy.broker.reconcile.diff import DeclareCarrier, MakeQueue
 from proxy.broker.reconcile.executor import Executor, Token
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.relay.token_table import PLAIN
@@ -35,19 +35,6 @@ def reasons(executor: Executor) -> dict[str, str]:
     return {str(action): failure.why for action, failure in executor.failures.items()}
 
 
-async def test_queues_are_found_or_made_and_learned(
-    executor: Executor, observed: ObservedState, outside: Outside
-) -> None:
-    outside.make_queue("there", x_max_length=1)
-    with outside.channel() as channel:
-        channel.queue_declare("mine", exclusive=True)
-        await executor.carry_out([MakeQueue(name) for name in (b"there", b"mine", b"lacking")])
-    assert executor.failures == {}
-    assert outside.queue("lacking")["durable"] is True
-    assert set(observed.queues) == {b"there", b"mine", b"lacking"}
-    assert observed.exclusive(("queue", b"mine"))
-
-
 async def test_what_the_broker_refuses_is_tried_again_less_and_less_often(executor: Executor) -> None:
     action = MakeQueue(b"amq.reserved")
     attempts = []
@@ -61,49 +48,10 @@ async def test_what_the_broker_refuses_is_tried_again_less_and_less_often(execut
     assert executor.failures == {}
 
 
-async def test_what_does_not_exist_is_tried_at_every_look(executor: Executor, outside: Outside) -> None:
-    carrier = owned("c")
-    actions: list[Action] = [DeclareCarrier(carrier), BindToken(carrier, ("queue", b"a"))]
-    for _ in range(3):
-        await executor.carry_out(actions)
-    assert reasons(executor) == {"bind queue a to exchange c": "does not exist"}
-    assert executor.failing() == []  # no failure of ours
-    outside.make_queue("a")
-    await executor.carry_out(actions)
-    assert executor.failures == {}
-    assert outside.bound("c") == carrier.bound == queues("a")
-
-
-async def test_a_carrier_that_differs_is_named_and_bound_to_nothing_where_that_stops_the_look(
-    executor: Executor, outside: Outside
-) -> None:
-    outside.make_exchange("c", "topic")
-    outside.make_queue("a")
-    carrier, said = owned("c"), list[Collection[str]]()
-    await executor.carry_out([DeclareCarrier(carrier)], stop_at=said.append)
-    [[text]] = said
-    assert "carrier: NAME" in text
-
-
-async def test_declaring_a_carrier_again_is_no_conflict(executor: Executor) -> None:
-    for _ in range(2):
-        await executor.carry_out([DeclareCarrier(owned("c"))])
-        assert executor.failures == {}
-
-
 async def test_an_alternate_exchange_that_differs_is_a_conflict(executor: Executor) -> None:
     await executor.carry_out([DeclareCarrier(owned("c", alternate=b"one"))])
     await executor.carry_out([DeclareCarrier(owned("c", alternate=b"two"))])
     assert "alternate-exchange" in reasons(executor)["declare exchange c"]
-
-
-async def test_bound_tells_what_stands(executor: Executor, outside: Outside) -> None:
-    carrier = owned("c", bound=queues("gone"))
-    outside.make_queue("a")
-    await executor.carry_out([DeclareCarrier(carrier)])
-    refused = await executor.bind([(carrier, ("queue", name)) for name in (b"a", b"gone")])
-    assert carrier.bound == outside.bound("c") == queues("a")
-    assert refused == {(carrier, ("queue", b"gone")): "does not exist"}
 
 
 async def test_a_locked_queue_may_well_be_bound_by_its_owner(executor: Executor, outside: Outside) -> None:
@@ -114,25 +62,6 @@ async def test_a_locked_queue_may_well_be_bound_by_its_owner(executor: Executor,
         refused = await executor.bind([(carrier, ("queue", b"mine"))])
     assert carrier.bound == queues("mine")
     assert list(refused.values()) == ["exclusive queue of another connection"]
-
-
-async def test_one_token_is_bound_or_refused(executor: Executor, outside: Outside) -> None:
-    carrier = owned("c")
-    outside.make_queue("a")
-    await executor.carry_out([DeclareCarrier(carrier)])
-    assert await executor.bind_one((carrier, ("queue", b"a"))) is None
-    assert await executor.bind_one((carrier, ("queue", b"b"))) == "does not exist"
-    assert carrier.bound == queues("a")
-
-
-async def test_the_rows_that_are_named_are_unbound(executor: Executor, outside: Outside) -> None:
-    carrier = owned("c")
-    outside.make_queues("a", "b")
-    await executor.carry_out([DeclareCarrier(carrier)])
-    tokens = [(carrier, destination) for destination in sorted(queues("a", "b"))]
-    await executor.bind(tokens)
-    await executor.unbind([(tokens[0], [b"another row"]), (tokens[1], [PLAIN])])
-    assert outside.bound("c") == queues("a")
 
 
 async def test_unbinding_what_is_not_there_is_no_fault(executor: Executor, outside: Outside) -> None:

@@ -92,62 +92,6 @@ RICH: Table = (
 )
 
 
-async def test_a_restart_routes_the_same(start: Start, app: Client, outside: Outside, vhost: str) -> None:
-    outside.make_queues("a", "b")
-    await app.declare("ox", sequence=7)
-    await app.bind(stored("ox", "a", RICH, 8), stored("ox", "b", ((b"x-?hkv= other", Value("I", 1)),), 9))
-    topology = await start()
-    found = known(topology, vhost)
-    assert topology.ready
-    assert topology.follows(vhost)
-    assert found.exchanges[b"ox"].bound == queues("a", "b")
-    assert found.last_sequence == 9
-    message = tuple((name.split(b" ", 1)[1], value) for name, value in RICH[1:])
-    assert routed(found, b"ox", message) == (b"a",)
-    assert routed(found, b"ox", ((b"other", Value("l", 1)),)) == (b"b",)
-    assert routed(found, b"ox") == ()
-
-
-async def test_types_survive(start: Start, app: Client, outside: Outside, vhost: str) -> None:
-    outside.make_queues("a")
-    await app.declare("ox")
-    await app.bind(stored("ox", "a", RICH))
-    found = known(await start(), vhost)
-    [back] = found.exchanges[b"ox"].clients.values()
-    assert back.binding.arguments == RICH
-    assert back.binding.identity == stored("ox", "a", RICH).binding.identity
-    assert back == app.signed(stored("ox", "a", RICH))
-
-
-async def test_the_order_of_an_exchanges_arguments_survives(start: Start, app: Client, vhost: str) -> None:
-    arguments: Table = (
-        (b"min-payload-size", Value("I", 5)),
-        (b"max-payload-size-silent", Value("l", 3)),
-        (b"alternate-exchange", text("amq.fanout")),
-    )
-    await app.declare("ox", arguments, sequence=3, flags=AUTO_DELETE)
-    found = known(await start(), vhost)
-    back = found.exchanges[b"ox"]
-    assert back.arguments == arguments
-    assert back.alternate == b"amq.fanout"
-    assert back.delivery is Delivery.CARRIER
-    assert back.declared is not None
-    assert (back.declared.durable, back.declared.auto_delete, back.declared.internal) == (False, True, False)
-    before = Exchange(b"ox", "x-open", arguments).filters
-    assert [each.name for each in found.router.exchanges[b"ox"].filters] == [each.name for each in before]
-
-
-async def test_declaration_order_decides_ties_after_a_restart(
-    start: Start, app: Client, outside: Outside, vhost: str
-) -> None:
-    outside.make_queues("first", "last")
-    await app.declare("ox")
-    # Written down in the other order than they were declared in; the last declared stops the visit.
-    stop = ((b"x-stop-ontrue", text("")),)
-    await app.bind(stored("ox", "last", stop, 20), stored("ox", "first", stop, 10))
-    assert routed(known(await start(), vhost), b"ox") == (b"last",)
-
-
 async def test_a_routing_key_survives_on_an_exchange_of_the_file(
     start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:
@@ -546,32 +490,6 @@ async def test_the_control_user_lends_its_rights_to_no_route_of_a_client(
 # -- without the management API, and with delivery: queue ---------------------------------------------------------
 
 
-async def test_without_the_management_api_the_snapshot_brings_everything_back(
-    start: Start, app: Client, outside: Outside, vhost: str, file: Path
-) -> None:
-    outside.make_queues("a", "b")
-    with capture_logs() as events:
-        topology = await start({vhost: state(vhost, {})}, management=None, snapshot=file)
-    assert len(has(events, "no management API")) == 0
-    assert "no management API" in " ".join(topology.degraded)
-    assert any("no management API" in event["event"] for event in events)
-    found = known(topology, vhost)
-    await app.declare("ox")
-    await app.bind(stored("ox", "a", RICH, 5))
-    declare_here(found, "ox", app.signed(stored("ox", "a", RICH, 5)))
-    declare_here(found, "direct", stored("direct", "b", (), 6), delivery=Delivery.QUEUE)
-    topology.changed(vhost, b"ox")
-    topology.changed(vhost, b"direct")
-    await topology.close()
-
-    again = await start(management=None, snapshot=file)
-    back = known(again, vhost)
-    assert back.exchanges[b"ox"].clients == found.exchanges[b"ox"].clients
-    assert routed(back, b"direct") == (b"b",)
-    assert back.exchanges[b"direct"].delivery is Delivery.QUEUE
-    assert back.exchanges[b"ox"].bound == queues("a")
-
-
 async def test_without_the_management_api_what_is_gone_is_noticed(
     start: Start, app: Client, outside: Outside, vhost: str, file: Path
 ) -> None:
@@ -631,22 +549,6 @@ async def test_a_management_api_that_does_not_answer_is_waited_for_and_then_gone
     assert "can't be read back" in " ".join(topology.degraded)
     assert len(has(events, "what clients declared can't be read back")) == 1
     assert routed(known(topology, vhost), b"ox") == (b"a",)
-
-
-@pytest.fixture
-def damaged(file: Path) -> Path:
-    file.write_bytes(b"oxproxy-snapshot 1 0000\n[]\n")
-    return file
-
-
-async def test_a_damaged_snapshot_is_refused_and_kept_aside(start: Start, vhost: str, damaged: Path) -> None:
-    with capture_logs() as events:
-        topology = await start({vhost: state(vhost, {})}, snapshot=damaged)
-    assert topology.ready
-    [event] = has(events, "snapshot refused: what clients declared may be lost")
-    [aside] = damaged.parent.iterdir()
-    assert aside.name.startswith("kept.damaged-")
-    assert str(aside) in event["error"]
 
 
 # -- new rules --------------------------------------------------------------------------------------------------
