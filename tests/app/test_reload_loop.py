@@ -77,17 +77,6 @@ def asked(tmp_path: Path) -> Asked:
     return Asked(tmp_path)
 
 
-async def test_an_attempt_that_holds_is_counted_and_is_the_version_from_then_on(asked: Asked) -> None:
-    before = (await asked.reload("request")).version
-    asked.file.write_text(AFTER)
-    asked.results = [ActivationResult(missing=["queue b"])]
-    answer = await asked.reload("request")
-    assert (answer.errors, answer.missing, asked.last) == ((), ("queue b",), answer)
-    assert asked.held == [before, answer.version]
-    assert asked.counters.reloads == {"ok": 2, "error": 0}
-    assert asked.counters.last_success_seconds == answer.at
-
-
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
@@ -124,13 +113,6 @@ async def followed(asked: Asked, change: Callable[[], object], attempts: int) ->
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-
-
-@pytest.mark.parametrize("which", ["file", "certificate"])
-async def test_files_that_change_are_taken(asked: Asked, which: str) -> None:
-    await followed(asked, lambda: getattr(asked, which).write_text(AFTER), 1)
-    assert asked.last is not None
-    assert (asked.last.reason, asked.last.errors) == ("file", ())
 
 
 async def test_good_rules_that_could_not_hold_are_tried_again(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:

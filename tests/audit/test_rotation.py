@@ -83,19 +83,6 @@ def test_a_segment_ends_before_it_becomes_too_large(tmp_path: Path) -> None:
     assert [len(content) // size for _, content in desk.files()] == [2, 1]
 
 
-def test_a_batch_larger_than_a_segment_is_spread(tmp_path: Path) -> None:
-    size = len(line())
-    desk = Desk(tmp_path, segment_bytes=2 * size)
-    desk.log.write([line() for _ in range(5)])
-    assert [len(content) // size for _, content in desk.files()] == [2, 2, 1]
-
-
-def test_a_line_larger_than_a_segment_has_one_of_its_own(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, segment_bytes=100)
-    desk.log.write([line(), line(0, "y" * 500), line()])
-    assert [len(content) > 100 for _, content in desk.files()] == [False, True, False]
-
-
 def test_a_segment_ends_when_it_was_open_for_long_enough(tmp_path: Path) -> None:
     desk = Desk(tmp_path, segment_seconds=60)
     assert desk.log.wait_seconds() is None
@@ -108,14 +95,6 @@ def test_a_segment_ends_when_it_was_open_for_long_enough(tmp_path: Path) -> None
     desk.log.tick()
     assert len(desk.ended) == 1
     desk.log.write([line(60)])
-    assert len(desk.files()) == 2
-
-
-def test_a_segment_ends_by_age_also_while_lines_keep_coming(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, segment_seconds=60)
-    desk.log.write([line()])
-    desk.clock.seconds = 61
-    desk.log.write([line(61)])
     assert len(desk.files()) == 2
 
 
@@ -161,37 +140,6 @@ def faulty(faults: list[tuple[str, int]]) -> Callable[[Path, str, str, float], O
         return made
 
     return make
-
-
-@pytest.mark.parametrize("kind", ["write", "sync", "make"])
-@pytest.mark.parametrize("number", [ENOSPC, EIO])
-def test_what_the_disk_refused_is_written_once_by_the_next_try(tmp_path: Path, kind: str, number: int) -> None:
-    faults = [(kind, number)] if kind == "make" else []
-    desk = Desk(tmp_path, faulty(faults), sync=True)
-    if not faults:
-        desk.log.write([line(0, "first")])
-        faults.append((kind, number))
-    batch = [line(0, "a"), line(0, "b")]
-    with pytest.raises(OSError, match="broken"):
-        desk.log.write(batch)
-    assert len(batch) == 2
-    desk.log.write(batch)
-    assert batch == []
-    text = b"".join(content for _, content in desk.files())
-    assert text.removeprefix(line(0, "first")) == line(0, "a") + line(0, "b")
-    # A mere lack of space does not cost a segment; a broken one is not trusted any more.
-    assert len(desk.ended) == (1 if number == EIO and kind != "make" else 0)
-
-
-def test_lines_written_before_the_fault_are_not_written_again(tmp_path: Path) -> None:
-    faults: list[tuple[str, int]] = []
-    desk = Desk(tmp_path, faulty(faults))
-    desk.log.write([line(0, "a")])
-    batch = [line(0, "b"), line(1800, "c")]
-    faults.append(("make", ENOSPC))
-    with pytest.raises(OSError, match="broken"):
-        desk.log.write(batch)
-    assert batch == [line(1800, "c")]
 
 
 def test_a_segment_that_somebody_removed_is_followed_by_another(tmp_path: Path) -> None:

@@ -19,13 +19,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.audit import writer, writer_thread
-from proxy.audit.record import LineRenderer
 from proxy.audit.retention import Retention
 from proxy.audit.writer import AuditMode, AuditPolicy, AuditWriter
 from proxy.audit.writer_thread import RotatingLog
 from proxy.errors import ConfigError
 from proxy.relay.counters import AuditCounters
-from tests.audit import lines
 
 #: in an hour that is not over
 TS = "2196-11-21T07:59:59.000001Z"
@@ -498,19 +496,3 @@ async def test_after_kill_9_every_line_told_to_be_on_disk_is_there_once(tmp_path
     assert sorted(kept) == list(range(1, len(kept) + 1)), "each line once and none missing in between"
     assert len(kept) >= durable
     assert not found(tmp_path, "_*")
-
-
-async def test_lines_of_the_record_renderer_are_taken_as_they_are(tmp_path: Path) -> None:
-    rendered = LineRenderer("m")
-    template = rendered.template(b"x", "routed", [b"q"])
-    async with writing(policy(tmp_path)) as (audit, _):
-        audit.append(lines.line(template, TS, rendered.origin("c", "u", "/", 1), 1, b"\xff", None, 3))
-        audit.append(rendered.settle(TS, "c", 1, 1, "nacked"))
-    assert [record["kind"] for record in records(tmp_path)] == ["publish", "settle"]
-    (path,) = found(tmp_path, "*.gz")
-    assert path.parent == tmp_path / "date=2196-11-21" / "hour=07"
-
-
-async def test_only_strict_mode_makes_confirms_wait(tmp_path: Path) -> None:
-    waits = {mode.value: AuditWriter(policy(tmp_path, mode), AuditCounters()).strict for mode in AuditMode}
-    assert waits == {"best_effort": False, "backpressure": False, "strict": True}

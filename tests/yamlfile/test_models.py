@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from proxy.yamlfile.document import Faults, Mapping, Node, read_document
+from proxy.yamlfile.document import Faults, Node, read_document
 from proxy.yamlfile.hosts import HostPort
 from proxy.yamlfile.models import (
     LISTED,
@@ -13,10 +13,8 @@ from proxy.yamlfile.models import (
     ONE_OR_MORE,
     Address,
     Duration,
-    Expected,
     FileModel,
     HttpUrl,
-    Keys,
     ListenAddress,
     Name,
     Password,
@@ -28,7 +26,6 @@ from proxy.yamlfile.models import (
     read_model,
     short_fault,
 )
-from tests.rules.loading import by_line
 
 
 class Door(FileModel):
@@ -53,13 +50,6 @@ class House(FileModel):
     table: Table = Field(default={})
 
 
-class Street(FileModel):
-    name: Annotated[str, Expected("the name of a street")]
-    houses: Annotated[tuple[House, ...], LISTED] = ()
-    first: House = Field(default=NOTHING, description="the first house")
-    by_name: dict[str, House] = Field(default={})
-
-
 def node(text: str) -> Node:
     root = read_document(text, "f.yaml", Faults())
     assert root is not None
@@ -71,41 +61,6 @@ def read(text: str) -> tuple[House, list[str]]:
     house = read_model(House, node(text), faults)
     assert house is not None
     return house, [str(error) for error in faults.errors]
-
-
-def test_what_is_not_written_has_its_default() -> None:
-    assert read("{}") == (House(), [])
-
-
-@pytest.mark.parametrize(
-    ("text", "attribute", "value"),
-    [
-        ("floors: 3", "floors", 3),
-        ("wait: 500ms", "wait_seconds", 0.5),
-        ("wait: 1.5s", "wait_seconds", 1.5),
-        ("wait: 2m", "wait_seconds", 120.0),
-        ("wait: 1h", "wait_seconds", 3600.0),
-        ("kind: small", "kind", "small"),
-        ("address: 127.0.0.1:5672", "address", HostPort("127.0.0.1", 5672)),
-        ('address: "[::1]:5672"', "address", HostPort("::1", 5672)),
-        ("address: my_rabbit:1", "address", HostPort("my_rabbit", 1)),
-        ("address: null", "address", None),
-        ("listen: a:0", "listen", HostPort("a", 0)),
-        ("hosts: a:1", "hosts", (HostPort("a", 1),)),
-        ("hosts: [a:1, 'b:2']", "hosts", (HostPort("a", 1), HostPort("b", 2))),
-        ("texts: a", "texts", ("a",)),
-        ("texts: []", "texts", ()),
-        ("url: https://rabbit.example/api-prefix", "url", "https://rabbit.example/api-prefix"),
-        ("url: http://[::1]:15672/", "url", "http://[::1]:15672"),
-        ("open: true", "open", True),
-        ("front: {colour: blue}", "front", Door(colour="blue")),
-        ("doors: [{colour: green}, {}]", "doors", (Door(colour="green"), Door())),
-        ("name: ä", "name", "ä".encode()),
-    ],
-)
-def test_keys_are_read(text: str, attribute: str, value: object) -> None:
-    house, errors = read(text)
-    assert (getattr(house, attribute), errors) == (value, [])
 
 
 @pytest.mark.parametrize(
@@ -184,40 +139,6 @@ def test_a_secret_is_shown_by_no_message_and_no_text_of_it() -> None:
     assert "hunter2" not in f"{house} {house!r} {house.front.key}"
     assert "hunter2" not in str(read("front: {key: [hunter2]}")[1])
     assert "12345" not in str(read("front: {key: 12345}")[1])
-
-
-def test_all_faults_are_found_at_once_and_the_rest_is_kept() -> None:
-    house, errors = read("floors: 10\nwait: 5\nfront: {a: 1, colour: blue}\ndoors: [{b: 1}, 5, {colour: x}]\n")
-    assert [line.split(": ")[1] for line in errors] == ["floors", "wait", "front.a", "doors[0].b", "doors[1]"]
-    assert house == House(front=Door(colour="blue"), doors=(Door(), Door(colour="x")))
-
-
-def test_what_must_be_there_is_named_and_what_can_not_be_without_it_is_left_out() -> None:
-    faults = Faults()
-    assert read_model(Street, node("houses: [{floors: 3}]\nby_name: {a: {flors: 1}}"), faults, "streets[0]") is None
-    assert [str(error) for error in faults.errors] == [
-        "f.yaml:1:1: streets[0].name: seen nothing, expected the name of a street",
-        "f.yaml:2:15: streets[0].by_name.a.flors: unknown key; did you mean floors?",
-    ]
-
-
-@pytest.mark.parametrize("first", ["null", "", "5"])
-def test_a_key_that_may_be_left_out_may_not_be_null(first: str) -> None:
-    faults = Faults()
-    street = read_model(Street, node(f"name: a\nfirst: {first}\n"), faults)
-    assert street is not None
-    assert street.first is NOTHING
-    assert len(faults.errors) == 1
-
-
-def test_a_model_knows_keys_by_their_places() -> None:
-    faults = Faults()
-    keys = Keys(node("a: 1\nb: {c: [d]}\n"), "x", faults)
-    assert ("a" in keys, "c" in keys, keys.at("b"), keys.place_of("b").line) == (True, False, "x.b", 2)
-    assert isinstance(keys.value("b"), Mapping)
-    keys.error("b", "wrong")
-    keys.error("e", "missing")
-    assert by_line(map(str, faults.errors)) == ["f.yaml:2: x.b: wrong", "f.yaml:1: x.e: missing"]
 
 
 def test_the_reserved_prefix_is_refused_for_names_and_keys() -> None:
