@@ -118,7 +118,7 @@ def test_an_exchange_takes_its_bindings_and_those_to_it_along(scene: Scene) -> N
     assert b"documents" in known.exchanges
 
 
-def test_ten_thousand_queues_and_bindings_in_turn_compute_no_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_queues_and_bindings_in_turn_compute_no_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*arguments: object) -> None:
         raise AssertionError("needs were computed")
 
@@ -126,14 +126,14 @@ def test_ten_thousand_queues_and_bindings_in_turn_compute_no_needs(monkeypatch: 
     monkeypatch.setattr("proxy.broker.reconcile.desired._reached", never)
     scene = Scene(state("/", {"documents": queues("a")}))
     declare_here(scene.known, "ox")
-    for number in range(10_000):
+    for number in range(1_000):
         name = f"q{number}"
         assert not scene.requests.interested(name.encode())
         scene.requests.queue_declared(name.encode())
         scene.known.add_binding(stored("ox", name, (), number))
         assert not scene.requests.interested(name.encode())
-    scene.requests.queue_deleted(b"q5000")
-    assert len(scene.known.exchanges[b"ox"].clients) == 9_999
+    scene.requests.queue_deleted(b"q500")
+    assert len(scene.known.exchanges[b"ox"].clients) == 999
 
 
 @pytest.mark.parametrize("make", [lambda: owned("x", Delivery.QUEUE), lambda: owned("x")])

@@ -6,7 +6,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, Snapshot, SnapshotRecords, decode, encode
@@ -39,6 +39,7 @@ RECORDS = st.builds(SnapshotRecords, st.lists(EXCHANGES).map(tuple), st.lists(BI
 ONE = SnapshotRecords((ExchangeRecord("/", b"ox", Delivery.QUEUE, DeclaredExchange(True, False, False, b"\xff", 1)),))
 
 
+@settings(max_examples=30)
 @given(RECORDS)
 def test_what_is_written_is_read_back(records: SnapshotRecords) -> None:
     assert decode(encode(records)) == records
@@ -61,6 +62,7 @@ def test_version_0_1_reads_the_file() -> None:
     assert not {int(number) for more in (signatures, keys) for number in more} & set(sequences)
 
 
+@settings(max_examples=30)
 @given(RECORDS, st.data())
 def test_a_changed_byte_is_noticed(records: SnapshotRecords, data: st.DataObject) -> None:
     whole = encode(records)

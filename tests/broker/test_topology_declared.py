@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -282,23 +281,6 @@ async def test_a_file_wins_the_declaration_and_clients_bindings_go_on(
     # The one that the file has as well is the file's.
     assert [each.binding.destination for each in mine.exchanges[b"ox"].clients.values()] == [b"b"]
     assert mine.exchanges[b"ox"].bound == queues("a", "b")
-
-
-async def test_ten_thousand_bindings_are_read_back_in_time(
-    start: Start, app: Client, outside: Outside, vhost: str
-) -> None:
-    outside.make_queues("a")
-    await app.declare("ox")
-    everything = [stored("ox", "a", ((b"x-?hkv= n", Value("l", number)),), number) for number in range(10_000)]
-    await app.bind(*everything, tokens=False)
-    before = time.process_time()
-    topology = await start()
-    # Its own share of the five seconds that a start may take; the broker's listing takes 0.3.
-    assert time.process_time() - before < 4
-    found = known(topology, vhost)
-    assert len(found.exchanges[b"ox"].clients) == 10_000
-    assert routed(found, b"ox", ((b"n", Value("I", 4711)),)) == (b"a",)
-    assert found.exchanges[b"ox"].bound == queues("a")  # the token was lost: it is bound again
 
 
 async def test_what_clients_do_while_a_listing_is_made_is_neither_lost_nor_undone(
