@@ -8,7 +8,6 @@ from proxy.relay.tokens import is_keyed
 from proxy.values import Value
 from tests.broker.delivery.site import standing
 from tests.broker.world import Outside
-from tests.private_broker import PrivateBroker
 from tests.rabbitmq import Broker
 
 RULES = """
@@ -37,11 +36,11 @@ def test_an_alternate_exchange_catches_what_was_for_a_queue_deleted_beside_us(br
         assert site.bodies("fallback") == [[b"2"]]
 
 
-def test_the_firehose_shows_tokens(tmp_path: Path) -> None:
-    with PrivateBroker() as broker, standing(broker, tmp_path, RULES, None, prepare) as site:
+def test_the_firehose_shows_tokens(broker: Broker, tmp_path: Path) -> None:
+    with standing(broker, tmp_path, RULES, None, prepare) as site:
         site.make_queue("firehose")
         site.bind("amq.rabbitmq.trace", "firehose", "publish.letters")
-        broker.rabbitmqctl("trace_on", "-p", site.vhost)
+        broker.api("PUT", f"vhosts/{site.vhost}", {"tracing": True})
         site.producer().send_settled("letters", "k", {"n": 1}, b"x")
         keys = site.next("firehose").headers["routing_keys"].value
         assert isinstance(keys, tuple)
