@@ -40,9 +40,7 @@ class Authority:
         (folder / "index.txt").touch()
         (folder / "ca.conf").write_text(_CA.format(folder=folder))
         subject = ["-subj", "/CN=private authority", "-addext", "basicConstraints=critical,CA:TRUE"]
-        self._openssl(
-            "req", "-x509", "-newkey", *KEY, "-nodes", "-days", "2", "-keyout", str(self._key), *subject
-        )
+        self._openssl("req", "-x509", "-newkey", *KEY, "-nodes", "-days", "2", "-keyout", str(self._key), *subject)
 
     def _openssl(self, *arguments: str, out: Path | None = None) -> None:
         target = str(out or self.ca)
