@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -36,6 +37,12 @@ async def ends() -> AsyncIterator[Ends]:
     made.writer.close()
     server.close()
     await eventually(lambda: not made.link.connected)
+
+
+async def test_small_writes_leave_at_once(ends: Ends) -> None:
+    assert ends.link.transport is not None
+    inner = ends.link.transport.get_extra_info("socket")
+    assert inner.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_it_is_read_again_only_when_nobody_has_a_reason_left(ends: Ends) -> None:

@@ -46,6 +46,13 @@ def test_a_lost_upstream_is_told_with_320_at_once() -> None:
     assert (wire.relay.connection.lifecycle.phase, wire.relay.connection.lifecycle.fault) == (Phase.CLOSED, None)
 
 
+def test_a_lost_upstream_is_told_once() -> None:
+    wire = Wire().open()
+    for _ in range(2):
+        wire.relay.upstream_lost("gone")
+    assert closed(wire.producer())[:2] == (0, 320)
+
+
 def test_an_upstream_that_is_lost_during_goodbye_is_no_reason_to_let_the_producer_wait() -> None:
     wire = Wire().open()
     wire.produce(method(0, GOODBYE))

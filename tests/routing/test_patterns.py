@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import gc
 import string
 import time
@@ -244,6 +245,14 @@ def test_the_counted_form_finds_what_the_plain_form_finds() -> None:
 def test_a_pattern_can_lower_its_limit_but_not_raise_it() -> None:
     assert search(b"(*LIMIT_MATCH=1)(a+)+$", b"a" * 30 + b"b") is None
     assert search(b"(*LIMIT_MATCH=4000000000)(a+)+$", b"a" * 100 + b"b") is None
+
+
+def test_a_quantifier_without_a_minimum_is_what_the_library_says() -> None:
+    pcre2 = ctypes.PyDLL("libpcre2-8.so.0")
+    version = ctypes.create_string_buffer(64)
+    pcre2.pcre2_config_8(11, version)
+    major, minor = version.value.split()[0].split(b"-")[0].split(b".")[:2]
+    assert search(b"^a{,3}$", b"aa") is ((int(major), int(minor)) >= (10, 43))
 
 
 def test_where_memory_may_not_be_executed_the_interpreter_answers(monkeypatch: pytest.MonkeyPatch) -> None:

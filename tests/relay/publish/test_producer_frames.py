@@ -62,6 +62,13 @@ REQUESTS: list[base.Frame] = [
 ]
 
 
+@pytest.mark.parametrize("command", REQUESTS, ids=lambda one: one.name)
+def test_a_request_goes_to_the_broker_as_it_is(command: base.Frame) -> None:
+    wire = Wire(routed("a")).open()
+    assert wire.produce(method(1, command)) == method(1, command)
+    assert wire.producer() == b""
+
+
 @pytest.mark.parametrize(
     "frames",
     [
