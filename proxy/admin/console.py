@@ -1,7 +1,8 @@
-"""The console at ``/``: a page for a browser, made of the documented pages of the admin address; and their description.
+"""The console at ``/``: a page for a browser, based on the documented pages of the admin address; and their
+description.
 
-Plain HTML, CSS and JavaScript modules, in the package as they are. They come from nowhere else, and the policy that
-goes with them lets the browser ask no other server than this sidecar and run nothing that stands in the page itself.
+Plain HTML, CSS and JavaScript modules, served unmodified from the package. The content security policy permits no
+requests to other servers and no inline scripts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from aiohttp import web
 from proxy.admin.server import GuardedRoute
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
-#: Where files are that do not have their own name as path.
+#: Paths that differ from the file's name.
 _PATHS = {"index.html": "/", "openapi.json": "/api/openapi.json"}
 _HEADERS = {
     "Content-Security-Policy": (
@@ -30,7 +31,7 @@ _HEADERS = {
 
 
 def console_routes() -> list[GuardedRoute]:
-    """Return the page and its files, read now."""
+    """Return the routes of the page and its files, which are read now."""
     return [
         GuardedRoute(
             "GET",

@@ -1,7 +1,7 @@
 """``POST /explain``: which queues a message would reach and why, by the rules in force.
 
-What clients have declared counts as well, and so do the queues that are known to exist. `proxy.rules.explain` does the
-work; the same message, rules and queues give the same answer with ``oxproxy explain``.
+Includes client declarations and the queues that are known to exist. `proxy.rules.explain` does the work; the same
+message, rules and queues give the same answer with ``oxproxy explain``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ExplainPage:
 
     Args:
         loaded: returns the rules in force.
-        states: returns the virtual hosts as the relays see them.
+        states: returns the shared states of the virtual hosts.
         clock: returns seconds since the epoch.
     """
 
@@ -57,13 +57,13 @@ class ExplainPage:
         return json_route("POST", "/explain", self.explain, texting=self.explain_text)
 
     async def explain(self, body: bytes) -> tuple[int, object]:
-        """Explain the message that the body describes, as ``oxproxy explain --json`` does."""
+        """Explain the message in the body, as ``oxproxy explain --json`` does."""
         return await self._explain(
             body, lambda explanation: json.dumps(as_json(explanation), indent=2, ensure_ascii=False)
         )
 
     async def explain_text(self, body: bytes) -> tuple[int, object]:
-        """Explain the message that the body describes, as ``oxproxy explain`` does."""
+        """Explain the message in the body, as ``oxproxy explain`` does."""
         return await self._explain(body, as_text)
 
     async def _explain(self, body: bytes, render: Callable[[Explanation | Lookup], str]) -> tuple[int, object]:
@@ -77,14 +77,14 @@ class ExplainPage:
                 known = replace(question, queues=question.queues.union(*queues.values()))
             states = {state.name: state for state in self._states()}
             at = self._clock() if known.at is None else known.at
-            # In a thread: the walk visits every binding.
+            # In a thread: every binding is visited.
             return _OK, await asyncio.to_thread(lambda: render(explain(live, known, at, states)))
         except ConfigErrors as errors:
             return _UNUSABLE, {"errors": [str(error) for error in errors.errors]}
 
 
 def live_rules(loaded: LoadedRules, states: Iterable[VhostState]) -> tuple[LoadedRules, dict[str, frozenset[bytes]]]:
-    """Return rules together with what clients declared, and the queues that exist, by virtual host."""
+    """Return rules including client declarations, and the existing queues, by virtual host."""
     vhosts = dict(loaded.rules.vhosts)
     routers = dict(loaded.routers)
     queues = {}
@@ -99,7 +99,7 @@ def live_rules(loaded: LoadedRules, states: Iterable[VhostState]) -> tuple[Loade
 
 
 def _rule(owned: OwnedExchange) -> ExchangeRule:
-    """Return an exchange that a client declared as a rules file would name it; the router has its bindings."""
+    """Return an exchange that a client declared in the form of a rules file; the router has its bindings."""
     return ExchangeRule(
         owned.name,
         owned.type,

@@ -1,7 +1,7 @@
-"""``GET /api/live``: server-sent events of what changes while somebody looks; ``GET /api/traffic``: rates as a page.
+"""``GET /api/live``: server-sent events of changes while a client is connected; ``GET /api/traffic``: rates as a page.
 
-One task samples, and makes each event once for all streams. A stream has a short queue of events: a client that does
-not read them is disconnected, and nothing waits for it. Streams are bounded in number; one more is 503.
+One task samples, and renders each event once for all streams. A stream has a short queue of events: a client that does
+not read them is disconnected, and nothing waits for it. The number of streams is limited; further ones get 503.
 
 Source: HTML Living Standard, 9.2 "Server-sent events".
 """
@@ -20,27 +20,27 @@ from aiohttp import web
 from proxy.admin.server import GuardedRoute, json_response
 from proxy.admin.traffic import SAMPLE_SECONDS, TrafficSampler
 
-#: Streams at a time, half of the connections of the admin address: probes and Prometheus keep the others.
+#: Limit of streams, half of the connections of the admin address: probes and Prometheus keep the others.
 MOST_STREAMS = 32
-#: Events that wait for a client, which is disconnected when they are more.
+#: Limit of queued events for a client, above which it is disconnected.
 QUEUED_EVENTS = 8
-#: Seconds between two samples while nobody looks.
+#: Seconds between two samples without clients.
 QUIET_SECONDS = 10.0
-#: A pause is at least this many times as long as the sampling before it took: while somebody looks, and else.
+#: Minimum pause as a multiple of the last sampling's duration: with clients, and without.
 RESTS, QUIET_RESTS = 100, 500
-#: Seconds after a request for `/api/traffic` in which rates of bindings are known for the next one.
+#: Seconds after a request for `/api/traffic` for which rates of bindings are sampled for the next one.
 _LOOKING_SECONDS = 10.0
 _TRAFFIC = "traffic"
 _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-#: Shows that the sidecar is alive, and finds out whether the client is.
+#: Keep-alive, which also detects whether the client is connected.
 _COMMENT = b":\n\n"
 
 
 class LiveTopic:
-    """What can be followed.
+    """A topic of event streams.
 
     Args:
-        whole: returns everything, for a stream that begins.
+        whole: returns everything, for a new stream.
         news: returns what has changed since the last call, None for nothing; default: everything, if it differs.
     """
 
@@ -63,9 +63,9 @@ class _Stream:
     """One client.
 
     Args:
-        topics: what it follows.
+        topics: its topics.
         request: has its connection.
-        events: wait to be sent; None ends the stream.
+        events: queued events; None ends the stream.
     """
 
     topics: tuple[str, ...]
@@ -73,7 +73,7 @@ class _Stream:
     events: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue(QUEUED_EVENTS))
 
     def put(self, event: bytes) -> None:
-        """Send an event soon; disconnect a client that has not read those before."""
+        """Queue an event; disconnect a client that has not read earlier ones."""
         try:
             self.events.put_nowait(event)
         except asyncio.QueueFull:
@@ -86,12 +86,12 @@ class _Stream:
 
 
 class LiveFeed:
-    """Samples traffic, and sends what changes to who follows it.
+    """Samples traffic, and sends changes to event streams.
 
     Args:
-        traffic: the sampler, which is followed as topic `traffic`.
-        topics: what else can be followed, by name.
-        timer: returns seconds of a clock that never jumps.
+        traffic: the sampler, with the topic `traffic`.
+        topics: other topics, by name.
+        timer: returns monotonic seconds.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class LiveFeed:
         self._timer = timer
         self._streams: set[_Stream] = set()
         self._looking_until = 0.0
-        #: set while somebody looks
+        #: set while there are clients
         self._looked_at = asyncio.Event()
 
     @property

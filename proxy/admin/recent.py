@@ -1,9 +1,9 @@
 """``GET /api/recent``: the last publishes that were unroutable, rejected, nacked or returned.
 
 Rejected, nacked and returned publishes are rare, and always kept. Publishes that reach no queue may be many: they are
-kept while somebody looks (`WATCHED_SECONDS` from the last request), so that they cost nothing at other times; the
-same holds for size and header names of returned ones. The broker's nack names a publish by its number only, so that
-address and headers of a nacked one are not known here; the audit log has them.
+only kept for `WATCHED_SECONDS` after a request, so that they cost nothing at other times; the same applies to size and
+header names of returned ones. The broker's nack identifies a publish by its number only, so that address and headers of
+a nacked one are unknown here; the audit log has them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from proxy.audit.record import LineRenderer, Privacy, TimestampText, text
 from proxy.errors import ProtocolError
 from proxy.relay.publish.tap import FailedPublish, FailureSink
 
-#: Publishes that are kept, and bytes of their header frames; the oldest go first.
+#: Limits of kept publishes, and of their header frames in bytes; the oldest are dropped first.
 KEPT, KEPT_BYTES = 200, 2 << 20
-#: Seconds after the last request in which publishes that reach no queue are still kept.
+#: Seconds after the last request for which publishes that reach no queue are kept.
 WATCHED_SECONDS = 300.0
-#: The error text of a regex has the regex, which is the value of a header.
+#: The error text of a regex contains the regex, which is the value of a header.
 _PATTERN = re.compile(r"Invalid regex '.*': ", re.DOTALL)
 
 
@@ -34,7 +34,7 @@ class RecentPublishes:
     """Keeps failed publishes.
 
     Args:
-        privacy: what of a message may be shown.
+        privacy: which parts of a message may be shown.
         changed: called with this object when `watched` has changed.
     """
 
@@ -45,9 +45,9 @@ class RecentPublishes:
         self._timestamp = TimestampText()
         self._kept: deque[FailedPublish] = deque()
         self._bytes = 0
-        #: how many there have been
+        #: total number of failed publishes
         self._count = 0
-        #: those up to here have been given to who follows
+        #: number of the last one sent to streams
         self._followed = 0
         self._end: asyncio.TimerHandle | None = None
 
@@ -57,7 +57,7 @@ class RecentPublishes:
         return GuardedRoute("GET", "/api/recent", self._get)
 
     def add(self, failed: FailedPublish) -> None:
-        """Keep one; called on the publish path, so it is made readable on request only."""
+        """Add a publish; called on the publish path, so it is formatted on request only."""
         self._count += 1
         self._kept.append(failed)
         self._bytes += len(failed.header)
@@ -65,7 +65,7 @@ class RecentPublishes:
             self._bytes -= len(self._kept.popleft().header)
 
     def watch(self) -> None:
-        """Somebody looks: keep publishes that reach no queue from now on, for some time."""
+        """Keep publishes that reach no queue for some time."""
         if self._end is not None:
             self._end.cancel()
         self._end = asyncio.get_running_loop().call_later(WATCHED_SECONDS, self._set_watched, False)
@@ -73,22 +73,22 @@ class RecentPublishes:
             self._set_watched(True)
 
     def after(self, number: int) -> dict[str, object]:
-        """Return what is kept, the oldest first.
+        """Return kept publishes, the oldest first.
 
         Args:
-            number: of the last publish that is known already.
+            number: of the last publish that the client has.
         """
         first = self._count - len(self._kept) + 1
         new = enumerate(islice(self._kept, max(0, number - first + 1), None), max(first, number + 1))
         return {"count": self._count, "publishes": [self._shown(each, failed) for each, failed in new]}
 
     def whole(self) -> dict[str, object]:
-        """Return what is kept, for who begins to follow."""
+        """Return all kept publishes, for a new stream."""
         self.watch()
         return self.after(0)
 
     def news(self) -> dict[str, object] | None:
-        """Return what has come since the last call, for all who follow; None: nothing."""
+        """Return new publishes since the last call, for all streams; None: nothing."""
         self.watch()
         before, self._followed = self._followed, self._count
         return self.after(before) if before != self._count else None
@@ -110,7 +110,7 @@ class RecentPublishes:
         self._changed(self)
 
     def _shown(self, number: int, failed: FailedPublish) -> dict[str, object]:
-        """Return what may be shown of a publish: the same as in an audit line, and the names of its headers."""
+        """Return the parts of a publish that may be shown: those of an audit line, and the names of its headers."""
         privacy = self._records.privacy
         key = None if failed.routing_key is None else text(failed.routing_key)
         if failed.routing_key is not None and "rk" in privacy.hashed:
@@ -120,7 +120,7 @@ class RecentPublishes:
             names: list[str] | None = [text(name) for name in failed.header_names()] if failed.header else None
             headers = json.loads(self._records.headers(failed.raw_headers(privacy.headers)))
             size = failed.size()
-        except ProtocolError:  # it may have been rejected for that
+        except ProtocolError:  # possibly the reason of its rejection
             names, headers, size = None, {}, None
         return {
             "number": number,

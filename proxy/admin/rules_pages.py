@@ -1,4 +1,4 @@
-"""The rules in force: as written, what they route where, notes at their lines, and how they differ from the disk."""
+"""The rules in force: as written, their routes, notes at their lines, and how they differ from the disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from proxy.yamlfile.document import ConfigWarning
 from proxy.yamlfile.masking import masked
 
 _OK, _UNUSABLE = 200, 422
-#: Runs something that compiles rules in a thread.
+#: Runs a function that compiles rules in a thread.
 Compiling: TypeAlias = Callable[[Callable[[], str]], Awaitable[str]]
 
 
@@ -31,10 +31,10 @@ class RulesPages:
 
     Args:
         loaded: returns the rules in force.
-        states: returns the virtual hosts as the relays see them.
-        missing: returns destinations that do not exist, and why, by virtual host.
-        files: lists the rules files as the configuration names them.
-        compiling: runs what compiles rules.
+        states: returns the shared states of the virtual hosts.
+        missing: returns missing destinations with the reason, by virtual host.
+        files: lists the rules files of the configuration.
+        compiling: runs compilations.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RulesPages:
         self._missing = missing
         self._files = files
         self._compiling = compiling
-        #: version of rules, and the notes about them: they take a compilation
+        #: version of rules, and the notes about them, cached since they need a compilation
         self._noted = ("", "")
 
     @property
@@ -74,7 +74,7 @@ class RulesPages:
         return _OK, await asyncio.to_thread(render)
 
     async def notes(self, _body: bytes) -> tuple[int, object]:
-        """Return where each binding is written, and the warnings of ``oxproxy check``."""
+        """Return the position of each binding, and the warnings of ``oxproxy check``."""
         loaded = self._loaded()
         version, notes = self._noted
         if version != loaded.rules.version:
@@ -93,7 +93,7 @@ class RulesPages:
             return _UNUSABLE, {"errors": [f"{error.filename}: can't be read: {error.strerror}"]}
 
     async def overview(self, _body: bytes) -> tuple[int, object]:
-        """Return every exchange with its bindings, those of clients too."""
+        """Return every exchange with its bindings, including those of clients."""
         live, _ = live_rules(self._loaded(), self._states())
         missing = {vhost: dict(names) for vhost, names in self._missing().items()}
         return _OK, await asyncio.to_thread(lambda: _json({**overview(live), "missing": missing}))

@@ -1,15 +1,16 @@
 """The HTTP server of the admin address: probes, metrics, status, and the pages that the application adds.
 
 ``/metrics`` for Prometheus, ``/livez`` (the event loop is responsive), ``/readyz`` (producers may connect) and
-``/status``. The server calls functions of the application and knows nothing of what they look at. It answers from the
-start of the process to the end of the drain.
+``/status``. The server calls functions of the application, whose data it does not interpret. It answers from the start
+of the process to the end of the drain.
 
-Connections are bounded in number and time, so that they take no file descriptors that producers need: a request must
-have been received `REQUEST_SECONDS` after its connection, or after the answer before it was ready, and that answer must
-have been read by then. There is no deadline while a page is being made.
+Connections are limited in number and time, so that they don't exhaust the file descriptors that producers need: a
+request must be received within `REQUEST_SECONDS` of its connection, or of the previous answer, and that answer must
+have been read by then. There is no deadline while a page is being rendered.
 
-Guarded pages answer loopback and `admin.allow`, and no page in a browser but the console: neither one that names
-another origin, nor one whose own name was made to lead here (DNS rebinding), which shows in the Host header.
+Guarded pages answer loopback and `admin.allow`, and reject pages in a browser other than the console: those with
+another origin, and those whose own name was made to resolve to this address (DNS rebinding), which the Host header
+shows.
 """
 
 from __future__ import annotations
@@ -31,25 +32,26 @@ from prometheus_client.exposition import gzip_accepted
 _log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-#: An answer that is there, or that has to be waited for.
+#: A result, or an awaitable of one.
 Soon: TypeAlias = T | Awaitable[T]
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Network: TypeAlias = IPv4Network | IPv6Network
 
-#: Peers that guarded pages answer without `admin.allow`.
+#: Peers that have access to guarded pages without `admin.allow`.
 LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
-#: Seconds that a stop waits for answers under way; a client may not delay the end of the process.
+#: Seconds that a stop waits for answers in progress; a client must not delay the exit of the process.
 STOP_SECONDS = 1.0
-#: Bytes of a request's body: a message for `/explain` with its headers, not its body. More is 413.
+#: Size limit of a request's body: a message for `/explain` with its headers, not its body. Larger ones get 413.
 MAX_BODY_BYTES = 1 << 20
-#: Connections at a time; for one more, the one that has been idle for longest is closed (`net.listener` has room).
+#: Limit of connections; for a new one, the one that has been idle for longest is closed (`net.listener` reserves
+#: descriptors).
 MOST_CONNECTIONS = 64
-#: Seconds in which a connection is not idle yet: its request may be on its way. Where all are new, one more is 503.
-#: Few, since silent connections in a row must not keep probes away.
+#: Seconds in which a connection does not count as idle: its request may be in transit. If all are new, a further one
+#: gets 503. Short, since successive silent connections must not lock probes out.
 NEW_SECONDS = 0.05
-#: Connections at a time that wait for their 503, and seconds for the request that it answers.
+#: Limit of connections waiting for a 503, and seconds for their request.
 MOST_REFUSED, REFUSED_SECONDS = 32, 1.0
-#: Seconds for a request to come whole, and for its answer to be read.
+#: Seconds to receive a whole request, and to send its answer.
 REQUEST_SECONDS = 30.0
 _NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 #: Host names of guarded pages, in addition to addresses and `admin.hosts`.
@@ -63,7 +65,7 @@ class GuardedRoute:
     Args:
         method: HTTP method.
         path: path with a leading slash.
-        handler: answers it; what it raises becomes a 500 without text.
+        handler: its handler; exceptions become a 500 without text.
     """
 
     method: str
@@ -72,26 +74,26 @@ class GuardedRoute:
 
 
 class Page(Protocol):
-    """The page of metrics."""
+    """The metrics page."""
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Write it in the format that is asked for; give it and its content type."""
+        """Render it in the accepted format; return it and its content type."""
 
 
 class AdminServer:
     """The HTTP server of the admin address.
 
     Args:
-        exposition: makes the page of metrics.
-        readiness: gives the reasons why producers should not come now; none means ready.
-        status: gives what `/status` shows; values that JSON lacks are shown as text.
-        allow: networks other than loopback that may see guarded pages, as addresses or CIDR.
+        exposition: renders the metrics page.
+        readiness: returns the reasons why the sidecar is not ready; empty if it is.
+        status: returns the content of `/status`; values that JSON lacks are shown as strings.
+        allow: networks other than loopback that may use guarded pages, as addresses or CIDR.
         routes: further guarded pages.
-        degraded: gives what producers should not expect now, though they may come.
-        hosts: further names by which guarded pages may be asked for.
+        degraded: returns limitations that don't prevent readiness.
+        hosts: further host names accepted for guarded pages.
 
     Raises:
-        ValueError: a network of `allow` is none.
+        ValueError: a network of `allow` is invalid.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class AdminServer:
     ) -> None:
         self._hosts = frozenset(name.lower() for name in (*_LOCAL_NAMES, socket.gethostname(), *hosts))
         self._servers: list[asyncio.Server] = []
-        #: by aiohttp's protocol; of those that are idle, those idle for longest come first
+        #: by aiohttp's protocol; idle ones first, longest idle first
         self._connections: dict[asyncio.BaseProtocol, _Connection] = {}
         self._refused: set[_Refused] = set()
         self._exposition = exposition
@@ -130,7 +132,7 @@ class AdminServer:
             port: port to bind, 0 for a free one.
 
         Returns:
-            Address and port that are bound. Call `stop` at the end, also where this raised.
+            The bound address and port. Call `stop` at the end, also if this raised.
 
         Raises:
             OSError: the address can't be bound.
@@ -142,7 +144,7 @@ class AdminServer:
         return bound[0], bound[1]
 
     async def stop(self) -> None:
-        """Close the socket, wait for answers under way until a deadline, then end them."""
+        """Close the socket, wait for answers in progress until a deadline, then abort them."""
         for server in self._servers:
             server.close()
         self._servers.clear()
@@ -165,7 +167,7 @@ class AdminServer:
 
     @web.middleware
     async def _watched(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Stop the clock of a connection while its page is being made."""
+        """Suspend the deadline of a connection while its page is being rendered."""
         connection = self._connections.get(request.protocol)
         if connection is None:
             return await handler(request)
@@ -178,16 +180,16 @@ class AdminServer:
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
             if not self._is_allowed(request.remote):
-                raise web.HTTPForbidden(text="only for loopback and for networks of admin.allow\n")
+                raise web.HTTPForbidden(text="only available to loopback and to networks in admin.allow\n")
             host = request.headers.get("Host", "")
-            # A page in an operator's browser can reach loopback as well; browsers say so, tools never do.
+            # A page in an operator's browser can reach loopback as well; browsers send an Origin, tools never do.
             if request.headers.get("Origin", f"http://{host}") != f"http://{host}":
-                raise web.HTTPForbidden(text="not for other pages in a browser\n")
+                raise web.HTTPForbidden(text="not available to other pages in a browser\n")
             site, mode = request.headers.get("Sec-Fetch-Site", "none"), request.headers.get("Sec-Fetch-Mode")
-            if site not in ("none", "same-origin") and mode != "navigate":  # a link to the console may be followed
-                raise web.HTTPForbidden(text="not for other pages in a browser\n")
+            if site not in ("none", "same-origin") and mode != "navigate":  # links to the console are allowed
+                raise web.HTTPForbidden(text="not available to other pages in a browser\n")
             if not self._is_named(host):
-                text = f"Host {host}: expected localhost, an address, or a name of admin.hosts\n"
+                text = f"Host {host}: expected localhost, an address, or a name in admin.hosts\n"
                 raise web.HTTPForbidden(text=text)
             return await handler(request)
 
@@ -203,9 +205,10 @@ class AdminServer:
         return any(address in network for network in self._allowed)
 
     def _is_named(self, host: str) -> bool:
-        """Whether a Host header is none that a page in a browser can have: an address, or a name known to be ours.
+        """Return True if a Host header is an address or a known name of ours, which no foreign page in a browser can
+        send.
 
-        HTTP/1.0 has no such header; no browser speaks it.
+        HTTP/1.0 has no such header, and no browser uses it.
         """
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         with suppress(ValueError):
@@ -239,10 +242,10 @@ class AdminServer:
 
 
 class _Refused(asyncio.Protocol):
-    """A connection for which there is no room: its request is answered with 503, where that comes soon.
+    """A connection beyond the limit: its request is answered with 503 if it arrives soon.
 
     Args:
-        among: all such connections; where they are too many, one more is closed at once.
+        among: all such connections; beyond their limit, new ones are closed at once.
     """
 
     def __init__(self, among: set[_Refused]) -> None:
@@ -251,7 +254,7 @@ class _Refused(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the request: a client that is still sending would not see an answer before it."""
+        """Wait for the request: a client that is still sending would not read an earlier answer."""
         self._transport = cast(asyncio.Transport, transport)
         if len(self._among) >= MOST_REFUSED:
             self._transport.abort()
@@ -271,11 +274,11 @@ class _Refused(asyncio.Protocol):
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, which has a deadline while nothing is being answered.
+    """One connection, with a deadline except while a request is being answered.
 
     Args:
         inner: aiohttp's protocol, which gets everything.
-        among: all connections by their inner protocol; it takes itself out at its end.
+        among: all connections by their inner protocol; it removes itself at its end.
     """
 
     def __init__(self, inner: web.RequestHandler, among: dict[asyncio.BaseProtocol, _Connection]) -> None:
@@ -283,7 +286,7 @@ class _Connection(asyncio.Protocol):
         self._among = among
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        #: when it began to wait, in seconds of the event loop
+        #: start of the wait, in seconds of the event loop
         self.since = 0.0
 
     @property
@@ -291,7 +294,6 @@ class _Connection(asyncio.Protocol):
         return self._deadline is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the socket; its request is to come."""
         self._transport = cast(asyncio.Transport, transport)
         self.wait()
         self._inner.connection_made(transport)
@@ -316,7 +318,7 @@ class _Connection(asyncio.Protocol):
         self._inner.resume_writing()
 
     def wait(self) -> None:
-        """Return the peer its time: for the rest of the answer and for the next request."""
+        """Start the deadline: for the rest of the answer and for the next request."""
         self.answering()
         if self._among.pop(self._inner, None) is not None:
             self._among[self._inner] = self
@@ -325,13 +327,12 @@ class _Connection(asyncio.Protocol):
             self._deadline = loop.call_later(REQUEST_SECONDS, self.abort)
 
     def answering(self) -> None:
-        """Have no deadline."""
+        """Stop the deadline."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
     def abort(self) -> None:
-        """Close the socket at once."""
         self.answering()
         self._among.pop(self._inner, None)
         if self._transport is not None:
@@ -343,7 +344,7 @@ async def _now(answer: Soon[T]) -> T:
 
 
 def json_response(value: object, status: int = 200) -> web.Response:
-    """Make an answer of plain data; what JSON lacks is shown as text."""
+    """Return plain data as a JSON response; values that JSON lacks are shown as strings."""
     text = json.dumps(value, indent=2, default=_as_text)
     return web.Response(status=status, text=text + "\n", content_type="application/json")
 
@@ -356,21 +357,21 @@ def _as_text(value: Any) -> object:  # Any: whatever json does not know
     return str(value)
 
 
-#: Gets a request's body, gives status and what to answer: plain data, or text that is JSON already.
+#: Receives a request's body, returns status and answer: plain data, or encoded JSON.
 Answering: TypeAlias = Callable[[bytes], Awaitable[tuple[int, object]]]
 
 
 def json_route(
     method: str, path: str, answering: Answering, body_bytes: int = MAX_BODY_BYTES, texting: Answering | None = None
 ) -> GuardedRoute:
-    """Make a page.
+    """Create a page.
 
     Args:
         method: HTTP method.
         path: path with a leading slash.
-        answering: is asked.
-        body_bytes: of the longest request's body; more is 413.
-        texting: is asked instead by who wants text (``Accept: text/plain``); an answer of it that is no text is JSON.
+        answering: its handler.
+        body_bytes: size limit of a request's body; larger ones get 413.
+        texting: handler for text (``Accept: text/plain``); an answer that is not a string is sent as JSON.
     """
 
     async def handle(request: web.Request) -> web.Response:
@@ -380,7 +381,7 @@ def json_route(
             async with asyncio.timeout(REQUEST_SECONDS):
                 body = await request.clone(client_max_size=body_bytes).read()
         except TimeoutError:
-            raise web.HTTPRequestTimeout(text="the body has not come\n") from None
+            raise web.HTTPRequestTimeout(text="the body was not received in time\n") from None
         status, content = await asked(body)
         if wants_text and isinstance(content, str):
             return web.Response(status=status, text=content + "\n")

@@ -1,8 +1,8 @@
 """Publish rates of the last 15 minutes, and totals and rates by exchange, binding and destination.
 
-Totals per outcome are noted all the time, seldom while nobody looks (`live`). What costs more, the numbers of each
-binding and destination, is read only while somebody looks, and in a thread: the event loop folds tallies in steps, as
-for the page of metrics.
+Totals per outcome are always sampled, at long intervals without clients (`live`). More expensive data, the numbers of
+each binding and destination, are only read for clients, and in a thread: the event loop folds tallies in steps, as for
+the metrics page.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from typing import NamedTuple, TypeAlias
 from proxy.observe.metrics import Row, binding_matches, destination_publishes, publishes
 from proxy.relay.counters import OUTCOMES, Counters, Histogram
 
-#: Seconds between two samples while somebody looks, the least for a rate, and for how long rates are kept.
+#: Seconds between two samples for clients, minimum for a rate, and length of the history.
 SAMPLE_SECONDS, LEAST_SECONDS, HISTORY_SECONDS = 2.0, 1.0, 900.0
-#: Confirm latency is that of the confirms of so many seconds.
+#: Seconds of confirms that the confirm latency covers.
 LATENCY_SECONDS = 60.0
-#: Columns of the history, beside the time.
+#: Columns of the history, in addition to the time.
 SERIES = (*OUTCOMES, "nacked", "returned")
 
-#: What is listed: the key of the list, names of labels, and who reads the totals.
+#: The lists: key of the list, names of labels, and source of the totals.
 _LISTS: tuple[tuple[str, tuple[str, ...], Callable[[Counters], Iterable[Row]]], ...] = (
     ("exchanges", ("vhost", "exchange", "outcome"), publishes),
     ("bindings", ("vhost", "exchange", "binding"), binding_matches),
     ("destinations", ("vhost", "destination"), destination_publishes),
 )
-#: By list and labels: total, and rate per second (None: not known yet).
+#: By list and labels: total, and rate per second (None: unknown yet).
 _Numbers: TypeAlias = dict[tuple[str, tuple[str, ...]], tuple[float, float | None]]
 
 
 class _Sample(NamedTuple):
-    """Totals of one moment.
+    """Totals at one moment.
 
     Args:
-        timer: seconds of a clock that does not jump.
+        timer: monotonic seconds.
         totals: in the order of SERIES.
         confirms: observed confirms, by bucket.
     """
@@ -52,9 +52,9 @@ class TrafficSampler:
     """Samples the counters of the process.
 
     Args:
-        counters: what the process counts.
+        counters: counters of the process.
         wall: returns seconds since the epoch.
-        timer: returns seconds of a clock that never jumps.
+        timer: returns monotonic seconds.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class TrafficSampler:
         self._wall = wall
         self._timer = timer
         self._samples: deque[_Sample] = deque()
-        #: rates of one interval each: when it ended, and the rates in the order of SERIES
+        #: rates by interval: its end, and the rates in the order of SERIES
         self._history: deque[tuple[float, ...]] = deque()
         self._numbers: _Numbers = {}
         self._numbers_at: float | None = None
@@ -75,7 +75,7 @@ class TrafficSampler:
         self._one_at_a_time = asyncio.Lock()
 
     async def sample(self, detailed: bool) -> None:
-        """Note totals; `detailed`: those of each binding and destination as well."""
+        """Record totals; `detailed`: including those of each binding and destination."""
         async with self._one_at_a_time:
             for _ in self._counters.traffic.folding():
                 await asyncio.sleep(0)
@@ -86,7 +86,7 @@ class TrafficSampler:
                 self._numbers_at = None
 
     async def look(self) -> dict[str, object]:
-        """Return everything, for who begins to look."""
+        """Return everything, for a new client."""
         if self._numbers_at is None or self._timer() - self._numbers_at > 2 * SAMPLE_SECONDS:
             async with self._one_at_a_time:
                 for _ in self._counters.traffic.folding():
@@ -96,7 +96,7 @@ class TrafficSampler:
         return {**self._now(), **self._listed(self._numbers), "complete": True, "history": history}
 
     def news(self) -> dict[str, object]:
-        """Return what has changed between the last two detailed samples."""
+        """Return the changes between the last two detailed samples."""
         point = self._history[-1] if self._history else None
         return {**self._now(), **self._listed(self._changed), "complete": False, "point": point}
 
@@ -113,9 +113,9 @@ class TrafficSampler:
         if self._samples:
             before = self._samples[-1]
             seconds = now - before.timer
-            if seconds < LEAST_SECONDS:  # the first look ends a pause at any time
+            if seconds < LEAST_SECONDS:  # a new client ends a pause at any time
                 return
-            # A total falls where rules are reloaded that name an exchange no longer.
+            # A total decreases if rules are reloaded that no longer name an exchange.
             rates = (max(0.0, new - old) / seconds for new, old in zip(totals, before.totals, strict=True))
             self._history.append((round(wall, 3), *(round(rate, 3) for rate in rates)))
         self._samples.append(sample)
@@ -175,7 +175,7 @@ def quantile(histogram: Histogram, counts: Sequence[int], share: float) -> float
 
     Args:
         histogram: has the bounds of the buckets.
-        counts: how many there are in each bucket.
+        counts: number of observations in each bucket.
         share: 0.5 for the median.
     """
     cumulative = list(accumulate(counts))
@@ -185,7 +185,7 @@ def quantile(histogram: Histogram, counts: Sequence[int], share: float) -> float
     rank = share * total
     index = next(index for index, count in enumerate(cumulative) if count >= rank)
     bounds = histogram.bounds
-    if index == len(bounds):  # beyond the last bound: more is not known
+    if index == len(bounds):  # above the last bound: no better estimate
         return bounds[-1]
     lower = bounds[index - 1] if index else 0.0
     inside = (rank - (cumulative[index] - counts[index])) / counts[index]

@@ -1,8 +1,8 @@
-"""The running process: everything put together from the configuration, reloaded, drained. Owner of uvloop.
+"""The running process: composition from the configuration, reload, drain. Owner of uvloop.
 
-- `sidecar`: one process from start to drain: what is started in which order, readiness, status. Begin here.
-- `composition`: sections of the configuration turned into the values that other packages take.
-- `reload`: rules reloaded on request, on SIGHUP and when files change.
-- `shadow`: a second rules file compared with the rules in force on live traffic.
-- `workers`: the supervisor of several sidecars on one port: starts them again, forwards signals.
+- `sidecar`: one process from start to drain: start order, readiness, status. Start here.
+- `composition`: converts sections of the configuration to the arguments of other packages.
+- `reload`: reloads rules on request, on SIGHUP and when files change.
+- `shadow`: compares a second rules file with the rules in force on live traffic.
+- `workers`: the supervisor of several sidecars on one port: restarts them, forwards signals.
 """

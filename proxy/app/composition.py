@@ -1,6 +1,6 @@
-"""Turns sections of the configuration into the values that other packages take.
+"""Converts sections of the configuration to the arguments of other packages.
 
-Packages do not see `Settings`. Nothing is opened here. The other brokers that the rules name are checked as well: their
+Packages do not use `Settings`. Nothing is opened here. Other brokers named by the rules are checked as well: their
 passwords, certificates, and that none of them leads back here (messenger-addressing specification, 3.2).
 """
 
@@ -70,7 +70,7 @@ def rates(settings: Settings) -> RateLimits:
 
 
 def client_rules(settings: Settings, secrets: Secrets) -> ClientRules:
-    """Return the rules for what clients declare; `secrets` sign it."""
+    """Return the rules for client declarations; `secrets` sign them."""
     declared = settings.declared
     return ClientRules(
         Delivery(declared.delivery),
@@ -86,8 +86,8 @@ def client_rules(settings: Settings, secrets: Secrets) -> ClientRules:
 def secrets_of(settings: Settings) -> Secrets:
     """Return the secrets that sign clients' bindings.
 
-    Without `declared.secrets` it is a key that all sidecars of the same control user derive from its password: slowly,
-    because signatures on the broker can be read, and passwords tried on them.
+    Without `declared.secrets` it is a key that all sidecars of the same control user derive from its password: with a
+    slow function, because signatures on the broker can be read and used to test guessed passwords.
     """
     given = [source.value for source in settings.declared.secrets]
     if given:
@@ -117,7 +117,7 @@ def audit_policy(settings: Settings) -> AuditPolicy | None:
 
 
 def audit_privacy(settings: Settings) -> Privacy:
-    """Return what may be shown of a message, in audit lines and elsewhere."""
+    """Return which parts of a message may be shown, in audit lines and elsewhere."""
     audit = settings.audit
     shown = frozenset(name.encode() for name in audit.headers)
     return Privacy(shown, frozenset(audit.hash), audit.hash_key)
@@ -125,7 +125,7 @@ def audit_privacy(settings: Settings) -> Privacy:
 
 def cannot_listen(settings: Settings, key: str, address: object, error: OSError) -> ConfigError:
     """Return the error at the key whose address can't be listened on."""
-    # asyncio puts the address into the text; a look-up of a name has negative numbers of its own.
+    # asyncio includes the address in the text; name resolution has its own negative numbers.
     why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
     return settings.fault(key, f"can't listen on {address}: {why}")
 
@@ -138,10 +138,10 @@ def remote_brokers(
     Args:
         loaded: the rules.
         environ: the environment, for passwords.
-        listening: (host, port) where we listen.
+        listening: our listening addresses as (host, port).
 
     Raises:
-        ConfigErrors: a password that is not there, a certificate that can't be used, a way back to ourselves.
+        ConfigErrors: a missing password, an unusable certificate, a loop back to ourselves.
     """
     faults = Faults()
     brokers = {

@@ -33,24 +33,24 @@ from proxy.values import Destination
 
 _log = structlog.get_logger(__name__)
 
-#: Missing destinations that a report names.
+#: Limit of missing destinations in a report.
 _SHOWN = 100
 #: Bindings of old rules freed before other tasks run: some 0.1 ms.
 _FREED_AT_ONCE = 64
-#: Times that the end of the last use of old rules is waited for, `POLL_SECONDS` each.
+#: Attempts to free old rules that are still in use, at intervals of `POLL_SECONDS`.
 _FREE_ATTEMPTS = 60
-#: Seconds for which a thread that compiles rules holds the interpreter while others wait.
+#: Seconds for which a compiling thread holds the interpreter while others wait.
 _TURN_SECONDS = 0.0005
-#: Seconds between two looks at the files; a change is taken after two of them.
+#: Seconds between two checks of the files; a change is loaded after two of them.
 POLL_SECONDS = 1.0
-#: Seconds until valid rules are retried that could not be activated because the broker was not reachable.
+#: Seconds until valid rules are retried that could not be activated because the broker was unreachable.
 RETRY_SECONDS = 5.0
 _OK, _UNUSABLE, _UNAVAILABLE = 200, 422, 503
 _MOUNTINFO = Path("/proc/self/mountinfo")
 
 #: Lists files, in the order of a load.
 Files: TypeAlias = Callable[[], Sequence[Path]]
-#: Activates what was prepared; neither waits nor fails.
+#: Activates prepared data; neither waits nor fails.
 Activation: TypeAlias = Callable[[], None]
 
 _Compiled = TypeVar("_Compiled")
@@ -63,11 +63,11 @@ class ReloadReport:
     Args:
         version: of the rules in force after it.
         errors: why the new rules are not in force; empty if they are.
-        at: when, in seconds since the epoch.
-        reason: what caused it: request, signal or file.
+        at: time in seconds since the epoch.
+        reason: its cause: request, signal or file.
         invalid: whether the errors are in the files, not at the broker.
         missing: destinations of the new rules that can't be reached now, such as queues that no client has declared.
-        restart: keys of the configuration that have changed and hold only after a restart.
+        restart: changed keys of the configuration that require a restart.
     """
 
     version: str
@@ -100,7 +100,7 @@ class ActivationResult(NamedTuple):
 
 @dataclass(slots=True)
 class _Candidate:
-    """Rules of one virtual host on their way in."""
+    """New rules of one virtual host before their activation."""
 
     state: VhostState
     exchanges: dict[bytes, OwnedExchange]
@@ -113,18 +113,18 @@ class Reload:
     """Replaces the rules of a running sidecar on request and when files change, one reload at a time.
 
     A reload reads, compiles and tests the files in a thread. What the new rules need on the broker is declared first;
-    then all virtual hosts change over at once, so that each publish is decided by the rules before or by those after.
-    A failure before that leaves everything as it was.
+    then all virtual hosts switch at once, so that each publish is decided by either the old or the new rules. A failure
+    before that changes nothing.
 
     Args:
-        files: lists the rules files as the configuration names them.
+        files: lists the rules files of the configuration.
         loaded: the rules in force.
-        state_of: returns the shared state of a virtual host, made if there is none.
+        state_of: returns the shared state of a virtual host, created if there is none.
         topology: the control plane.
-        counters: what the process counts.
-        tasks: runs reloads that nothing waits for, and what follows a reload.
-        brokers_of: reads the brokers that the rules name, and the files of TLS, in a thread; returns the activation.
-        tls_files: lists the files of TLS, which are watched as well.
+        counters: counters of the process.
+        tasks: runs reloads that nothing waits for, and cleanup after a reload.
+        brokers_of: reads the brokers named by the rules, and the TLS files, in a thread; returns the activation.
+        tls_files: lists the TLS files, which are watched as well.
         settings: compares the configuration with the one in use; called in a thread.
     """
 
@@ -157,18 +157,18 @@ class Reload:
         self._one_at_a_time = asyncio.Lock()
 
     async def compile_in_thread(self, compiling: Callable[[], _Compiled]) -> _Compiled:
-        """Run something that compiles rules in a thread, never at the same time as a reload."""
+        """Run a compilation of rules in a thread, never concurrently with a reload."""
         async with self._one_at_a_time:
             with _beside_traffic():
                 return await asyncio.to_thread(compiling)
 
     def request(self) -> None:
-        """Reload soon, whether or not the files have changed (SIGHUP)."""
+        """Schedule a reload, whether or not the files have changed (SIGHUP)."""
         self._tasks.start(self.reload("signal"), "reload")
 
     @property
     def route(self) -> GuardedRoute:
-        """``POST /-/reload``: 200, 422 where the files are invalid, 503 where the broker prevents it."""
+        """``POST /-/reload``: 200, 422 if the files are invalid, 503 if the broker prevents it."""
         return json_route("POST", "/-/reload", self._answer)
 
     async def _answer(self, _body: bytes) -> tuple[int, object]:
@@ -177,7 +177,6 @@ class Reload:
         return status, report.as_json()
 
     async def watch(self) -> None:
-        """Reload whenever the files change; returns only by cancellation."""
         for path in await asyncio.to_thread(self._lone_mounts):
             _log.warning("file is mounted alone (subPath): it will never change, mount its directory", file=path)
         again_at = None
@@ -194,10 +193,10 @@ class Reload:
                 again_at = loop.time() + RETRY_SECONDS
 
     async def reload(self, reason: str) -> ReloadReport:
-        """Load the files and, if they are valid, bring them into force.
+        """Load the files and, if they are valid, activate them.
 
         Args:
-            reason: what caused it, for the log.
+            reason: the cause, for the log.
         """
         async with self._one_at_a_time:
             answer = await self._attempt(reason)
@@ -210,9 +209,9 @@ class Reload:
             self._counters.rules.last_success_seconds = answer.at
             _log.info("reloaded", reason=reason, rules=answer.version)
         if changed.keys:
-            _log.warning("settings have changed that hold only after a restart", keys=list(changed.keys))
+            _log.warning("changed settings require a restart", keys=list(changed.keys))
         if changed.errors:
-            event = "the configuration can't be used as it is now: a restart would fail"
+            event = "the configuration is now invalid: a restart would fail"
             _log.warning(event, errors=list(changed.errors))
         return answer
 
@@ -228,14 +227,14 @@ class Reload:
         except ConfigErrors as error:
             return ActivationResult([str(fault) for fault in error.errors], invalid=True)
         except Exception as error:  # noqa: BLE001 -- whatever a file makes us do wrong must not end the sidecar
-            _log.exception("reload went wrong")
+            _log.exception("reload failed unexpectedly")
             return ActivationResult([f"{type(error).__name__} while loading: {error}"], invalid=True)
         if failures:
             return ActivationResult(failures, invalid=True)
         return await self._activate(loaded, activation)
 
     def _look(self) -> bool:
-        looks = [watch.look() for watch in self._watches]  # no short circuit: both have to look
+        looks = [watch.look() for watch in self._watches]  # no short circuit: both have to check
         return any(looks)
 
     def _load(self) -> tuple[LoadedRules, list[str], Activation]:
@@ -255,7 +254,7 @@ class Reload:
         try:
             files = [*self._files(), *self._tls_files()]
             return [str(path) for path in lone_mounts(files, _MOUNTINFO.read_text(encoding="utf-8"))]
-        except (OSError, ConfigErrors):  # no Linux; no file: the next load says so
+        except (OSError, ConfigErrors):  # not Linux, or no file: the next load reports it
             return []
 
     async def _activate(self, loaded: LoadedRules, activation: Activation) -> ActivationResult:
@@ -284,7 +283,7 @@ class Reload:
                 name, candidate.exchanges, candidate.router, candidate.queues.queues
             )
         remains = [exchange for router in before.routers.values() for exchange in router.exchanges.values()]
-        # From here to `self.loaded` nothing waits: no publish comes in between.
+        # Nothing below waits until `self.loaded` is set: no publish is processed in between.
         for candidate in candidates:
             self._topology.swap(candidate.state.name, candidate.exchanges, candidate.router)
             candidate.state.set_addresses(loaded.books.get(candidate.state.name))
@@ -304,11 +303,11 @@ def _nothing() -> None:
 
 @contextmanager
 def _beside_traffic() -> Iterator[None]:
-    """Let a thread compile rules while publishes go on.
+    """Let a thread compile rules without delaying publishes.
 
-    The event loop gets its turn after a short time: a confirm waits for two or three turns. There is no garbage
-    collection, which would stop all threads to traverse all rules; the objects that exist at the end are excluded from
-    it permanently.
+    The event loop gets the interpreter after a short time: a confirm waits for two or three switches. There is no
+    garbage collection, which would stop all threads to traverse all rules; the objects that exist at the end are
+    excluded from it permanently.
     """
     collects, interval = gc.isenabled(), sys.getswitchinterval()
     gc.disable()
@@ -323,12 +322,12 @@ def _beside_traffic() -> Iterator[None]:
 
 
 async def free_exchanges(exchanges: list[Exchange]) -> None:
-    """Take old rules apart piece by piece: freed as a whole, large ones would hold the event loop for long."""
+    """Free old rules in steps: freed at once, large ones would block the event loop for long."""
     while exchanges:
         exchange = exchanges.pop()
         for _ in range(_FREE_ATTEMPTS):
-            # An explanation, a shadow run or a relay without traffic may still refer to it. The two references are
-            # those of this function and of `getrefcount`.
+            # An explanation, a shadow run or an idle relay may still refer to it. The two references are those of this
+            # function and of `getrefcount`.
             if sys.getrefcount(exchange) <= 2:
                 break
             await asyncio.sleep(POLL_SECONDS)
@@ -339,7 +338,7 @@ async def free_exchanges(exchanges: list[Exchange]) -> None:
 
 
 def _unreachable(state: VhostState) -> list[str]:
-    """Return the destinations of rules that no publish reaches as the broker is now."""
+    """Return the destinations of rules that no publish can reach with the current state of the broker."""
     missing = {
         destination
         for owned in state.exchanges.values()
@@ -358,7 +357,7 @@ def _unreachable(state: VhostState) -> list[str]:
 
 
 def _exists(state: VhostState, destination: Destination) -> bool:
-    """Whether a destination of queue delivery, which needs no binding, exists as far as is known."""
+    """Return True if a destination of queue delivery, which needs no binding, is known to exist."""
     kind, name = destination
     return kind != "queue" or state.has_queue(name)
 
@@ -370,12 +369,12 @@ def _candidate(state: VhostState, loaded: LoadedRules) -> _Candidate:
 
 
 def owned_exchanges(rules: VhostRules) -> dict[bytes, OwnedExchange]:
-    """Return the exchanges of the rules as relays and control plane know them."""
+    """Return the exchanges of the rules in the form for relays and control plane."""
     return {rule.name: owned_exchange(rule) for rule in rules.exchanges}
 
 
 def traffic_labels(counters: Counters, loaded: LoadedRules) -> TrafficLabels:
-    """Return which exchanges, bindings and destinations get series of their own in the metrics of traffic."""
+    """Return which exchanges, bindings and destinations get their own series in the traffic metrics."""
     rules = [(vhost.vhost, exchange) for vhost in loaded.rules.vhosts.values() for exchange in vhost.exchanges]
     destinations = {
         (vhost, name) for vhost, exchange in rules for _, name in loaded.routers[vhost].destinations(exchange.name)

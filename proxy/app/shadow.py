@@ -1,8 +1,8 @@
 """Shadow rules: compares the decisions of a second rules file with those in force, on live traffic.
 
-The candidate is compiled in a thread. Publishes to exchanges that either of the two rules touches are buffered on their
-way, up to a bound, and compared later in short turns; under load some are skipped, and counted. Without a candidate no
-publish pays anything. A candidate whose report is not read for an hour is dropped. The candidate decides nothing.
+The candidate is compiled in a thread. Publishes to exchanges that either of the two rules affects are buffered, up to a
+limit, and compared later in short batches; under load some are skipped, and counted. Without a candidate there is no
+overhead. A candidate whose report is not read for an hour is dropped. The candidate has no effect on messages.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from proxy.rules.message import DescribedMessage
 _log = structlog.get_logger(__name__)
 
 _OK, _NOT_FOUND, _UNUSABLE = 200, 404, 422
-#: Bytes of rules files that may come over the admin port: about 50,000 bindings. More is 413.
+#: Size limit of uploaded rules files: about 50,000 bindings. Larger requests get 413.
 RULES_BYTES = 16 << 20
-#: Publishes that wait to be compared, and bytes of their headers: the memory of a shadow, in addition to its counts.
+#: Limits of buffered publishes, and of their headers in bytes: the memory of a shadow, in addition to its counts.
 BUFFERED, BUFFERED_BYTES = 4096, 8 << 20
-#: Seconds after which a turn of comparing ends, and the least pause until the next.
+#: Duration of a batch of comparisons, and minimum pause between batches, in seconds.
 TURN_SECONDS, REST_SECONDS = 0.001, 0.02
-#: A pause is at least this many times as long as the turn before it: one comparison may be slow.
+#: Minimum pause as a multiple of the previous batch: one comparison may be slow.
 RESTS = 19
 #: Seconds that the end of a shadow waits for buffered publishes.
 _LAST_SECONDS = 2.0
-#: Seconds between two looks at what clients have declared since.
+#: Seconds between two updates of client declarations.
 _INHERIT_SECONDS = 1.0
 #: Clients' bindings added to the candidate's between two pauses in which other tasks may run.
 _STEP = 64
@@ -56,8 +56,8 @@ class _Run:
 
     Args:
         candidate: its rules.
-        differences: what was compared so far, with the rules in force.
-        owned: its exchanges with what clients declared, by virtual host.
+        differences: the results so far.
+        owned: its exchanges including client declarations, by virtual host.
         began: seconds since the epoch.
         last_read: when its report was last requested, in seconds of the timer.
     """
@@ -77,12 +77,12 @@ class Shadow:
     """Compares one candidate at a time with the rules in force.
 
     Args:
-        reload: holds the rules in force.
-        vhosts: lets publishes be watched.
-        privacy: what of a message may be shown.
-        tasks: runs the comparing.
-        wall: gives seconds since 1970.
-        timer: gives seconds of a clock that never jumps.
+        reload: has the rules in force.
+        vhosts: provides the publishes.
+        privacy: which parts of a message may be shown.
+        tasks: runs the comparison.
+        wall: returns seconds since 1970.
+        timer: returns monotonic seconds.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Shadow:
         return None if self._run is None else self._run.candidate.loaded.rules.version
 
     async def begin(self, body: bytes) -> tuple[int, object]:
-        """Compare a candidate from now on, in place of an earlier one: 200, or 422 with every fault.
+        """Compare a new candidate, replacing an earlier one: 200, or 422 with all errors.
 
         Args:
             body: the text of one rules file, or several as JSON: ``{"files": [[name, text], ...]}``.
@@ -135,11 +135,11 @@ class Shadow:
         self._run = run
         self._vhosts.set_tap(self)
         self._tasks.start(self._compare(run), "shadow")
-        _log.info("shadow begins", candidate=loaded.rules.version, rules=self._reload.loaded.rules.version)
+        _log.info("shadow started", candidate=loaded.rules.version, rules=self._reload.loaded.rules.version)
         return _OK, self._report(run)
 
     def state(self) -> object:
-        """Return the report for who follows it, None if there is no candidate."""
+        """Return the report for event streams, None if there is no candidate."""
         run = self._run
         if run is None:
             return None
@@ -147,12 +147,12 @@ class Shadow:
         return self._report(run)
 
     async def report(self, _body: bytes) -> tuple[int, object]:
-        """Report what was found so far; 404 if there is no candidate."""
+        """Return the report; 404 if there is no candidate."""
         state = self.state()
         return (_NOT_FOUND, {"errors": ["there is no shadow"]}) if state is None else (_OK, state)
 
     async def end(self, _body: bytes) -> tuple[int, object]:
-        """Drop the candidate and report what was found; 404 if there is none."""
+        """Drop the candidate and return the report; 404 if there is none."""
         run = self._run
         if run is None:
             return _NOT_FOUND, {"errors": ["there is no shadow"]}
@@ -166,7 +166,7 @@ class Shadow:
         return _OK, self._report(run)
 
     def wants(self, vhost: str, exchange: bytes) -> bool:
-        """Whether publishes to an exchange can differ: see `Tap`. What clients declared is not compared."""
+        """Return True if decisions for an exchange can differ: see `Tap`. Client declarations are not compared."""
         run = self._run
         if run is None:
             return False
@@ -193,7 +193,7 @@ class Shadow:
         _log.info("shadow ended", candidate=run.candidate.loaded.rules.version)
 
     async def _compare(self, run: _Run) -> None:
-        """Compare what was buffered, in turns, until the candidate is replaced or dropped."""
+        """Compare buffered publishes, in batches, until the candidate is replaced or dropped."""
         looked = self._timer()
         while self._run is run:
             begin = self._timer()
@@ -235,7 +235,7 @@ class Shadow:
         run.differences.compare(seen, lambda: self._example(observed))
 
     async def _inherit(self, run: _Run) -> None:
-        """Add what clients have declared to the candidate's rules, as a reload would."""
+        """Add new client declarations to the candidate's rules, as a reload would."""
         for state in self._vhosts.states:
             owned, router = run.owned.get(state.name), run.candidate.loaded.routers.get(state.name)
             if owned is None or router is None or run.epochs.get(state.name) == state.epoch:
@@ -246,7 +246,7 @@ class Shadow:
                     await asyncio.sleep(0)
 
     def _example(self, observed: ObservedDecision) -> dict[str, object]:
-        """Return what may be shown of a message: the same as in an audit line."""
+        """Return the parts of a message that may be shown: the same as in an audit line."""
         privacy = self._records.privacy
         key = text(observed.routing_key)
         if "rk" in privacy.hashed:
@@ -267,7 +267,7 @@ def uploaded_files(body: bytes) -> list[tuple[str, bytes]]:
             if upload.keys() == {"files"}:
                 return [(str(name), str(content).encode()) for name, content in upload["files"]]
         except (ValueError, TypeError, RecursionError):
-            pass  # the text of a rules file, it seems: the error of its reader says more
+            pass  # apparently a rules file: its reader reports the error better
     return [("candidate", body)]
 
 

@@ -1,6 +1,6 @@
-"""The sidecar as a process: configuration and rules in, everything put together, run until SIGTERM, drained.
+"""The sidecar as a process: loads configuration and rules, assembles all packages, runs until SIGTERM, drains.
 
-The only module that knows all packages.
+The only module that imports all packages.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
 #: Seconds between two updates of the gauges that no event updates.
 _WATCH_SECONDS = 1.0
-#: How long another thread (compiling rules, writing the page of metrics) may keep the event loop waiting for the
-#: interpreter, in seconds. Python's own 5 ms, several times in one turn of the loop, would be felt.
+#: How long another thread (compiling rules, writing the metrics page) may hold the interpreter while the event loop
+#: waits, in seconds. Python's default of 5 ms, several times per iteration, would be noticeable.
 _SWITCH_SECONDS = 0.0005
 #: Seconds without a failure after which a periodic task counts as working.
 _STEADY_SECONDS = 5.0
@@ -97,11 +97,11 @@ def run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None = None
     Args:
         config: the configuration file.
         environ: environment, for overrides and passwords.
-        slot: the place of this process among several; None: it was started by itself.
-        dry_run: end when all files have been read and checked.
+        slot: the place of this process among several workers; None: a single process.
+        dry_run: stop after all files have been read and checked.
 
     Returns:
-        Exit status: 0 drained, 1 an error of its own, 2 wrong configuration or rules, or refused by the broker.
+        Exit status: 0 drained, 1 an internal error, 2 invalid configuration or rules, or refused by the broker.
     """
     configure(LogSettings())
     try:
@@ -110,7 +110,7 @@ def run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None = None
         sys.stderr.write(f"{errors}\n")
         return FAULTY
     except Exception as error:  # noqa: BLE001 -- the last place that can say why the process ends, as a line of the log
-        _log.error("ended by an unexpected error", error=f"{type(error).__name__}: {error}", exc_info=error)
+        _log.error("exiting after an unexpected error", error=f"{type(error).__name__}: {error}", exc_info=error)
         return BROKEN
 
 
@@ -134,7 +134,7 @@ def _run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None, dry_
         _log.warning("configuration", text=str(warning))
     try:
         import uvloop
-    except ImportError:  # not on this platform: the loop of the standard library does the same, slower
+    except ImportError:  # not available on this platform: the standard library's loop does the same, slower
         runner = asyncio.Runner()
     else:
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -147,20 +147,20 @@ def _listening(settings: Settings) -> list[tuple[str, int]]:
 
 
 class Sidecar:
-    """One process, put together.
+    """One assembled process.
 
     Args:
         settings: the configuration.
         loaded: the compiled rules.
         environ: environment, for secrets.
-        slot: its place, where it is one of several workers.
+        slot: its place, if it is one of several workers.
     """
 
     def __init__(
         self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], slot: WorkerSlot | None = None
     ) -> None:
         self._slot = slot
-        #: as the file has it, to compare it with the file later
+        #: as in the file, to compare it with the file later
         self._written = settings
         self._settings = settings = settings if slot is None else slot.settings(settings)
         self._environ = environ
@@ -194,7 +194,7 @@ class Sidecar:
         self._refused: UpstreamError | ConfigError | None = None
 
     async def serve(self) -> int:
-        """Run until told to stop; return the exit status."""
+        """Run until a signal; return the exit status."""
         sys.setswitchinterval(_SWITCH_SECONDS)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -222,7 +222,7 @@ class Sidecar:
                 end = loop.time() + self._settings.shutdown.deadline_seconds
                 await listener.drain()
                 if self._remotes is not None:
-                    # Of producers that have left; there is one deadline for all.
+                    # From producers that have disconnected; all share one deadline.
                     await self._remotes.drain(end - loop.time())
         _log.info("stopped")
         return OK
@@ -239,7 +239,7 @@ class Sidecar:
         _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
 
     async def _assemble(self, stack: AsyncExitStack, tasks: Tasks) -> Listener:
-        """Open the audit log, where one is wanted, and build the listening side.
+        """Open the audit log, if configured, and build the listener.
 
         Raises:
             ConfigError: the audit log can't be written.
@@ -257,7 +257,7 @@ class Sidecar:
                 ruled_only=self._settings.audit.scope == "ruled",
             )
             await self._audit.start()
-            # The last thing to end: until then producers are confirmed and lines are written.
+            # Closed last: until then producers are confirmed and lines are written.
             stack.push_async_callback(self._audit.close, self._settings.shutdown.deadline_seconds)
         rules_of_clients = client_rules(self._settings, self._secrets)
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, publish_log)
@@ -280,7 +280,7 @@ class Sidecar:
         return listener
 
     async def _control(self, tasks: Tasks, listener: Listener) -> None:
-        """Bring the broker in step with the rules, then let producers in."""
+        """Synchronise the broker with the rules, then accept producers."""
         if self._following is None:
             try:
                 await self._topology.start()
@@ -293,7 +293,7 @@ class Sidecar:
             self._following = tasks.start(self._topology.run(), "topology")
         while not self._topology.ready:  # noqa: ASYNC110 -- ready is what many looks at the broker add up to
             await asyncio.sleep(0.05)
-        # What was loaded stays: keep it out of the collector's way, and out of its pauses.
+        # The loaded objects stay: exclude them from garbage collection and its pauses.
         gc.collect()
         gc.freeze()
         try:
@@ -314,7 +314,7 @@ class Sidecar:
 
     def _stop(self) -> None:
         self._signals += 1
-        if self._signals > 1 and self._slot is None:  # a supervisor kills: it may not be the only sender of the first
+        if self._signals > 1 and self._slot is None:  # a supervisor kills: the first signal may not have been its own
             _log.warning("second signal: ending immediately")
             sys.stderr.flush()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -322,7 +322,7 @@ class Sidecar:
         self._stopping.set()
 
     def _on_supervisor_gone(self) -> None:
-        """The supervisor has ended without a signal to this worker: drain."""
+        """Drain: the supervisor has exited without a signal to this worker."""
         if not os.read(sys.stdin.fileno(), 1):
             asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
             self._stopping.set()
@@ -402,7 +402,7 @@ class Sidecar:
         return remotes
 
     def _control_settings_of_remote(self, vhost: str, remote: Remote) -> tuple[ControlSettings, str] | None:
-        """Return how another broker is asked for its queues: with the login that messages to it use."""
+        """Return how another broker's inventory is read: with the login used for messages."""
         remotes = self._remotes
         place = None if remotes is None else endpoint(remote, remotes.brokers.get(vhost, {}), vhost)
         if (
@@ -418,7 +418,7 @@ class Sidecar:
         login = place.credentials
         try:
             user, password, there = login.user.decode(), login.password.decode(), login.vhost.decode()
-        except UnicodeDecodeError:  # the address may have any bytes; our client library takes text
+        except UnicodeDecodeError:  # the address may contain any bytes; our client library requires str
             return None
         return ControlSettings(hosts=((place.host, place.port),), username=user, password=password, tls=tls), there
 
@@ -459,7 +459,7 @@ class Sidecar:
         )
 
     def _missing(self) -> dict[str, Mapping[str, str]]:
-        """Return destinations that do not exist, and why, by virtual host."""
+        """Return missing destinations with the reason, by virtual host."""
         return {vhost.vhost: vhost.missing for vhost in self._topology.status()}
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:
@@ -492,7 +492,7 @@ class Sidecar:
 
 
 def _links(counters: Counters) -> dict[str, object]:
-    """Return the connections to RabbitMQ, attempts to open one by result, and the last that failed."""
+    """Return the connections to RabbitMQ, connection attempts by result, and the last failure."""
     links, error = counters.upstream, counters.upstream.last_error
     return {
         "connections": links.open,

@@ -1,12 +1,12 @@
 """Supervises several workers: processes of ``oxproxy serve`` that listen on the same addresses (SO_REUSEPORT).
 
 Each worker is a complete sidecar with its own admin port, metrics, control connections and audit stream. This process
-serves no producer. It starts a worker again whenever it ends, with back-off and without a limit on attempts; it
-forwards SIGTERM and SIGHUP. Before SIGHUP is forwarded, and before a worker is restarted, another process reads and
-checks all files as a start would: with faulty files nothing is forwarded and nothing is started.
+serves no producers. It restarts a worker whenever it exits, with back-off and without a limit on attempts; it forwards
+SIGTERM and SIGHUP. Before SIGHUP is forwarded, and before a worker is restarted, another process reads and checks all
+files as a start would: with invalid files nothing is forwarded and nothing is started.
 
 The signals are blocked and taken one at a time. Workers inherit that, and unblock them once they have handlers, so that
-no signal reaches a worker that can't handle it yet. A worker ends when its standard input is closed, so it does not
+no signal reaches a worker that can't handle it yet. A worker exits when its standard input is closed, so it does not
 outlive this process.
 
 Sources: socket(7), SO_REUSEPORT; sigtimedwait(2); signal(7), "Execution of signal handlers".
@@ -34,11 +34,11 @@ _log = structlog.get_logger(__name__)
 
 #: Back-off before a worker is restarted, in seconds: the first, and the longest.
 RETRY_SECONDS, RETRY_MOST_SECONDS = 0.5, 30.0
-#: A worker that ran for so long is restarted with the first back-off.
+#: A worker that ran for this long is restarted with the first back-off.
 STEADY_SECONDS = 60.0
-#: Longest time that reading and checking all files may take.
+#: Timeout of reading and checking all files.
 _CHECK_SECONDS = 120.0
-#: In addition to `shutdown.deadline`, what a worker may take to end: close-oks, audit log.
+#: Time for a worker to exit in addition to `shutdown.deadline`: close-oks, audit log.
 _END_SECONDS = 15.0
 #: Signals of a supervisor; workers unblock them.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
@@ -46,7 +46,7 @@ _EXIT_OK, _EXIT_FAULTY = 0, 2
 
 
 class WorkerSlot(NamedTuple):
-    """The place of a worker among several, as the supervisor passes it on the command line.
+    """The place of a worker among several, passed by the supervisor on the command line.
 
     Args:
         number: its number, from 0.
@@ -57,7 +57,7 @@ class WorkerSlot(NamedTuple):
     restarts: int
 
     def settings(self, settings: Settings) -> Settings:
-        """Return the configuration of this worker: its admin port, and names of its own for what files are called."""
+        """Return the configuration of this worker: its admin port, and its own names for files."""
         admin = settings.admin
         if settings.admin_addresses:
             admin = admin.model_copy(update={"address": settings.admin_addresses[self.number]})
@@ -71,7 +71,7 @@ class WorkerSlot(NamedTuple):
 
 @dataclass(slots=True)
 class _Worker:
-    """One worker: its process, or when it is started next."""
+    """One worker: its process, or the time of its next start."""
 
     number: int
     process: subprocess.Popen[bytes] | None = None
@@ -94,22 +94,22 @@ class Workers:
 
     Args:
         config: the configuration file.
-        settings: what is in it.
+        settings: its content.
     """
 
     def __init__(self, config: Path, settings: Settings) -> None:
         self._settings = settings
         self._command = [sys.executable, "-P", "-m", "proxy.cli.main", "serve", "--config", str(config)]
         self._workers = [_Worker(number) for number in range(settings.workers)]
-        #: When workers that have not ended are killed; None: not told to stop.
+        #: When workers that are still running are killed; None before a stop is requested.
         self._kill_at: float | None = None
         self._status = _EXIT_OK
 
     def serve(self) -> int:
-        """Run until told to stop; return the exit status.
+        """Run until a signal; return the exit status.
 
         Raises:
-            ConfigError: an address can't be listened on.
+            ConfigError: listening on an address failed.
         """
         faults = self._check_files()
         if faults:
@@ -134,7 +134,7 @@ class Workers:
             raise cannot_listen(self._settings, f"listen[{index}].address", address, error) from error
 
     def _supervise(self) -> bool:
-        """Record workers that have ended and start those that are due; False when all have ended for good."""
+        """Record workers that have exited and start those that are due; False when all have exited for good."""
         for worker in self._workers:
             now = time.monotonic()
             if worker.process is not None:
@@ -143,7 +143,7 @@ class Workers:
                 self._start(worker, now)
         running = [worker for worker in self._workers if worker.process is not None]
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
-            _log.warning("workers have not ended in time", workers=[worker.number for worker in running])
+            _log.warning("workers have not exited in time", workers=[worker.number for worker in running])
             for worker in running:
                 worker.signal(signal.SIGKILL)
             self._kill_at += _END_SECONDS
@@ -158,15 +158,15 @@ class Workers:
         try:
             faults = self._check_files() if worker.restarts else []
             if faults:
-                _log.error("worker can't be started: files are faulty", number=worker.number, errors=faults)
+                _log.error("worker can't be started: files are invalid", number=worker.number, errors=faults)
                 worker.postpone(now)
                 return
             place = ["--worker", str(worker.number), str(worker.restarts)]
-            # Not in the group of a terminal, whose signals would come in addition to those that are forwarded.
+            # Not in a terminal's process group, whose signals would arrive in addition to forwarded ones.
             worker.process = subprocess.Popen(  # noqa: S603 -- this program
                 [*self._command, *place], stdin=subprocess.PIPE, start_new_session=True
             )
-        except OSError as error:  # for example no process or no memory is left, until others end
+        except OSError as error:  # for example, too many processes or no memory left
             _log.error("worker can't be started", number=worker.number, error=error.strerror or str(error))
             worker.postpone(now)
             return
@@ -184,7 +184,8 @@ class Workers:
         if self._kill_at is not None:
             return
         if status == _EXIT_FAULTY and not worker.restarts:
-            # As a single sidecar: what prevents the first start is not retried. No worker that serves ends like this.
+            # As for a single sidecar: an error that prevents the first start is not retried. No serving worker exits
+            # this way.
             self._status = _EXIT_FAULTY
             self._stop(now)
             return
@@ -192,7 +193,7 @@ class Workers:
         if now - worker.started_at >= STEADY_SECONDS:
             worker.back_off_seconds = RETRY_SECONDS
         again = worker.back_off_seconds
-        _log.error("worker ended by itself", number=worker.number, status=status, again_in_seconds=again)
+        _log.error("worker exited unexpectedly", number=worker.number, status=status, again_in_seconds=again)
         worker.postpone(now)
 
     def _receive(self, number: signal.Signals) -> None:
@@ -214,7 +215,7 @@ class Workers:
             worker.signal(signal.SIGTERM)
 
     def _reload(self) -> None:
-        """Forward SIGHUP, unless the files are faulty; workers that wait for their start need not wait any longer."""
+        """Forward SIGHUP unless the files are invalid; waiting workers are then started at once."""
         try:
             faults = self._check_files()
         except OSError as error:
@@ -227,7 +228,7 @@ class Workers:
             worker.signal(signal.SIGHUP)
 
     def _check_files(self) -> list[str]:
-        """Return what is wrong with configuration, rules and files of TLS, as another process finds them.
+        """Return errors in configuration, rules and TLS files, as found by another process.
 
         Raises:
             OSError: no process can be started.
@@ -241,16 +242,14 @@ class Workers:
             return [f"not read within {_CHECK_SECONDS:g} s"]
         if done.returncode == _EXIT_OK:
             return []
-        return done.stderr.decode(errors="replace").splitlines() or [
-            f"checking them ended with status {done.returncode}"
-        ]
+        return done.stderr.decode(errors="replace").splitlines() or [f"the check exited with status {done.returncode}"]
 
 
 def _reserve(address: HostPort) -> socket.socket:
-    """Bind an address that workers will listen on, so that it stays ours while none of them runs.
+    """Bind an address that workers will listen on, to keep it reserved while none of them runs.
 
     Raises:
-        OSError: it is taken, perhaps by another sidecar, which would get some of the connections.
+        OSError: it is in use, possibly by another sidecar, which would get some of the connections.
     """
     family, *_, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as alone:

@@ -1,8 +1,8 @@
 """The audit log: one JSON line per publish, in segments that the report reads.
 
-- `record`: the format of a line, which fields are hashed or shown, the log as a producer connection sees it.
+- `record`: the format of a line, which fields are hashed or shown, the log's interface for producer connections.
 - `writer`: policy (mode, sizes), buffering in the event loop, back-pressure, which lines are on disk.
 - `writer_thread`: the thread that writes batches (group commit, retries) and decides when a segment ends.
-- `segments`: files of a segment, their names, compression, the lock that keeps instance names apart.
-- `retention`: the thread that compresses closed segments and removes those too old or too many.
+- `segments`: files of a segment, their names, compression, the lock of an instance name.
+- `retention`: the thread that compresses closed segments and removes old ones.
 """

@@ -1,10 +1,10 @@
-"""Renders audit records: one JSON object per line, ASCII only.
+r"""Renders audit records: one JSON object per line, ASCII only.
 
-A line never contains a body, nor a header value that the operator did not list. All that a channel or a decision fixes
-is rendered once (`LineRenderer.origin`, `LineRenderer.template`); per publish the ready pieces are joined. ``ts`` comes
-first, so that the writer thread finds the hour of a line at a fixed place. Fields: docs/reference/audit.md.
+A line never contains a body, nor a header value that the operator did not list. The constant parts of a channel or a
+decision are rendered once (`LineRenderer.origin`, `LineRenderer.template`); per publish the parts are joined. ``ts`` is
+first, so that the writer thread finds the hour of a line at a fixed offset. Fields: docs/reference/audit.md.
 
-Bytes are shown as UTF-8; bytes that are not UTF-8 show as ``\\xNN``, as the same five characters would.
+Bytes are shown as UTF-8; bytes that are not UTF-8 appear as ``\xNN``, as the same five characters would.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from proxy.values import Value
 VERSION = 1
 #: Fields that may be written as keyed hashes (setting `audit.hash`).
 HASHABLE = frozenset(("message_id", "user", "rk"))
-#: Characters of one header value; the rest is cut. Routing headers are short, and a line should stay one.
+#: Length limit of one header value; the rest is cut. Routing headers are short, and a line should stay one.
 HEADER_CHARACTERS = 1024
-#: Bytes of a hash: 96 bits tell ten billion values apart.
+#: Size of a hash: 96 bits distinguish ten billion values.
 HASH_BYTES = 12
-#: Fewer bytes of key could be tried out; BLAKE2b takes no more than 64.
+#: Shorter keys could be guessed; BLAKE2b takes no more than 64 bytes.
 KEY_BYTES = (16, 64)
-#: Where the hour stands in a line: ``{"ts":"2026-11-21T07``.
+#: Position of the hour in a line: ``{"ts":"2026-11-21T07``.
 HOUR = slice(7, 20)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -41,7 +41,7 @@ Name: TypeAlias = bytes | str
 
 
 def text(name: Name) -> str:
-    """Return a name as text; bytes that are not UTF-8 become ``\\xNN``."""
+    r"""Decode a name; bytes that are not UTF-8 become ``\xNN``."""
     return name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
 
 
@@ -54,7 +54,7 @@ def _json(value: object) -> str:
 
 
 class TimestampText:
-    """Renders times as RFC 3339 in UTC with microseconds; remembers the second it rendered last."""
+    """Renders times as RFC 3339 in UTC with microseconds; caches the last second."""
 
     __slots__ = ("_second", "_text")
 
@@ -63,7 +63,6 @@ class TimestampText:
         self._text = ""
 
     def __call__(self, now: float) -> str:
-        """Render seconds since 1970."""
         second, micros = divmod(int(now * 1_000_000), 1_000_000)
         if second != self._second:
             moment = _EPOCH + timedelta(seconds=second)
@@ -73,12 +72,12 @@ class TimestampText:
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """What lines may tell.
+    """Which data may appear in lines.
 
     Args:
         headers: names of the headers whose values may be written.
         hashed: fields that are written as keyed hashes, out of HASHABLE.
-        key: key of the hashes: without it values can't be tried out on a hash.
+        key: key of the hashes: without it values can't be guessed from a hash.
 
     Raises:
         ConfigError: a field that can't be hashed, or a key that is missing, too short or too long.
@@ -89,7 +88,6 @@ class Privacy:
     key: bytes = b""
 
     def __post_init__(self) -> None:
-        """Check what the operator chose."""
         unknown = sorted(self.hashed - HASHABLE)
         if unknown:
             expected = ", ".join(sorted(HASHABLE))
@@ -106,7 +104,7 @@ class Privacy:
 
 
 class RecordTemplate:
-    """The constant part of the lines of one decision. Made by `LineRenderer.template`."""
+    """The constant part of the lines of one decision. Created by `LineRenderer.template`."""
 
     __slots__ = ("_constant",)
 
@@ -121,16 +119,16 @@ class RecordTemplate:
         headers: str = "{}",
         decide_us: float = -1.0,
     ) -> str:
-        """Render what a line ends with, after its number.
+        """Render the end of a line, after its number.
 
         Args:
-            routing_key: their routing key.
-            message_id: their message id, None if they have none.
+            routing_key: the routing key.
+            message_id: the message id, None if there is none.
             size: bytes of the body.
             headers: allow-listed headers, from `LineRenderer.headers`.
-            decide_us: microseconds that the decision took; negative where it was known.
+            decide_us: duration of the decision in microseconds; negative if it was cached.
         """
-        # Written out and not in functions: a call costs a tenth of it all.
+        # Inlined: a call would take a tenth of the total time.
         try:
             key = encode_basestring_ascii(routing_key.decode())
             identity = "null" if message_id is None else encode_basestring_ascii(message_id.decode())
@@ -167,10 +165,10 @@ class _HashingTemplate(RecordTemplate):
 
 
 def opening(ts: str) -> str:
-    """Return how lines begin; after it come `LineRenderer.origin`, the publish's number and `RecordTemplate.ending`.
+    """Return the start of lines; `LineRenderer.origin`, the publish's number and `RecordTemplate.ending` follow.
 
     Args:
-        ts: when their publishes came, from a `TimestampText`.
+        ts: time of the publishes, from a `TimestampText`.
     """
     return f'{{"ts":"{ts}'
 
@@ -180,7 +178,7 @@ class LineRenderer:
 
     Args:
         instance: name of this sidecar, field ``proxy``.
-        privacy: what lines may tell.
+        privacy: which data may appear in lines.
     """
 
     def __init__(self, instance: str, privacy: Privacy | None = None) -> None:
@@ -188,11 +186,11 @@ class LineRenderer:
         self.privacy = privacy or Privacy()
 
     def origin(self, conn: str, user: Name, vhost: Name, ch: int) -> str:
-        """Render what a channel fixes; keep it with the channel.
+        """Render the constant fields of a channel; cache them with it.
 
         Args:
             conn: id of the connection.
-            user: name the producer logged in with.
+            user: the producer's user name.
             vhost: its virtual host.
             ch: channel number.
         """
@@ -219,18 +217,18 @@ class LineRenderer:
         rules: str = "",
         reason: str | None = None,
     ) -> RecordTemplate:
-        """Render what a decision fixes; keep it with the cached plan.
+        """Render the constant fields of a decision; cache them with its plan.
 
         Args:
             exchange: exchange of the publish.
             outcome: a name of `proxy.relay.counters.OUTCOMES`.
-            queues: names of the queues it goes to.
-            exchanges: names of the exchanges it goes to.
-            remotes: names of other brokers' destinations it goes to, without credentials.
+            queues: names of its destination queues.
+            exchanges: names of its destination exchanges.
+            remotes: names of its destinations at other brokers, without credentials.
             bindings: ids of the bindings that were true.
             rule: index of the rule of the address table that applied.
             rules: version of the rules.
-            reason: short code that says why, where there is something to say.
+            reason: short code of the reason, if there is one.
         """
         fields = {
             "exchange": text(exchange),
@@ -252,10 +250,10 @@ class LineRenderer:
         """Render the allow-listed ones of some headers.
 
         Args:
-            entries: (name, letter and value bytes), as `proxy.amqp.tables.pick` gives them.
+            entries: (name, letter and value bytes), as returned by `proxy.amqp.tables.pick`.
 
         Returns:
-            A JSON object. Of headers with one name the first counts.
+            A JSON object. The first of several headers with the same name counts.
         """
         found: dict[str, object] = {}
         for name, raw in entries:
@@ -268,28 +266,28 @@ class LineRenderer:
         return _json(found)
 
     def settle(self, ts: str, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> bytes:
-        """Render what the broker said of a publish.
+        """Render the broker's answer to a publish.
 
         Args:
-            ts: when it said so.
+            ts: time of the answer.
             conn: as in the publish's record.
             ch: as in the publish's record.
             seq: as in the publish's record.
             result: acked, nacked, returned or lost.
-            confirm_us: microseconds from the publish to its confirm, where measured.
+            confirm_us: microseconds from the publish to its confirm, if measured.
         """
         timed = {} if confirm_us is None else {"confirm_us": round(confirm_us, 1)}
         fields = {"conn": conn, "ch": ch, "seq": seq, "result": result, **timed}
         return self._rare(ts, "settle", fields)
 
     def gap(self, ts: str, dropped: int, since: str, until: str) -> bytes:
-        """Render that lines are missing here.
+        """Render a record of missing lines.
 
         Args:
-            ts: when this was written.
-            dropped: how many.
-            since: when the first was given up.
-            until: when the last was given up.
+            ts: time of this record.
+            dropped: number of lines.
+            since: time of the first dropped line.
+            until: time of the last dropped line.
         """
         return self._rare(ts, "gap", {"dropped": dropped, "from": since, "to": until})
 
@@ -304,14 +302,14 @@ class LineRenderer:
 
 
 class PublishLog:
-    """The audit log as a producer connection sees it (`proxy.relay.audit_sink.AuditSink`).
+    """The audit log for one producer connection (`proxy.relay.audit_sink.AuditSink`).
 
     Args:
         records: renders lines.
-        append: takes lines, such as `AuditWriter.append`.
-        rules: gives the version of the rules in force.
-        wall: gives seconds since 1970.
-        ruled_only: whether publishes that no rule touches are left out.
+        append: accepts lines, such as `AuditWriter.append`.
+        rules: returns the version of the rules in force.
+        wall: returns seconds since 1970.
+        ruled_only: whether publishes to exchanges without rules are left out.
     """
 
     def __init__(
@@ -334,7 +332,7 @@ class PublishLog:
         self.headers = records.headers
 
     def opening(self) -> str:
-        """How the lines of what is read now begin."""
+        """Return the beginning of the lines of the current read."""
         return opening(self._text(self._wall()))
 
     def template(
@@ -348,7 +346,7 @@ class PublishLog:
         remotes: Iterable[str] = (),
         rule: int | None = None,
     ) -> LineTemplate:
-        """What a decision fixes in its lines, the version of the rules included."""
+        """Return the constant part of a decision's lines, including the version of the rules."""
         return self._records.template(
             exchange,
             outcome,
@@ -362,14 +360,14 @@ class PublishLog:
         )
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
-        """Tell what the broker said of a publish."""
+        """Record the broker's answer to a publish."""
         self.append(self._records.settle(self._text(self._wall()), conn, ch, seq, result, confirm_us))
 
 
 def header_value(value: Value) -> object:
-    """Return a header's value as JSON has it, so that the number 2000 and the string "2000" differ.
+    """Convert a header's value to JSON, so that the number 2000 and the string "2000" differ.
 
-    Strings, lists and tables are cut at HEADER_CHARACTERS; what was cut is a string. Times are RFC 3339.
+    Strings, lists and tables are cut at HEADER_CHARACTERS; a cut value becomes a string. Times are RFC 3339.
     """
     plain = _plain(value)
     if isinstance(plain, str):

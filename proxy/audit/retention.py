@@ -1,11 +1,11 @@
 """Compresses closed segments and removes old ones, in a thread of low priority.
 
 Compressing a segment of 128 MiB takes half a second of CPU; neither the event loop nor the writer thread may wait for
-it. A segment that can't be compressed now (disk full) stays as it is and is retried. At start-up it first closes the
-orphans of dead processes.
+it. A segment that can't be compressed now (disk full) stays as it is and is retried. At start-up the orphans of dead
+processes are closed first.
 
 Retention counts and removes only files with our own names, oldest hour first, and never one that is still open. Files
-of all instances in the directory count: the disk is what is limited.
+of all instances in the directory count: the limit is that of the disk.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import structlog
 
 from proxy.audit.segments import compress_segment, orphaned_segments
 
-#: Seconds between two looks at retention, and between two attempts on a segment that failed.
+#: Seconds between two retention runs, and between two attempts on a failed segment.
 LOOK_SECONDS = 30.0
-#: Steps of niceness: others first, but not starved (Linux keeps it per thread).
+#: Niceness: lower priority than other work, but not starved (per thread on Linux).
 _NICENESS = 10
 _FOLDER = re.compile(r"date=(\d{4}-\d\d-\d\d)/hour=(\d\d)")
 _SECONDS_OF_AN_HOUR = 3600
@@ -34,11 +34,11 @@ _SECONDS_OF_AN_HOUR = 3600
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much is kept.
+    """Retention limits.
 
     Args:
-        seconds: hours that ended longer ago than this go; None: age does not matter.
-        size_bytes: beyond this many bytes of files the oldest go; None: size does not matter.
+        seconds: hours that ended longer ago are removed; None: no age limit.
+        size_bytes: above this total size the oldest files are removed; None: no size limit.
     """
 
     seconds: float | None = None
@@ -54,15 +54,15 @@ class _Closed:
 
 
 def expire(directory: Path, retention: Retention, now: float) -> list[Path]:
-    """Remove what retention does not keep, and directories that became empty.
+    """Remove files beyond the retention limits, and directories that became empty.
 
     Args:
         directory: the audit directory.
-        retention: how much is kept.
+        retention: the limits.
         now: seconds since 1970.
 
     Returns:
-        The files that were removed, oldest first.
+        The removed files, oldest first.
 
     Raises:
         OSError: a file can't be removed.
@@ -85,13 +85,13 @@ def expire(directory: Path, retention: Retention, now: float) -> list[Path]:
 
 
 def _listed(directory: Path) -> tuple[list[_Closed], int]:
-    """Return the closed segments, and the bytes of all segments, open ones too."""
+    """Return the closed segments, and the bytes of all segments, including open ones."""
     closed = []
     total = 0
     for path in directory.glob("date=*/hour=*/*audit-*.jsonl*"):
         try:
             status = path.stat()
-        except FileNotFoundError:  # closed or expired by another process just now
+        except FileNotFoundError:  # just closed or removed by another process
             continue
         total += status.st_size
         ended = _end_of(path.parent)
@@ -101,7 +101,7 @@ def _listed(directory: Path) -> tuple[list[_Closed], int]:
 
 
 def _end_of(directory: Path) -> float | None:
-    """Return the end of a directory's hour in seconds since 1970, None if its name is no hour."""
+    """Return the end of a directory's hour in seconds since 1970, None if its name is not an hour."""
     found = _FOLDER.fullmatch(f"{directory.parent.name}/{directory.name}")
     if found is None:
         return None
@@ -116,7 +116,7 @@ def _remove_empty(directory: Path) -> None:
     for empty in (directory, directory.parent):
         try:
             empty.rmdir()
-        except OSError:  # not empty, or somebody else was first
+        except OSError:  # not empty, or removed concurrently
             return
 
 
@@ -125,9 +125,9 @@ class SegmentCloser:
 
     Args:
         directory: the audit directory.
-        instance: name of this sidecar as it stands in file names.
-        retention: how much is kept.
-        wall: gives seconds since 1970.
+        instance: name of this sidecar in file names.
+        retention: the limits.
+        wall: returns seconds since 1970.
     """
 
     def __init__(self, directory: Path, instance: str, retention: Retention, wall: Callable[[], float]) -> None:
@@ -143,21 +143,21 @@ class SegmentCloser:
         """Start the thread.
 
         Args:
-            left: segments that an earlier process of this instance left open; they come first.
+            left: segments that an earlier process of this instance left open; they are closed first.
         """
         for path in left:
             self._queue.put(path)
         self._thread.start()
 
     def close_segment(self, path: Path) -> None:
-        """Take a segment that is not written to any more; from any thread, never waits."""
+        """Queue a finished segment; callable from any thread, never waits."""
         self._queue.put(path)
 
     def stop(self, timeout_seconds: float) -> bool:
-        """End after what is to be done has been done.
+        """Finish the queued work, then stop.
 
         Args:
-            timeout_seconds: longest time to wait; what is open then is closed by the next start.
+            timeout_seconds: longest time to wait; the next start closes remaining segments.
 
         Returns:
             Whether everything was done.
@@ -187,13 +187,13 @@ class SegmentCloser:
         self._waiting = [path for path in self._waiting if not self._close(path)]
 
     def _close(self, path: Path) -> bool:
-        """Publish a segment; whether there is nothing left to do."""
+        """Publish a segment; return whether it is finished."""
         try:
             compress_segment(path)
         except FileNotFoundError:
-            _log().warning("audit segment has been removed by somebody", segment=str(path))
+            _log().warning("audit segment was removed by another process", segment=str(path))
         except OSError as error:
-            _log().error("audit segment can't be closed yet", segment=str(path), reason=str(error), repeat="close")
+            _log().error("audit segment can't be closed", segment=str(path), reason=str(error), repeat="close")
             return False
         return True
 

@@ -2,11 +2,11 @@
 
 An open segment is ``date=YYYY-MM-DD/hour=HH/_audit-<instance>-<start>-<n>.jsonl``, a name that Spark ignores. A closed
 one is compressed in the same directory, and one rename makes it visible as ``audit-<instance>-<start>-<n>.jsonl.gz``.
-So a record is never visible under two names, and a crash at any moment leaves either the open file, whole, or the
-closed one. The next process to start closes the orphans of dead ones; an `InstanceLock` distinguishes them from those
-of living processes.
+So a record is never visible under two names, and a crash at any time leaves either the whole open file or the closed
+one. The next process to start closes the orphans of dead ones; an `InstanceLock` distinguishes them from those of
+living processes.
 
-Blocking file work only: for threads. The content of lines is not looked at.
+Blocking file operations: for threads only. The content of lines is not parsed.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-#: None if the extra `fast` is not installed; there are platforms without a wheel of it.
+#: None if the extra `fast` is not installed; some platforms have no wheel for it.
 ISAL = import_module("isal.isal_zlib") if find_spec("isal") else None
 
-#: Bytes read at a time while compressing: the interpreter is free for others meanwhile.
+#: Bytes read at a time while compressing: other threads run in between.
 _CHUNK_BYTES = 1 << 20
 #: zlib's level 3 writes 10 times less than text at 300 MB/s; level 6 writes 12 times less at half the speed. isal's
 #: level 1 writes 11 times less at 1.7 GB/s.
 _GZIP_LEVEL, _ISAL_LEVEL = 3, 1
 #: For a stream with gzip's frame.
 _GZIP_BITS = 16 + zlib.MAX_WBITS
-#: Audit lines say who sent what to whom: not for everybody on the host.
+#: Audit lines show who sent what to whom: not readable by every user of the host.
 _FILE_MODE, DIRECTORY_MODE = 0o640, 0o750
 _HOUR = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
-#: Attempts to make a directory that the retention of another instance may remove as empty at the same time.
+#: Attempts to create a directory that the retention of another instance may remove as empty at the same time.
 _ATTEMPTS = 5
 
 
 def safe_instance(name: str) -> str:
-    """Return an instance's name as it stands in file names."""
+    """Return an instance's name as used in file names."""
     return _NOT_IN_NAMES.sub("_", name)[:100] or "_"
 
 
@@ -50,11 +50,11 @@ def hour_directory(directory: Path, hour: str) -> Path:
     """Return the directory of an hour, written as ``2026-11-21T07``.
 
     Raises:
-        ValueError: that is no hour.
+        ValueError: the hour is invalid.
     """
     found = _HOUR.fullmatch(hour)
     if found is None:
-        raise ValueError(f"{hour!r} is no hour, such as 2026-11-21T07")
+        raise ValueError(f"{hour!r} is not an hour such as 2026-11-21T07")
     return directory / f"date={found[1]}" / f"hour={found[2]}"
 
 
@@ -63,11 +63,11 @@ class OpenSegment:
     """An open segment.
 
     Args:
-        path: where it is.
+        path: its path.
         hour: the hour of its lines.
-        opened: when it was opened, in seconds of a clock that never jumps.
+        opened: time of opening, in monotonic seconds.
         descriptor: its open file.
-        size: bytes of it, half-written lines not counted.
+        size: its size without half-written lines.
     """
 
     path: Path
@@ -78,10 +78,10 @@ class OpenSegment:
 
     @classmethod
     def create(cls, directory: Path, hour: str, name: str, opened: float) -> OpenSegment:
-        """Make the file and make sure that it will still have its name after a crash.
+        """Create the file so that its name survives a crash.
 
         Raises:
-            OSError: it can't be made, or exists.
+            OSError: it can't be created, or exists.
         """
         folder = hour_directory(directory, hour)
         path = folder / f"_{name}.jsonl"
@@ -100,10 +100,10 @@ class OpenSegment:
         return cls(path, hour, opened, descriptor)
 
     def write(self, data: bytes) -> None:
-        """Append data; after an error `restore` is next.
+        """Append data; call `restore` after an error.
 
         Raises:
-            OSError: disk full, a broken disk, or the file has been removed under us.
+            OSError: disk full, a broken disk, or the file has been removed.
         """
         if not os.fstat(self.descriptor).st_nlink:
             raise FileNotFoundError(ENOENT, "the segment has been removed", str(self.path))
@@ -122,20 +122,20 @@ class OpenSegment:
         return True
 
     def sync(self) -> None:
-        """Wait until all that was written is on disk.
+        """Flush everything to disk.
 
         Raises:
-            OSError: it is not, and a second try would not tell (the kernel forgets what it could not write).
+            OSError: it failed, and a retry would not detect that (the kernel forgets failed writes).
         """
         os.fdatasync(self.descriptor)
 
     def close(self) -> None:
-        """Close the file; `compress_segment` is next."""
+        """Close the file; call `compress_segment` next."""
         os.close(self.descriptor)
 
 
 def compress_segment(path: Path) -> Path | None:
-    """Compress a closed segment and show it; doing it again after a crash ends what was begun.
+    """Compress a closed segment and make it visible; repeatable after a crash.
 
     Args:
         path: the open segment's path; it is not written to any more.
@@ -144,7 +144,7 @@ def compress_segment(path: Path) -> Path | None:
         The visible path, None if the segment was empty and has been removed.
 
     Raises:
-        OSError: the disk is full or broken; the segment is as it was.
+        OSError: the disk is full or broken; the segment is unchanged.
     """
     visible = path.with_name(path.name.removeprefix("_") + ".gz")
     if not visible.exists():
@@ -177,7 +177,7 @@ def _gzip(source: Path, target: Path) -> None:
 
 
 def sync_directory(folder: Path) -> None:
-    """Make names in a directory survive a power cut, where the file system can."""
+    """Flush a directory, so that names in it survive a power failure, if the file system supports it."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -187,7 +187,7 @@ def sync_directory(folder: Path) -> None:
 
 
 class InstanceLock:
-    """The right to write and to close segments of one instance; it ends with its process, however that ends."""
+    """Lock for writing and closing segments of one instance; released when the process ends."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
@@ -195,10 +195,10 @@ class InstanceLock:
 
     @classmethod
     def acquire(cls, directory: Path, instance: str) -> InstanceLock | None:
-        """InstanceLock an instance's name in a directory.
+        """Lock an instance's name in a directory.
 
         Returns:
-            The claim, None while a living process has it.
+            The lock, None while a living process has it.
 
         Raises:
             OSError: the directory is missing, full or not writable.
@@ -210,7 +210,7 @@ class InstanceLock:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Its last holder may have removed the file between our open and our lock.
                 if _same_file(path, descriptor):
-                    # Also the probe whether there is room: a full disk is told at the start.
+                    # Also checks for space: a full disk is reported at the start.
                     os.ftruncate(descriptor, 0)
                     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
                     os.fsync(descriptor)
@@ -224,7 +224,6 @@ class InstanceLock:
             os.close(descriptor)
 
     def release(self) -> None:
-        """Return the name free."""
         with suppress(OSError):
             self._path.unlink()
         os.close(self._descriptor)
@@ -247,11 +246,11 @@ def open_segments(directory: Path) -> dict[str, list[Path]]:
 
 
 def orphaned_segments(directory: Path, own: str) -> Iterator[list[Path]]:
-    """Yield what dead processes of other instances left; each list is claimed until the next is asked for.
+    """Yield the segments of dead processes of other instances; each list is locked until the next is requested.
 
     Args:
         directory: the audit directory.
-        own: this instance, whose segments are not looked at.
+        own: this instance, whose segments are skipped.
     """
     for instance, paths in open_segments(directory).items():
         if instance == own:

@@ -1,9 +1,9 @@
 """Buffers audit lines in the event loop and hands them to the writer thread in batches.
 
-`append` puts a line into a list; whole batches go to the thread (`writer_thread`). When the disk or the thread can't
-keep up, `best_effort` drops and counts lines; `backpressure` and `strict` set `full`, so that producers are not read.
-`strict` also reports which lines are on disk, so that confirms can wait for theirs. Every buffer has a bound. All of it
-runs in the event loop's thread.
+`append` adds a line to a list; whole batches are passed to the thread (`writer_thread`). If the disk or the thread
+can't keep up, `best_effort` drops and counts lines; `backpressure` and `strict` set `full`, so that producers are
+paused. `strict` also reports which lines are on disk, so that confirms can wait for theirs. Every buffer is bounded.
+All of it runs in the event loop's thread.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ from proxy.audit.writer_thread import (
 from proxy.errors import ConfigError
 from proxy.relay.counters import AuditCounters
 
-#: Bytes handed to the thread at once: a hand-over then costs nothing per line, and a write takes microseconds.
+#: Bytes handed to the thread at once: the cost per line is then negligible, and a write takes microseconds.
 BATCH_BYTES = 256 << 10
-#: Seconds that closing the last segment may take beyond the deadline; the next start does what is left.
+#: Seconds that closing the last segment may take after the deadline; the next start finishes the rest.
 _CLOSE_SECONDS = 1.0
-#: Seconds after which a disk that has not answered counts as failing: a write that hangs raises no error.
+#: Seconds after which an unresponsive disk counts as failing: a hanging write raises no error.
 STALL_SECONDS = 5.0
 
 
 class AuditMode(Enum):
-    """What happens when disk or thread can't keep up."""
+    """Behaviour if disk or thread can't keep up."""
 
-    BEST_EFFORT = "best_effort"  # traffic first: lines are dropped and counted
+    BEST_EFFORT = "best_effort"  # lines are dropped and counted
     BACKPRESSURE = "backpressure"  # every line is written: producers wait
     STRICT = "strict"  # every line is on disk before its publish is confirmed
 
 
 @dataclass(frozen=True, slots=True)
 class AuditPolicy:
-    """How the log is kept.
+    """Settings of the audit log.
 
     Args:
-        directory: the audit directory; made where its parent exists.
-        instance: name of this sidecar; no two that write to one directory share it.
-        mode: what is promised.
-        buffer_bytes: lines that wait for the disk; beyond it the mode's answer.
-        flush_seconds: longest time that a line waits to be handed to the thread.
-        segment_bytes: most bytes of text in a segment, up to 128 MiB.
+        directory: the audit directory; created if its parent exists.
+        instance: name of this sidecar, unique among writers to one directory.
+        mode: see AuditMode.
+        buffer_bytes: limit of buffered lines, above which the mode applies.
+        flush_seconds: longest time before a line is handed to the thread.
+        segment_bytes: size limit of a segment's text, up to 128 MiB.
         segment_seconds: longest time that a segment is open.
-        retention: how much is kept.
+        retention: retention limits.
     """
 
     directory: Path
@@ -76,7 +76,7 @@ class AuditPolicy:
 
 @dataclass(slots=True)
 class _Gap:
-    """Lines given up: how many, when the first, when the last (seconds since 1970)."""
+    """Dropped lines: their number, times of the first and the last (seconds since 1970)."""
 
     dropped: int
     since: float
@@ -89,18 +89,18 @@ class _Gap:
 
 
 class AuditWriter:
-    """The audit log of one process. Made where the event loop runs.
+    """The audit log of one process. Created in the event loop's thread.
 
     Args:
-        policy: how it is kept.
-        counters: what is counted of it.
-        wall: gives seconds since 1970.
-        make_log: makes what writes; a test may fail there.
+        policy: its settings.
+        counters: its counters.
+        wall: returns seconds since 1970.
+        make_log: creates the log; replaced in tests.
 
     Attributes:
         full: producers should not be read now (never in best_effort).
         durable: sequence up to which every line is written; in strict, is on disk.
-        failure: what the disk says while it refuses lines, or that it does not answer; else None.
+        failure: error of the disk while it rejects lines or does not respond; else None.
         on_full: called when `full` becomes true.
         on_drained: called when it becomes false again.
         on_durable: called with `durable` whenever that has grown.
@@ -143,7 +143,7 @@ class AuditWriter:
         self._pending_size = 0
         self._pending_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        #: runs while the thread has lines and says nothing
+        #: runs while the thread has lines and has not reported
         self._stall: asyncio.TimerHandle | None = None
         self._handed_size = 0
         self._sequence = 0
@@ -153,19 +153,19 @@ class AuditWriter:
 
     @property
     def strict(self) -> bool:
-        """Whether no publish may be confirmed before its line is on disk."""
+        """True if no publish may be confirmed before its line is on disk."""
         return self._policy.mode is AuditMode.STRICT
 
     @property
     def appended(self) -> int:
-        """Number of the last line that was appended; `durable` will have reached it when that is written."""
+        """Number of the last appended line, which `durable` reaches when it is written."""
         return self._sequence + len(self._pending)
 
     async def start(self) -> None:
-        """InstanceLock the directory and start the threads.
+        """Lock the directory and start the threads.
 
         Raises:
-            ConfigError: the directory can't be made, is full or not writable, or another process writes there under
+            ConfigError: the directory can't be created, is full or not writable, or another process writes there under
                 the same instance name.
         """
         left = await asyncio.to_thread(self._prepare)
@@ -173,23 +173,23 @@ class AuditWriter:
         self._thread.start()
 
     def append(self, line: bytes) -> None:
-        """Take one line, with its line break, beginning with its ``ts``; the publish path calls this."""
+        """Append one line, with its line break, beginning with its ``ts``; called by the publish path."""
         self._pending.append(line)
         self._pending_size += len(line)
         if self._timer is None or self._pending_size >= self._batch_bytes:
             self._crossed()
 
     def commit_point(self) -> int:
-        """Hand over what was appended, and give the sequence that `durable` will have reached when it is written."""
+        """Hand over appended lines, and return the sequence that `durable` reaches when they are written."""
         self._hand_over()
         return self._sequence
 
     async def close(self, deadline_seconds: float) -> None:
-        """Write what was appended, show the last segment and end the threads.
+        """Write appended lines, publish the last segment and stop the threads.
 
         Args:
-            deadline_seconds: longest time to wait for the disk. What it still refuses then is lost and counted;
-                what is written and not shown yet is shown by the next start.
+            deadline_seconds: longest time to wait for the disk. Lines that it still rejects then are lost and counted;
+                the next start publishes segments that are written but not visible yet.
         """
         if self._claim is None:
             return
@@ -210,7 +210,7 @@ class AuditWriter:
         if done and self._ended.is_set():
             self._claim.release()
         else:
-            # A thread is still at work: the claim ends with the process, and no sooner.
+            # A thread is still running: the lock is released when the process exits, not before.
             _log().warning("audit segments are left open; the next start closes them")
 
     async def _wait_for_end(self, seconds: float) -> bool:
@@ -219,30 +219,30 @@ class AuditWriter:
         return self._ended.is_set()
 
     def _prepare(self) -> list[Path]:
-        """Check the directory and claim the instance; what an earlier process of this name left open."""
+        """Check the directory and lock the instance; return the segments that an earlier process left open."""
         directory = self._policy.directory
         try:
-            # The directory alone: where its parent is missing, a volume is not mounted or a name is wrong.
+            # Only the directory itself: if its parent is missing, a volume is not mounted or a name is wrong.
             directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         except FileNotFoundError:
-            raise self._fault(f"can't be made: there is no directory {directory.parent}") from None
+            raise self._fault(f"can't be created: there is no directory {directory.parent}") from None
         except FileExistsError:
-            raise self._fault("is no directory") from None
+            raise self._fault("is not a directory") from None
         except OSError as error:
-            raise self._fault(f"can't be made: {error.strerror or error}") from error
+            raise self._fault(f"can't be created: {error.strerror or error}") from error
         try:
             self._claim = InstanceLock.acquire(directory, self._instance)
             if self._claim is not None:
                 return open_segments(directory).get(self._instance, [])
         except OSError as error:
             raise self._fault(f"can't be written: {error.strerror or error}") from error
-        raise self._fault(f"another process writes here as {self._policy.instance}; names must differ")
+        raise self._fault(f"another process writes here as {self._policy.instance}; names must be unique")
 
     def _fault(self, message: str) -> ConfigError:
         return ConfigError(str(self._policy.directory), 0, "audit.directory", message)
 
     def _crossed(self) -> None:
-        """Begin or end a batch."""
+        """Start or end a batch."""
         if self._timer is None:
             self._pending_since = self._wall()
             self._timer = self._loop.call_later(self._policy.flush_seconds, self._flush)
@@ -288,7 +288,7 @@ class AuditWriter:
             self._gap.add(gap)
 
     def _emit_gap(self) -> None:
-        """Say in the log that lines are missing, one such record under way at a time."""
+        """Write a record of missing lines, one at a time."""
         gap = self._gap
         if gap is None or self._closing or self._gap_under_way is not None:
             return
@@ -299,7 +299,7 @@ class AuditWriter:
         self._gap, self._gap_under_way = None, (self._sequence, gap)
 
     def _from_thread(self, report: WriteResult | None) -> None:
-        """Bring a report from the thread into the loop."""
+        """Pass a report from the thread to the event loop."""
         with suppress(RuntimeError):  # the loop is closed: the report is not needed any more
             self._loop.call_soon_threadsafe(self._on_report, report)
 
@@ -321,21 +321,21 @@ class AuditWriter:
             self.on_drained()
 
     def _heard(self) -> None:
-        """The thread has said something: it has the whole time again for what it still has."""
+        """Restart the stall timer after a report of the thread."""
         if self._stall is not None:
             self._stall.cancel()
         self._stall = self._loop.call_later(STALL_SECONDS, self._stalled) if self._handed_size else None
 
     def _stalled(self) -> None:
         self._stall = None
-        self._on_health(f"the disk has not answered for {STALL_SECONDS:g} s")
+        self._on_health(f"the disk has not responded for {STALL_SECONDS:g} s")
 
     def _on_health(self, error: str | None) -> None:
         if error is not None:
             mode = self._policy.mode.value
             _log().error("audit log can't be written", reason=error, mode=mode, repeat="audit")
         elif self.failure is not None:
-            _log().info("audit log is written again")
+            _log().info("audit log can be written again")
         self._fails(error)
 
     def _fails(self, reason: str | None) -> None:
@@ -367,9 +367,9 @@ class AuditWriter:
         if self._stall is not None:
             self._stall.cancel()
         if not self._closing:
-            self._fails("the thread that writes it has ended")
+            self._fails("the writer thread has ended")
             self._closing = True
-            _log().critical("audit log is not written any more", reason=self.failure)
+            _log().critical("audit log is no longer written", reason=self.failure)
             if not self._may_lose and not self.full:
                 self.full = True
                 self.on_full()

@@ -1,11 +1,11 @@
 """Writes batches of audit lines to the current segment, in a thread, and handles disk errors.
 
-The thread takes all that waits in its queue and writes it as one group: one system call, and in strict mode one sync
-(group commit). A write that fails is retried until the thread is told to give up; where lines may be lost, it is
-reported as lost at once. A batch that fails leaves nothing half-written.
+The thread takes everything in its queue and writes it as one group: one system call, and in strict mode one sync (group
+commit). A failed write is retried until the thread is told to give up; if lines may be lost, they are reported as lost
+at once. A failed batch leaves nothing half-written.
 
-Every line lies in the directory of its own hour, read from its first field. A segment ends when the next lines would
-make it too large, when it has been open for long enough, and when its hour is over.
+Every line is written to the directory of its own hour, read from its first field. A segment ends when the next lines
+would make it too large, when it has been open for long enough, and when its hour is over.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from proxy.audit.segments import OpenSegment
 
 #: gzip can't be split: a segment is one task of the report, whatever the size of the cluster.
 MAX_SEGMENT_BYTES = 128 << 20
-#: Bytes written by one system call, and made durable at once: more would only hold more memory.
+#: Bytes written by one system call, and synced at once: more would only use more memory.
 GROUP_BYTES = 4 << 20
-#: Seconds between two attempts to write what a full or broken disk refused.
+#: Seconds between two attempts to write to a full or broken disk.
 RETRY_SECONDS = 1.0
-#: Seconds that an hour's last lines may come late without costing a segment of their own.
+#: Seconds that an hour's last lines may be late without costing another segment.
 _GRACE_SECONDS = 2.0
 _NO_SPACE = (ENOSPC, EDQUOT)
 _is_hour = re.compile(rb"\d{4}-\d\d-\d\dT\d\d").fullmatch
@@ -37,14 +37,14 @@ _is_hour = re.compile(rb"\d{4}-\d\d-\d\dT\d\d").fullmatch
 
 @dataclass(frozen=True, slots=True)
 class RotationSettings:
-    """Where segments lie and when they end.
+    """Location and rotation of segments.
 
     Args:
         directory: the audit directory.
-        instance: name of this sidecar as it stands in file names.
-        segment_bytes: most bytes of text in a segment, up to MAX_SEGMENT_BYTES.
+        instance: name of this sidecar in file names.
+        segment_bytes: size limit of a segment's text, up to MAX_SEGMENT_BYTES.
         segment_seconds: longest time that a segment is open.
-        sync: whether lines are to be on disk, not just with the kernel, when `write` returns.
+        sync: whether `write` syncs lines to disk before it returns.
     """
 
     directory: Path
@@ -58,11 +58,11 @@ class RotatingLog:
     """The open segment of one sidecar, and its successors.
 
     Args:
-        layout: where and how large.
-        closed: takes the path of each segment that ended.
-        wall: gives seconds since 1970.
-        timer: gives seconds of a clock that never jumps.
-        make: makes a segment; a test may fail here.
+        layout: location and rotation.
+        closed: called with the path of each finished segment.
+        wall: returns seconds since 1970.
+        timer: returns monotonic seconds.
+        make: creates a segment; replaced in tests.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class RotatingLog:
         self._segment: OpenSegment | None = None
 
     def write(self, lines: list[bytes]) -> None:
-        """Write lines; those that are written are taken out of the list, also where this raises.
+        """Write lines; written lines are removed from the list, also if this raises.
 
         Args:
-            lines: whole lines in the order of their times.
+            lines: whole lines ordered by time.
 
         Raises:
-            OSError: what is left in the list has not been written.
+            OSError: the remaining lines have not been written.
         """
         while lines:
             hour, count, data = self._first_run(lines)
@@ -101,14 +101,14 @@ class RotatingLog:
                 if self._layout.sync:
                     segment.sync()
             except OSError as error:
-                # After a mere lack of space the segment goes on; any other error puts it in doubt.
+                # After a mere lack of space the segment continues; after any other error its state is unknown.
                 if not segment.restore(before) or error.errno not in _NO_SPACE:
                     self.end_segment()
                 raise
             del lines[:count]
 
     def wait_seconds(self) -> float | None:
-        """Return when `tick` has something to do: seconds from now, None while no segment is open."""
+        """Return the seconds until `tick` has to be called, None while no segment is open."""
         segment = self._segment
         if segment is None:
             return None
@@ -117,7 +117,7 @@ class RotatingLog:
         return max(0.0, min(by_age, by_hour))
 
     def tick(self) -> None:
-        """End the segment if its time has come.
+        """End the segment if it is due.
 
         Raises:
             OSError: see `end_segment`.
@@ -126,10 +126,10 @@ class RotatingLog:
             self.end_segment()
 
     def end_segment(self) -> None:
-        """Close the open segment, if any, and give it away; the next line opens another.
+        """Close the open segment, if any, and pass it on; the next line opens another.
 
         Raises:
-            OSError: the disk refused at the last moment; the segment has been given away as it is.
+            OSError: the disk failed at the last moment; the segment has been passed on as it is.
         """
         segment, self._segment = self._segment, None
         if segment is not None:
@@ -190,15 +190,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What became of a group of batches.
+    """Result of writing a group of batches.
 
     Args:
         sequence: number of its last line.
-        lines: how many lines it had; 0 while they are still being tried.
+        lines: number of lines; 0 while they are still being retried.
         size: their bytes.
-        lost: how many of its last lines were given up.
+        lost: how many of its last lines were dropped.
         lost_size: their bytes.
-        error: what the disk said, where it refused.
+        error: error of the disk, if it failed.
     """
 
     sequence: int
@@ -210,12 +210,12 @@ class WriteResult:
 
 
 class WriterThread:
-    """The thread that writes.
+    """The writer thread.
 
     Args:
-        log: where to; used by this thread only.
-        may_lose: whether lines that the disk refuses are given up at once.
-        report: takes what became of a group, and None as the last thing of all; called in this thread.
+        log: the log; used by this thread only.
+        may_lose: whether rejected lines are dropped at once.
+        report: called in this thread with the result of a group, and finally with None.
     """
 
     def __init__(self, log: RotatingLog, may_lose: bool, report: Callable[[WriteResult | None], None]) -> None:
@@ -230,15 +230,15 @@ class WriterThread:
         self._thread.start()
 
     def put(self, batch: Batch) -> None:
-        """Hand lines over; from any thread, never waits. The caller bounds what is under way."""
+        """Hand lines over; callable from any thread, never waits. The caller bounds the amount in progress."""
         self._queue.put(batch)
 
     def stop(self) -> None:
-        """End after what was handed over has been written."""
+        """Write everything that was handed over, then stop."""
         self._queue.put(None)
 
     def give_up(self) -> None:
-        """Don't try again what the disk refuses."""
+        """Stop retrying failed writes."""
         self._give_up.set()
 
     def _run(self) -> None:
@@ -260,7 +260,7 @@ class WriterThread:
             self._report(WriteResult(0, error=str(error)))
 
     def _next_group(self) -> tuple[list[Batch], bool]:
-        """Wait for a batch and take what else waits; the batches, and whether the end was asked for."""
+        """Wait for a batch and take all others in the queue; return the batches, and whether to stop."""
         group: list[Batch] = []
         size = 0
         try:

@@ -1,8 +1,8 @@
-"""Finds bindings of clients without a signature by the current secret, and signs them (`oxproxy adopt`).
+"""Finds client bindings without a signature by the current secret, and signs them (`oxproxy adopt`).
 
 Version 0.1 signed nothing, and a secret is replaced now and then. The signed binding is made before the old one is
-removed, under the same routing key and with the same sequence number, so that no message misses its queue and no order
-changes.
+removed, under the same routing key and with the same sequence number, so that no message misses its queue and the order
+is unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from proxy.values import Destination
 
 @dataclass(frozen=True, slots=True)
 class UnsignedBinding:
-    """A client's binding that the current secret did not sign."""
+    """A client's binding without a signature by the current secret."""
 
     vhost: str
     carrier: bytes
@@ -33,16 +33,16 @@ class UnsignedBinding:
 
     @property
     def secret(self) -> int | None:
-        """Which secret signed it: 1 and more for previous ones, None for none of ours."""
+        """Index of the secret that signed it: 1 and more for previous ones, None for none of ours."""
         return self.stored.copies[0].secret
 
     @property
     def foreign_signature(self) -> bool:
-        """Whether it has a signature that is none of ours: no version of ours has left it so."""
+        """True if it has a signature that is none of ours: no version of ours has created it."""
         return self.secret is None and bool(self.info.signature)
 
     def __str__(self) -> str:
-        """One line for operators: all that speaks for or against it, but no value of an argument."""
+        """Format it as one line for operators, without values of arguments."""
         (copy,) = self.stored.copies
         names = ", ".join(name.decode(errors="replace") for name, _ in self.stored.binding.arguments) or "none"
         why = why_unsigned(self.info) if self.secret is None else "signed by a previous secret"
@@ -62,10 +62,10 @@ class Adoption:
         self._connections: dict[str, ControlConnection] = {}
 
     async def vhosts(self) -> set[str]:
-        """List the virtual hosts that the control user may see.
+        """List the virtual hosts that are visible to the control user.
 
         Raises:
-            UpstreamError: the management API can't be asked.
+            UpstreamError: the management API is unavailable.
         """
         return await self._management.vhosts()
 
@@ -73,18 +73,18 @@ class Adoption:
         """Return the exchanges of a virtual host that sidecars evaluate.
 
         Raises:
-            UpstreamError: the management API can't be asked.
+            UpstreamError: the management API is unavailable.
         """
         return sorted(name for name, info in (await self._management.exchanges(vhost)).items() if info.marked)
 
     async def find(self, vhost: str, exchanges: Collection[bytes] = ()) -> list[UnsignedBinding]:
-        """Find what the current secret did not sign; what was damaged is left out, since no sidecar reads it.
+        """Find bindings that the current secret did not sign, without damaged ones, which sidecars ignore.
 
         Args:
-            exchanges: only there; none: everywhere.
+            exchanges: limits the search; empty: everywhere.
 
         Raises:
-            UpstreamError: the management API can't be asked.
+            UpstreamError: the management API is unavailable.
         """
         found: list[UnsignedBinding] = []
         for carrier in await self.carriers(vhost):
@@ -102,10 +102,10 @@ class Adoption:
         return found
 
     async def sign(self, found: UnsignedBinding) -> str | None:
-        """Put a signed binding in the place of one; say why where that can't be.
+        """Replace a binding with a signed one; return the reason if that is impossible.
 
         Raises:
-            UpstreamError: the broker can't be reached; the old binding is still there.
+            UpstreamError: the broker is unreachable; the old binding remains.
         """
         (copy,), destination = found.stored.copies, found.stored.destination
         signed = signed_copy(
@@ -120,18 +120,18 @@ class Adoption:
         return None
 
     async def lacking_tokens(self, vhost: str) -> list[tuple[bytes, Destination]]:
-        """Find carriers and destinations that would be lost if the old tokens of a virtual host were taken away.
+        """Find carriers and destinations that would be lost if the old tokens of a virtual host were removed.
 
         Raises:
-            UpstreamError: the management API can't be asked.
+            UpstreamError: the management API is unavailable.
         """
         return await lacking_tokens(self._management, Tokens(vhost, self._secrets.token_keys))
 
     async def retire_tokens(self, vhost: str) -> int:
-        """End the transition to the current tokens; give how many bindings under others sidecars have to take away.
+        """End the transition to the current tokens; return how many other bindings sidecars have to remove.
 
         Raises:
-            UpstreamError: the management API can't be asked, or refused.
+            UpstreamError: the management API is unavailable, or refused.
         """
         return await retire_tokens(self._management, Tokens(vhost, self._secrets.token_keys))
 

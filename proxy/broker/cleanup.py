@@ -1,7 +1,7 @@
 """Finds and removes what sidecars have left on a broker (`oxproxy cleanup`).
 
-Ours are the exchanges that carry our mark and whatever is bound under a reserved prefix. An exchange with a binding
-that somebody else made stays. Source: delivery notes, "Words" and "The store".
+That is exchanges with our mark and everything bound under a reserved prefix. An exchange with foreign bindings stays.
+Source: delivery notes, "Words" and "The store".
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Leftover:
 
 
 class Cleanup(ManagementApi):
-    """Finds and removes, through the management API."""
+    """Finds and removes them through the management API."""
 
     async def leftovers(self, vhosts: Iterable[str] = ()) -> list[Leftover]:
-        """Find what is ours.
+        """Find our exchanges and bindings.
 
         Raises:
-            UpstreamError: the management API can't be asked.
+            UpstreamError: the management API is unavailable.
         """
         wanted = set(vhosts)
         found = []
@@ -56,7 +56,7 @@ class Cleanup(ManagementApi):
         return sorted(found, key=lambda each: (each.vhost, each.exchange))
 
     async def remove(self, leftover: Leftover) -> bool:
-        """Remove an exchange, or only our bindings where others have some on it.
+        """Remove an exchange, or only our bindings if it has foreign ones.
 
         Returns:
             Whether nothing of it is left.
@@ -68,7 +68,7 @@ class Cleanup(ManagementApi):
             for binding in leftover.bindings:
                 await self.remove_binding(leftover.vhost, leftover.exchange, binding)
             return False
-        with suppress(NotListed):  # somebody was quicker
+        with suppress(NotListed):  # removed concurrently
             names = (quote(name, safe="") for name in (leftover.vhost, leftover.exchange))
             await self._request("DELETE", "/exchanges/" + "/".join(names))
         return True

@@ -1,20 +1,20 @@
 """The control user's AMQP connection to one virtual host, and the settings of the control plane.
 
-A refused declaration closes its channel, so every channel here is anonymous: taken, used for one method or for one lane
-of a batch, and discarded once refused. One refusal disturbs nothing else. `log_in` maps what a broker says, or
-does not say, when it refuses a login: it closes with 403 where the client announced that it understands this.
+A refused declaration closes its channel, so every channel here is anonymous: taken for one method or for one lane of a
+batch, and discarded once refused, so that a refusal affects nothing else. `log_in` classifies a refused login: the
+broker closes with 403 if the client has announced that capability, or just drops the connection.
 
-The connection is aio-pika's plain one: `vhost_loop` reconnects, and a robust connection would declare again what it
+The connection is aio-pika's plain one: `vhost_loop` reconnects, and a robust connection would redeclare what it
 remembers, a second desired state. aiormq, on which aio-pika is built, is used directly only here and in `methods`:
 
-- `_Transport`: aiormq drops a Channel.CloseOk where ten frames wait to be written, and the broker then refuses the
-  channel's number for ever; aio-pika gives no way to set that length, to name the server that a certificate must be
-  for, or to open a virtual host called ``..`` or with ``%2F`` in its name, since it puts the name into a URL.
-- `_Channel`: aio-pika adds a callback to the connection for each channel and never removes it, 3 KiB for each
-  refusal until the connection ends; and it waits to open a channel while the broker blocks publishers.
+- `_Transport`: aiormq drops a Channel.CloseOk if ten frames wait to be written, and the broker then refuses the
+  channel's number forever; aio-pika has no option for that length, for the expected server name of a certificate, or
+  for a virtual host called ``..`` or with ``%2F`` in its name, since it puts the name into a URL.
+- `_Channel`: aio-pika adds a callback to the connection for each channel and never removes it, 3 KiB per refusal until
+  the connection ends; and it waits to open a channel while the broker blocks publishers.
 - `methods.send`: raw bytes of argument tables, and names that pamqp refuses.
 
-`ControlSettings` holds credentials, deadlines and limits; `app` fills it in from the configuration.
+`ControlSettings` holds credentials, deadlines and limits; `app` derives it from the configuration.
 
 Sources: AMQP 0-9-1 spec, 2.2.4 (opening a connection), 2.2.7 and 4.8 (a channel exception closes the channel);
 RabbitMQ's guides on channels and on authentication failures.
@@ -57,14 +57,14 @@ from proxy.relay.tokens import Secrets
 
 @dataclass(frozen=True, slots=True)
 class DeclaredSettings:
-    """What holds for what clients declare.
+    """Settings for client declarations.
 
     Args:
-        own_routes: whether routes of clients' bindings reach only queues that the client could have bound itself;
-            then the control user gives them no tokens.
+        own_routes: whether routes of clients' bindings reach only queues that the client could have bound itself; then
+            the control user binds no tokens for them.
         local_time: time zone of ``dtl`` operators.
-        announce: whether sidecars tell each other of changes, over a fanout exchange on the broker.
-        snapshot: file that keeps what the broker does not, None for none.
+        announce: whether sidecars announce changes to each other, over a fanout exchange on the broker.
+        snapshot: file for state that the broker can't store, None for none.
         secrets: sign what is stored on the broker.
     """
 
@@ -77,12 +77,12 @@ class DeclaredSettings:
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """How a connection is made over TLS.
+    """TLS settings of a connection.
 
     Args:
-        context: gives the context for the connection that is made now.
-        server_name: name to expect in the certificate, None for the host's.
-        words: says what an error of TLS means.
+        context: returns the context for a new connection.
+        server_name: expected name in the certificate, None for the host's.
+        words: describes an error of TLS.
     """
 
     context: Callable[[], ssl.SSLContext]
@@ -92,7 +92,7 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
-    """Where the broker is, as whom we declare, and every limit of the control plane.
+    """Address and credentials of the broker, and every limit of the control plane.
 
     Args:
         hosts: (host, port) of the AMQP listeners, tried in turn.
@@ -102,23 +102,22 @@ class ControlSettings:
         management: base URL of the management API, None if there is none.
         management_tls: TLS to an ``https`` management API, None for the system's trust.
         connection_name: shown on the broker's management pages.
-        refresh_seconds: time between two looks at the broker.
-        deadline_seconds: longest wait for one answer, and for a destination to be bound.
+        refresh_seconds: interval between two reconcile passes.
+        deadline_seconds: timeout of one answer, and of binding a destination.
         heartbeat_seconds: AMQP heartbeat of the control connections.
         retry_seconds: first pause before a lost connection is retried; doubles up to `retry_limit_seconds`.
         retry_limit_seconds: longest such pause.
         grace_seconds: how long tokens that new rules don't need stay bound.
-        lanes: channels used at a time for bulk declarations. The broker takes one declaration after another
-            on a channel and syncs each to disk; 32 channels bind four times as fast as one.
-        bind_limit: destinations of one virtual host that producers and regex routes may make us bind.
-        remember_limit: destinations that could not be reached on demand, remembered at most.
-        retries_per_look: refused or unverified destinations tried again at one look, so that thousands of them
-            don't occupy the broker.
-        listing_bytes: longest answer of the management API; 10,000 queues are 0.5 MB.
-        remove_foreign: whether bindings that others made on a carrier are removed (needs the management API).
-        patience_seconds: how long a start waits for a management API that does not answer, before it goes on without
-            what clients declared.
-        declared: what clients declare.
+        lanes: concurrent channels for bulk declarations. The broker processes one declaration after another on a
+            channel and syncs each to disk; 32 channels bind four times as fast as one.
+        bind_limit: limit of destinations of one virtual host bound on demand for producers and regex routes.
+        remember_limit: limit of cached destinations that could not be reached on demand.
+        retries_per_look: limit of refused or unverified destinations retried in one pass, to spare the broker.
+        listing_bytes: size limit of an answer of the management API; 10,000 queues are 0.5 MB.
+        remove_foreign: whether foreign bindings on a carrier are removed (needs the management API).
+        patience_seconds: how long a start waits for a management API that does not answer, before it continues without
+            client declarations.
+        declared: settings for client declarations.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -144,19 +143,19 @@ class ControlSettings:
     declared: DeclaredSettings = field(default_factory=DeclaredSettings)
 
 
-# Whatever they warn of reaches us as an exception as well, and is logged with its virtual host where it is handled.
+# Their warnings reach us as exceptions as well, which are logged with the virtual host.
 for _library in ("aiormq", "aio_pika"):
     logging.getLogger(_library).setLevel(logging.CRITICAL)
 
 
 class _Transport(aiormq.Connection):
-    """aiormq's connection; see the module."""
+    """aiormq's connection; see the module docstring."""
 
     FRAME_BUFFER_SIZE = 1024  # each of our channels has at most one frame in it
 
 
 class _Channel(aio_pika.Channel):
-    """aio-pika's channel; it leaves nothing on the connection once it is closed. See the module."""
+    """aio-pika's channel without leftovers on the connection once it is closed; see the module docstring."""
 
     async def _open(self) -> None:
         transport = self._connection.transport
@@ -191,7 +190,7 @@ class AmqpConnection(aio_pika.Connection):
         self._vhost = vhost
         if tls is not None and tls.server_name:
             self.kwargs["server_hostname"] = tls.server_name
-        #: Set when the connection has ended, or owes an answer: heartbeats would take minutes to say so.
+        #: Set when the connection has ended, or an answer is overdue: heartbeats would take minutes to detect that.
         self.lost = asyncio.Event()
         self.close_callbacks.add(lambda *_: self.lost.set())
 
@@ -199,7 +198,7 @@ class AmqpConnection(aio_pika.Connection):
         transport = _Transport(self.url, **self.kwargs)
         transport.vhost = self._vhost
         try:
-            # Not `wait_for`: that of Python 3.11 loses a cancellation that comes when the attempt has just failed.
+            # Not `wait_for`: in Python 3.11 it loses a cancellation that coincides with a failed attempt.
             async with asyncio.timeout(timeout):
                 await transport.connect()
         except BaseException:
@@ -226,8 +225,8 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
     """Open a connection to one host.
 
     Raises:
-        UpstreamError: REFUSED where the broker refused the user or the virtual host, TIMEOUT at the deadline,
-            else UNAVAILABLE.
+        UpstreamError: REFUSED if the broker refused the user or the virtual host, TIMEOUT at the deadline, else
+            UNAVAILABLE.
     """
     place = f"{host}:{port}"
     connection = AmqpConnection(settings, vhost, host, port)
@@ -240,7 +239,7 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
         text = f"{place} refused user {settings.username!r} in vhost {vhost!r}: {error.args[-1]}"
         raise UpstreamError(UpstreamFailure.REFUSED, text) from error
     except InvalidFrameError as error:
-        # aiormq does not show the Connection.Close that answers Connection.Open, only that it was one.
+        # aiormq does not show the Connection.Close that answers Connection.Open, only that there was one.
         text = f"{place} refused vhost {vhost!r}: it does not exist, or user {settings.username!r} may not use it"
         raise UpstreamError(UpstreamFailure.REFUSED, text) from error
     except (AMQPError, OSError) as error:
@@ -253,14 +252,14 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
 
 
 def cause_of(error: BaseException) -> str:
-    """Say in a few words what an exception of aiormq or of a socket means."""
+    """Describe an exception of aiormq or of a socket in a few words."""
     text = str(error.args[-1]) if error.args else ""
     return text or type(error).__name__
 
 
-#: Channels for single methods, so that a client's declare never waits behind thousands of bulk bindings.
+#: Channels for single methods, so that a client's declare never waits for thousands of bulk bindings.
 _SINGLES = 8
-#: Channels kept open between uses; more are closed after a bulk.
+#: Idle channels kept open; others are closed after a bulk operation.
 _KEPT_IDLE = 8
 #: AMQP 0-9-1 spec, 1.4.2.6: channel-max 0 means no limit; the number has 16 bits.
 _NO_LIMIT = 65535
@@ -298,13 +297,13 @@ class ControlConnection:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection stands, as far as is known: it is not closed and owes no answer."""
+        """True if the connection is up, as far as is known: not closed, and no answer overdue."""
         connection = self._connection
         return connection is not None and not connection.lost.is_set() and not connection.opened.is_closed
 
     @property
     def version(self) -> str:
-        """The broker's version, as it states it when the connection is opened; empty if it states none."""
+        """The broker's version from its server properties; possibly empty."""
         said = None if self._connection is None else self._connection.opened.server_properties.get("version")
         return said.decode(errors="replace") if isinstance(said, bytes) else str(said or "")
 
@@ -312,8 +311,8 @@ class ControlConnection:
         """Connect to the first host that answers.
 
         Raises:
-            UpstreamError: REFUSED where a broker refused the user or the virtual host, else UNAVAILABLE with
-                what every host said.
+            UpstreamError: REFUSED if a broker refused the user or the virtual host, else UNAVAILABLE with the error of
+                every host.
         """
         await self.close()
         failures: list[str] = []
@@ -330,7 +329,7 @@ class ControlConnection:
         raise UpstreamError(UpstreamFailure.UNAVAILABLE, "; ".join(failures))
 
     async def wait_lost(self, timeout_seconds: float, wake: asyncio.Event | None = None) -> bool:
-        """Wait until the connection is lost, at most so long, or until woken; say whether it is lost."""
+        """Wait until the connection is lost, for the timeout, or until woken; return whether it is lost."""
         if self._connection is not None and self.connected:
             events = [self._connection.lost, wake] if wake is not None else [self._connection.lost]
             waiting = [asyncio.ensure_future(event.wait()) for event in events]
@@ -342,7 +341,7 @@ class ControlConnection:
         return not self.connected
 
     async def call(self, method: Method) -> Refusal | None:
-        """Do one method and wait for its answer.
+        """Send one method and wait for its answer.
 
         Returns:
             None, or why the broker refused.
@@ -361,13 +360,13 @@ class ControlConnection:
         return await self._while_open(once())
 
     async def call_all(self, methods: Sequence[Method]) -> list[Refusal | None]:
-        """Do many methods, in no particular order.
+        """Send many methods, in no particular order.
 
         Returns:
             For each method None, or why the broker refused it.
 
         Raises:
-            UpstreamError: the connection was lost; some methods may have been done.
+            UpstreamError: the connection was lost; some methods may have been carried out.
         """
         refusals: list[Refusal | None] = [None] * len(methods)
         work = iter(enumerate(methods))
@@ -391,7 +390,7 @@ class ControlConnection:
         return refusals
 
     async def channel(self) -> AbstractChannel:
-        """Open a channel for the caller alone, for more than single methods.
+        """Open a channel for the caller, for more than single methods.
 
         Raises:
             UpstreamError: no connection, or no answer in time.
@@ -412,9 +411,9 @@ class ControlConnection:
             return
 
     async def _while_open(self, work: Coroutine[object, None, T]) -> T:
-        """Do something that needs the connection, and end it with the connection.
+        """Run work that needs the connection, and end it with the connection.
 
-        aiormq now and then leaves a call waiting whose connection closes in the same moment.
+        Occasionally aiormq never completes a call whose connection closes at the same moment.
         """
         connection = self._connection
         if connection is None or connection.lost.is_set():
@@ -461,7 +460,7 @@ class ControlConnection:
         return channel
 
     def _number(self, connection: AmqpConnection) -> int:
-        # Round and round: aiormq would take the number of a refused channel again before its close-ok is written.
+        # Round-robin: aiormq would reuse the number of a refused channel before its close-ok is written.
         for _ in range(self._channel_max):
             self._last_number = self._last_number % self._channel_max + 1
             if self._last_number not in connection.opened.channels:
@@ -477,7 +476,7 @@ class ControlConnection:
             self._cancelled(error)
         except ChannelClosed as error:
             code = _CODES.get(type(error), error.args[0])
-            if code is None:  # our own close: the connection is going down
+            if code is None:  # our own close: the connection is shutting down
                 self._unavailable("connection closed", error)
             return Refusal(code, str(error.args[-1]))
         except Exception as error:  # noqa: BLE001 - aiormq ends what waits on a closing connection with a bare one
@@ -486,7 +485,7 @@ class ControlConnection:
         return None
 
     def _cancelled(self, error: asyncio.CancelledError) -> NoReturn:
-        # aiormq cancels what waits on a connection that is closed; only a cancellation of our task goes on.
+        # aiormq cancels waiters of a closed connection; only a cancellation of our own task is propagated.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise error

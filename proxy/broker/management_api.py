@@ -1,12 +1,12 @@
 """Client of RabbitMQ's management HTTP API: listings, single lookups, and removal of bindings.
 
 Only listings that stay cheap and complete are requested: queues and exchanges of one virtual host with a few columns,
-and the bindings of one exchange. Never all bindings: on RabbitMQ 3.10 one odd key anywhere makes that listing fail.
+and the bindings of one exchange. Never all bindings: on RabbitMQ 3.10 one unusual key anywhere makes that listing fail.
 
 `QueueInfo`, `ExchangeInfo` and `BindingInfo` are the rows of these listings. `VhostDiscovery` finds the virtual hosts
-in which clients declared something, before the first producer is accepted. It waits a limited time for a management API
-that does not answer: without it a sidecar does not know what it has to route. After that it reports the fault, goes on
-without it, and retries. Source: RabbitMQ's management HTTP API reference.
+with client declarations, before the first producer is accepted. It waits a limited time for a management API that does
+not answer: without it a sidecar does not know what it has to route. After that it reports the error, continues without
+it, and retries. Source: RabbitMQ's management HTTP API reference.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _MARK, _KEPT, _SIGNATURE, _PIN = MARK.decode(), KEPT.decode(), SIGNATURE.decode(
 _BLANK = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 
-#: Types of exchanges that carriers are.
+#: Possible exchange types of carriers.
 CARRIER_TYPES = ("direct", "topic")
 
 _NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 
 
 class QueueInfo(NamedTuple):
-    """A queue that exists."""
+    """An existing queue."""
 
     name: bytes
     exclusive: bool = False
@@ -50,7 +50,7 @@ class QueueInfo(NamedTuple):
 
 
 class ExchangeInfo(NamedTuple):
-    """An exchange that exists."""
+    """An existing exchange."""
 
     name: bytes
     type: str
@@ -61,12 +61,12 @@ class ExchangeInfo(NamedTuple):
 
     @property
     def marked(self) -> bool:
-        """Whether it is one of ours: declared by us, or by a client through a sidecar."""
+        """True if it is one of ours: declared by us, or by a client through a sidecar."""
         return self.type in CARRIER_TYPES and self.arguments.get(_MARK) is True
 
     @property
     def kept(self) -> str:
-        """What we keep in it of a client's declare; empty if it is not marked, or declared by us."""
+        """The stored data of a client's declare; empty if it is not marked, or declared by us."""
         return _kept(self.arguments) if self.marked else ""
 
 
@@ -74,10 +74,10 @@ class BindingInfo(NamedTuple):
     """A binding of one exchange.
 
     Args:
-        properties_key: the name the management API has for it.
-        kept: what we keep in it of a client's bind; empty if there is nothing.
-        signature: ours over what is kept; empty if there is none.
-        pin: what distinguishes a binding under a token that keeps nothing; empty for the plain one.
+        properties_key: its identifier in the management API.
+        kept: the stored data of a client's bind, possibly empty.
+        signature: signature of the stored data, possibly empty.
+        pin: identifies a binding under a token without stored data; empty for the plain one.
     """
 
     destination_type: str
@@ -90,24 +90,24 @@ class BindingInfo(NamedTuple):
 
     @property
     def under_token(self) -> bool:
-        """Whether its key has the form of a token: of this destination, or keyed, and then of whatever secret."""
+        """True if its key has the form of a token: of this destination, or a keyed one of any secret."""
         return is_keyed(self.routing_key) or self.routing_key == token(self.destination_type, self.destination)
 
     @property
     def stores(self) -> bool:
-        """Whether a client's binding is kept in it."""
+        """True if it stores a client's binding."""
         return self.routing_key.startswith((STORAGE, STORAGE_WORD)) or (bool(self.kept) and self.under_token)
 
     def __str__(self) -> str:
         name = self.destination.decode(errors="replace")
-        if is_keyed(self.routing_key):  # nobody is to know the token of a destination
+        if is_keyed(self.routing_key):  # the token of a destination is secret
             return f"{self.destination_type} {name} under a token"
         key = self.routing_key.decode(errors="replace")
         return f"{self.destination_type} {name} under key {key!r}"
 
 
 class Permissions(NamedTuple):
-    """What a user may do in a virtual host: regular expressions of names."""
+    """Permissions of a user in a virtual host: regular expressions of names."""
 
     configure: str
     write: str
@@ -115,7 +115,7 @@ class Permissions(NamedTuple):
 
 
 def queue_info(item: Mapping[str, Any]) -> QueueInfo:
-    # A queue whose process is starting may be listed without its statistics, these columns included.
+    # A queue that is starting may be listed without its statistics, including these columns.
     return QueueInfo(item["name"].encode(), bool(item.get("exclusive")), item.get("arguments") or _NO_ARGUMENTS)
 
 
@@ -145,10 +145,10 @@ def binding_info(item: Mapping[str, Any]) -> BindingInfo:
 
 
 def items(text: str) -> Iterator[Any]:  # JSON of any shape
-    """Read a JSON list item by item: whole, a long one would keep everybody waiting.
+    """Read a JSON list item by item: decoding a long one at once would block the event loop.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is malformed.
     """
     at = _after_blanks(text, 0)
     expected = "["
@@ -161,7 +161,7 @@ def items(text: str) -> Iterator[Any]:  # JSON of any shape
         at = _after_blanks(text, at)
         expected = ","
     if text[at : at + 1] != "]" or _after_blanks(text, at + 1) != len(text):
-        raise ValueError(f"no list in JSON: something else at {at}")
+        raise ValueError(f"not a JSON list: unexpected content at {at}")
 
 
 def _after_blanks(text: str, at: int) -> int:
@@ -178,16 +178,16 @@ def _own_text(arguments: Mapping[str, object], name: str) -> str:
     return text if isinstance(text, str) else ""
 
 
-#: Requests at a time: the management API shares the broker's cores with its queues.
+#: Concurrent requests: the management API shares the broker's CPU with its queues.
 _CONCURRENT = 4
 
 _QUEUE_COLUMNS = "name,exclusive,arguments"
 _EXCHANGE_COLUMNS = "name,type,internal,durable,auto_delete,arguments"
-#: Bindings read between two pauses in which others may run.
+#: Bindings read between two pauses in which other tasks may run.
 _STEP = 500
 
-#: Others may declare with arguments of any depth at the broker itself.
-_NESTED = "the answer is nested too deep to be decoded: look for a queue, exchange or binding with such arguments"
+#: Anyone can declare arguments of any depth on the broker directly.
+_NESTED = "the answer is nested too deeply to be decoded: look for a queue, exchange or binding with such arguments"
 
 T = TypeVar("T")
 
@@ -195,7 +195,7 @@ T = TypeVar("T")
 class ManagementApi:
     """The management API of one broker.
 
-    Every method raises ``UpstreamError`` with what was asked and what was answered, never with credentials.
+    Every method raises ``UpstreamError`` with the request and the answer, never with credentials.
 
     Args:
         address: base URL of the management API, with or without ``/api`` at its end.
@@ -203,21 +203,21 @@ class ManagementApi:
 
     def __init__(self, settings: ControlSettings, address: str) -> None:
         parts = urlsplit(address)
-        # Credentials in the address would come back in error texts: the control user's are used instead.
+        # Credentials in the address would appear in error texts: the control user's are used instead.
         host = parts.netloc.rpartition("@")[2]
-        # Some write the address with the path of the API, as RabbitMQ's own guide shows it.
+        # Some include the path of the API, as RabbitMQ's own guide shows it.
         path = parts.path.rstrip("/").removesuffix("/api")
         self._base = f"{parts.scheme}://{host}{path}/api"
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None
 
     async def queues(self, vhost: str) -> dict[bytes, QueueInfo]:
-        # Columns that need no statistics keep the listing quick: 10,000 queues in 0.2 s instead of 4.
+        # Columns that need no statistics keep the listing fast: 10,000 queues in 0.2 s instead of 4.
         path = f"/queues/{_quoted(vhost)}?columns={_QUEUE_COLUMNS}&disable_stats=true"
         return {info.name: info for info in _read(queue_info, await self._get(path), path)}
 
     async def find(self, vhost: str, kind: str, name: bytes) -> QueueInfo | ExchangeInfo | None:
-        """Look for one queue or exchange; None if it does not exist."""
+        """Return one queue or exchange; None if it does not exist."""
         columns = _QUEUE_COLUMNS if kind == "queue" else _EXCHANGE_COLUMNS
         path = f"/{kind}s/{_quoted(vhost)}/{_quoted(name)}?columns={columns}"
         try:
@@ -231,19 +231,19 @@ class ManagementApi:
         return {info.name: info for info in _read(exchange_info, await self._get(path), path)}
 
     async def declared_vhosts(self) -> set[str]:
-        """Find the virtual hosts that hold exchanges which clients declared through a sidecar."""
+        """Find the virtual hosts with exchanges that clients declared through a sidecar."""
         path = "/exchanges?columns=name,vhost,type,arguments"
         listed = await self._get(path)
         found = _read(lambda item: (str(item["vhost"]), exchange_info(item).kept), listed, path)
         return {vhost for vhost, kept in found if kept}
 
     async def vhosts(self) -> set[str]:
-        """List the virtual hosts that the control user may see."""
+        """List the virtual hosts that are visible to the control user."""
         path = "/vhosts?columns=name"
         return set(_read(lambda item: str(item["name"]), await self._get(path), path))
 
     async def permissions(self, vhost: str, user: str) -> Permissions | None:
-        """Return what a user may do in a virtual host, None if that is nothing; only administrators may ask."""
+        """Return a user's permissions in a virtual host, None if there are none; requires an administrator."""
         path = f"/permissions/{_quoted(vhost)}/{_quoted(user)}"
         try:
             found = await self._get(path)
@@ -252,12 +252,12 @@ class ManagementApi:
         return _read(lambda item: Permissions(item["configure"], item["write"], item["read"]), [found], path)[0]
 
     async def declare_marker(self, vhost: str, name: bytes) -> None:
-        """Declare a durable exchange that says something by being there."""
+        """Declare a durable exchange whose existence is the information."""
         body = {"type": "fanout", "durable": True}
         await self._request("PUT", f"/exchanges/{_quoted(vhost)}/{_quoted(name)}", body)
 
     async def in_transition(self, secrets: Sequence[bytes]) -> bool:
-        """Return whether some virtual host with carriers may still have sidecars that need unkeyed tokens."""
+        """Return True if some virtual host with carriers may still have sidecars that need unkeyed tokens."""
         path = "/exchanges?columns=name,vhost,type,arguments"
         listed = _read(lambda item: (str(item["vhost"]), exchange_info(item)), await self._get(path), path)
         names: dict[str, set[bytes]] = {}
@@ -269,7 +269,7 @@ class ManagementApi:
         )
 
     async def bindings(self, vhost: str, exchange: bytes) -> list[BindingInfo]:
-        """List the bindings whose source is an exchange; none where the exchange does not exist."""
+        """List the bindings whose source is an exchange; empty if the exchange does not exist."""
         listing = await self.changed_bindings(vhost, exchange, b"")
         return [] if listing is None else listing[1]
 
@@ -280,10 +280,10 @@ class ManagementApi:
     async def changed_bindings(
         self, vhost: str, exchange: bytes, digest: bytes
     ) -> tuple[bytes, list[BindingInfo]] | None:
-        """List the bindings of an exchange, unless the answer is that of last time.
+        """List the bindings of an exchange unless the answer is unchanged.
 
         Args:
-            digest: of last time's answer, b"" for none.
+            digest: of the last answer, b"" for none.
 
         Returns:
             The answer's digest and the bindings; None if nothing has changed.
@@ -293,7 +293,7 @@ class ManagementApi:
             "?columns=destination_type,destination,routing_key,properties_key,arguments"
         )
         body = await self._request("GET", path)
-        # To read 10,000 bindings takes 60 ms, to see that they are the same 3.
+        # Parsing 10,000 bindings takes 60 ms, comparing a digest 3.
         now = blake2b(body, digest_size=16).digest()
         if now == digest:
             return None
@@ -310,7 +310,7 @@ class ManagementApi:
         return now, bindings
 
     async def remove_binding(self, vhost: str, exchange: bytes, binding: BindingInfo) -> None:
-        """Remove one binding, whatever its arguments are."""
+        """Remove one binding, whatever its arguments."""
         letter = binding.destination_type[0]
         names = (vhost, "e", exchange, letter, binding.destination, binding.properties_key)
         await self._request("DELETE", "/bindings/" + "/".join(_quoted(name) for name in names))
@@ -356,7 +356,7 @@ class ManagementApi:
         )
 
     def _how(self) -> dict[str, Any]:  # Any: arguments of several types
-        """Say how to ask: without following other addresses, and with the certificates of now."""
+        """Return request options: no redirects, and the current certificates."""
         tls = self._settings.management_tls
         how: dict[str, Any] = {"allow_redirects": False}
         return how if tls is None else how | {"ssl": tls.context(), "server_hostname": tls.server_name}
@@ -366,7 +366,7 @@ class ManagementApi:
         under = error.__cause__
         if tls is not None and isinstance(under, ssl.SSLError):
             return tls.words(under)
-        # The class is enough: texts of the client may show the address as it was configured.
+        # Only the class: texts of the client may contain the configured address.
         return type(error).__name__
 
     async def _body(self, answer: aiohttp.ClientResponse, path: str) -> bytes:
@@ -402,11 +402,11 @@ class ManagementApi:
 
 
 class NotListed(UpstreamError):  # noqa: N818 - an answer, not a fault
-    """The management API knows no such virtual host, queue or exchange."""
+    """The virtual host, queue or exchange does not exist in the management API."""
 
 
 class Undecodable(UpstreamError):  # noqa: N818 - as above
-    """The management API lists something that nests deeper than JSON is decoded here."""
+    """The answer nests deeper than JSON is decoded here."""
 
 
 def _quoted(name: str | bytes) -> str:
@@ -417,13 +417,15 @@ def _read(reader: Callable[[Mapping[str, Any]], T], listing: Iterable[Any], path
     try:
         return [reader(item) for item in listing]
     except (KeyError, TypeError, AttributeError, ValueError) as error:  # ValueError: a name that UTF-8 can't encode
-        raise UpstreamError(UpstreamFailure.REFUSED, f"management API {path}: unknown shape of answer") from error
+        raise UpstreamError(
+            UpstreamFailure.REFUSED, f"management API {path}: unexpected structure of the answer"
+        ) from error
 
 
 async def listings(
     management: ManagementApi, vhost: str
 ) -> tuple[dict[bytes, QueueInfo] | UpstreamError, dict[bytes, ExchangeInfo] | UpstreamError]:
-    """List queues and exchanges at the same time; what failed comes back as its error."""
+    """List queues and exchanges concurrently; a failure is returned as its error."""
     queues, exchanges = await asyncio.gather(_attempt(management.queues, vhost), _attempt(management.exchanges, vhost))
     return queues, exchanges
 
@@ -439,20 +441,20 @@ log = structlog.get_logger(__name__)
 
 
 class VhostDiscovery:
-    """Finds virtual hosts."""
+    """Finds virtual hosts with client declarations."""
 
     def __init__(self, settings: ControlSettings, management: ManagementApi | None) -> None:
         self._settings = settings
         self._management = management
-        #: Why nobody knows; empty if it is known, or there is nobody to ask.
+        #: Error of the last attempt; empty if it succeeded, or without a management API.
         self.fault = ""
 
     async def find(self) -> set[str]:
-        """Return the virtual hosts; none, with `fault` set, where the management API does not say in time."""
+        """Return the virtual hosts; empty, with `fault` set, if the management API does not answer in time."""
         if self._management is None:
             log.warning(
-                "no management API: what clients declare through other sidecars is not seen, and after a restart "
-                "only what a snapshot keeps is known",
+                "no management API: client declarations through other sidecars are not seen, and after a restart "
+                "only those in a snapshot are known",
                 snapshot=str(self._settings.declared.snapshot),
             )
             return set()
@@ -463,12 +465,12 @@ class VhostDiscovery:
                 return await self._ask(self._management)
             except UpstreamError as error:
                 if error.failure is UpstreamFailure.REFUSED or loop.time() >= until:
-                    log.error("what clients declared can't be read back", error=self.fault)
+                    log.error("client declarations can't be read from the broker", error=self.fault)
                     return set()
             await asyncio.sleep(self._settings.retry_seconds)
 
     async def find_later(self) -> set[str]:
-        """Go on asking where `find` had no answer; return the virtual hosts once there is one."""
+        """Retry until there is an answer; return the virtual hosts."""
         if self._management is None or not self.fault:
             return set()
         pause_seconds = self._settings.refresh_seconds
@@ -481,7 +483,7 @@ class VhostDiscovery:
                 continue
             if self.fault:
                 continue
-            log.info("what clients declared can be read back again")
+            log.info("client declarations can be read from the broker again")
             return found
 
     async def _ask(self, management: ManagementApi) -> set[str]:
@@ -499,7 +501,7 @@ class VhostDiscovery:
 
     @staticmethod
     async def _ask_singly(management: ManagementApi, faults: list[str]) -> set[str]:
-        """Ask for every virtual host by itself: one exchange that can't be decoded hides those of its own only."""
+        """Query each virtual host separately: an exchange that can't be decoded only hides its own virtual host."""
         found: set[str] = set()
         for vhost in sorted(await management.vhosts()):
             try:

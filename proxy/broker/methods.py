@@ -1,7 +1,7 @@
-"""The declarations that the control plane makes, and what a refusal of each means.
+"""The declarations of the control plane, and the meaning of their refusals.
 
-They are made by aio-pika's calls. Two things it can't say are sent as bytes that `proxy.amqp` encodes, as those of the
-relays are: argument tables, whose integer types pamqp changes, and names that RabbitMQ allows and pamqp refuses
+They are sent by aio-pika. Two things that it can't express are sent as bytes encoded by `proxy.amqp`, like those of the
+relays: argument tables, whose integer types pamqp changes, and names that RabbitMQ allows and pamqp refuses
 (``orders~2``, ``Käse``). Sources: AMQP 0-9-1 spec, 1.6 (exchange class) and 1.7 (queue class); RabbitMQ's access
 control guide (permissions).
 """
@@ -25,12 +25,12 @@ from proxy.values import QUEUE, Destination, Table, Value
 
 #: AMQP 0-9-1 spec, 4.2.5.3: a short string has at most 255 octets.
 _LONGEST_NAME_BYTES = 255
-#: RabbitMQ quotes names in a reply text, which it cuts at 255 bytes, perhaps within a character; pamqp gives up
-#: the connection on that. Behind this many bytes of names nothing can be cut but our own ASCII.
+#: RabbitMQ quotes names in a reply text, which it cuts at 255 bytes, possibly within a character; pamqp closes the
+#: connection on that. After this many bytes of names only our own ASCII can be cut.
 _QUOTABLE_BYTES = 140
 _METHOD_BYTES = 4
 
-#: The argument that says an exchange is ours.
+#: The argument that marks an exchange as ours.
 MARK = b"x-open-exchange"
 
 EXCLUSIVE = "exclusive queue of another connection"
@@ -43,19 +43,19 @@ class Method(Protocol):
 
     @property
     def frame(self) -> bytes:
-        """The method as bytes, for channel 0."""
+        """The encoded method, for channel 0."""
 
     async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
-        """Make the declaration by aio-pika; a refusal closes the channel and raises, so does time.
+        """Send the declaration by aio-pika; a refusal closes the channel and raises, as does a timeout.
 
         Raises:
-            ValueError: it can't be said so.
+            ValueError: aio-pika can't express it.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """Asks whether a queue or an exchange exists, without making it (a passive declare)."""
+    """Checks for a queue or an exchange by a passive declare."""
 
     destination: Destination
 
@@ -87,7 +87,7 @@ class DeclareQueue:
 
 @dataclass(frozen=True, slots=True)
 class DeclareExchange:
-    """Declares a durable exchange; of arguments it has a mark and an alternate exchange, or none."""
+    """Declares a durable exchange; its only arguments are a mark and an alternate exchange."""
 
     name: bytes
     type: bytes
@@ -111,9 +111,9 @@ class DeclareExchange:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """Binds a destination to an exchange under a key, with raw entries of an argument table; twice is once.
+    """Binds a destination to an exchange under a key, with raw entries of an argument table; idempotent.
 
-    With `unbinds` it takes such a binding away; it is no error where there is none.
+    With `unbinds` it removes such a binding, also idempotently.
     """
 
     source: bytes
@@ -130,7 +130,7 @@ class Bind:
     async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
         _refuse_arguments(self.entries)
         kind, name = self.destination
-        receiver: AbstractQueue | AbstractExchange  # without asking the broker
+        receiver: AbstractQueue | AbstractExchange  # created without a request to the broker
         if kind == QUEUE:
             receiver = await channel.get_queue(name.decode(), ensure=False)
         else:
@@ -140,7 +140,7 @@ class Bind:
 
 
 async def make(method: Method, channel: AbstractChannel, limit_seconds: float) -> None:
-    """Make a declaration by aio-pika, or by its bytes where aio-pika can't say it."""
+    """Send a declaration by aio-pika, or as bytes if aio-pika can't express it."""
     try:
         await method.call(channel, limit_seconds)
     except ValueError:
@@ -148,7 +148,7 @@ async def make(method: Method, channel: AbstractChannel, limit_seconds: float) -
 
 
 async def send(frame: bytes, channel: AbstractChannel, limit_seconds: float) -> None:
-    """Send a method that `proxy.amqp` has encoded, for whatever channel, and wait for its answer."""
+    """Send a method encoded by `proxy.amqp`, for any channel, and wait for its answer."""
     underlay = cast(Channel, await channel.get_underlay_channel())
     payload = frame[FRAME_HEAD.size : -1]
     method = _encoded(method_of(payload))()
@@ -158,7 +158,7 @@ async def send(frame: bytes, channel: AbstractChannel, limit_seconds: float) -> 
 
 @cache
 def _encoded(method: int) -> type[Any]:  # a method of pamqp
-    """Make the class of a method that has been encoded, as aiormq takes it; it sends its ``encoded`` bytes."""
+    """Return the class of an encoded method for aiormq; it sends its ``encoded`` bytes."""
     kind: type[Any] = spec.INDEX_MAPPING[method]
     return type(kind.__name__, (kind,), {"marshal": lambda self: self.encoded})
 
@@ -169,13 +169,13 @@ def _refuse_arguments(arguments: bytes | Table) -> None:
 
 
 def declare_carrier(exchange: OwnedExchange) -> DeclareExchange:
-    """Declare the durable exchange that carries an exchange's messages."""
+    """Return the declaration of an exchange's durable carrier."""
     carrier_type = b"topic" if exchange.is_topic else b"direct"
     return DeclareExchange(exchange.carrier, carrier_type, marked=True, alternate=exchange.alternate)
 
 
 def declare_marker(name: bytes) -> DeclareExchange:
-    """Declare a durable exchange that says something by being there."""
+    """Return the declaration of a durable exchange whose existence is the information."""
     return DeclareExchange(name, b"fanout")
 
 
@@ -195,7 +195,7 @@ def unnameable(name: bytes) -> str | None:
 
 
 def reason(code: int, text: str, kind: str) -> str:
-    """Say in an operator's words why a destination could not be bound or found."""
+    """Describe for operators why a destination could not be bound or found."""
     if code == 404:
         return f"no carrier exchange: {text}" if kind == "queue" and "no exchange" in text else ABSENT
     if code == 405:

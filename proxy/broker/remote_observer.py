@@ -1,7 +1,7 @@
-"""Checks at other brokers whether the destinations exist that the address table names there.
+"""Checks whether destinations named by the address table exist at other brokers.
 
 Only destinations that are the same for every message can be checked. A broker that does not answer is reported by
-``oxproxy_remote_up``, not here: its destinations are unknown then, not missing.
+``oxproxy_remote_up``, not here: its destinations are then unknown, not missing.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from proxy.errors import UpstreamError
 from proxy.routing.destination_translation import StaticTranslation
 from proxy.values import EXCHANGE, QUEUE, Destination
 
-#: Names that one log line shows at most.
+#: Limit of names in one log line.
 _SHOWN = 20
-#: A broker that could not be asked is asked again after so many seconds, then twice as many, up to the last number.
+#: Seconds before a broker that could not be queried is retried: the first pause, which doubles, and its limit.
 _PAUSE_SECONDS = (30.0, 600.0)
 
 log = structlog.get_logger(__name__)
 
 
 class RemoteObserver:
-    """Asks other brokers what they lack.
+    """Checks destinations at other brokers.
 
     Args:
-        reach: gives how a broker is reached from a virtual host, and its virtual host there; None if it is not.
+        reach: returns how a broker is reached from a virtual host, and its virtual host there; None if it is not.
     """
 
     def __init__(self, reach: Callable[[str, Remote], tuple[ControlSettings, str] | None]) -> None:
         self._reach = reach
-        #: Brokers that could not be asked: not before this time, and the next pause.
+        #: Brokers that could not be queried: earliest time of a retry, and the next pause.
         self._resting: dict[tuple[str, Remote], tuple[float, float]] = {}
 
     async def observe(self, vhost: VhostTopology) -> None:
-        """Ask for everything that a virtual host's rules need elsewhere; the answer is for its state."""
+        """Check all destinations of a virtual host at other brokers, and store the result in its state."""
         state = vhost.state
         wanted: dict[Remote, dict[Destination, None]] = {}
         for one in vhost.reconciler.desired.remote_destinations:

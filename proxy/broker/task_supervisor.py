@@ -1,8 +1,8 @@
 """Runs the tasks of the control plane so that none of them ends unnoticed.
 
-Any exception of a task is counted, logged with its traceback and makes readiness false until the task has done its
-work again; the task is restarted after a pause that doubles. Expected failures (`UpstreamError`: the broker is
-unreachable or refuses) are handled by the tasks themselves and do not arrive here.
+Any exception of a task is counted, logged with its traceback and makes readiness false until the task has succeeded
+again; the task is restarted after a pause that doubles. Expected failures (`UpstreamError`: the broker is unreachable
+or refuses) are handled by the tasks themselves.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-#: The tasks, as the metric names them.
+#: Names of the tasks in the metric.
 TASKS = ("start", "vhost", "discovery", "snapshot", "announcements", "demand", "remotes", "gauges", "rules", "warnings")
 
 log = structlog.get_logger(__name__)
 
 
 def end_if_cancelled() -> None:
-    """End a task whose cancellation was swallowed: aiormq waits by `asyncio.wait_for`, which in Python 3.11 loses one.
+    """Raise a swallowed cancellation: aiormq uses `asyncio.wait_for`, which in Python 3.11 can lose one.
 
     Raises:
         asyncio.CancelledError: the task has been cancelled.
@@ -31,23 +31,23 @@ def end_if_cancelled() -> None:
 
 
 class Supervisor:
-    """Knows which tasks have failed."""
+    """Restarts failed tasks and tracks failures."""
 
     def __init__(self, retry_seconds: float = 0.5, retry_limit_seconds: float = 30.0) -> None:
         self._retry_seconds = retry_seconds
         self._retry_limit_seconds = retry_limit_seconds
-        #: By a name of TASKS, how often it failed.
+        #: By a name of TASKS, number of failures.
         self.failures = dict.fromkeys(TASKS, 0)
         self._failing: dict[tuple[str, str], str] = {}
 
     @property
     def failing(self) -> list[str]:
-        """The tasks that failed and have not done their work since, with the exception."""
+        """The failed tasks that have not succeeded since, with the exception."""
         return [f"control task {task}{_of(vhost)}: {why}" for (task, vhost), why in sorted(self._failing.items())]
 
     def failed(self, task: str, error: BaseException, vhost: str = "") -> None:
         self.failures[task] += 1
-        self._failing[task, vhost] = f"failed with {type(error).__name__} and will be tried again; the log has details"
+        self._failing[task, vhost] = f"failed with {type(error).__name__} and will be retried; see the log"
         log.error("control task failed", task=task, **({"vhost": vhost} if vhost else {}), exc_info=error)
 
     def recovered(self, task: str, vhost: str = "") -> None:
@@ -55,18 +55,18 @@ class Supervisor:
             log.info("control task recovered", task=task, **({"vhost": vhost} if vhost else {}))
 
     def forget(self, vhost: str) -> None:
-        """A virtual host is not followed any more: nothing of it holds readiness."""
+        """Forget a virtual host that is no longer followed, so that it can't affect readiness."""
         self._failing = {key: why for key, why in self._failing.items() if key[1] != vhost}
 
     async def keep(
         self, task: str, work: Callable[[], Awaitable[None]], vhost: str = "", steady_seconds: float | None = None
     ) -> None:
-        """Run a task until it returns, however often it fails.
+        """Run a task until it returns, restarting it after every failure.
 
         Args:
-            work: the task. One that does not return says itself, by `recovered`, that it has done its work.
-            vhost: the virtual host it works for, where there is more than one such task.
-            steady_seconds: running for so long without a failure counts as `recovered`; None: it does not.
+            work: the task. One that does not return calls `recovered` when it has succeeded.
+            vhost: its virtual host, if there is more than one such task.
+            steady_seconds: running for that long without a failure counts as `recovered`; None: it does not.
         """
         pause_seconds = self._retry_seconds
         while True:

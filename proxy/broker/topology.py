@@ -1,9 +1,9 @@
-"""The control plane as other packages see it: every virtual host that is followed.
+"""Interface of the control plane for other packages: all followed virtual hosts.
 
-Followed are the virtual hosts that rules name, those that hold what clients declared, and each in which a client logs
-in. `app` builds it, awaits `start` and keeps `run` as a task; sessions and relays call the rest. Rules files are not
-known here: it is given the shared states. `VhostStatus` is what the status page shows of one virtual host.
-Source: architecture, "The broker is the store".
+Followed are the virtual hosts named by rules, those with client declarations, and each in which a client logs in. `app`
+creates it, awaits `start` and keeps `run` as a task; sessions and relays call the rest. Rules files are not read here:
+the shared states are arguments. `VhostStatus` is the content of the status page for one virtual host. Source:
+architecture, "The broker is the store".
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from proxy.values import Destination
 
 @dataclass(frozen=True, slots=True)
 class VhostStatus:
-    """What operators may know of one virtual host.
+    """Status of one virtual host for operators.
 
     Args:
-        missing: "queue NAME" or "exchange NAME", for other brokers with "at broker NAME" behind it, and the reason.
-        foreign: by carrier, bindings on it that are not ours.
-        failing: what the broker refused to do for us and is retried, with the reason.
+        missing: "queue NAME" or "exchange NAME", for other brokers followed by "at broker NAME", and the reason.
+        foreign: by carrier, its foreign bindings.
+        failing: actions that the broker refused and that are retried, with the reason.
         old_tokens: bindings under unkeyed tokens, and under tokens of previous secrets.
-        bypasses: alternate and dead-letter exchanges that lead to carriers.
-        unsigned: by exchange, bindings that no sidecar signed: they reach their own destination alone.
-        previous_secret: by exchange, how many bindings a previous secret signed.
-        unfit_carriers: carriers whose type costs the broker more than the other one, or is not the one asked for.
-        declared: by exchange that clients declared or bound to, how many bindings they made.
-        refreshed_at: seconds since the epoch of the last look, None before the first.
+        bypasses: alternate and dead-letter exchanges that route to carriers.
+        unsigned: by exchange, bindings without a valid signature: they route to their own destination only.
+        previous_secret: by exchange, number of bindings that a previous secret signed.
+        unfit_carriers: carriers whose type costs the broker more than the other one, or is not the requested one.
+        declared: by exchange that clients declared or bound to, number of their bindings.
+        refreshed_at: time of the last pass in seconds since the epoch, None before the first.
     """
 
     vhost: str
@@ -104,18 +104,18 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-#: Other brokers are looked at once in so many looks at our own.
+#: Other brokers are checked once in this many passes.
 _PASSES_PER_REMOTE_CHECK = 6
 
 log = structlog.get_logger(__name__)
 
 
 class Topology:
-    """Everything declared on one broker.
+    """All declarations on one broker.
 
     Args:
-        states: the virtual hosts that rules name, by name.
-        queues: queues that the rules ask for, by virtual host.
+        states: the virtual hosts named by rules, by name.
+        queues: queues declared by the rules, by virtual host.
     """
 
     def __init__(
@@ -136,26 +136,26 @@ class Topology:
         self._vhosts: dict[str, VhostTopology] = {}
         for name, state in states.items():
             self._follow(state, queues.get(name, ()))
-        #: Virtual hosts of the rules: what is refused there stops the start.
+        #: Virtual hosts of the rules: a refusal there stops the start.
         self._ruled = frozenset(states)
-        #: Virtual hosts that readiness waits for.
+        #: Virtual hosts required for readiness.
         self._awaited = self._ruled
         self._tasks: asyncio.TaskGroup | None = None
-        #: Looks at other brokers; None: nobody does.
+        #: Checks other brokers, if set.
         self.remote_observer: RemoteObserver | None = None
-        #: Whether a client is logged in to a virtual host.
+        #: Returns True if a client is logged in to a virtual host.
         self.in_use: Callable[[str], bool] = lambda vhost: False
-        #: Called with the name of a virtual host that is not followed any more.
+        #: Called with the name of a virtual host that is no longer followed.
         self.released: Callable[[str], None] = lambda vhost: None
 
     # -- life --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Declare and look over everything once; `run` goes on from there.
+        """Run the first pass of all virtual hosts; `run` continues from there.
 
         Raises:
-            UpstreamError: the first failure. REFUSED is the operator's to solve (credentials, permissions, an
-                exchange in the way); after UNAVAILABLE or TIMEOUT `run` may be started as it is and goes on trying.
+            UpstreamError: the first failure. REFUSED has to be resolved by the operator (credentials, permissions, a
+                conflicting exchange); after UNAVAILABLE or TIMEOUT `run` may be started and keeps retrying.
         """
         records = await self._recorder.load() if self._recorder is not None else SnapshotRecords()
         found = await self._discovery.find()
@@ -170,19 +170,19 @@ class Topology:
         outcomes = await asyncio.gather(*(self._vhosts[name].connect() for name in names), return_exceptions=True)
         for name, outcome in zip(names, outcomes, strict=True):
             if isinstance(outcome, Exception) and not isinstance(outcome, UpstreamError):
-                self.supervisor.failed("vhost", outcome, name)  # `run` tries again
+                self.supervisor.failed("vhost", outcome, name)  # `run` retries
             elif isinstance(outcome, BaseException) and not self._is_bearable(name, outcome):
                 raise outcome
 
     async def run(self) -> None:
-        """Keep everything in step; returns only by cancellation."""
+        """Keep everything in sync; returns only by cancellation."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 for vhost in self._vhosts.values():
                     self._keep(self._tasks, vhost)
                 self._tasks.create_task(self.supervisor.keep("discovery", self._discover_later))
                 self._tasks.create_task(self.supervisor.keep("remotes", self._observe_remotes))
-                await asyncio.Event().wait()  # others may come
+                await asyncio.Event().wait()  # further virtual hosts may be added
         finally:
             self._tasks = None
 
@@ -197,7 +197,7 @@ class Topology:
         tasks.create_task(self._run(vhost))
 
     async def _run(self, vhost: VhostTopology) -> None:
-        """Keep one virtual host in step, and release it once it is gone."""
+        """Keep one virtual host in sync, and release it once it is deleted."""
         name = vhost.state.name
         await self.supervisor.keep("vhost", partial(vhost.run, partial(self._is_gone, vhost)), name)
         if self._vhosts.get(name) is not vhost:
@@ -207,11 +207,11 @@ class Topology:
         await vhost.close()
         if self._recorder is not None:
             self._recorder.record()
-        log.info("virtual host is gone and not followed any more", vhost=name)
+        log.info("virtual host was deleted and is no longer followed", vhost=name)
         self.released(name)
 
     async def _is_gone(self, vhost: VhostTopology) -> bool:
-        """Whether nobody needs a virtual host that refuses us: neither rules nor clients, and the broker lacks it."""
+        """Return True if neither rules nor clients need a virtual host that refuses us, and the broker lacks it."""
         name = vhost.state.name
         if name in self._ruled or vhost.has_rules or self.in_use(name):
             return False
@@ -223,7 +223,7 @@ class Topology:
             return False
 
     async def _observe_remotes(self) -> None:
-        """Look at other brokers again and again, where there is somebody to do so."""
+        """Check other brokers periodically, if there are any."""
         while self.remote_observer is not None:
             for vhost in list(self._vhosts.values()):
                 await self.remote_observer.observe(vhost)
@@ -244,14 +244,14 @@ class Topology:
         return [vhost.state for vhost in self._vhosts.values()]
 
     def _is_bearable(self, name: str, outcome: BaseException) -> bool:
-        """Return whether a failure leaves the others alone: a virtual host of no rules that we may not open."""
+        """Return True if a failure affects no others: in a virtual host without rules that we may not open."""
         if (
             name in self._ruled
             or not isinstance(outcome, UpstreamError)
             or outcome.failure is not UpstreamFailure.REFUSED
         ):
             return False
-        log.error("what clients declared is not followed", vhost=name, error=str(outcome))
+        log.error("client declarations are not followed", vhost=name, error=str(outcome))
         return True
 
     # -- virtual hosts that come later -----------------------------------------------------------------------------
@@ -261,18 +261,18 @@ class Topology:
         return known.state if known is not None else None
 
     def follows(self, vhost: str) -> bool:
-        """Whether the virtual host has been looked over, or can't be."""
+        """Return True if the first pass of the virtual host has succeeded, or can't."""
         known = self._vhosts.get(vhost)
         return known is not None and known.health.settled.is_set()
 
     async def adopt(self, vhost: str, state: VhostState | None = None) -> None:
-        """Follow one more virtual host: what clients declared there is known when this returns.
+        """Follow another virtual host: its client declarations are known when this returns.
 
-        It returns as well where that can't be known (the control user may not open it), and at the deadline.
+        It also returns if they can't be read (the control user has no access), and at the deadline.
 
         Args:
-            vhost: its name; nothing happens twice.
-            state: what the relays see of it, None for one of our own making (see `state_of`).
+            vhost: its name; idempotent.
+            state: its shared state, None for a new one (see `state_of`).
         """
         known = self._vhosts.get(vhost)
         if known is None:
@@ -283,12 +283,12 @@ class Topology:
             async with asyncio.timeout(self._settings.deadline_seconds):
                 await known.health.settled.wait()
         except TimeoutError:
-            log.warning("virtual host not looked over in time", vhost=vhost)
+            log.warning("first pass of virtual host not finished in time", vhost=vhost)
 
     # -- what relays ask and say -----------------------------------------------------------------------------------
 
     def interested(self, vhost: str, queue: bytes) -> bool:
-        """Return whether a declare of the queue must wait for `ensure_queue`: cheap, never waits."""
+        """Return True if a declare of the queue must wait for `ensure_queue`: cheap, never waits."""
         known = self._vhosts.get(vhost)
         return known is not None and known.requests.interested(queue)
 
@@ -301,7 +301,7 @@ class Topology:
             self._vhosts[vhost].queue_deleted(queue)
 
     async def ensure_queue(self, vhost: str, queue: bytes, exclusive: bool = False) -> None:
-        """Bind the tokens of a queue that has just been declared.
+        """Bind the tokens of a newly declared queue.
 
         Returns when they are bound or refused, at the latest at the deadline. Never raises.
         """
@@ -309,7 +309,7 @@ class Topology:
             await self._vhosts[vhost].requests.ensure_queue(queue, exclusive)
 
     async def bind(self, vhost: str, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
-        """Bind destinations that a publish wants and that have no token yet.
+        """Bind destinations that a publish needs and that have no token yet.
 
         Returns:
             Those of them that are bound now, at the latest at the deadline.
@@ -317,9 +317,10 @@ class Topology:
         return await self._vhosts[vhost].requests.bind(exchange, destinations) if vhost in self._vhosts else set()
 
     async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
-        """Look at the broker now: the type of an exchange that is not a client's, None if there is none.
+        """Look an exchange up on the broker: the type of one that is not a client's, None if there is none.
 
-        One that a client declared through another sidecar is in the state when this returns, and the answer None.
+        An exchange declared by a client through another sidecar is in the state when this returns, and the answer is
+        None.
 
         Raises:
             UpstreamError: the management API did not answer.
@@ -327,7 +328,7 @@ class Topology:
         return await self._vhosts[vhost].lookup_exchange(exchange) if vhost in self._vhosts else None
 
     def changed(self, vhost: str, exchange: bytes) -> None:
-        """A client has declared, deleted, bound or unbound the exchange: cheap, never waits."""
+        """Record that a client has declared, deleted, bound or unbound the exchange: cheap, never waits."""
         if vhost in self._vhosts:
             self._vhosts[vhost].changed(exchange)
 
@@ -343,7 +344,7 @@ class Topology:
         """Declare and bind what new rules need; then call `swap` and `retire`.
 
         Raises:
-            UpstreamError: REFUSED with every conflict, else the broker can't be reached. Nothing has changed then.
+            UpstreamError: REFUSED with every conflict, else the broker is unreachable. Nothing has changed then.
         """
         return await self._vhosts[vhost].reconciler.prepare(exchanges, router, queues)
 
@@ -357,7 +358,7 @@ class Topology:
 
     @property
     def waiting(self) -> list[str]:
-        """The virtual hosts that have not been looked over and hold readiness."""
+        """Virtual hosts whose first pass is outstanding, which prevents readiness."""
         vhosts = [(name, self._vhosts[name]) for name in sorted(self._awaited & self._vhosts.keys())]
         return [
             name
@@ -371,13 +372,13 @@ class Topology:
 
     @property
     def degraded(self) -> list[str]:
-        """What is not known, not kept or not followed at the moment, though publishes are routed."""
+        """Current limitations, although publishes are routed."""
         reasons: list[str] = []
         if self._management is None:
-            keeps = f"kept in {self._recorder.snapshot.path}" if self._recorder is not None else "not kept"
-            reasons.append(f"no management API: what clients declare is {keeps} and not shared with other sidecars")
+            keeps = f"stored in {self._recorder.snapshot.path}" if self._recorder is not None else "not stored"
+            reasons.append(f"no management API: client declarations are {keeps} and not shared with other sidecars")
         elif self._discovery.fault:
-            reasons.append(f"what clients declared can't be read back: {self._discovery.fault}")
+            reasons.append(f"client declarations can't be read from the broker: {self._discovery.fault}")
         if self._recorder is not None and self._recorder.fault:
             reasons.append(self._recorder.fault)
         for name, vhost in sorted(self._vhosts.items()):
@@ -399,17 +400,17 @@ class Topology:
 
     @property
     def unkeyed_count(self) -> int:
-        """How many bindings on carriers are under tokens that anybody can compute."""
+        """Number of bindings on carriers under unkeyed tokens, which are not secret."""
         return sum(vhost.reconciler.observer.tokens()["unkeyed"] for vhost in self._vhosts.values())
 
     @property
     def bypass_count(self) -> int:
-        """How many alternate and dead-letter exchanges lead to carriers."""
+        """Number of alternate and dead-letter exchanges that route to carriers."""
         return sum(len(vhost.reconciler.observer.bypasses) for vhost in self._vhosts.values())
 
     @property
     def carrier_bindings(self) -> Counter[tuple[str, str, str]]:
-        """How many bindings carriers have, by virtual host, type, and whether the type fits."""
+        """Number of bindings of carriers, by virtual host, type, and whether the type is the cheaper one."""
         counts: Counter[tuple[str, str, str]] = Counter()
         for name, vhost in self._vhosts.items():
             for carrier in vhost.reconciler.carrier_bindings:
@@ -420,7 +421,7 @@ class Topology:
 
     @property
     def unsigned_count(self) -> int:
-        """How many bindings on carriers say that a client made them, without a signature of ours."""
+        """Number of client bindings on carriers without a valid signature."""
         return sum(
             len(texts) for vhost in self._vhosts.values() for texts in vhost.reconciler.store.listings.unsigned.values()
         )

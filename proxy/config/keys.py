@@ -1,7 +1,7 @@
-"""Keys of the configuration, compared and overridden by the environment.
+"""Compares keys of the configuration and overrides them by environment variables.
 
 ``OXPROXY_UPSTREAM__ADDRESS`` overrides ``upstream.address``. Values of variables are put into the tree of the file
-before it is read, so the same checks and messages apply; the place of such a node is the name of the variable.
+before it is read, so the same checks and messages apply; the position of such a node is the name of the variable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from proxy.yamlfile.models import FileModel, key_names, key_type
 
 
 def differences(before: FileModel, after: FileModel, path: str = "") -> Iterator[str]:
-    """Return the dotted path of every key whose value differs between two sections of one kind."""
+    """Yield the dotted path of every key whose value differs between two sections of the same model."""
     same = True
     for key, (attribute, _) in key_names(type(before)).items():
         old, new, here = getattr(before, attribute), getattr(after, attribute), join(path, key)
@@ -32,7 +32,7 @@ def differences(before: FileModel, after: FileModel, path: str = "") -> Iterator
                 yield from differences(one, other, f"{here}[{index}]") if one != other else ()
         else:
             yield here
-    if same and path:  # what a key leads to, such as the content of a file
+    if same and path:  # data that a key refers to, such as the content of a file
         yield path
 
 
@@ -41,22 +41,22 @@ def _sections(value: object) -> bool:
 
 
 PREFIX = "OXPROXY_"
-#: What Kubernetes gives to each pod for a Service of our name: addresses of that Service, not settings.
+#: Variables that Kubernetes sets in each pod for a Service with our name: addresses of that Service, not settings.
 _KUBERNETES = re.compile(r"OXPROXY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
-#: Keys that end so name a variable, and so does the key of this name.
+#: Keys whose value is the name of a variable: those with this suffix, and the key of this name.
 _NAMES_VARIABLE, _VARIABLE = "_env", "env"
 
 
 class _NoSuchKeyError(Exception):
-    """The tree has something else where a variable's name leads."""
+    """The tree has no mapping at the key that a variable names."""
 
 
 def override(root: Node, environ: Environment[str, str], faults: Faults) -> Node:
     """Put the values of all our variables into the tree; empty ones count as not set.
 
     Args:
-        root: what the file says.
-        faults: takes the variables that lead nowhere.
+        root: the parsed file.
+        faults: receives variables whose key does not exist.
 
     Returns:
         The tree to read.
@@ -75,7 +75,7 @@ def override(root: Node, environ: Environment[str, str], faults: Faults) -> Node
 
 
 def _leaf(keys: list[str], name: str, text: str, faults: Faults) -> Node | None:
-    """Return the value of a variable as its key requires it: lists and sections are YAML, strings are taken as is."""
+    """Parse a variable as its key requires: lists and sections are YAML, strings are taken as they are."""
     kind = key_type(Settings, *(int(key) if key.isdigit() else key for key in keys))
     if kind.is_section or (kind.several and text.lstrip().startswith("[")):
         return read_document(text, name, faults)
@@ -86,7 +86,7 @@ def _leaf(keys: list[str], name: str, text: str, faults: Faults) -> Node | None:
 
 
 def _named_variables(node: Node) -> Iterator[str]:
-    """Find the variables that the file itself asks for: a password may be kept in one that looks like ours."""
+    """Yield the variables that the file itself names: one of them may have our prefix."""
     if isinstance(node, Mapping):
         for key, child in node.entries:
             if (key.text == _VARIABLE or key.text.endswith(_NAMES_VARIABLE)) and isinstance(child, Scalar):
@@ -98,7 +98,7 @@ def _named_variables(node: Node) -> Iterator[str]:
 
 
 def _with(node: Node | None, keys: list[str], leaf: Node) -> Node:
-    """Return the node with the leaf under the keys, making what is not there."""
+    """Return the node with the leaf under the keys, creating missing mappings."""
     if not keys:
         return leaf
     key, rest = keys[0], keys[1:]

@@ -1,7 +1,7 @@
-"""Loads the configuration: the file, the environment over it, the defaults under both; every fault at its line.
+"""Loads the configuration: the file, overridden by the environment, with defaults; every error has its line.
 
-Files of TLS are only looked for: whether they can be used is seen when contexts are made of them. No rules file is read
-and no socket is opened.
+TLS files are only checked for existence: they are read when contexts are created. No rules file is read and no socket
+is opened.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from proxy.yamlfile.hosts import MOST_PORT, is_own_address, listen_conflict
 from proxy.yamlfile.models import read_model, warn_of_variables
 
 _NO_SECRETS = (
-    "seen nothing, expected a secret of its own for a broker elsewhere: without one the key that signs clients' "
+    "seen nothing, expected a secret for a broker that is not on loopback: without one the key that signs clients' "
     "bindings is derived from the control user's password"
 )
 
@@ -38,19 +38,19 @@ _NO_SECRETS = (
 def load_settings(
     path: Path, environ: Environment[str, str], secrets_required: bool = True
 ) -> tuple[Settings, list[ConfigWarning]]:
-    """Read the configuration file and the environment over it.
+    """Read the configuration file and the environment.
 
     Args:
-        environ: the environment; variables that begin with ``OXPROXY_`` override keys.
-        secrets_required: whether a password that is kept elsewhere, and the files of TLS, must be there; False makes
-            their absence a warning, and that of the folder for the audit log (of which serve makes an error later), for
-            checks on a machine that must not know them.
+        environ: the environment; variables with the prefix ``OXPROXY_`` override keys.
+        secrets_required: whether passwords stored elsewhere, and TLS files, must exist; False makes their absence a
+            warning, and that of the audit log's directory (which serve reports as an error later), for checks on a
+            machine that must not know them.
 
     Returns:
-        The settings, and what the operator should know about them.
+        The settings, and warnings.
 
     Raises:
-        ConfigErrors: every fault that was found.
+        ConfigErrors: all errors.
     """
     faults = Faults()
     try:
@@ -107,14 +107,14 @@ def read_settings(
     _check_tls(settings, faults, secrets_required)
     directory = settings.audit.directory
     if directory is not None and not secrets_required and not (path.parent / directory).parent.is_dir():
-        message = f"{path.parent / directory}: there is no directory {(path.parent / directory).parent} to make it in"
+        message = f"{path.parent / directory}: there is no directory {(path.parent / directory).parent} to create it in"
         faults.warn(settings.place("audit.directory"), "audit.directory", message)
     faults.check()
     return settings
 
 
 def _note_places(node: Node, path: str, places: dict[str, Place]) -> None:
-    """Note where each key was written, by its dotted path."""
+    """Record the position of each key by its dotted path."""
     if isinstance(node, Mapping):
         for key, child in node.entries:
             places[join(path, key.text)] = key.place
@@ -131,29 +131,31 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
     for index, (key, address) in enumerate(listening):
         other = next((each for each in listening[:index] if listen_conflict(each[1], address)), None)
         if other is not None:
-            if key not in settings.places:  # a default: the line to look at is the other's
+            if key not in settings.places:  # a default: report the line of the other one
                 (key, address), other = other, (key, address)
             message = f"{address} can't be listened on together with {other[0]} {other[1]}"
             if settings.workers > 1 and "admin.address" in (key, other[0]):
-                message += f": the admin pages of {settings.workers} workers take as many ports, one after the other"
+                message += f": the admin pages of {settings.workers} workers use as many consecutive ports"
             faults.error(settings.place(key), key, message)
         if address.port > MOST_PORT:
             message = f"workers: {settings.workers} needs ports up to {address.port}, expected at most {MOST_PORT}"
             faults.error(settings.place(key), key, message)
         if not address.port and settings.workers > 1:
-            faults.error(settings.place(key), key, "port 0 would be another port for each worker, expected a fixed one")
+            faults.error(
+                settings.place(key), key, "port 0 would be a different port for each worker, expected a fixed port"
+            )
         elif not address.port:
-            message = "port 0 is any free port, another one at each start; the log shows it"
+            message = "port 0 is any free port, a different one at each start; see the log"
             faults.warn(settings.place(key), key, message)
     here = [(address.host, address.port) for _, address in listening]
     for address in settings.upstream.addresses:
         if is_own_address(address.host, address.port, here):
-            message = f"{address} is an address that this sidecar listens on itself"
+            message = f"{address} is an address that this sidecar itself listens on"
             faults.error(settings.place("upstream.address"), "upstream.address", message)
 
 
 def _check_tls(settings: Settings, faults: Faults, required: bool) -> None:
-    """Report TLS that is not complete or not safe, and files of it that are not there (a warning unless `required`)."""
+    """Report incomplete or unsafe TLS, and missing files (a warning unless `required`)."""
     for index, listener in enumerate(settings.listen):
         server, section = listener.tls, f"listen[{index}].tls"
         if server is None:
@@ -164,18 +166,18 @@ def _check_tls(settings: Settings, faults: Faults, required: bool) -> None:
                 faults.error(place, join(section, key), "seen nothing, expected the name of a file")
         verify = join(section, "client_verify")
         if server.client_ca is None and verify in settings.places:
-            faults.error(settings.place(verify), verify, "without client_ca no certificate is asked for")
+            faults.error(settings.place(verify), verify, "has no effect without client_ca")
         files = {"certificate": server.certificate, "key": server.key, "client_ca": server.client_ca}
         _check_files(settings, section, files, faults, required)
     client, section = settings.upstream.tls, "upstream.tls"
     if client is None:
         far = [str(address) for address in settings.upstream.addresses if not address.loopback]
         if far:
-            message = f"without upstream.tls, passwords go to {far[0]} as plain text"
+            message = f"without upstream.tls, passwords are sent to {far[0]} in plain text"
             faults.warn(settings.place("upstream.address", "upstream"), "upstream.address", message)
         return
     if (client.certificate is None) != (client.key is None):
-        faults.error(settings.place(section), section, "certificate and key go together")
+        faults.error(settings.place(section), section, "certificate and key must be given together")
     if not client.verify:
         message = "anyone on the network path can impersonate the broker and read passwords"
         faults.warn(settings.place("upstream.tls.verify", section), "upstream.tls.verify", message)
@@ -195,19 +197,19 @@ def _check_files(
 
 
 def _absence(file: Path) -> str:
-    """Return why a file can't be found; nothing if it is there."""
+    """Return why a file is missing, or ""."""
     try:
-        return "" if file.is_file() else "there is no such file"
-    except OSError as error:  # such as a folder that we may not look into
+        return "" if file.is_file() else "file does not exist"
+    except OSError as error:  # such as a directory without permission
         return error.strerror or str(error)
 
 
 class ChangedSettings(NamedTuple):
-    """What a configuration file says by now that a running sidecar does not follow.
+    """Changes of a configuration file that a running sidecar has not applied.
 
     Args:
-        keys: that have other values.
-        errors: why it can't be used as it is now.
+        keys: keys with new values.
+        errors: errors in the current file.
     """
 
     keys: tuple[str, ...] = ()
@@ -226,10 +228,10 @@ def changed_since(settings: Settings, environ: Environment[str, str]) -> Changed
 
 
 def rules_files(settings: Settings) -> list[Path]:
-    """Find the files that the configuration names, in the order in which they are read; none of tests is among them.
+    """Return the rules files named by the configuration, in reading order, without files of tests.
 
     Raises:
-        ConfigErrors: a name or pattern that leads to no file.
+        ConfigErrors: a name or pattern matches no file.
     """
     found: set[Path] = set()
     errors = []
@@ -238,7 +240,7 @@ def rules_files(settings: Settings) -> list[Path]:
         if not paths:
             what = "pattern matches no file" if _is_pattern(pattern) else "file does not exist"
             if is_tests_file(pattern):
-                what = "is a file of tests, by its name: expected rules; a rules file names it under tests"
+                what = "is a file of tests, by its name; expected a rules file, which can name it under tests"
             errors.append(ConfigError(str(settings.folder / pattern), 0, "rules", f"this {what}"))
         found.update(paths)
     if errors:
@@ -247,7 +249,7 @@ def rules_files(settings: Settings) -> list[Path]:
 
 
 def tests_files(settings: Settings) -> list[Path]:
-    """Find the files of tests that the patterns of the configuration match."""
+    """Return the files of tests that the configuration's patterns match."""
     matching = (path for pattern in settings.rules for path in _matching(settings.folder, pattern))
     return sorted({path for path in matching if is_tests_file(path.name)})
 
@@ -257,6 +259,6 @@ def _is_pattern(pattern: str) -> bool:
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
-    # As a shell does: a pattern leaves out names that begin with a dot, such as editors' backups.
+    # As in a shell, a pattern does not match names that begin with a dot, such as editors' backups.
     names = glob.glob(pattern, root_dir=folder, recursive=True) if _is_pattern(pattern) else [pattern]
     return [folder / name for name in names if (folder / name).is_file()]

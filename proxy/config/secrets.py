@@ -1,6 +1,6 @@
 """Reads passwords, the secrets that sign clients' bindings and the key of the audit log's hashes.
 
-Each stands in the configuration, in an environment variable or in a file. No fault shows a value.
+Each is in the configuration, in an environment variable or in a file. No error contains a value.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from proxy.config.settings import AuditSection, ControlSection, SecretSource
 from proxy.yamlfile.document import Faults, Place
 from proxy.yamlfile.secret_sources import MissingSecret, read_password_source, read_secret_source
 
-#: Bytes of each secret that signs clients' bindings.
+#: Size of each secret that signs clients' bindings.
 SECRET_BYTES = 32
-#: Bytes of the key of the audit log's hashes, as `audit.record` wants it.
+#: Size limits of the key of the audit log's hashes, as in `audit.record`.
 HASH_KEY_BYTES = (16, 64)
 
 
 def read_secret(data: bytes) -> bytes | None:
-    """Return the 32 bytes of a secret, None if it is not as expected.
+    """Return the 32 bytes of a secret, None if it is malformed.
 
     Args:
-        data: 32 bytes, or the same in hexadecimal or base64, with blanks and line breaks around it.
+        data: 32 bytes, or the same in hexadecimal or base64, with optional blanks and line breaks around it.
     """
     if len(data) == SECRET_BYTES:
         return data
@@ -41,12 +41,12 @@ def read_secret(data: bytes) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class SecretReader:
-    """Reads the secrets of one configuration and reports those that are not as expected.
+    """Reads the secrets of one configuration and reports malformed ones.
 
     Args:
-        directory: that of the configuration.
-        places: of every key that was written.
-        required: whether a secret must be there; where not, its absence is a warning.
+        directory: of the configuration.
+        places: positions of the keys in the file.
+        required: whether a missing secret is an error or a warning.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ class SecretReader:
     required: bool
 
     def secrets(self, sources: Sequence[SecretSource]) -> tuple[SecretSource, ...]:
-        """Return the sources of `declared.secrets` with their values, as far as they can be read."""
+        """Return the readable sources of `declared.secrets` with their values."""
         return tuple(
             source.model_copy(update={"value": self._secret(source, f"declared.secrets[{index}]")})
             for index, source in enumerate(sources)
@@ -75,13 +75,13 @@ class SecretReader:
         if data is not None and found is None:
             key = f"{path}.{given[0]}"
             shown = where if source.env is None else f"environment variable {where}"
-            expected = f"{SECRET_BYTES} random bytes: as they are (in a file), in hexadecimal or in base64"
-            message = f"{shown}: seen {len(data)} bytes of something else, expected {expected}"
+            expected = f"{SECRET_BYTES} random bytes: raw (in a file), in hexadecimal or in base64"
+            message = f"{shown}: seen {len(data)} bytes in another format, expected {expected}"
             self.faults.error(self.places[key], key, message)
         return found or b""
 
     def hash_key(self, audit: AuditSection) -> bytes:
-        """Return the key of the audit log's hashes; nothing if it can't be read."""
+        """Return the key of the audit log's hashes; b"" if it can't be read."""
         if audit.hash_key_env is not None:
             key = "audit.hash_key_env"
             found = self._kept(key, audit.hash_key_env)
@@ -90,7 +90,7 @@ class SecretReader:
             found = self._kept(key, self.folder / audit.hash_key_file)
             found = None if found is None else found.removesuffix(b"\n")
         else:
-            message = "hashes need a key of their own under hash_key_env or hash_key_file"
+            message = "hashes need a key under hash_key_env or hash_key_file"
             self.faults.error(self.places["audit.hash"], "audit.hash", message)
             return b""
         least, most = HASH_KEY_BYTES
@@ -99,7 +99,7 @@ class SecretReader:
         return found or b""
 
     def control(self, control: ControlSection, loopback: bool) -> SecretStr:
-        """Find the control user's password; `loopback`: the broker is on this host."""
+        """Return the control user's password; `loopback`: the broker is on this host."""
         path = "upstream.control."
         sources: dict[str, str | Path | None] = {
             "password_env": control.password_env,
@@ -107,7 +107,7 @@ class SecretReader:
         }
         given = [key for key in ("password", *sources) if path + key in self.places]
         given = [key for key in given if key == "password" or sources[key] is not None]
-        # A variable overrides the file, whichever way each of them takes.
+        # A variable overrides the file, even if they use different keys.
         given = [key for key in given if not self.places[path + key].line] or given
         if not given:
             self._default(control, loopback)
@@ -122,12 +122,14 @@ class SecretReader:
         if not control.password.get_secret_value():
             self.faults.error(place, key, "seen an empty text, expected a password")
         elif place.line and not loopback:
-            message = "a password as text, for a broker elsewhere: use password_env or password_file"
+            message = (
+                "a password in plain text, for a broker that is not on loopback: use password_env or password_file"
+            )
             self.faults.warn(place, key, message)
         return control.password
 
     def _default(self, control: ControlSection, loopback: bool) -> None:
-        """Say so where nothing was written and the default password would be sent."""
+        """Report a missing password if the default would be sent."""
         section, key = "upstream.control", "upstream.control.password"
         place = self.places.get(f"{section}.username") or self.places.get(section) or self.places.get("upstream")
         place = place or Place("configuration", 0)
@@ -135,8 +137,8 @@ class SecretReader:
             expected = "expected password_env, password_file or password"
             self._missing(place, key, f'seen nothing for the user "{control.username}", {expected}')
         elif not loopback:
-            message = "seen nothing: guest with its default password is for brokers on loopback, RabbitMQ refuses it"
-            self.faults.warn(place, key, f"{message} elsewhere")
+            message = "seen nothing: guest with its default password works for brokers on loopback only"
+            self.faults.warn(place, key, message)
 
     def _password(self, place: Place, key: str, source: str | Path) -> str:
         try:

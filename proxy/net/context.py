@@ -1,4 +1,4 @@
-"""What all sessions share: the way to RabbitMQ, virtual hosts, counters, limits, the audit log."""
+"""Data shared by all sessions: upstream connections, virtual hosts, counters, limits, the audit log."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class SessionLimits:
 
     Args:
         handshake_seconds: from the first byte to Connection.OpenOk.
-        close_seconds: from a Connection.Close to the end of the socket.
-        bind_seconds: a publish or a declare waits this long for the control plane.
-        frame_max: largest frame offered to producers, in bytes.
-        channels: most channels of one connection.
-        idle_seconds: longest time without a frame but heartbeats; 0: without end.
+        close_seconds: from a Connection.Close to the closing of the socket.
+        bind_seconds: how long a publish or a declare waits for the control plane.
+        frame_max: frame_max offered to producers, in bytes.
+        channels: limit of channels per connection.
+        idle_seconds: timeout without frames other than heartbeats; 0: none.
         relay: limits of the relay.
     """
 
@@ -39,13 +39,13 @@ class SessionLimits:
 
 
 class AuditGate(AuditCommits, Protocol):
-    """The audit log as sessions see it: what has to wait for it."""
+    """The audit log as used by sessions."""
 
     @property
     def strict(self) -> bool:
-        """Whether no confirm may be relayed before its line is on disk."""
+        """True if no confirm may be relayed before its line is on disk."""
 
-    #: whether producers have to wait
+    #: whether producers must be paused
     full: bool
 
 

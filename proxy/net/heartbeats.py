@@ -1,8 +1,8 @@
-"""Heartbeats sent and missed on both sides of a connection, and the idle timeout.
+"""Sends and monitors heartbeats on both sides of a connection, and applies the idle timeout.
 
 A side to which nothing was sent for half its interval gets a heartbeat; one from which nothing was received for two
-intervals is considered lost. A connection that carries only heartbeats for the idle timeout is idle, unless publishes
-on it are not settled yet. A socket that is not being read can't be silent: its timer is held.
+intervals is considered lost. A connection that has only heartbeats for the idle timeout is idle, unless publishes on it
+are unconfirmed. The timer of a socket that is not being read is stopped.
 
 Source: AMQP 0-9-1 spec, 4.2.7.
 """
@@ -20,7 +20,7 @@ from proxy.net.link import Link
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.relay import Relay
 
-#: Looks in each interval.
+#: Checks per interval.
 _LOOKS = 4
 
 
@@ -67,9 +67,9 @@ class Heartbeats:
         self._idle_seconds = idle_seconds
         self._timer: asyncio.TimerHandle | None = None
         self._busy = 0.0
-        #: monotonic seconds of what came last and of what was sent last
+        #: monotonic seconds of the last read and the last write
         self.read_producer_at = self.read_upstream_at = self.wrote_producer_at = self.wrote_upstream_at = 0.0
-        #: whether `saw` wants to know what is read
+        #: whether `saw` must be called with the bytes read
         self.watches_idle = bool(idle_seconds)
 
     def start(self, relay: Relay, tuning: Tuning, now: float, log: structlog.typing.FilteringBoundLogger) -> None:

@@ -1,7 +1,7 @@
-"""One socket of a session: bytes received, bytes to send, back-pressure. Nothing of AMQP.
+"""One socket of a session: reading, writing, back-pressure. Independent of AMQP.
 
-Back-pressure: while a link can't be written, the other side's link is not read; it is read again once less than the low
-water mark waits. Source: asyncio "Transports and Protocols", flow control.
+Back-pressure: while a link can't be written, the other side's link is not read; reading resumes below the low water
+mark. Source: asyncio "Transports and Protocols", flow control.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Callable
 from time import monotonic
 from typing import cast
 
-#: Bytes waiting for a socket before the other side is no longer read, and before it is again. A few reads' worth:
-#: enough for full speed on loopback, little enough for thousands of connections.
+#: Bytes waiting for a socket above which the other side is not read, and below which it is read again. A few reads'
+#: worth: enough for full speed on loopback, small enough for thousands of connections.
 WRITE_HIGH_BYTES = 1 << 20
 WRITE_LOW_BYTES = 1 << 18
-#: How long a socket rests between reads where messages stream. What comes in many small segments, as RabbitMQ's
-#: confirms do, costs a fraction when it is read at once.
+#: Pause between reads while messages stream. Many small segments, such as RabbitMQ's confirms, cost a fraction if read
+#: at once.
 REST_SECONDS = 0.003
-#: A read of so many bytes costs more for its bytes than for itself: no rest after it.
+#: After a read of this size no pause is worthwhile.
 _LARGE_READ_BYTES = 1 << 16
 _REST = frozenset(("rest",))
 
 
 def peer_address(name: object) -> tuple[str, str]:
-    """Return address, and address with port, of a peer as the socket names it (`getpeername`).
+    """Return address, and address with port, of a peer from the result of `getpeername`.
 
-    An IPv4 address in IPv6 form is shown as what it is.
+    An IPv4-mapped IPv6 address is shown as IPv4.
     """
     if not isinstance(name, tuple) or len(name) < 2:
         return "unknown", "unknown"
@@ -37,7 +37,7 @@ def peer_address(name: object) -> tuple[str, str]:
 
 
 class Rests:
-    """Lets the sockets of one connection rest between reads, and be read again together: that is one wake-up."""
+    """Pauses the sockets of one connection between reads, and resumes them together in one wake-up."""
 
     __slots__ = ("_links", "_loop", "_timer")
 
@@ -47,7 +47,7 @@ class Rests:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, link: Link, read_bytes: int) -> None:
-        """Let a socket rest after a read of so many bytes."""
+        """Pause a socket after a read of this size."""
         if read_bytes < _LARGE_READ_BYTES and not link.paused_for("rest"):
             link.pause("rest", True)
             self._links.append(link)
@@ -67,9 +67,9 @@ class Link(asyncio.Protocol):
     """One side of a session.
 
     Args:
-        received: called with every piece of bytes.
-        lost: called once when the socket is gone, with the cause if there is one.
-        writable: called with False when too much waits to be sent, with True when it has left.
+        received: called with received bytes.
+        lost: called once when the socket is lost, with the error if there is one.
+        writable: called with False when the write buffer is full, with True when it has drained.
         made: called when the socket is connected.
     """
 
@@ -84,7 +84,7 @@ class Link(asyncio.Protocol):
         writable: Callable[[bool], None],
         made: Callable[[], None],
     ) -> None:
-        #: called by the transport itself, without a method in between
+        #: called by the transport directly
         self.data_received = received  # type: ignore[method-assign, assignment]
         self._lost = lost
         self._writable = writable
@@ -92,7 +92,7 @@ class Link(asyncio.Protocol):
         self._paused_for: set[str] = set()
         self.transport: asyncio.Transport | None = None
         self.connected = False
-        #: when the socket came or was asked for, before TLS; monotonic seconds
+        #: time of the accept or the connection attempt, before TLS; monotonic seconds
         self.begun = monotonic()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -102,7 +102,7 @@ class Link(asyncio.Protocol):
         self._made()
 
     def eof_received(self) -> bool:
-        """A peer that only shuts its sending side down is gone to us: close."""
+        """Treat a half-closed connection as closed."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -142,7 +142,7 @@ class Link(asyncio.Protocol):
 
     @property
     def paused(self) -> bool:
-        """Whether the socket is not being read, apart from a rest."""
+        """True if the socket is not being read, apart from a brief rest."""
         return bool(self._paused_for - _REST)
 
     @property
@@ -155,13 +155,13 @@ class Link(asyncio.Protocol):
         return self.transport.get_write_buffer_size() if self.connected and self.transport is not None else 0
 
     def release(self) -> asyncio.Transport | None:
-        """Give the socket away, if it stands; what comes on it is not for this side any more."""
+        """Detach and return the socket, if it is open; this object receives nothing more from it."""
         transport, standing = self.transport, self.connected
         self.connected = False
         return transport if standing and transport is not None and not transport.is_closing() else None
 
     def close(self) -> None:
-        """Send what waits, then close."""
+        """Send buffered bytes, then close."""
         if self.connected and self.transport is not None:
             self.transport.close()
 

@@ -1,14 +1,14 @@
 """Accepts producers: listening sockets, TLS handshakes, the limits on connections, and the drain at shutdown.
 
 A connection counts against the limits from the moment it is accepted, before TLS and before its first byte: otherwise
-peers that stay silent would use up the file descriptors that admin pages and control plane need. For the same reason
-the number of connections is bounded by RLIMIT_NOFILE at startup.
+silent peers would exhaust the file descriptors that admin pages and control plane need. For the same reason the number
+of connections is bounded by RLIMIT_NOFILE at startup.
 
-A TLS handshake has a deadline and uses the context that is current when the connection arrives. A handshake that fails
+A TLS handshake has a deadline and uses the context that is current when the connection is accepted. A failed handshake
 has no session; it is counted and logged here.
 
-Drain: stop accepting, wait for unsettled publishes until the deadline, send Connection.Close 320 to every producer,
-then abort what is left.
+Drain: stop accepting, wait for unconfirmed publishes until the deadline, send Connection.Close 320 to every producer,
+then abort remaining connections.
 
 Sources: asyncio "Event Loop", `connect_accepted_socket`; RFC 8446, 6.2 (alerts); getrlimit(2), RLIMIT_NOFILE.
 """
@@ -35,22 +35,22 @@ from proxy.net.tls import ContextProvider, words
 from proxy.relay.counters import ConnectionCounters
 
 _log = structlog.get_logger(__name__)
-#: How often a drain looks whether everything is settled.
+#: Interval between checks for unconfirmed publishes during a drain.
 _LOOK_SECONDS = 0.05
-#: Producers beyond a limit that are told so at a time, within the handshake's deadline; more are closed without a word,
-#: so that a flood of them does not use up file descriptors (`RESERVED_DESCRIPTORS` has room for these).
+#: Limit of concurrently refused producers that get a reason, within the handshake's deadline; others are closed without
+#: one, so that a flood of them does not exhaust file descriptors (`RESERVED_DESCRIPTORS` includes these).
 TOLD_AT_ONCE = 64
 _BACKLOG = 1024
-#: Connections accepted before the event loop does something else.
+#: Connections accepted in one iteration of the event loop.
 _ACCEPTED_AT_ONCE = 64
-#: Seconds without accepting after the system could not give a socket, as asyncio has it.
+#: Seconds without accepting after the system ran out of sockets, as in asyncio.
 _BREATH_SECONDS = 1.0
-#: What says that a host has no address of a family.
+#: Errors for a host without an address of a family.
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
-#: A producer's own socket and the one to the broker.
+#: A producer's own socket and its connection to the broker.
 DESCRIPTORS_PER_PRODUCER = 2
-#: For everything else: 64 producers that are told why they can't come in (`TOLD_AT_ONCE`), 64 connections to
-#: the admin address (`admin.MOST_CONNECTIONS`), and 128 for listeners, control plane, audit log and remote brokers.
+#: For everything else: 64 refused producers (`TOLD_AT_ONCE`), 64 connections to the admin address
+#: (`admin.MOST_CONNECTIONS`), and 128 for listeners, control plane, audit log and remote brokers.
 RESERVED_DESCRIPTORS = 256
 
 
@@ -59,10 +59,10 @@ class ListenerLimits:
     """Limits of the listener.
 
     Args:
-        connections: producers at a time; one more is told 530.
-        connections_per_peer: from one address; 0: as many as there may be in all.
-        settle_seconds: a drain waits this long for unsettled publishes.
-        close_seconds: then this long for close-oks.
+        connections: limit of producers; further ones are refused with 530.
+        connections_per_peer: limit per client address; 0: no separate limit.
+        settle_seconds: how long a drain waits for unconfirmed publishes.
+        close_seconds: how long it then waits for close-oks.
         shared: other processes of ours listen there as well (socket(7), SO_REUSEPORT).
     """
 
@@ -101,25 +101,25 @@ def admitted_connections(connections: int, kept: int = 0, asked: bool = True) ->
     if limit > soft:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-        except (OSError, ValueError):  # a system that permits less than it says
+        except (OSError, ValueError):  # some systems permit less than they report
             limit = soft
     if limit >= needed:
         return connections
     admitted = max(1, (limit - reserve) // DESCRIPTORS_PER_PRODUCER)
     log = _log.warning if asked else _log.info
-    text = "too few file descriptors for limits.connections: fewer producers are let in"
+    text = "too few file descriptors for limits.connections: the limit is lowered"
     log(text, descriptors=limit, needed=needed, permitted=connections, admitted=admitted)
     return admitted
 
 
 class TlsListener:
-    """TLS of one address where producers connect.
+    """TLS of one listening address.
 
     Args:
-        context: gives the context for a new connection.
+        context: returns the context for a new connection.
         counters: of producers' connections.
-        handshake_seconds: for each handshake.
-        close_seconds: for the peer's answer to our close.
+        handshake_seconds: timeout of a handshake.
+        close_seconds: timeout of the peer's answer to our close.
     """
 
     def __init__(
@@ -155,13 +155,13 @@ class TlsListener:
             raise ConnectionAbortedError(str(error)) from error
 
     def _told(self, error: BaseException, peer: str) -> bool:
-        """Count and log a handshake that failed; False for an error that is no peer's."""
-        if isinstance(error, (TimeoutError, ConnectionAbortedError)):  # the loop's own deadline gives the latter
+        """Count and log a failed handshake; False for an error not caused by the peer."""
+        if isinstance(error, (TimeoutError, ConnectionAbortedError)):  # the loop's own deadline raises the latter
             result, reason = "timeout", f"no TLS handshake within {self._handshake_seconds:g} s"
         elif isinstance(error, (ssl.SSLError, ConfigError)):
             result, reason = "tls_error", words(error)
         else:
-            return isinstance(error, OSError)  # a probe that connects and leaves is no event
+            return isinstance(error, OSError)  # a probe that connects and disconnects is not logged
         self._counters.attempt(result)
         _log.info("producer not connected", peer=peer, result=result, reason=reason)
         return True
@@ -172,9 +172,9 @@ class Listener:
 
     Args:
         addresses: (host, port) to listen on; port 0 picks a free one.
-        context: what sessions share.
+        context: data shared by all sessions.
         limits: see ListenerLimits.
-        tls: of those addresses that are not plain TCP, what gives the context for a new connection.
+        tls: by address with TLS, the provider of contexts for new connections.
     """
 
     def __init__(
@@ -189,10 +189,10 @@ class Listener:
         self._context = context
         self._limits = limits
         self._sockets: list[socket.socket] = []
-        #: connections on their way to a session: plain ones for a moment, others for the time of their TLS handshake
+        #: connections without a session yet: plain ones briefly, others during their TLS handshake
         self._tasks = Tasks()
         self._sessions: set[Session] = set()
-        #: those that are not being turned away, with the address they come from
+        #: sessions that are not being refused, with their client address
         self._admitted: dict[Session, str] = {}
         self._hosts: Counter[str] = Counter()
         self._empty = asyncio.Event()
@@ -234,7 +234,7 @@ class Listener:
             except OSError as error:
                 if error.errno not in _NO_SUCH_FAMILY:
                     raise
-                absent = error  # `localhost` has an IPv6 address also where IPv6 is switched off
+                absent = error  # `localhost` has an IPv6 address even if IPv6 is disabled
                 continue
             listening.setblocking(False)
             self._sockets.append(listening)
@@ -257,7 +257,7 @@ class Listener:
             session.audit_full(full)
 
     def _accept(self, listening: socket.socket, tls_listener: TlsListener | None) -> None:
-        """Accept what has come; the rest comes in the next turn of the event loop."""
+        """Accept pending connections; others follow in the next iteration of the event loop."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 connection, address = listening.accept()
@@ -277,7 +277,7 @@ class Listener:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening, tls_listener)
 
     def _receive(self, connection: socket.socket, host: str, name: str, tls_listener: TlsListener | None) -> None:
-        """Give a connection its session, or close it."""
+        """Create the session of a connection, or close it."""
         refusal = self._refusal(host, name)
         if refusal == "":
             self._context.counters.downstream.attempt("refused")
@@ -293,7 +293,7 @@ class Listener:
     async def _join(
         self, connection: socket.socket, session: Session, name: str, tls_listener: TlsListener | None
     ) -> None:
-        """Join a connection to its session, after the TLS handshake where there is one."""
+        """Connect a socket to its session, after the TLS handshake if there is one."""
         protocol = session.producer
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -303,12 +303,12 @@ class Listener:
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
         except BaseException as error:
             connection.close()
-            protocol.connection_lost(None)  # whatever the cause: the session has to know that it has no socket
+            protocol.connection_lost(None)  # whatever the cause: the session must know that it has no socket
             if not isinstance(error, OSError):
                 raise
 
     def _refusal(self, host: str, name: str) -> str | None:
-        """Return why a producer can't be let in: None if it can, nothing if it is not told."""
+        """Return why a producer is refused: None if it is not, "" if it is closed without a reason."""
         if self.draining:
             return ""
         limits = self._limits
@@ -336,7 +336,7 @@ class Listener:
             self._empty.set()
 
     def _settling(self) -> int:
-        """How many sessions have publishes that are not settled; these read no more."""
+        """Return how many sessions have unconfirmed publishes; these read no more."""
         return sum([session.settling() for session in self._sessions])
 
     def _close_sockets(self) -> None:
@@ -354,16 +354,17 @@ class Listener:
             await self._context.reuse.stop()
 
     async def drain(self) -> None:
-        """Stop accepting, let publishes settle, close every producer with 320, close the sockets.
+        """Stop accepting, wait for confirms, close every producer with 320, close the sockets.
 
-        What another broker has not settled at the deadline is nacked; what this broker has not is for the close to say.
+        Publishes to another broker that are unconfirmed at the deadline are nacked; for this broker's the close says
+        enough.
         """
         await self._stop_accepting()
         loop = asyncio.get_running_loop()
         end = loop.time() + self._limits.settle_seconds
         while self._settling():
             if loop.time() >= end:
-                _log.warning("publishes not settled in time", seconds=self._limits.settle_seconds)
+                _log.warning("publishes not confirmed in time", seconds=self._limits.settle_seconds)
                 if self._context.remotes is not None:
                     self._context.remotes.give_up()
                 break

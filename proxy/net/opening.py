@@ -1,7 +1,7 @@
 """The AMQP handshake of a producer connection and its upstream connection, with sockets and deadlines.
 
-`relay.handshake` is given the bytes and decides what to send. Ends when the session takes over, or when the producer
-has been told why it is refused. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 2.2.4.
+`relay.handshake` gets the bytes and decides what to send. Ends when the session takes over, or when the producer has
+been refused. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 2.2.4.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from proxy.net.vhosts import ControlPlane
 from proxy.relay.handshake.lease import Lease, LeaseNegotiation
 from proxy.relay.handshake.machine import Handshake, HandshakeLimits, HandshakeSide, HandshakeState
 
-#: Reply codes from here on name faults of the peer (AMQP 0-9-1 spec, 1.2 "Constants").
+#: Reply codes from here on are errors of the peer (AMQP 0-9-1 spec, 1.2 "Constants").
 _FAULTS = 500
 
 
 class Opening:
-    """The time of a session before it is open.
+    """The phase of a session before it is open.
 
     Args:
-        context: what all sessions share.
+        context: data shared by all sessions.
         producer: the producer's side, connected.
         upstream: the broker's side, not connected yet.
-        tasks: ends with the session.
+        tasks: cancelled at the end of the session.
         opened: called once, when both sides are open.
         log: logger of the session.
-        refusal: why the producer can't come in, if it can't.
+        refusal: why the producer is refused, if it is.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Opening:
         self._negotiation = reuse.negotiation() if reuse is not None else None
         self._connecting = False
         self._adopting = False
-        #: how it failed, where the handshake itself can't tell
+        #: the reason of a failure that the handshake itself can't determine
         self._failure = ""
 
     def from_producer(self, data: bytes) -> None:
@@ -80,7 +80,7 @@ class Opening:
 
     @property
     def lease(self) -> Lease | None:
-        """What was said when the upstream connection was opened, if it may be kept for another producer."""
+        """The lease of the upstream connection, if it may be kept for reuse."""
         negotiation = self._negotiation
         return negotiation.lease if negotiation is not None and negotiation.lease.open_ok else None
 
@@ -91,7 +91,7 @@ class Opening:
         self._handshake.producer_lost()
 
     def upstream_lost(self, error: Exception | None) -> None:
-        """The broker's socket is gone; TLS 1.3 refuses a certificate so, behind the handshake."""
+        """Handle the loss of the broker's socket; TLS 1.3 rejects a certificate this way, after the handshake."""
         failure = None
         if isinstance(error, ssl.SSLError) and self._handshake.ending is None:
             failure = UpstreamError(UpstreamFailure.TLS, words(error))
@@ -100,14 +100,15 @@ class Opening:
         self._go_on()
 
     def end(self) -> None:
-        """It is over, open or not: no deadline holds any more."""
+        """Cancel the deadline: the opening has succeeded or failed."""
         self._deadline.cancel()
 
     def failed(self) -> None:
-        """Both sockets are gone and it was never open: count and log why."""
+        """Count and log the failure, after both sockets are lost."""
         self.end()
         wrong_header = self._handshake.wrong_header
-        if not (self._connecting or self._failure or wrong_header):  # a probe that connects and leaves is no event
+        # a probe that connects and disconnects is not logged
+        if not (self._connecting or self._failure or wrong_header):
             return
         ending = self._handshake.ending
         result = self._failure or "refused"
@@ -160,7 +161,7 @@ class Opening:
         self._log.warning("upstream not reachable", error=str(error))
 
     async def _adopt(self, control: ControlPlane) -> None:
-        """Learn what clients declared in a virtual host before its first producer goes on."""
+        """Load the client declarations of a virtual host before its first producer continues."""
         vhost = self._handshake.vhost
         self._pause_both(True)
         try:
@@ -177,7 +178,7 @@ class Opening:
             link.pause("adopting", paused)
 
     def _consult(self, negotiation: LeaseNegotiation) -> None:
-        """Let the stand-in answer what it can in the broker's place."""
+        """Let the stand-in answer on the broker's behalf if it can."""
         handshake, reuse = self._handshake, self._shared.reuse
         while handshake.to_upstream:
             answer = negotiation.take(handshake.to_upstream)
@@ -187,7 +188,7 @@ class Opening:
             handshake.receive_from_upstream(answer)
 
     def _send(self) -> bool:
-        """Send what the handshake has for either side; say whether it needs the broker."""
+        """Send the handshake's output to either side; return whether it needs the broker."""
         handshake, negotiation = self._handshake, self._negotiation
         source: Handshake | LeaseNegotiation = handshake
         if negotiation is not None:
@@ -200,7 +201,7 @@ class Opening:
         return source.wants_upstream
 
     def _go_on(self) -> None:
-        """Send what the handshake has for either side, and do what it asks for."""
+        """Send the handshake's output to either side, and do what it requests."""
         handshake = self._handshake
         if self._send() and not self._connecting:
             self._connecting = True
@@ -214,7 +215,7 @@ class Opening:
         if handshake.state is HandshakeState.OPEN:
             control = self._shared.vhosts.control
             if self._adopting:
-                return  # `_adopt` opens it, also where the virtual host is followed by now or the upstream is lost
+                return  # `_adopt` opens it, also if the virtual host is already followed or the upstream is lost
             if control is None or control.follows(handshake.vhost):
                 self._opened(handshake)
             else:

@@ -1,7 +1,7 @@
 """One producer connection and the upstream connection it leases: sockets, heartbeats, back-pressure, close.
 
-During the handshake `opening` handles the bytes; afterwards `relay.relay` is given them and decides what to send and
-when to end. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7.
+During the handshake `opening` handles the bytes; afterwards `relay.relay` gets them and decides what to send and when
+to close. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Session:
     """One producer connection.
 
     Args:
-        context: what all sessions share.
-        ended: called once when both sockets are gone.
-        refusal: why the producer can't come in, if it can't: what it is told after its handshake.
+        context: data shared by all sessions.
+        ended: called once when both sockets are closed.
+        refusal: why the producer is refused, if it is: the reply text after its handshake.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class Session:
         idle = context.limits.idle_seconds
         self._heartbeats = Heartbeats(self.producer, self._upstream, idle, self._flush, self._idle)
         self._throttle: Throttle | None = None
-        #: ends the rest of a producer that has spent a regex budget
+        #: ends the pause of a producer that has spent a regex budget
         self._resting: asyncio.TimerHandle | None = None
-        #: names the connection in audit records
+        #: identifies the connection in audit records
         self.id, self._user = token_hex(6), ""
         self._over = self._woken = False
         self._remotes: ProducerRemotes | None = None
@@ -92,7 +92,7 @@ class Session:
             self._opening.connected()
 
     def _opened(self, handshake: Handshake) -> None:
-        """Both sides are open: from here on the relay gets the bytes."""
+        """Pass bytes to the relay from now on: both sides are open."""
         tuning, vhosts = handshake.tuning, self._shared.vhosts
         plans = vhosts.plans(handshake.vhost)
         limits, inventory = self._shared.limits.relay, vhosts.inventory(handshake.vhost)
@@ -129,11 +129,11 @@ class Session:
         if handshake.leftover_producer:
             self._from_producer(handshake.leftover_producer)
         self._flush(relay, now)
-        if not self._upstream.connected:  # lost while the virtual host was looked at
+        if not self._upstream.connected:  # lost while the declarations of the virtual host were loaded
             self._upstream_lost(None)
 
     def settling(self) -> bool:
-        """Return whether publishes are not settled yet; if so no more are read. `close` ends that."""
+        """Return True while publishes are unconfirmed, and stop reading then; `close` ends that."""
         if self.relay is None or not self.relay.connection.unsettled:
             return False
         self._pause_producer("draining", True)
@@ -181,7 +181,7 @@ class Session:
             self._opening.from_producer(data)
 
     def _rest(self, begin: float) -> None:
-        """Read the producer no more for a while: its publishes have spent a regex budget since `begin`."""
+        """Pause the producer: its publishes have spent a regex budget since `begin`."""
         if self._resting is None and not self._over:
             limits = self._shared.counters.limits
             limits.hits["regex_budget"] += 1
@@ -217,7 +217,7 @@ class Session:
             self._opening.from_upstream(data)
 
     def _flush(self, relay: Relay, now: float) -> None:
-        """Send what the relay has for either side, start what it asks for, end what it has ended."""
+        """Send the relay's output to either side, start its requests, close what it has ended."""
         connection = relay.connection
         if connection.to_upstream:
             self._heartbeats.wrote_upstream_at = now
@@ -240,7 +240,7 @@ class Session:
             self._ending(relay)
 
     def _wake(self) -> None:
-        """Other brokers have said something: flush once for all of it."""
+        """Flush once for all events of other brokers in this iteration."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._woke)
@@ -251,24 +251,24 @@ class Session:
             self._flush(self.relay, monotonic())
 
     def audit_durable(self, sequence: int) -> None:
-        """Audit lines up to a sequence are on disk: confirms that waited for them go to the producer."""
+        """Release confirms that waited for audit lines up to a sequence, which are on disk now."""
         if self.relay is not None and (delayed_confirms := self.relay.connection.delayed_confirms):
             delayed_confirms.durable(sequence)
             self._flush(self.relay, monotonic())
 
     def audit_failing(self) -> None:
-        """The disk refuses audit lines, or does not answer."""
+        """Handle a disk that rejects audit lines, or does not respond."""
         if self.relay is not None and (delayed_confirms := self.relay.connection.delayed_confirms):
             delayed_confirms.failing()
             self._flush(self.relay, monotonic())
 
     def audit_full(self, full: bool) -> None:
-        """The audit log can't keep up: a producer that has published waits; others, consumers say, go on."""
+        """Pause the producer while the audit log is full, if it has published; consumers continue."""
         if self.relay is not None and (not full or self.relay.connection.published):
             self._pause_producer("audit", full)
 
     async def _carry_out(self, relay: Relay, request: Request) -> None:
-        """Do what a relay asked for, within the deadline; without an answer it goes on all the same."""
+        """Carry out a request of the relay within the deadline; without an answer it continues anyway."""
         control = self._shared.vhosts.control
         vhost = relay.connection.plans.state.name
         found: str | None = None
@@ -308,7 +308,7 @@ class Session:
     # -- ends --------------------------------------------------------------------------------------------------
 
     def _idle(self) -> None:
-        """Nothing but heartbeats for longer than an idle peer is kept."""
+        """Close the connection at the idle timeout."""
         self._shared.counters.limits.hits["idle"] += 1
         seconds = self._shared.limits.idle_seconds
         self._log.info("producer is idle", seconds=seconds)
@@ -316,10 +316,10 @@ class Session:
 
     def _ending(self, relay: Relay) -> None:
         if self._throttle is not None:
-            self._throttle.end()  # its last words must be read
+            self._throttle.end()  # its final frames must be read
         phase = relay.connection.lifecycle.phase
         if phase is Phase.PRODUCER_CLOSES:
-            return  # the broker works off what came before; how long that may take is the producer's to say
+            return  # the broker processes earlier frames; the producer decides how long to wait
         if phase is Phase.CLOSED:
             self._close_producer(relay)
             if relay.kept and self._keep is not None:
@@ -331,7 +331,7 @@ class Session:
             self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self.abort)
 
     def _close_producer(self, relay: Relay) -> None:
-        """Close the producer's socket once it has everything, unless that is its own part (until the deadline)."""
+        """Close the producer's socket once everything is sent, unless the producer does so (until the deadline)."""
         if not relay.connection.close_is_delayed and not relay.connection.lifecycle.producer_ends:
             self.producer.close()
 
@@ -348,7 +348,7 @@ class Session:
             self.relay.connection.plans.counters.paused_producers += self.producer.paused - before
 
     def _producer_lost(self, error: Exception | None) -> None:
-        # Whole frames only have gone upstream: the broker drops a publish that is not complete.
+        # Only whole frames were sent upstream: the broker drops an incomplete publish.
         self._upstream.close()
         if self._opening is not None:
             self._opening.producer_lost()
@@ -358,7 +358,7 @@ class Session:
             self._leave(self._upstream.waiting_bytes)
 
     def _leave(self, waiting_bytes: int) -> None:
-        """What was published still goes to the broker, as long as some of it goes within each deadline."""
+        """Send remaining publishes to the broker, as long as there is progress within each deadline."""
         self._cancel_deadline()
         self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self._left, waiting_bytes)
 
@@ -370,7 +370,7 @@ class Session:
             self._upstream.abort()
 
     def _upstream_lost(self, error: Exception | None) -> None:
-        self._pause_producer("upstream is slow", False)  # nobody is left to say so
+        self._pause_producer("upstream is slow", False)  # there is no producer left to close
         if self.relay is not None and self.producer.connected:
             self.relay.upstream_lost("upstream connection lost")
             self._flush(self.relay, monotonic())
@@ -380,7 +380,7 @@ class Session:
             self._finish()
 
     def _finish(self) -> None:
-        """Both sockets are gone."""
+        """Clean up after both sockets are closed."""
         if self._over:
             return
         self._over = True
@@ -404,7 +404,7 @@ class Session:
             counters.upstream.open -= 1
             fault = relay.connection.lifecycle.fault
             if fault is not None:
-                self._log.warning("producer closed for a fault", fault=str(fault))
+                self._log.warning("producer closed because of an error", fault=str(fault))
             else:
                 self._log.info("producer disconnected")
         elif self._opening is not None:

@@ -13,7 +13,7 @@ import structlog
 
 _log = structlog.get_logger(__name__)
 
-#: Time after which a task that has not ended is cancelled once more.
+#: Time after which a task that is still running is cancelled again.
 _CANCEL_AGAIN_SECONDS = 5.0
 
 
@@ -23,7 +23,7 @@ class Tasks:
     __slots__ = ("_tasks",)
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()  # Any: results are not looked at
+        self._tasks: set[asyncio.Task[Any]] = set()  # Any: results are not used
 
     def start(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[Any]:  # Any: asyncio's
         """Run a coroutine; a failure is logged with its traceback under this name."""
@@ -42,7 +42,7 @@ class Tasks:
             task.cancel()
 
     async def ended(self) -> None:
-        """Cancel all and wait until they are gone; a cancellation that a library has swallowed is repeated."""
+        """Cancel all and wait until they have ended; a cancellation swallowed by a library is repeated."""
         while self._tasks:
             self.cancel()
             await asyncio.wait(self._tasks, timeout=_CANCEL_AGAIN_SECONDS)

@@ -1,8 +1,8 @@
 """Slows down producers that publish more than their user may, or that spend regex budgets.
 
-`Throttle` charges each read to the user (`relay.rate_limits`). While something is owed, the producer's socket is not
-read: it waits, as on a broker with flow control. When that has lasted for the configured patience, a timer or the
-next read closes the channel or connection with the reason. Without limits there is no Throttle.
+`Throttle` charges each read to the user (`relay.rate_limits`). During a debt the producer's socket is not read, as with
+flow control on a broker. When that has lasted for the configured patience, a timer or the next read closes the channel
+or connection with the reason. Without limits there is no Throttle.
 
 Sources: architecture, "One publish in, one publish out" (back-pressure); RabbitMQ guide "Flow Control".
 """
@@ -17,17 +17,17 @@ from proxy.relay.counters import LimitCounters
 from proxy.relay.rate_limits import UserRateLimit
 from proxy.relay.relay import Relay
 
-#: A shorter rest is not worth its timer.
+#: Shorter pauses are not worth a timer.
 LEAST_SECONDS = 0.001
-#: A producer that has spent a regex budget rests so many times as long as that took.
+#: Pause of a producer that has spent a regex budget, as a multiple of the time spent.
 _RESTS = 9
-_WORDS = {"publish_rate": "publishes a second", "publish_bytes": "bytes a second"}
+_WORDS = {"publish_rate": "publishes per second", "publish_bytes": "bytes per second"}
 
 
 class RegexPacing:
-    """Gives the producers whose publishes spend regex budgets a tenth of the time, all of them together.
+    """Limits all producers whose publishes spend regex budgets to a tenth of the time together.
 
-    Each decision of theirs takes milliseconds in which nobody else is served.
+    Each of their decisions takes milliseconds in which no other connection is served.
     """
 
     __slots__ = ("_next",)
@@ -39,8 +39,8 @@ class RegexPacing:
         """Return how long a producer is not read, in seconds.
 
         Args:
-            begin: when its last publishes began to be decided, monotonic seconds.
-            now: when they were.
+            begin: when its last decisions started, monotonic seconds.
+            now: when they ended.
         """
         self._next = max(self._next, now) + (now - begin) * _RESTS
         return self._next - now
@@ -51,9 +51,9 @@ class Throttle:
 
     Args:
         allowance: of its user.
-        relay: says how much was published, and closes what has to be closed.
-        counters: what limits do.
-        pause: stops the reading of the producer, or lets it go on.
+        relay: counts publishes, and closes the channel or connection.
+        counters: counters of limits.
+        pause: pauses or resumes reading the producer.
         refused: called when the relay has closed something.
     """
 
@@ -73,7 +73,7 @@ class Throttle:
         self._charged = 0
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
-        #: it was told and has published nothing since: it only has to wait
+        #: it was closed and has published nothing since: it only has to wait
         self._told = False
 
     def read(self, size_bytes: int, now: float) -> None:
@@ -85,7 +85,7 @@ class Throttle:
         self._judge(*self.allowance.take(publishes, size_bytes, now), now)
 
     def _look(self) -> None:
-        """Time has passed: what is still owed?"""
+        """Check the remaining debt."""
         now = monotonic()
         self._timer = None
         self._counters.throttled -= 1

@@ -1,10 +1,10 @@
-"""TLS contexts for producers and brokers, and the files they are made of. The only place that creates contexts.
+"""TLS contexts for producers and brokers, and the files they are made of. The only module that creates contexts.
 
 Contexts are created when the sidecar starts and again at a reload; established connections keep theirs. Neither a key
 nor the content of a file is ever shown.
 
-The end of validity of our own certificates is read from their PEM text, since Python's `ssl` gives that of peers only.
-The parser sees only certificates that OpenSSL has accepted, so it checks nothing but what it reads.
+The expiry of our own certificates is read from their PEM text, since Python's `ssl` only supports that for peers. The
+parser gets only certificates that OpenSSL has accepted, so it validates only the fields it reads.
 
 Sources: RFC 5246, RFC 8446; RabbitMQ "TLS Support"; Python's `ssl`; RFC 5280, 4.1 and 4.1.2.5; X.690, 8.1 (DER).
 """
@@ -23,7 +23,7 @@ from typing import TypeAlias
 from proxy.errors import ConfigError, ConfigErrors
 
 _PEM = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----(.*?)-----END ", re.DOTALL)
-#: Tags of what may stand in front of the serial number, and of a time whose year has two digits.
+#: Tags of an optional field before the serial number, and of a time whose year has two digits.
 _VERSION, _UTC_TIME = 0xA0, 0x17
 
 
@@ -59,39 +59,39 @@ def _end(der: bytes) -> float:
 
 
 def _der_content(der: bytes, at: int) -> tuple[int, int]:
-    """Return where the content of the element at a place begins and ends."""
+    """Return where the content of the element at an offset begins and ends."""
     begin, length = at + 2, der[at + 1]
-    if length & 0x80:  # so many bytes hold the length
+    if length & 0x80:  # long form: the number of length bytes
         width = length & 0x7F
         length = int.from_bytes(der[begin : begin + width])
         begin += width
     return begin, begin + length
 
 
-#: Gives the context for the connection that is made now.
+#: Returns the context for a new connection.
 ContextProvider: TypeAlias = Callable[[], ssl.SSLContext]
 
 _OLDEST = ssl.TLSVersion.TLSv1_2
-#: OpenSSL's codes for a chain that leads to nobody who is trusted.
+#: OpenSSL's codes for a chain without a trusted CA.
 _UNTRUSTED = frozenset((18, 19, 20, 21))
-#: What OpenSSL's words mean here, where they don't say it.
+#: Explanations of unclear OpenSSL errors.
 _MEANING = {
     "WRONG_VERSION_NUMBER": " (the other side does not speak TLS)",
     "HTTP_REQUEST": " (the other side speaks HTTP without TLS)",
     "UNSUPPORTED_PROTOCOL": " (older than TLS 1.2)",
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": " (the other side wants one of ours: upstream.tls.certificate)",
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": " (expected one of an authority in client_ca)",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": " (the other side requires a client certificate: upstream.tls.certificate)",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": " (expected one signed by a CA in client_ca)",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """How we prove ourselves to producers, and they to us.
+    """TLS towards producers.
 
     Args:
-        certificate: our certificate and what leads from it to its authority (PEM).
+        certificate: our certificate chain (PEM).
         key: its private key (PEM), without a passphrase.
-        client_ca: authorities of producers' certificates, None to ask for none.
+        client_ca: CA certificates for producers' certificates, None to request none.
         clients_required: whether a producer without a certificate is refused.
     """
 
@@ -104,7 +104,7 @@ class ServerTls:
         """Read the files.
 
         Raises:
-            ConfigError: one of them can't be used; says which and why.
+            ConfigError: a file can't be used, with the reason.
         """
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = _OLDEST
@@ -117,14 +117,14 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """How a broker proves itself to us, and we to it.
+    """TLS towards a broker.
 
     Args:
-        ca: file of the authorities to trust, None for the system's.
+        ca: file of trusted CA certificates, None for the system's.
         server_name: name that the certificate must have, None for the host's.
-        certificate: our own certificate, None for none.
+        certificate: our client certificate, None for none.
         key: its private key.
-        verify: whether chain and name are checked.
+        verify: whether chain and name are verified.
     """
 
     ca: Path | None = None
@@ -137,7 +137,7 @@ class ClientTls:
         """Read the files.
 
         Raises:
-            ConfigError: one of them can't be used; says which and why.
+            ConfigError: a file can't be used, with the reason.
         """
         context = ssl.create_default_context() if self.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = _OLDEST
@@ -151,19 +151,19 @@ class ClientTls:
         return context
 
     def words(self, error: BaseException) -> str:
-        """Return what an error of a connection with these settings means, without the peer's address."""
+        """Describe an error of a connection with these settings, without the peer's address."""
         if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNTRUSTED:
-            trusted = "the system's authorities" if self.ca is None else f"the authorities in {self.ca}"
-            return f"{words(error)} (expected one of {trusted})"
+            trusted = "the system's CA certificates" if self.ca is None else f"the CA certificates in {self.ca}"
+            return f"{words(error)} (not signed by {trusted})"
         return words(error)
 
 
 class TlsContexts:
-    """The contexts in use, one for each way of TLS, replaced all at once."""
+    """The contexts in use, one per TLS setting, replaced all at once."""
 
     def __init__(self) -> None:
         self._made: dict[ServerTls | ClientTls, ssl.SSLContext] = {}
-        #: of our own certificates in use, when they end (seconds since 1970), by side of the sidecar and file
+        #: expiry of our own certificates in use (seconds since 1970), by side of the sidecar and file
         self.ends: dict[tuple[str, str], float] = {}
 
     def of(self, tls: ServerTls | ClientTls) -> ssl.SSLContext:
@@ -206,9 +206,9 @@ class TlsContexts:
 
 
 def words(error: BaseException) -> str:
-    """Return what an error of a socket or of TLS means, without its address."""
+    """Describe an error of a socket or of TLS, without its address."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"certificate refused: {error.verify_message.rstrip('.')}"
+        return f"certificate rejected: {error.verify_message.rstrip('.')}"
     if isinstance(error, ssl.SSLError) and error.reason:
         said = error.reason.lower().replace("_", " ")
         return f"TLS: {said}{_MEANING.get(error.reason, '')}"
@@ -218,14 +218,14 @@ def words(error: BaseException) -> str:
 
 
 def _ends(tls: ServerTls | ClientTls) -> dict[tuple[str, str], float]:
-    """Return when the certificate ends with which we prove ourselves, if we do, by side and file."""
+    """Return the expiry of our certificate, if there is one, by side and file."""
     if tls.certificate is None:
         return {}
     side = "downstream" if isinstance(tls, ServerTls) else "upstream"
     try:
         return {(side, str(tls.certificate)): certificate_end(tls.certificate.read_bytes())}
     except (OSError, ValueError) as error:
-        raise _wrong(tls.certificate, f"when it ends can't be read: {error}") from error
+        raise _wrong(tls.certificate, f"its expiry can't be read: {error}") from error
 
 
 def _prove(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
@@ -241,15 +241,15 @@ def _prove(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
 
 
 def _trust(context: ssl.SSLContext, authorities: Path) -> None:
-    _content(authorities, b"CERTIFICATE", "certificates of authorities")
+    _content(authorities, b"CERTIFICATE", "CA certificates")
     try:
         context.load_verify_locations(authorities)
     except (ssl.SSLError, OSError) as error:
-        raise _wrong(authorities, f"expected certificates of authorities in PEM: {words(error)}") from None
+        raise _wrong(authorities, f"expected CA certificates in PEM: {words(error)}") from None
 
 
 def _content(path: Path, mark: bytes, expected: str) -> bytes:
-    """Read a file of PEM, so that what is wrong with it has its name: OpenSSL does not say which file it means."""
+    """Read a PEM file, for error messages with its name: OpenSSL does not report which file is invalid."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -1,9 +1,9 @@
-"""TLS as configuration and rules ask for it, and checks of the files that they name.
+"""TLS settings of configuration and rules, and checks of the files that they name.
 
-`SidecarTls` translates settings into what `net.tls` and the control plane take. `check_settings` and `broker_tls`
-create contexts to find files that can't be used, report them at the line that names them, and discard the contexts.
-The content of a file is never shown. Sources: the interface of the configuration and of rules files; RabbitMQ "TLS
-Support", "Management Plugin" (TLS).
+`SidecarTls` translates settings for `net.tls` and the control plane. `check_settings` and `broker_tls` create contexts
+to find unusable files, report them at the line that names them, and discard the contexts. The content of a file is
+never shown. Sources: the interface of the configuration and of rules files; RabbitMQ "TLS Support", "Management Plugin"
+(TLS).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class SidecarTls:
         self.contexts = TlsContexts()
         self._management = settings.upstream.management
         self._addresses = settings.upstream.addresses
-        #: what each section of the configuration asks for, by its dotted path
+        #: TLS of each section of the configuration, by its dotted path
         self.sections: dict[str, ServerTls | ClientTls] = {}
-        #: of each listener that is not plain TCP, by (host, port)
+        #: TLS of each listener that has it, by (host, port)
         self.listeners: dict[tuple[str, int], ServerTls] = {}
         for index, listener in enumerate(settings.listen):
             if listener.tls is not None and listener.tls.certificate is not None and listener.tls.key is not None:
@@ -53,7 +53,7 @@ class SidecarTls:
             ca, certificate, key = files
             self.upstream = ClientTls(ca, tls.server_name, certificate, key, tls.verify)
             self.sections["upstream.tls"] = self.upstream
-        #: to brokers that the rules in force name
+        #: to brokers named by the rules in force
         self._remote: list[ClientTls] = []
 
     def read(self, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
@@ -75,7 +75,7 @@ class SidecarTls:
         return use
 
     def read_for(self, remotes: RemotePool, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
-        """As `read`; what it gives makes the brokers hold as well."""
+        """Do the same as `read`; the returned function puts the brokers into use as well."""
         use_contexts = self.read(brokers)
 
         def use() -> None:
@@ -85,19 +85,18 @@ class SidecarTls:
         return use
 
     def files(self) -> list[Path]:
-        """List the files that the configuration names, and those of brokers that the rules in force name."""
+        """List the files named by the configuration, and those of brokers named by the rules in force."""
         return sorted({path for tls in (*self.sections.values(), *self._remote) for path in files_of(tls)})
 
     def providers(self) -> dict[tuple[str, int], ContextProvider]:
-        """Return what makes contexts for producers, by (host, port) of the listener."""
+        """Return providers of contexts for producers, by (host, port) of the listener."""
         return {address: partial(self.contexts.of, tls) for address, tls in self.listeners.items()}
 
     def control(self) -> TlsSettings | None:
-        """Return the TLS settings of the control user's connections."""
         return self._to_broker(self.upstream.server_name) if self.upstream is not None else None
 
     def management(self) -> TlsSettings | None:
-        """Return TLS of the management API: as to the broker, but `server_name` is for the broker's own host only."""
+        """Return TLS of the management API: as to the broker, but `server_name` only applies to the same host."""
         parts = urlsplit(self._management or "")
         if self.upstream is None or parts.scheme != "https":
             return None
@@ -114,12 +113,11 @@ def _beside(folder: Path, name: str | None) -> Path | None:
 
 
 def files_of(tls: ServerTls | ClientTls) -> Iterator[Path]:
-    """List the files that it is made of."""
     authorities = tls.client_ca if isinstance(tls, ServerTls) else tls.ca
     yield from (path for path in (tls.certificate, tls.key, authorities) if path is not None)
 
 
-#: Keys that name files, and the fields of `ServerTls` and `ClientTls`.
+#: Keys that name files; they are also fields of `ServerTls` and `ClientTls`.
 _KEYS = ("certificate", "key", "client_ca", "ca")
 
 

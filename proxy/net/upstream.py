@@ -1,11 +1,11 @@
-"""Connections to RabbitMQ: made, and kept for the next producer.
+"""Connections to RabbitMQ: opened, and kept for reuse.
 
-`Upstream` tries the addresses in turn, resolves names at each connect, speaks TLS where configured, and has one
-deadline for each.
+`Upstream` tries the addresses in turn, resolves names for each connection, uses TLS if configured, and has a timeout
+for each address.
 
 `UpstreamPool` keeps connections that a producer left in their initial state; the next producer with the same login,
-virtual host and limits leases one (`relay.handshake.lease` decides which). Meanwhile heartbeats are exchanged; anything
-else from the broker makes the connection unusable, and it is closed silently. Off unless configured.
+virtual host and limits leases one (`relay.handshake.lease` decides which). Meanwhile heartbeats are exchanged; any
+other frame from the broker makes the connection unusable, and it is closed silently. Off unless configured.
 
 Sources: AMQP 0-9-1 spec, 4.2.7; architecture, "One publish in, one publish out".
 """
@@ -28,7 +28,7 @@ from proxy.net.tls import ClientTls, TlsContexts
 from proxy.relay.counters import Counters
 from proxy.relay.handshake.lease import Lease, LeaseNegotiation
 
-#: A close over TLS waits so long for what is still to be sent and for the peer's answer; sessions end it sooner.
+#: Timeout of a close over TLS, for buffered bytes and the peer's answer; sessions close it earlier.
 LONGEST_CLOSE_SECONDS = 3600.0
 
 
@@ -38,9 +38,9 @@ class Upstream:
 
     Args:
         addresses: (host, port), tried in turn.
-        connect_seconds: for each of them, TLS included.
+        connect_seconds: timeout for each of them, including TLS.
         tls: None for plain TCP.
-        contexts: the contexts of TLS in use.
+        contexts: the TLS contexts in use.
     """
 
     addresses: Sequence[tuple[str, int]]
@@ -81,11 +81,11 @@ class Upstream:
         }
 
 
-#: Connections kept at a time; the one that waits longest makes room. Each is a socket here, some 100 kB at the broker.
+#: Limit of kept connections; the oldest is dropped for a new one. Each is a socket here, some 100 kB at the broker.
 MOST_KEPT = 256
-#: Seconds for the broker's answer to our goodbye.
+#: Timeout of the broker's answer to our close.
 _CLOSE_OK_SECONDS = 5.0
-#: What a Connection.Close begins with, behind the frame's length.
+#: Start of a Connection.Close, after the frame's length.
 _CLOSE = b"\x00\x0a\x00\x32"
 
 
@@ -105,7 +105,7 @@ class UpstreamPool:
         return LeaseNegotiation(self._leases, self._key)
 
     def _leases(self) -> Iterator[Lease]:
-        """Those that can be had, the youngest first: it will live longest."""
+        """Yield the available leases, the newest first: it will be kept longest."""
         return (lease for lease in reversed(self._kept) if self._kept[lease].quiet)
 
     def lease_to(self, lease: Lease, link: Link) -> None:
@@ -118,12 +118,12 @@ class UpstreamPool:
         link.connection_made(kept.transport)
 
     def keep(self, link: Link, lease: Lease, heartbeat_seconds: int) -> None:
-        """Take a connection whose producer has left it as new; it is closed where it can't wait.
+        """Keep a connection that its producer has left; it is closed if that is impossible.
 
         Args:
             link: loses its socket.
-            lease: what was said when it was opened.
-            heartbeat_seconds: agreed with the broker, 0: none.
+            lease: the lease of the connection.
+            heartbeat_seconds: negotiated with the broker, 0: none.
         """
         transport = link.release()
         if transport is None:
@@ -148,7 +148,7 @@ class UpstreamPool:
             await self._gone.wait()
 
     def _drop(self, kept: _Kept) -> None:
-        """A connection has waited long enough, or the broker does not want it any more."""
+        """Close a connection that is expired or unusable."""
         for lease, one in self._kept.items():
             if one is kept:
                 del self._kept[lease]
@@ -170,8 +170,8 @@ class _Kept(asyncio.Protocol):
 
     Args:
         transport: its socket.
-        heartbeat_seconds: agreed with the broker, 0: none.
-        over: called when it can't wait any longer.
+        heartbeat_seconds: negotiated with the broker, 0: none.
+        over: called when it can't be kept any longer.
     """
 
     def __init__(self, transport: asyncio.Transport, heartbeat_seconds: int, over: Callable[[_Kept], None]) -> None:
@@ -188,7 +188,7 @@ class _Kept(asyncio.Protocol):
 
     @property
     def quiet(self) -> bool:
-        """Whether the broker has said nothing but heartbeats, and these whole."""
+        """True if the broker has sent nothing but whole heartbeats."""
         return not self._input and not self.transport.is_closing()
 
     def wait(self, seconds: float) -> None:
@@ -202,7 +202,7 @@ class _Kept(asyncio.Protocol):
         self._timers.clear()
 
     def leave(self, left: Callable[[_Kept], None]) -> None:
-        """Say goodbye to the broker, or answer its own; `left` is called when the socket is gone."""
+        """Close the AMQP connection, or answer the broker's close; `left` is called when the socket is closed."""
         self.end()
         self._left = left
         if self.transport.is_closing():
@@ -223,9 +223,9 @@ class _Kept(asyncio.Protocol):
         self._timers[1:] = [self._loop.call_later(self._heartbeat / 4, self._beat)]
 
     def data_received(self, data: bytes) -> None:
-        """Take heartbeats; anything else ends it."""
+        """Accept heartbeats; any other frame ends it."""
         if self._left is not None:
-            self.transport.close()  # the answer to our goodbye
+            self.transport.close()  # the answer to our close
             return
         self._heard = monotonic()
         self._input += data

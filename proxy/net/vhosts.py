@@ -1,9 +1,10 @@
-"""What sessions need of their virtual host: plans, the control plane, and clients that can be asked for permissions.
+"""Data that sessions need of their virtual host: plans, the control plane, and clients that can check permissions.
 
-Virtual hosts that no rules name have plans as well, made when the first producer logs in.
+Virtual hosts that no rules name have plans as well, created when the first producer logs in.
 
-What a client's bindings choose must be within that client's permissions, which only one of its own connections can
-test. Any of them will do: the producer whose message chose the destination often belongs to another client.
+Destinations chosen by a client's bindings must be within that client's permissions, which only one of its own
+connections can check. Any of them will do: the producer whose message chose the destination often belongs to another
+client.
 
 Source: delivery notes, "Tokens and bindings".
 """
@@ -31,11 +32,11 @@ class ClientConnection(Protocol):
     """A connection of a client."""
 
     def ask(self, asked: PermissionCheck, done: Callable[[], None]) -> None:
-        """Ask the broker whether the client may bind a destination; `done` is called when it is known."""
+        """Check on the broker whether the client may bind a destination; `done` is called with the answer."""
 
 
 class ClientConnections:
-    """The connections that are open, by virtual host and user."""
+    """The open connections, by virtual host and user."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], list[ClientConnection]] = {}
@@ -54,7 +55,7 @@ class ClientConnections:
         return any(name == vhost for name, _ in self._open)
 
     async def ask(self, vhost: str, asked: Iterable[PermissionCheck]) -> None:
-        """Ask clients what they may bind; what nobody can be asked about is refused until the client is there again."""
+        """Check what clients may bind; without a connection of the client it is refused until one is opened."""
         waiting = []
         for each in asked:
             client_connections = self._open.get((vhost, each.reach.client))
@@ -77,42 +78,42 @@ def _once(known: asyncio.Future[None]) -> Callable[[], None]:
 
 
 _log = structlog.get_logger(__name__)
-#: Seconds between two looks at what there is to warn of.
+#: Interval between checks for warnings.
 _WARN_SECONDS = 1.0
 
 
 class ControlPlane(Protocol):
-    """What sessions ask of the control plane."""
+    """The control plane as used by sessions."""
 
     def interested(self, vhost: str, queue: bytes) -> bool:
-        """Whether a rule has the queue as a destination, or looks at queue names."""
+        """Return True if a rule has the queue as a destination, or depends on queue names."""
 
     async def ensure_queue(self, vhost: str, queue: bytes) -> None:
-        """Bind the tokens of a queue that has just been declared."""
+        """Bind the tokens of a newly declared queue."""
 
     async def bind(self, vhost: str, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
         """Bind destinations that a publish waits for."""
 
     def queue_declared(self, vhost: str, queue: bytes, exclusive: bool = False) -> None:
-        """A queue exists now."""
+        """Record a declared queue."""
 
     def queue_deleted(self, vhost: str, queue: bytes) -> None:
-        """A queue is gone."""
+        """Record a deleted queue."""
 
     def state_of(self, vhost: str) -> VhostState | None:
-        """What is known of a virtual host that is kept in step; None if it is not."""
+        """Return the state of a followed virtual host; None if it is not followed."""
 
     def follows(self, vhost: str) -> bool:
-        """Whether the virtual host is kept in step already."""
+        """Return True if the virtual host is followed."""
 
     async def adopt(self, vhost: str, state: VhostState) -> None:
-        """Keep one more virtual host in step: what clients declared there is known when this returns."""
+        """Follow another virtual host: its client declarations are known when this returns."""
 
     async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
-        """Look at the broker now: the type of an exchange that is not one of ours, None if there is none."""
+        """Look an exchange up on the broker: the type of one that is not ours, None if there is none."""
 
     def changed(self, vhost: str, exchange: bytes) -> None:
-        """A client has declared, deleted, bound or unbound the exchange."""
+        """Record that a client has declared, deleted, bound or unbound the exchange."""
 
 
 class Vhosts:
@@ -158,11 +159,11 @@ class Vhosts:
         self._failures: FailureSink | None = None
         self._decisions = DecisionCaches()
         self._plans = {state.name: self._make(state) for state in states}
-        #: connections on which clients can be asked what they may bind
+        #: connections on which clients' permissions can be checked
         self.client_connections = ClientConnections()
 
     def plans(self, vhost: str) -> Plans:
-        """Return the plans of a virtual host that a producer has logged in to (so their number is the broker's)."""
+        """Return the plans of a virtual host that a producer has logged in to (so the broker limits their number)."""
         found = self._plans.get(vhost)
         if found is None:
             known = self._control.state_of(vhost) if self._control is not None else None
@@ -174,7 +175,7 @@ class Vhosts:
         return self.client_connections.present(vhost)
 
     def forget(self, vhost: str) -> None:
-        """A virtual host is gone: the next producer that logs in to one of that name finds a new one."""
+        """Forget a deleted virtual host: a new one of that name starts from scratch."""
         if not self.in_use(vhost):
             plans = self._plans.pop(vhost, None)
             if plans is not None:
@@ -186,22 +187,24 @@ class Vhosts:
         return [plans.state for plans in self._plans.values()]
 
     async def warn(self) -> None:
-        """Say of each address rule once that it meets addresses with passwords; returns only by cancellation."""
+        """Log once per address rule that it matches addresses with passwords; returns only by cancellation."""
         while True:
             for state in self.states:
                 for rule in state.addresses.rules_exposing_passwords() if state.addresses is not None else ():
-                    # As the sender wrote it, so the receiver sees it: specification of Messenger addressing, 3.3.
-                    _log.warning("producers' addresses have passwords that receivers see", vhost=state.name, rule=rule)
+                    # The receiver sees the sender's address unchanged: specification of Messenger addressing, 3.3.
+                    _log.warning(
+                        "producers' addresses contain passwords that receivers can see", vhost=state.name, rule=rule
+                    )
             await asyncio.sleep(_WARN_SECONDS)
 
     def set_tap(self, tap: Tap | None) -> None:
-        """Let somebody watch the publishes of all virtual hosts from now on, or nobody."""
+        """Set or remove the observer of publishes in all virtual hosts."""
         self._tap = tap
         for plans in self._plans.values():
             plans.set_tap(tap)
 
     def set_failures(self, failures: FailureSink) -> None:
-        """Let somebody keep failed publishes; called again when it has changed its mind which ones."""
+        """Set the sink of failed publishes; call it again when its `watched` has changed."""
         self._failures = failures
         for plans in self._plans.values():
             plans.failures = failures
@@ -214,7 +217,7 @@ class Vhosts:
         return plans
 
     def inventory(self, vhost: str) -> QueueInventory:
-        """Return what a relay of the virtual host tells and asks the control plane without waiting."""
+        """Return the relays' non-blocking callbacks to the control plane for a virtual host."""
         control = self._control
         if control is None:
             return NO_INVENTORY

@@ -1,8 +1,8 @@
-"""Broker to producer: frames are copied, and inspected only where the sidecar takes part.
+"""Broker to producer: frames are copied, and inspected only if the sidecar is involved.
 
 Confirms are counted (and joined, on a channel with a ledger), returns and deliveries of publishes whose address we
-changed get the original back, the answer to a declare waits for the queue's tokens, and what comes on a channel
-that we closed is discarded. A content on its way to the producer always reaches its end.
+changed get the original back, the answer to a declare waits for the queue's tokens, and frames on a channel that we
+closed are discarded. A content that has started towards the producer is always completed.
 
 Source: AMQP 0-9-1 spec, 4.2.3, 4.2.6 and 2.2.10; spec "Messenger addressing", 3.3.
 """
@@ -56,12 +56,12 @@ class BrokerFrames:
         self._methods: Final = BrokerMethods(connection)
         self._rest: Final = PartialFrame()
         tuning = connection.terms.tuning
-        #: the largest frame that may go to the producer, in bytes
+        #: size limit of frames to the producer in bytes
         self._least_max: Final = min(tuning.frame_max_producer, tuning.frame_max_upstream)
 
     @property
     def at_boundary(self) -> bool:
-        """Whether no frame has come in part."""
+        """True if there is no partial frame."""
         return not self._rest
 
     def read_broker(self, data: bytes) -> None:
@@ -77,10 +77,10 @@ class BrokerFrames:
             self._rest.keep(data[at:])
 
     def _run(self, data: bytes) -> int:  # noqa: C901 -- one pass over the read buffer, as in `publish_pass`
-        """Process whole frames; return the offset of what is left.
+        """Process whole frames; return the offset of the rest.
 
-        What is none of ours extends the run `start:at`, which is copied as one slice: whole contents, parts of
-        contents, confirms on channels without a ledger, and methods that are not looked at.
+        Frames that need no processing extend the run `start:at`, which is copied as one slice: whole contents, parts of
+        contents, confirms on channels without a ledger, and methods that are not inspected.
         """
         connection = self._connection
         out = connection.to_producer
@@ -95,7 +95,7 @@ class BrokerFrames:
         acked = delivered = 0
         end = len(data)
         at = 0
-        start = 0  # what goes to the producer as it came begins here and has not been copied yet
+        start = 0  # start of the bytes to copy unchanged
         while end - at >= OVERHEAD:
             kind: int = data[at]
             number: int = (data[at + 1] << 8) | data[at + 2]
@@ -115,8 +115,8 @@ class BrokerFrames:
                         if channel is not None and channel.confirms.ledger is None:
                             confirms = channel.confirms
                             first = at
-                            # Confirms come in runs: as long as the next frame is one on the same channel. Written
-                            # out: compiled, a number costs a tenth of a call that reads it.
+                            # Confirms come in runs: loop while the next frame is one on the same channel. Inlined:
+                            # compiled, reading a number this way takes a tenth of the time of a call.
                             head = data[at : at + _ACK_HEAD_BYTES]
                             while True:
                                 tag: int = (
@@ -159,7 +159,7 @@ class BrokerFrames:
                     at = stop
                     continue
 
-            # Everything else goes frame by frame: it may change any channel, and end the connection.
+            # All other frames are handled one by one: each may change any channel, and end the connection.
             if start < at:
                 out.append(data[start:at])
             start = at if self._take(kind, number, data[at:stop]) else stop
@@ -174,13 +174,13 @@ class BrokerFrames:
         return at if connection.lifecycle.phase not in _ENDED else self._end(data, at)
 
     def _whole_content_end(self, data: bytes, header_at: int, number: int, largest: int) -> int:
-        """Find the offset after a content whose body is one frame at most and all there; 0 if it is not.
+        """Return the offset after a content whose body is at most one frame and complete; 0 otherwise.
 
         Args:
             data: a read buffer.
             header_at: offset of the content header frame.
             number: of its channel.
-            largest: payload that a frame to the producer may have, in bytes.
+            largest: payload limit of a frame to the producer, in bytes.
         """
         end = len(data)
         if end - header_at < _LEAST_HEADER or data[header_at] != HEADER:
@@ -217,7 +217,7 @@ class BrokerFrames:
         return after
 
     def _end(self, data: bytes, at: int) -> int:
-        """Discard all but the methods that end the connection (spec, 1.4.2.9)."""
+        """Discard all methods except those that end the connection (spec, 1.4.2.9)."""
         while len(data) - at >= OVERHEAD:
             kind, number, size = FRAME_HEAD.unpack_from(data, at)
             stop = at + size + OVERHEAD
@@ -230,7 +230,7 @@ class BrokerFrames:
         return at
 
     def _progress(self, kind: int, number: int, data: bytes, at: int, size: int) -> None:
-        """Count a content frame that goes to the producer."""
+        """Count a content frame that is forwarded to the producer."""
         unfinished = self._connection.deliveries.unfinished
         if kind == BODY:
             left = unfinished.get(number, 0) - size
@@ -283,9 +283,9 @@ class BrokerFrames:
         return self._methods.take_channel_method(channel, index, frame)
 
     def _inspected_content(self, channel: Channel, kind: int, frame: bytes) -> None:
-        """Handle a content frame on a channel where something of ours is in play, or one that is too large."""
+        """Handle a content frame that is too large, or on a channel that needs inspection."""
         if channel.number in self._connection.deliveries.unfinished:
-            # On a closed channel, too: no method may stand between the frames of a content (spec, 4.2.6).
+            # Also on a closed channel: no method may come between the frames of a content (spec, 4.2.6).
             self._pass_content(channel, kind, frame)
         elif channel.state in DISCARDING:
             pass
@@ -296,14 +296,14 @@ class BrokerFrames:
         elif channel.output.swallowed:
             channel.output.swallowed = max(channel.output.swallowed - len(frame) + OVERHEAD, 0)
             self._connection.deliveries.mark(channel)
-        # else: the rest of a content whose method was discarded on a channel that is closed by now
+        # else: the rest of a content whose method was discarded on a channel that is closed now
 
     def _hold_back(self, channel: Channel, frame: bytes) -> None:
         connection = self._connection
         channel.output.hold_back(frame)
         most = connection.terms.limits.held_bytes
         if connection.upstream.sidecar_channel.busy and connection.backlog.held_back >= most:
-            # The answer of our own channel comes after all this: the producer gets its own early, rather than never.
+            # The answer of our own channel arrives after all this: release the producer's early, rather than never.
             connection.pending.released.append(channel)
 
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:
@@ -328,7 +328,7 @@ class BrokerFrames:
         self._pass_content(channel, HEADER, header)
 
     def _pass_content(self, channel: Channel, kind: int, frame: bytes) -> None:
-        """Give the producer a content frame, cut smaller where it insists on less than the broker accepts."""
+        """Send a content frame to the producer, split if the producer's frame_max is smaller than the broker's."""
         connection = self._connection
         if len(frame) <= self._least_max:
             connection.to_producer.append(frame)
@@ -345,10 +345,10 @@ class BrokerFrames:
             connection.deliveries.mark(channel)
 
     def release(self, channel: Channel) -> None:
-        """Handle the frames that were kept back on a channel, in front of everything that comes."""
+        """Handle the frames that were held back on a channel, before any new ones."""
         frames = channel.output.release()
         self._connection.deliveries.mark(channel)
-        # The answer itself has been looked at; only what came after it has not.
+        # The answer itself has been inspected; the frames after it have not.
         self._connection.to_producer += frames[:1]
         rest = self._rest.take()
         if self._connection.lifecycle.phase is not Phase.CLOSED:

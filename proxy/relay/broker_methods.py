@@ -39,7 +39,7 @@ _WITH_CONTENT = frozenset((methods.BASIC_DELIVER, methods.BASIC_GET_OK))
 
 
 class BrokerMethods:
-    """Takes the broker's methods that are looked at."""
+    """Handles the broker's methods that need inspection."""
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection = connection
@@ -66,7 +66,7 @@ class BrokerMethods:
 
     @property
     def looked_at(self) -> frozenset[int]:
-        """Methods that are not copied through unseen; deliveries only where an address may have to be restored."""
+        """Methods that need inspection; deliveries only if an address may have to be restored."""
         return self._everything if self._connection.plans.state.restores else self._without_content
 
     def take_connection_method(self, frame: bytes) -> bool:
@@ -81,11 +81,11 @@ class BrokerMethods:
         return taken(channel, frame) if taken else True
 
     def take_while_closing(self, channel: Channel, index: int) -> bool:
-        """Handle a frame on a channel that was closed by the broker or by us: all but its closing is discarded."""
+        """Handle a frame on a channel that was closed by the broker or by us: discard all but its closing."""
         connection = self._connection
         if index == methods.CHANNEL_CLOSE_OK:
             return self._closed(channel)
-        if index == methods.CHANNEL_CLOSE:  # it crossed ours, and the producer knows of ours alone
+        if index == methods.CHANNEL_CLOSE:  # it crossed ours, and the producer only knows about ours
             connection.change(channel, ChannelEvent.BROKER_CLOSE, index)
             if not connection.upstream.closing:
                 connection.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
@@ -132,7 +132,7 @@ class BrokerMethods:
 
     def _return(self, channel: Channel, frame: bytes) -> bool:
         connection = self._connection
-        # Its header tells whose it is, and what those who look at failed publishes want to know.
+        # Its header identifies the publish and has the data for the list of failed publishes.
         failures = connection.plans.failures
         if connection.plans.state.restores or channel.confirms.returns or (failures is not None and failures.watched):
             return self._content(channel, frame)
@@ -150,7 +150,7 @@ class BrokerMethods:
         return True
 
     def _answer(self, channel: Channel, frame: bytes) -> bool:
-        """Take the answer to a request about exchanges, queues or bindings: the producer's or one of ours."""
+        """Handle the answer to a request about exchanges, queues or bindings, of the producer or ours."""
         index = U32.unpack_from(frame, 7)[0]
         if not channel.replies or channel.replies.next.reply != index:
             return True
@@ -166,16 +166,16 @@ class BrokerMethods:
         refusal = _naming_the_request(channel, frame)
         if refusal != frame:
             connection.send_to_producer(channel, refusal)
-        channel.replies.clear()  # none of them will come
+        channel.replies.clear()  # none of them will arrive
         connection.take_held_again(channel)
         return refusal == frame
 
     def _closed(self, channel: Channel, frame: bytes = b"") -> bool:
-        """Take the broker's close-ok; return whether it is for the producer."""
+        """Handle the broker's close-ok; return whether it is for the producer."""
         connection, before = self._connection, channel.state
         connection.change(channel, ChannelEvent.BROKER_CLOSE_OK, methods.CHANNEL_CLOSE_OK)
         if before is BOTH_AWAITING_BROKER or before is US_AWAITING_BROKER:
-            # RabbitMQ takes an open that overtakes its own close-ok for a second one on the old channel (504).
+            # RabbitMQ treats an open that overtakes its own close-ok as a second one on the old channel (504).
             connection.take_held_again(channel)
         if before not in RELAYED_DOWN:
             return False
@@ -191,7 +191,8 @@ class BrokerMethods:
             return True
         connection.to_upstream.append(connection_close_ok())
         connection.upstream.end()
-        if connection.lifecycle.phase in (Phase.OPEN, Phase.PRODUCER_CLOSES):  # the producer has said goodbye itself
+        # unless the producer has closed the connection itself
+        if connection.lifecycle.phase in (Phase.OPEN, Phase.PRODUCER_CLOSES):
             connection.producer_answered()
             connection.to_producer.append(connection_close_ok())
         return False
@@ -211,7 +212,7 @@ class BrokerMethods:
 
 
 def _naming_the_request(channel: Channel, close: bytes) -> bytes:
-    """Return a close as if the producer's own method had asked for what our passive declare looked for."""
+    """Return a close that names the producer's own method instead of our passive declare."""
     request_method = channel.replies.next.request_method if channel.replies else 0
     if not request_method or U32.unpack_from(close, len(close) - 1 - U32.size)[0] not in _LOOKS:
         return close

@@ -1,13 +1,13 @@
-"""Record of one channel: state and mode, content under way, held frames, pending confirms, expected replies.
+"""Record of one channel: state and mode, content in progress, held frames, pending confirms, expected replies.
 
-A channel of the producer and the channel of the same number upstream are one record here, from Channel.Open until both
-sides have closed it; a number that is used again gets a new record. The state changes by `ConnectionState.change`
-alone, see `channel_state`; each group of further attributes is an object of its own that keeps its numbers right.
+A channel of the producer and the channel of the same number upstream share one record, from Channel.Open until both
+sides have closed it; a reused number gets a new record. Only `ConnectionState.change` changes the state, see
+`channel_state`; each group of further attributes is a separate object that keeps its numbers consistent.
 
-A publish may take the straight pass where ``channel.state is OPEN and channel.content is None``.
+A publish may take the straight pass if ``channel.state is OPEN and channel.content is None``.
 
 Source: AMQP 0-9-1 spec, 1.5 "channel" and 4.2.6 "content framing"; RabbitMQ drops what arrives on a closing channel,
-but only whole contents: one that has begun upstream is brought to its end.
+but only whole contents: one that has begun upstream must be completed.
 """
 
 from __future__ import annotations
@@ -36,38 +36,38 @@ class PendingPublish:
     frame: bytes
     exchange: bytes
     routing_key: bytes
-    #: where it came from
+    #: the channel it was sent on
     channel: Channel
     #: whether an unroutable message is to be returned
     mandatory: bool
 
 
 class CollectedPublish(NamedTuple):
-    """A publish that leaves in several copies: its body is kept until it is whole."""
+    """A publish that leaves as several copies: its body is buffered until it is complete."""
 
     publish: PendingPublish
-    #: where the producer addressed it
+    #: the producer's address
     original: OriginalAddress
     #: the producer's whole content header frame
     header: bytes
-    #: what leaves
+    #: outgoing publishes
     copies: Sequence[Copy]
     #: announced size of the body in bytes
     body_size: int
-    #: what has come of it
+    #: received part of it
     body: bytearray
-    #: what goes to other brokers, or nowhere
+    #: targets at other brokers, and failed translations
     remote_targets: RemoteTargets | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Backlog:
-    """What the channels of one connection keep, in bytes, and wait for: `RelayLimits` bounds each.
+    """Buffered bytes and outstanding requests of all channels of one connection; `RelayLimits` bounds each.
 
-    A request costs memory until it is answered, and a broker that is stopped answers none.
+    A request costs memory until it is answered, and a stopped broker answers none.
     """
 
-    #: announced bodies of publishes that leave in several copies
+    #: announced bodies of publishes that leave as several copies
     collected: int = 0
     #: frames of the producer
     held: int = 0
@@ -75,13 +75,13 @@ class Backlog:
     held_back: int = 0
     #: requests that the broker has not answered yet
     unanswered: int = 0
-    #: those among them that have no answer of their own, and are not covered by that of another one yet
+    #: unanswered requests without a reply of their own that no later reply covers yet
     unanswerable: int = 0
 
     def count_unanswerable(self, most: int) -> int:
-        """Count a request without an answer; give how many there are now, if as many as may be, and 0 otherwise.
+        """Count a request without a reply; return their number if the limit is reached, and 0 otherwise.
 
-        Those are covered by the answer to a further request, which is to be sent then.
+        The reply to a further request, to be sent then, covers them.
         """
         self.unanswered += 1
         self.unanswerable += 1
@@ -93,11 +93,11 @@ class Backlog:
 
 
 class ContentUnderWay:
-    """A publish whose frames have not all come: a channel without one expects a method.
+    """A publish with outstanding frames: a channel without one expects a method.
 
     Args:
-        publish: its method, until the content header comes; None if that has come.
-        remaining: body bytes to come, or `HEADER_TO_COME`.
+        publish: its method, until the content header arrives; then None.
+        remaining: outstanding body bytes, or `HEADER_TO_COME`.
     """
 
     __slots__ = ("collected", "publish", "remaining")
@@ -105,7 +105,7 @@ class ContentUnderWay:
     def __init__(self, publish: PendingPublish | None, remaining: int = HEADER_TO_COME) -> None:
         self.publish = publish
         self.remaining = remaining
-        #: the publish, where nothing of it is upstream before its body is whole
+        #: the publish, if it is buffered until its body is complete
         self.collected: CollectedPublish | None = None
 
     @property
@@ -114,12 +114,12 @@ class ContentUnderWay:
 
     @property
     def begun(self) -> bool:
-        """Whether a part of it is upstream, so that it has to be brought to its end."""
+        """True if part of it has been sent upstream, so that it must be completed."""
         return self.remaining != HEADER_TO_COME and self.collected is None
 
 
 class HeldFrames:
-    """Frames of the producer that wait, in the states of `HOLDING` alone."""
+    """Waiting frames of the producer, in the states of `HOLDING` only."""
 
     __slots__ = ("_backlog", "_size_bytes", "binds", "frames", "marking")
 
@@ -127,7 +127,7 @@ class HeldFrames:
         self._backlog = backlog
         self._size_bytes = 0
         self.frames: list[bytes] = []
-        #: identities of the bindings they wait for, where they wait for nothing else: further ones need not wait
+        #: identities of the awaited bindings, if nothing else is awaited: further binds need not wait
         self.binds: set[Hashable] = set()
         #: exchanges and destinations that messages find by one of these bindings
         self.marking: set[Hashable] = set()
@@ -149,25 +149,25 @@ class HeldFrames:
 
 
 class ProducerOutput:
-    """What of the frames for the producer is not simply copied."""
+    """Output for the producer that is not simply copied."""
 
     __slots__ = ("_backlog", "close_oks", "deferred", "held_back", "returned", "swallowed")
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
-        #: frames of the broker, from a declare-ok on, while the queue gets its tokens; None while none are kept
+        #: frames of the broker, from a declare-ok on, while the queue gets its tokens; None if none are held back
         self.held_back: list[bytes] | None = None
-        #: methods of ours that wait for the end of a content on its way
+        #: methods of ours that wait for the end of a content
         self.deferred: list[bytes] = []
-        #: close-oks of ours that follow the broker's: to further closes of the producer
+        #: close-oks of ours that follow the broker's, for further closes of the producer
         self.close_oks = 0
         #: method frame of a return, delivery or get that waits for its content header
         self.returned: bytes | None = None
-        #: body bytes to come of a return that the producer must not see
+        #: outstanding body bytes of a return that the producer must not see
         self.swallowed = 0
 
     def __bool__(self) -> bool:
-        """Whether the broker's frames have to be looked at."""
+        """Return True if the broker's frames must be inspected."""
         return bool(self.held_back is not None or self.deferred or self.returned is not None or self.swallowed)
 
     @property
@@ -176,7 +176,7 @@ class ProducerOutput:
         return self.held_back is not None
 
     def hold_back(self, frame: bytes) -> None:
-        """Keep a frame of the broker, and all after it."""
+        """Hold back a frame of the broker, and all after it."""
         if self.held_back is None:
             self.held_back = []
         self.held_back.append(frame)
@@ -190,18 +190,18 @@ class ProducerOutput:
 
 @dataclass(slots=True, eq=False)
 class PendingConfirms:
-    """The publishes of a channel, counted, and which of them are confirmed."""
+    """Counts the publishes of a channel and their confirms."""
 
     #: publishes before confirm.select, which delivery tags do not count
     before: int = 0
-    #: publishes after that: the delivery tag of the last
+    #: publishes after that: the latest delivery tag
     published: int = 0
     settled: Settled = field(default_factory=Settled)
-    #: joins confirms from the first publish on that leaves in several copies
+    #: joins confirms from the first publish on that leaves as several copies
     ledger: Ledger | None = None
-    #: publishes in several copies that the broker may return one by one
+    #: publishes in several copies that the broker may return separately
     returns: Returns | None = None
-    #: (delivery tag, time of the publish) whose confirm is being timed
+    #: (delivery tag, time of the publish) of the confirm being timed
     sample: tuple[int, float] | None = None
 
     @property
@@ -214,44 +214,44 @@ class PendingConfirms:
         return self.published - self.settled.count
 
     def select(self) -> None:
-        """Begin to count: tags count from the publish after confirm.select (RabbitMQ guide "Publisher confirms")."""
+        """Start counting: tags start at the first publish after it (RabbitMQ guide "Publisher confirms")."""
         self.before += self.published
         self.published = 0
 
 
 @dataclass(slots=True, eq=False)
 class ChannelAudit:
-    """What the audit log knows of a channel."""
+    """Audit data of a channel."""
 
-    #: what its lines share, made with the first
+    #: common part of its lines, made for the first one
     origin: str = ""
-    #: number of its last line, where confirms wait for theirs
+    #: number of its last line, if confirms wait for lines
     line: int = 0
-    #: (number, exchange, routing key) of mandatory publishes, where the audit must know which one returns
+    #: (number, exchange, routing key) of mandatory publishes, if the audit must identify returned ones
     mandatory: deque[tuple[int, bytes, bytes]] | None = None
 
     def forget_mandatory(self, settled: int) -> None:
-        """Forget mandatory publishes up to a number: they are settled, and don't come back any more."""
+        """Forget mandatory publishes up to a number: they are settled and can't be returned."""
         waiting = self.mandatory
         while waiting and waiting[0][0] <= settled:
             waiting.popleft()
 
 
 class ExpectedReply(NamedTuple):
-    """An answer of the broker that is on its way; a channel's answers come in the order of its requests."""
+    """An outstanding answer of the broker; a channel's answers arrive in the order of its requests."""
 
     #: (class << 16 | method) of the answer
     reply: int
-    #: takes the answer's frame, says whether the producer gets it; None: it does
+    #: handles the answer's frame and returns whether it is forwarded; None: it is
     taken: Callable[[bytes], bool] | None = None
-    #: for a declare of ours that only looks: (class << 16 | method) of the request that a refusal is to name
+    #: for a passive declare of ours: (class << 16 | method) of the request that a refusal has to name
     request_method: int = 0
-    #: how many requests it answers: more than one where it comes after requests without an answer
+    #: number of requests that it answers: more than one if it follows requests without a reply
     weight: int = 1
 
 
 class Replies:
-    """The answers that a channel waits for, in order."""
+    """Outstanding answers of a channel, in order."""
 
     __slots__ = ("_backlog", "_expected")
 
@@ -264,7 +264,7 @@ class Replies:
 
     @property
     def next(self) -> ExpectedReply:
-        """The one that comes next; only where there is one."""
+        """The next answer; there must be one."""
         return self._expected[0]
 
     def append(self, expected: ExpectedReply) -> None:
@@ -309,9 +309,9 @@ class Channel:
         self.held = HeldFrames(backlog)
         self.output = ProducerOutput(backlog)
         self.replies = Replies(backlog)
-        #: the queue declared last, which an empty name in a bind means
+        #: the last declared queue, for an empty name in a bind
         self.last_queue = b""
-        #: to other brokers, as far as its publishes have gone there
+        #: publishers to other brokers that its publishes have used
         self.remote_publishers: dict[Remote, RemotePublisher] = {}
 
     def end(self) -> None:
@@ -330,11 +330,11 @@ class Channel:
 
     @property
     def interruptible(self) -> bool:
-        """Whether it can be closed now, with nothing half said to the broker."""
+        """True if it can be closed now without interrupting a content sent to the broker."""
         between = self.content is None or not self.content.begun
         return between and (self.state is OPEN or self.state is OPENING)
 
     @property
     def needs_inspection(self) -> bool:
-        """Whether the broker's frames on it are not simply copied."""
+        """True if the broker's frames on it are not simply copied."""
         return self.state in DISCARDING or bool(self.output)

@@ -1,13 +1,13 @@
-"""States of a channel, and the one table that leads from one to the next.
+"""States of a channel, and the table of transitions.
 
-A channel of the producer and the channel of the same number upstream are one record with one state. `next_state` looks
-(state, event) up in `TRANSITIONS`; `ConnectionState.change` is its only caller and does what follows from a change.
-An event without an entry is a protocol error with the reply code and text of RabbitMQ (seen with 3.10.8). Frames of the
-producer in a state of `HOLDING` are kept: they become events when the channel goes on.
+A channel of the producer and the channel of the same number upstream share one record with one state. `next_state`
+looks up (state, event) in `TRANSITIONS`; `ConnectionState.change` is its only caller and carries out the consequences
+of a change. An event without an entry is a protocol error with the reply code and text of RabbitMQ (seen with 3.10.8).
+Frames of the producer in a state of `HOLDING` are buffered: they become events when the channel resumes.
 
 Either side may close a channel, and the closes may cross. Each close is answered by a close-ok, and the number is free
-on a side once no close-ok is under way there (spec, 1.5.2.5 and 1.5.2.6). RabbitMQ answers a close that crosses its own
-at once, discards everything else on a channel that is being closed, and takes an open there for a second one (504).
+on a side once no close-ok is outstanding there (spec, 1.5.2.5 and 1.5.2.6). RabbitMQ answers a close that crosses its
+own at once, discards everything else on a channel that is being closed, and treats an open there as a second one (504).
 
 Source: AMQP 0-9-1 spec, 1.5 "channel" and 2.2.10 "closing"; `rabbit_channel:handle_method` of RabbitMQ.
 """
@@ -21,26 +21,26 @@ from proxy.errors import ProtocolError, Scope
 
 
 class ChannelState(Enum):
-    """How far a channel is; the value says it for texts."""
+    """State of a channel; the value describes it in messages."""
 
-    #: there is none of that number, or none any more
+    #: no channel of that number
     CLOSED = "closed"
-    #: the producer's Channel.Open went upstream
+    #: the producer's Channel.Open was sent upstream
     OPENING = "opening"
     OPEN = "open"
     #: a publish waits until its destinations are bound
     WAITING = "waiting for a destination"
-    #: methods of ours run on it for a declaration of the producer
+    #: running methods of ours for a declaration of the producer
     DECLARING = "declaring"
-    #: the producer's Channel.Close went upstream
+    #: the producer's Channel.Close was sent upstream
     CLOSING_BY_PRODUCER = "closing by the producer"
-    #: the broker's Channel.Close went to the producer
+    #: the broker's Channel.Close was sent to the producer
     CLOSING_BY_BROKER = "closing by the broker"
     #: closes of the producer and of the broker crossed: both close-oks are relayed
     CLOSING_BY_BOTH = "closing by both"
     #: as before, and the producer has answered: the number is free there
     BOTH_AWAITING_BROKER = "closed by both, awaiting the broker"
-    #: our own Channel.Close went to both sides: both close-oks end here
+    #: our own Channel.Close was sent to both sides: neither close-ok is relayed
     CLOSING_BY_US = "closing by us"
     #: as before, and the broker has answered
     US_AWAITING_PRODUCER = "closed by us, awaiting the producer"
@@ -49,7 +49,7 @@ class ChannelState(Enum):
 
 
 class ChannelEvent(Enum):
-    """What happens to a channel; the value says it for texts."""
+    """An event on a channel; the value describes it in messages."""
 
     PRODUCER_OPEN = "Channel.Open of the producer"
     #: any other method than open, close and close-ok
@@ -61,27 +61,27 @@ class ChannelEvent(Enum):
     BROKER_OPEN_OK = "Channel.OpenOk of the broker"
     BROKER_CLOSE = "Channel.Close of the broker"
     BROKER_CLOSE_OK = "Channel.CloseOk of the broker"
-    #: a publish has destinations that are not bound yet
+    #: destinations of a publish are not bound yet
     WAIT = "wait for destinations"
-    #: a declaration of the producer takes methods of ours
+    #: a declaration of the producer requires methods of ours
     DECLARE = "run methods of ours"
     #: destinations are bound, or methods of ours are answered
     RESUME = "resume"
-    #: the producer has broken a rule that is answered by Channel.Close
+    #: the producer has violated a rule that is answered by Channel.Close
     REFUSE = "refuse"
     #: the connection has ended
     END = "end"
 
 
 class ChannelMode(Enum):
-    """What the publishes of a channel are answered by; the value says it for texts."""
+    """How the publishes of a channel are answered; the value describes it in messages."""
 
     PLAIN = "plain"
     CONFIRM = "confirm"
     TX = "tx"
 
 
-# The publish path compares with these: a name of a module is found faster than a member of an enum.
+# For the publish path: a module global is looked up faster than an enum member.
 CLOSED: Final = ChannelState.CLOSED
 OPENING: Final = ChannelState.OPENING
 OPEN: Final = ChannelState.OPEN
@@ -101,7 +101,7 @@ TX: Final = ChannelMode.TX
 
 _Event = ChannelEvent
 
-#: What a state without an entry for an event answers, see `next_state`.
+#: A missing entry is an error, see `next_state`.
 TRANSITIONS: Final[dict[ChannelState, dict[ChannelEvent, ChannelState]]] = {
     CLOSED: {
         _Event.PRODUCER_OPEN: OPENING,
@@ -112,7 +112,7 @@ TRANSITIONS: Final[dict[ChannelState, dict[ChannelEvent, ChannelState]]] = {
         _Event.PRODUCER_CLOSE: CLOSING_BY_PRODUCER,
         _Event.BROKER_OPEN_OK: OPEN,
         _Event.BROKER_CLOSE: CLOSING_BY_BROKER,
-        _Event.BROKER_CLOSE_OK: OPENING,  # to no close: it ends nothing, here as elsewhere
+        _Event.BROKER_CLOSE_OK: OPENING,  # no close is open: it is ignored, as in other states
         _Event.WAIT: WAITING,
         _Event.DECLARE: DECLARING,
         _Event.REFUSE: CLOSING_BY_US,
@@ -140,7 +140,7 @@ TRANSITIONS: Final[dict[ChannelState, dict[ChannelEvent, ChannelState]]] = {
         _Event.BROKER_OPEN_OK: DECLARING,
         _Event.BROKER_CLOSE: CLOSING_BY_BROKER,
         _Event.BROKER_CLOSE_OK: DECLARING,
-        _Event.DECLARE: DECLARING,  # a declaration takes several steps
+        _Event.DECLARE: DECLARING,  # a declaration has several steps
         _Event.RESUME: OPEN,
         _Event.REFUSE: CLOSING_BY_US,
         _Event.END: CLOSED,
@@ -201,17 +201,17 @@ TRANSITIONS: Final[dict[ChannelState, dict[ChannelEvent, ChannelState]]] = {
     },
 }
 
-#: The producer's frames are kept until the channel goes on, or its number is free upstream.
+#: The producer's frames are buffered until the channel resumes, or its number is free upstream.
 HOLDING: Final = frozenset((WAITING, DECLARING, BOTH_AWAITING_BROKER, US_AWAITING_BROKER))
-#: What the broker sends is discarded, but for the end of a content and for what answers a close.
+#: The broker's frames are discarded, except for the rest of a content and answers to a close.
 DISCARDING: Final = frozenset(
     (CLOSING_BY_BROKER, CLOSING_BY_BOTH, CLOSING_BY_US, US_AWAITING_PRODUCER, US_AWAITING_BROKER, BOTH_AWAITING_BROKER)
 )
-#: The broker's confirms and returns, and those of other brokers, reach the producer.
+#: Confirms and returns of the broker, and of other brokers, are sent to the producer.
 CONFIRMABLE: Final = frozenset((OPENING, OPEN, WAITING, DECLARING, CLOSING_BY_PRODUCER))
-#: The producer counts it as open: until it, or we, have closed it for good.
+#: The producer counts it as open: until the producer, or we, have closed it.
 COUNTED: Final = CONFIRMABLE | {CLOSING_BY_BROKER, CLOSING_BY_BOTH}
-#: A close-ok of that side is for the other one.
+#: A close-ok of that side is relayed to the other.
 RELAYED_UP: Final = frozenset((CLOSING_BY_BROKER, CLOSING_BY_BOTH))
 RELAYED_DOWN: Final = frozenset((CLOSING_BY_PRODUCER, CLOSING_BY_BOTH, BOTH_AWAITING_BROKER))
 
@@ -219,7 +219,7 @@ _SECOND_OPEN = (504, "second 'channel.open' seen")
 _NO_OPEN = (504, "expected 'channel.open'")
 _UNEXPECTED_FRAME = (505, "expected method frame, got non method frame instead")
 _UNIMPLEMENTED = (503, "unimplemented method")
-#: What an event without an entry is answered with, as RabbitMQ does: while there is no channel, and otherwise.
+#: RabbitMQ's errors for an event without an entry: without a channel, and otherwise.
 _FAULTS: dict[ChannelEvent, tuple[tuple[int, str], tuple[int, str]]] = {
     _Event.PRODUCER_OPEN: (_SECOND_OPEN, _SECOND_OPEN),
     _Event.PRODUCER_METHOD: (_NO_OPEN, _NO_OPEN),

@@ -1,12 +1,12 @@
 """Settled publishes of a channel, and how several upstream confirms and returns become one.
 
-`Settled` counts confirms where one publish is one upstream publish: tags are equal and the broker's own ack is
-relayed. `Ledger` takes over on a channel from the first publish that needs several upstream publishes: from then
-on the tags differ, and a producer's tag is settled when all its copies are; one nack is a nack. `Returns` passes a
-return on when every copy has come back; a return names no tag, so it is known by what it brings, which works on
-channels without confirms too.
+`Settled` counts confirms while each publish is one upstream publish: tags are equal and the broker's own ack is
+relayed. `Ledger` takes over on a channel from the first publish that needs several upstream publishes: from then on the
+tags differ, and a producer's tag is settled when all its copies are; one nack is a nack. `Returns` relays a return when
+every copy has been returned; a return has no tag, so it is identified by its content, which also works on channels
+without confirms.
 
-The broker's acks and nacks themselves are taken by `broker_methods`, which settles them here and relays them.
+`broker_methods` handles the broker's acks and nacks, settles them here and relays them.
 
 Sources: architecture, "One publish in, one publish out"; RabbitMQ guide "Consumer acknowledgements and publisher
 confirms".
@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable
 
-#: Publishes in several copies whose returns a channel waits for. Confirms take them out; on a channel without them
-#: the oldest are forgotten, and a return of theirs goes to the producer once for each copy.
+#: Limit of publishes in several copies whose returns a channel tracks. Confirms remove them; on a channel without
+#: confirms the oldest are forgotten, and their returns are relayed once per copy.
 WAITING_RETURNS = 4096
 
 
@@ -32,7 +32,7 @@ class Settled:
         self.low = 0
         #: settled tags above `low`
         self._above: set[int] = set()
-        #: settled tags in all
+        #: number of settled tags
         self.count = 0
 
     def settle(self, tag: int, multiple: int, published: int) -> int:
@@ -74,7 +74,7 @@ class Settled:
         return settled
 
     def outstanding(self, published: int) -> list[int]:
-        """Tags up to `published` that are not settled, ascending."""
+        """Return the tags up to `published` that are not settled, ascending."""
         return [tag for tag in range(self.low + 1, published + 1) if tag not in self._above]
 
 
@@ -88,7 +88,7 @@ class _Entry:
 
 
 class Ledger:
-    """Joins upstream confirms per producer tag, and those of other brokers. Two counters, one ordered map.
+    """Joins upstream confirms per producer tag, including those of other brokers. Two counters, one ordered map.
 
     Args:
         outstanding: producer tags not settled when the ledger takes over (upstream tags are equal to them).
@@ -105,7 +105,7 @@ class Ledger:
         self._remote: dict[int, _Entry] = {}
 
     def add(self, producer_tag: int, copies: int, apart: int = 0) -> None:
-        """Enter a publish, in this order after all before it; `apart` further copies are settled by `settle_remote`."""
+        """Add a publish after all earlier ones; `settle_remote` settles `apart` further copies."""
         entry = _Entry(producer_tag, copies + apart)
         if apart:
             self._remote[producer_tag] = entry
@@ -155,15 +155,15 @@ class _Whole:
 
     def __init__(self, producer_tag: int, copies: tuple[Hashable, ...]) -> None:
         self.producer_tag = producer_tag
-        #: copies that have not come back
+        #: copies that were not returned yet
         self.copies = list(copies)
 
 
 class Returns:
-    """Joins the returns of publishes that left in several copies.
+    """Joins the returns of publishes that left as several copies.
 
-    A copy is known by a fingerprint: whatever is equal in what was sent and in what comes back. Where publishes can't
-    be told apart by it, the oldest is meant: for the producer they are the same message.
+    A copy is identified by a fingerprint: everything that is equal in the publish and its return. If several publishes
+    have the same one, the oldest is chosen: for the producer they are the same message.
     """
 
     __slots__ = ("_copies", "_order")
@@ -173,11 +173,11 @@ class Returns:
         self._copies: dict[Hashable, deque[_Whole]] = {}
 
     def __bool__(self) -> bool:
-        """Whether a return may be one of several."""
+        """Return True if a return may belong to a tracked publish."""
         return bool(self._copies)
 
     def expect(self, producer_tag: int, copies: Iterable[Hashable]) -> None:
-        """Enter a mandatory publish, with the fingerprints of its copies."""
+        """Add a mandatory publish, with the fingerprints of its copies."""
         whole = _Whole(producer_tag, tuple(copies))
         self._order.append(whole)
         for copy in whole.copies:
@@ -199,7 +199,7 @@ class Returns:
         return True
 
     def settled(self, producer_tag: int) -> None:
-        """A publish is confirmed: nothing of it comes back any more."""
+        """Forget a confirmed publish: it can't be returned any more."""
         for whole in self._order:  # ascending, where there are confirms
             if whole.producer_tag >= producer_tag:
                 if whole.producer_tag == producer_tag:

@@ -1,15 +1,15 @@
 """Audit of one producer connection: lines of its publishes, and confirms that wait until their lines are on disk.
 
-There is one line for each publish, and a settle line where there is more to add. The publish path appends finished
-bytes; the form of a line and the file are the audit log's, see `audit_sink`.
+There is one line per publish, and a settle line if there is more to add. The publish path appends finished bytes; the
+audit log defines the format of a line and the file, see `audit_sink`.
 
-In mode `strict` there is no confirm without its line on disk. Only confirms wait: acks, nacks (an ack before may be
-among the tags that they name) and Tx.CommitOk, each for the last line of its channel. Everything else passes them.
-Returns do, too, as they come before the ack of their publish.
+In mode `strict` no confirm is sent before its line is on disk. Only confirms wait: acks, nacks (an earlier ack may be
+among the tags that they name) and Tx.CommitOk, each for the last line of its channel. All other frames overtake them,
+including returns, which precede the ack of their publish anyway.
 
-The end of a channel or connection must not overtake its confirms. While lines are being written, it and all that
-follows waits for them; that takes as long as one write. If the disk refuses lines, or does not answer, the wait has no
-bound: then the end passes, and confirms of what has ended are dropped. Their publishes stay unconfirmed for the
+The end of a channel or connection must not overtake its confirms. While lines are being written, it and everything
+after it waits; that takes as long as one write. If the disk rejects lines, or does not respond, the wait would be
+unbounded: then the end is sent, and the waiting confirms are dropped. Their publishes stay unconfirmed for the
 producer, as if the broker's confirms had crossed the close.
 
 Source: docs/reference/audit.md (record, modes); RabbitMQ guide "Consumer acknowledgements and publisher confirms".
@@ -29,39 +29,39 @@ from proxy.relay.audit_sink import AuditSink, LineTemplate
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import CONFIRM
 
-#: Mandatory publishes of a channel that a return may still name; beyond that the oldest are forgotten. With confirms
-#: those that are settled go at once: the broker returns a message before it confirms it.
+#: Limit of a channel's mandatory publishes that a return may still match; the oldest are forgotten. With confirms
+#: settled ones are removed at once: the broker returns a message before it confirms it.
 _MANDATORY, _MANDATORY_CONFIRMING = 4096, 65536
 #: flags and sizes of the properties between header table and message id; 0: a short string
 _BEFORE_MESSAGE_ID = ((0x1000, 1), (0x0800, 1), (0x0400, 0), (0x0200, 0), (0x0100, 0))
 _MESSAGE_ID = 0x0080
-#: What an entry of delayed confirms takes in addition to its bytes.
+#: Size of an entry of delayed confirms in addition to its bytes.
 _ENTRY_BYTES = 128
 
 
 class AuditCommits(Protocol):
-    """The audit log as confirms see it."""
+    """The audit log as used by confirms."""
 
-    #: number of the last line that is on disk, all before it included
+    #: number of the last line on disk
     durable: int
-    #: what the disk says while it refuses lines
+    #: error of the disk while it rejects lines
     failure: str | None
 
     @property
     def appended(self) -> int:
-        """Number of the last line that was appended."""
+        """Number of the last appended line."""
 
     def commit_point(self) -> int:
-        """Have what was appended written now."""
+        """Request a write of all appended lines."""
 
 
 class DelayedConfirms:
-    """Confirms of one connection that wait.
+    """Waiting confirms of one connection.
 
     Args:
         lines: the audit log.
-        out: what goes to the producer.
-        send: sends methods on a channel of a number, after a content that is on its way there.
+        out: output for the producer.
+        send: sends methods on a channel, after a content in progress.
     """
 
     __slots__ = ("_before", "_last", "_lines", "_out", "_sealed", "_send", "_waiting", "_wrote", "size_bytes", "until")
@@ -76,9 +76,9 @@ class DelayedConfirms:
         #: by channel number, (line, confirms), oldest first
         self._waiting: dict[int, deque[tuple[int, bytes]]] = {}
         self.size_bytes = 0
-        #: line that the end of a channel waits for, and all after it; None if none does
+        #: line that the end of a channel, and everything after it, waits for; None if none does
         self.until: int | None = None
-        #: what goes to the producer meanwhile; and which pieces after it are confirms
+        #: output for the producer meanwhile; and which parts after it are confirms
         self._before: list[bytes] = []
         self._sealed: list[bytes] = []
 
@@ -87,17 +87,17 @@ class DelayedConfirms:
 
     @property
     def out(self) -> list[bytes]:
-        """Pieces that may go to the producer."""
+        """Output that may be sent to the producer."""
         return self._out if self.until is None else self._before
 
     def wrote(self, channel: Channel) -> None:
-        """A line of a publish on a channel has been appended."""
+        """Record that a line of a publish on a channel was appended."""
         if channel is not self._last:
             self._last = channel
             self._wrote.append(channel)
 
     def note(self) -> None:
-        """Note the number of the last line of each channel that has new ones."""
+        """Record the number of the last line of each channel with new ones."""
         if self._wrote:
             appended = self._lines.appended
             for channel in self._wrote:
@@ -106,18 +106,18 @@ class DelayedConfirms:
             self._last = None
 
     def waits(self, channel: Channel) -> bool:
-        """Whether a confirm on a channel has to wait now."""
+        """Return True if a confirm on a channel has to wait now."""
         self.note()
         return channel.audit.line > self._lines.durable or channel.number in self._waiting
 
     def keep(self, channel: Channel, frames: bytes) -> None:
-        """Keep confirms of a channel that have to wait, and have their lines written."""
+        """Delay confirms of a channel, and request a write of their lines."""
         self._lines.commit_point()
         self._waiting.setdefault(channel.number, deque()).append((channel.audit.line, frames))
         self.size_bytes += len(frames) + _ENTRY_BYTES
 
     def end(self, number: int, interrupted: bool) -> None:
-        """A channel ends: what is said next may be its close; `interrupted`: after a content that is on its way."""
+        """Handle the end of a channel: the next output may be its close; `interrupted`: after a content in progress."""
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             return
@@ -133,7 +133,7 @@ class DelayedConfirms:
         self._out.append(confirms)
 
     def durable(self, line: int) -> None:
-        """Lines up to a number are on disk: let go what waits for them."""
+        """Release confirms that wait for lines up to a number, which are on disk now."""
         for number, waiting in tuple(self._waiting.items()):
             while waiting and waiting[0][0] <= line:
                 _, frames = waiting.popleft()
@@ -145,7 +145,7 @@ class DelayedConfirms:
             self._go_on()
 
     def failing(self) -> None:
-        """The disk refuses lines: what has ended waits no more, and gets no confirms."""
+        """Release the ends of channels without their confirms, since the disk rejects lines."""
         if self.until is not None:
             sealed = {id(confirms) for confirms in self._sealed}
             self._out[:] = [piece for piece in self._out if id(piece) not in sealed]
@@ -183,7 +183,7 @@ class ConnectionAudit:
         self._opening = self._journal.opening()
 
     def origin(self, channel: int) -> str:
-        """What a channel fixes in its lines."""
+        """Return the fields of a channel in its lines."""
         return self._journal.origin(self._conn, self._user, self._vhost, channel)
 
     def _facts(self, data: bytes, start: int, stop: int) -> tuple[bytes | None, str]:
@@ -193,7 +193,7 @@ class ConnectionAudit:
             return None, "{}"
         try:
             return self._read(data, start, stop, flags)
-        except (IndexError, struct.error, ProtocolError):  # malformed: the broker's answer tells, not the audit
+        except (IndexError, struct.error, ProtocolError):  # malformed: left to the broker to reject
             return None, "{}"
 
     def _read(self, data: bytes, start: int, stop: int, flags: int) -> tuple[bytes | None, str]:
@@ -248,7 +248,7 @@ class ConnectionAudit:
             trail.mandatory.append((seq, exchange, routing_key))
 
     def returned(self, channel: Channel, exchange: bytes, routing_key: bytes) -> None:
-        """The broker returned a publish, as the producer addressed it: returns come in the order of publishes."""
+        """Record a returned publish by the producer's address: returns arrive in the order of publishes."""
         waiting = channel.audit.mandatory
         while waiting:
             seq, to, key = waiting.popleft()
@@ -257,11 +257,11 @@ class ConnectionAudit:
                 return
 
     def settled(self, channel: Channel, producer_tag: int, result: str, confirm_us: float | None = None) -> None:
-        """The broker confirmed, refused or lost a publish."""
+        """Record that the broker confirmed, refused or lost a publish."""
         self._journal.settle(self._conn, channel.number, channel.confirms.before + producer_tag, result, confirm_us)
 
     def lost(self, channel: Channel) -> None:
-        """The connection ended: what is not settled gets no result."""
+        """Record the end of the connection: unsettled publishes get no result."""
         if channel.mode is CONFIRM:
             for tag in channel.confirms.settled.outstanding(channel.confirms.published):
                 self.settled(channel, tag, "lost")

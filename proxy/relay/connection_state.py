@@ -1,10 +1,10 @@
-"""State that the two directions of one producer connection share: channels, output, how the connection ends.
+"""State that the two directions of one producer connection share: channels, output, phases of closing.
 
-`publish_pass` (producer to broker) and `broker_frames` (broker to producer) both write here; `relay` makes it, and the
-driver reads it. Bytes to send gather in `to_upstream` and `to_producer`; what needs sockets, time or the control plane
-gathers in `pending`. Related state is grouped into separate objects: `Lifecycle` (phase and close of the producer),
-`UpstreamLink` (the leased connection), `Deliveries`, `ConnectionTraffic`, `PendingWork`, and a
-`Channel` for each channel. Acks, nacks and returns of our own, where several brokers take part, are sent from here.
+`publish_pass` (producer to broker) and `broker_frames` (broker to producer) both write here; `relay` creates it, and
+the driver reads it. Output is collected in `to_upstream` and `to_producer`; requests that need sockets, time or the
+control plane are collected in `pending`. Related state is grouped into separate objects: `Lifecycle` (phase and close
+of the producer), `UpstreamLink` (the leased connection), `Deliveries`, `ConnectionTraffic`, `PendingWork`, and a
+`Channel` for each channel. Acks, nacks and returns of our own, if several brokers are involved, are sent from here.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "connection" and 1.4/1.5 on closing; RabbitMQ guide "Publisher confirms".
 """
@@ -42,31 +42,31 @@ from proxy.relay.vhost import OwnedExchange
 from proxy.routing.bindings.binding import Reach
 from proxy.values import Destination
 
-#: Between two confirms of a connection that are timed.
+#: Interval between two timed confirms of a connection.
 SAMPLE_SECONDS = 0.1
-#: Publishes that a channel has unconfirmed, or may have delivered unacknowledged, where nobody waits for a single one.
+#: Unconfirmed publishes of a channel, or unacknowledged deliveries, above which latency of single ones does not matter.
 AHEAD_MESSAGES: Final = 1024
-#: Deliveries in one read of a consumer that gets them in a stream.
+#: Deliveries in one read that indicate a streaming consumer.
 STREAMED_DELIVERIES: Final = 8
-#: More channels are not looked at after each read, to find out whether the connection streams.
+#: Connections with more channels are never checked for streaming.
 _STREAMING_CHANNELS: Final = 16
-#: Nothing of what was published on a channel, or asked, matters any more.
+#: States in which earlier publishes and requests of a channel no longer matter.
 _ENDED = frozenset((CLOSING_BY_US, US_AWAITING_PRODUCER, US_AWAITING_BROKER, BOTH_AWAITING_BROKER, CLOSED))
 
 
 class Phase(Enum):
-    """How far the connection is."""
+    """Phase of the connection."""
 
     OPEN = "open"
-    #: the producer's Connection.Close went upstream; the broker's close-ok is relayed, then both sides end
+    #: the producer's Connection.Close was sent upstream; the broker's close-ok is relayed, then both sides end
     PRODUCER_CLOSES = "producer closes"
-    #: the broker's (or our) Connection.Close went to the producer; its close-ok ends it
+    #: the broker's (or our) Connection.Close was sent to the producer; its close-ok ends it
     CLOSING = "closing"
     CLOSED = "closed"
 
 
 class PermissionCheck(NamedTuple):
-    """Whether a destination is within a client's reach from an exchange: to be asked on a connection of the client."""
+    """Whether a destination is within a client's reach from an exchange, checked on a connection of the client."""
 
     owned: OwnedExchange
     reach: Reach
@@ -111,36 +111,36 @@ Request: TypeAlias = EnsureQueue | BindDestinations | LookUpExchange
 class RelayLimits(NamedTuple):
     """Limits of one connection."""
 
-    #: frames kept while a destination is being bound or a queue gets its tokens; reaching it stops the reading of that
-    #: side until they leave
+    #: frames held while a destination is being bound or a queue gets its tokens; at the limit that side is not read
+    #: until they are sent
     held_bytes: int = 1 << 20
-    #: largest body that leaves in several copies; a larger one is refused with 311
+    #: size limit of a body that leaves as several copies; a larger one is refused with 311
     replay_bytes: int = 4 << 20
-    #: of such bodies under way on all channels together; a further one is refused with 311
+    #: total of such bodies in progress on all channels; a further one is refused with 311
     collected_bytes: int = 16 << 20
-    #: within one client's reach from one exchange at most
+    #: limit of destinations within one client's reach from one exchange
     tokens: int = 10_000
-    #: largest body; 0: as large as the broker takes
+    #: size limit of a body; 0: the broker's limit
     message_bytes: int = 0
-    #: requests about exchanges, queues and bindings that the broker has not answered; reaching it stops the reading of
-    #: the producer until answers come
+    #: unanswered requests about exchanges, queues and bindings; at the limit the producer is not read until answers
+    #: arrive
     unanswered: int = 4096
 
 
 class QueueInventory(NamedTuple):
-    """What the relay tells and asks the control plane without waiting."""
+    """Non-blocking callbacks to the control plane."""
 
-    #: whether rules name a queue, or look at queue names at all
+    #: whether rules name a queue, or depend on queue names at all
     interested: Callable[[bytes], bool]
     #: a queue exists now; whether it is exclusive to its connection
     queue_declared: Callable[[bytes, bool], None]
-    #: a queue is gone
+    #: a queue was deleted
     queue_deleted: Callable[[bytes], None]
     #: a client has declared, deleted, bound or unbound the exchange
     changed: Callable[[bytes], None]
 
 
-#: where no rule needs to know
+#: for virtual hosts without such rules
 NO_INVENTORY = QueueInventory(
     lambda queue: False, lambda queue, exclusive: None, lambda queue: None, lambda exchange: None
 )
@@ -148,30 +148,30 @@ NO_INVENTORY = QueueInventory(
 
 @dataclass(slots=True, eq=False)
 class Lifecycle:
-    """How far a connection is, and what its producer has said of its end."""
+    """Phase of a connection, and closes of its producer."""
 
     phase: Phase = Phase.OPEN
-    #: what to tell the logs when it ended by a fault
+    #: the error to log if it ended by one
     fault: ProtocolError | None = None
-    #: the producer's Connection.Close, which waits for publishes that wait for their destinations
+    #: the producer's Connection.Close, while publishes wait for their destinations
     last_frame: bytes | None = None
-    #: Connection.Close methods of the producer after its first, which is not answered yet
+    #: further Connection.Close methods of the producer while the first is not answered
     further_closes: int = 0
-    #: the producer has closed the connection and was answered: closing the socket is its part
+    #: the producer has closed the connection and was answered: it closes the socket
     producer_ends: bool = False
 
     @property
     def takes_new_frames(self) -> bool:
-        """Whether what the producer sends now is still relayed."""
+        """True if new frames of the producer are still relayed."""
         return self.phase is Phase.OPEN and self.last_frame is None
 
     def end(self, phase: Phase) -> None:
-        """Enter a phase in which nothing of the producer is relayed any more."""
+        """Enter a phase in which nothing from the producer is relayed."""
         self.phase = phase
         self.last_frame = None
 
     def answer_closes(self) -> int:
-        """Count the Connection.Close methods that are to be answered, apart from the first: there are none after."""
+        """Return the number of further Connection.Close methods to answer, and reset it."""
         self.producer_ends = True
         count, self.further_closes = self.further_closes, 0
         return count
@@ -179,36 +179,36 @@ class Lifecycle:
 
 @dataclass(slots=True, eq=False)
 class UpstreamLink:
-    """The leased connection to the broker: the sidecar's own channel on it, and how it ends."""
+    """The leased connection to the broker: the sidecar's own channel on it, and its closing."""
 
     sidecar_channel: SidecarChannel
-    #: our Connection.Close, or the producer's, went upstream
+    #: a Connection.Close, ours or the producer's, was sent upstream
     closing: bool = False
-    #: nothing more is expected from there
+    #: nothing more is expected from the broker
     done: bool = False
     #: whether the broker has blocked publishes
     blocked: bool = False
-    #: whether it may be left to another producer
+    #: whether it may be kept for another producer
     may_be_kept: bool = False
-    #: whether it is, after a goodbye
+    #: whether it is kept, after the producer has left
     kept: bool = False
 
     @property
     def as_new(self) -> bool:
-        """Whether it may be left to another producer, as far as is known of the link itself."""
+        """True if the link itself can be kept for another producer, as far as is known."""
         return self.may_be_kept and not self.blocked and not self.sidecar_channel.used
 
     def end(self) -> None:
-        """Nothing more is sent there, and nothing more expected."""
+        """Stop using it: nothing more is sent or expected."""
         self.closing = self.done = True
 
     def keep(self) -> None:
-        """Leave it to another producer, as new as it is."""
+        """Keep it for another producer."""
         self.end()
         self.kept = True
 
     def block(self, blocked: bool) -> int:
-        """Note whether the broker blocks publishes; return by how much the number of blocked links changes."""
+        """Record whether the broker blocks publishes; return the change in the number of blocked links."""
         change = blocked - self.blocked
         self.blocked = blocked
         return change
@@ -216,31 +216,31 @@ class UpstreamLink:
 
 @dataclass(slots=True, eq=False)
 class PendingWork:
-    """What is to be done after the bytes of a read: by the driver (requests), and by the relay itself."""
+    """Work to do after the bytes of a read: by the driver (requests), and by the relay itself."""
 
-    #: what needs the control plane; the driver takes and clears them
+    #: requests to the control plane; the driver takes and clears them
     requests: list[Request] = field(default_factory=list)
-    #: channels whose held frames may go on
+    #: channels whose held frames can resume
     resumable: list[Channel] = field(default_factory=list)
-    #: channels whose kept-back frames may go to the producer now
+    #: channels whose held-back frames can be sent to the producer
     released: list[Channel] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
 class Deliveries:
-    """Contents on their way to the producer, and the channels whose frames from the broker are looked at."""
+    """Contents in progress to the producer, and channels whose frames from the broker are inspected."""
 
-    #: whether the client has set a prefetch count below AHEAD_MESSAGES: its consumers soon wait for more
+    #: whether the client has set a prefetch count below AHEAD_MESSAGES: its consumers wait for deliveries early
     few_at_a_time: bool = False
-    #: deliveries that the last read of the broker's socket brought
+    #: deliveries in the last read of the broker's socket
     in_last_read: int = 0
     #: channels on which the broker's content frames or replies are not simply copied
     inspected: set[int] = field(default_factory=set)
-    #: channel number -> body bytes of a content on its way to the producer, -1: its header is still to come
+    #: channel number -> outstanding body bytes of a content to the producer, -1: its header is outstanding
     unfinished: dict[int, int] = field(default_factory=dict)
 
     def mark(self, channel: Channel) -> None:
-        """Note whether the broker's frames on a channel have to be looked at."""
+        """Record whether the broker's frames on a channel must be inspected."""
         if channel.needs_inspection:
             self.inspected.add(channel.number)
         else:
@@ -249,11 +249,11 @@ class Deliveries:
 
 @dataclass(slots=True, eq=False)
 class ConnectionTraffic:
-    """What has been published on a connection, and when."""
+    """Traffic of a connection, with times."""
 
     #: seconds on the driver's monotonic clock, set with every input
     now: float = 0.0
-    #: when the next confirm may be timed
+    #: earliest time of the next timed confirm
     sample_after: float = 0.0
     #: publishes of channels that have ended
     before: int = 0
@@ -267,12 +267,12 @@ class RemoteBrokers(NamedTuple):
 
 
 class ConnectionTerms(NamedTuple):
-    """What holds for a connection from its handshake on."""
+    """Properties of a connection that are fixed by its handshake."""
 
     tuning: Tuning
     limits: RelayLimits = RelayLimits()
     inventory: QueueInventory = NO_INVENTORY
-    #: the name that the producer logged in with
+    #: the producer's user name
     user: str = ""
 
 
@@ -290,7 +290,7 @@ class ConnectionState:
         self.lifecycle = Lifecycle()
         self.channels: dict[int, Channel] = {}
         self.backlog = Backlog()
-        #: pieces for either side, in order; the driver sends and clears them
+        #: output for either side, in order; the driver sends and clears it
         self.to_upstream: list[bytes] = []
         self.to_producer: list[bytes] = []
         tuning = terms.tuning
@@ -300,11 +300,11 @@ class ConnectionState:
         self.deliveries = Deliveries()
         self.traffic = ConnectionTraffic()
         self.audit: ConnectionAudit | None = None
-        #: other brokers, where there are any
+        #: other brokers, if there are any
         self.remotes: RemoteBrokers | None = None
 
     def permission_checks(self, unknown: Iterable[tuple[Reach, Destination]]) -> tuple[PermissionCheck, ...]:
-        """Return what exists of that which routes chose and is not yet known to be within a client's reach."""
+        """Return checks for existing destinations that are not yet known to be within a client's reach."""
         asked = []
         for reach, destination in sorted(unknown, key=lambda one: one[1]):
             owned = self.plans.state.owner_of(reach)
@@ -339,7 +339,7 @@ class ConnectionState:
         return channel
 
     def _end(self, channel: Channel) -> None:
-        """Nothing more is published on a channel, and nothing confirmed."""
+        """Forget a channel's publishes and confirms."""
         self.end_confirms(channel)
         self.traffic.before += channel.confirms.total
         self.drop_content(channel)
@@ -347,36 +347,37 @@ class ConnectionState:
 
     @property
     def for_producer(self) -> list[bytes]:
-        """Pieces that may go to the producer now, in order; the driver sends and clears them."""
+        """Output that may be sent to the producer now, in order; the driver sends and clears it."""
         delayed_confirms = self.delayed_confirms
         return self.to_producer if delayed_confirms is None else delayed_confirms.out
 
     @property
     def close_is_delayed(self) -> bool:
-        """Whether the end of a channel or of the connection waits for confirms."""
+        """True if the end of a channel or of the connection waits for confirms."""
         delayed_confirms = self.delayed_confirms
         return delayed_confirms is not None and delayed_confirms.until is not None
 
     @property
     def producer_full(self) -> bool:
-        """Whether so much is held, or unanswered, for the producer's channels that its socket must not be read."""
+        """True if so much is buffered or unanswered for the producer's channels that its socket must not be read."""
         backlog, limits = self.backlog, self.terms.limits
         return backlog.held >= limits.held_bytes or backlog.unanswered >= limits.unanswered
 
     @property
     def upstream_full(self) -> bool:
-        """Whether so much is kept back from the producer that the broker's socket must not be read."""
+        """True if so much is held back from the producer that the broker's socket must not be read."""
         delayed_confirms = self.delayed_confirms
         delayed_bytes = 0 if delayed_confirms is None else delayed_confirms.size_bytes
         return self.close_is_delayed or self.backlog.held_back + delayed_bytes >= self.terms.limits.held_bytes
 
     @property
     def streams(self) -> bool:
-        """Whether nobody waits for the next message or confirm, since many more are under way.
+        """True if many messages are in flight, so that latency of single messages and confirms does not matter.
 
-        Each channel that publishes with confirms has AHEAD_MESSAGES publishes unconfirmed; or nothing is published with
-        confirms, and the last read brought STREAMED_DELIVERIES, to a client that limits its prefetch to no less than
-        AHEAD_MESSAGES. Whoever waits for each confirm, for a reply or for the next of a few deliveries does not stream.
+        Each channel that publishes with confirms has AHEAD_MESSAGES unconfirmed publishes; or nothing is published with
+        confirms, and the last read had STREAMED_DELIVERIES, to a client that limits its prefetch to no less than
+        AHEAD_MESSAGES. A client that waits for each confirm, for a reply or for the next of a few deliveries does not
+        stream.
         """
         if self.lifecycle.phase is not Phase.OPEN or self.upstream.blocked or self.backlog.unanswered:
             return False
@@ -398,7 +399,7 @@ class ConnectionState:
 
     @property
     def unsettled(self) -> int:
-        """Publishes in confirm mode that are neither acked nor nacked yet; channels that wait count as well."""
+        """Publishes in confirm mode that are neither acked nor nacked yet, including those on waiting channels."""
         return sum(
             (channel.state in HOLDING) + (channel.confirms.outstanding if channel.mode is CONFIRM else 0)
             for channel in self.channels.values()
@@ -409,7 +410,7 @@ class ConnectionState:
         return any(channel.state in HOLDING for channel in self.channels.values())
 
     def forget_all(self) -> None:
-        """No frame of any channel matters any more."""
+        """Forget the frames of all channels."""
         for channel in tuple(self.channels.values()):
             if self.audit is not None:
                 self.audit.lost(channel)
@@ -417,9 +418,9 @@ class ConnectionState:
             channel.held.take()
 
     def producer_leaves(self, frame: bytes) -> None:
-        """The producer's Connection.Close goes upstream; what the broker still has for it is relayed.
+        """Send the producer's Connection.Close upstream; outstanding frames of the broker are still relayed.
 
-        It is answered here where the upstream connection is as new, and kept.
+        If the upstream connection can be reused, it is kept, and the close is answered here.
         """
         if self.upstream.as_new and not self.channels and not self.deliveries.unfinished:
             self.upstream.keep()
@@ -433,7 +434,7 @@ class ConnectionState:
         self.to_upstream.append(frame)
 
     def producer_answered(self) -> None:
-        """The producer's Connection.Close is answered, and so is each that it has sent after it, as RabbitMQ does."""
+        """Answer the producer's Connection.Close, and each further one, as RabbitMQ does."""
         self.finish()
         self.to_producer += [method_frames.connection_close_ok()] * self.lifecycle.answer_closes()
 
@@ -442,9 +443,9 @@ class ConnectionState:
         self.forget_all()
 
     def send_to_producer(self, channel: Channel, frames: bytes) -> None:
-        """Send methods of ours to the producer on a channel, after a content that is on its way there.
+        """Send methods of ours to the producer on a channel, after a content in progress.
 
-        No method may stand between the frames of a content (spec, 4.2.6).
+        No method may come between the frames of a content (spec, 4.2.6).
         """
         if channel.number in self.deliveries.unfinished:
             channel.output.deferred.append(frames)
@@ -465,11 +466,11 @@ class ConnectionState:
 
     @property
     def delayed_confirms(self) -> DelayedConfirms | None:
-        """Confirms that wait for their audit lines, where they have to."""
+        """Confirms that wait for their audit lines, if they have to."""
         return self.audit.delayed_confirms if self.audit is not None else None
 
     def delay_confirm(self, channel: Channel, confirm: bytes) -> bool:
-        """Keep a confirm for the producer, if it has to wait for an audit line."""
+        """Delay a confirm for the producer if it has to wait for an audit line."""
         delayed_confirms = self.delayed_confirms
         if delayed_confirms is None or not delayed_confirms.waits(channel):
             return False
@@ -477,7 +478,7 @@ class ConnectionState:
         return True
 
     def end_confirms(self, channel: Channel) -> None:
-        """A close on a channel is what the producer gets next: after the confirms that wait, if it can."""
+        """Prepare for the close of a channel: it follows the waiting confirms, if possible."""
         if self.delayed_confirms is not None:
             self.delayed_confirms.end(channel.number, channel.number in self.deliveries.unfinished)
 
@@ -493,11 +494,11 @@ class ConnectionState:
             self.traffic.sample_after = self.traffic.now + SAMPLE_SECONDS
 
     def forget_mandatory(self, channel: Channel) -> None:
-        """Mandatory publishes of a channel that are settled don't come back any more."""
+        """Forget settled mandatory publishes of a channel: they can't be returned any more."""
         channel.audit.forget_mandatory(channel.confirms.before + channel.confirms.settled.low)
 
     def send_confirm(self, channel: Channel, producer_tag: int, acked: bool) -> None:
-        """Ack or nack a publish whose confirm is ours to make, since several brokers or publishes have a part in it."""
+        """Ack or nack a publish on our own behalf, since several brokers or publishes are involved."""
         confirms = channel.confirms
         if confirms.returns:
             confirms.returns.settled(producer_tag)
@@ -528,7 +529,7 @@ class ConnectionState:
         self.send_to_producer(channel, b"".join((method, header, *body_parts)))
 
     def note_return(self, channel: Channel, method: bytes, header: bytes = b"") -> None:
-        """The broker returns a publish to the producer."""
+        """Record that the broker returns a publish to the producer."""
         self.plans.counters.returns += 1
         if self.audit is None and self.plans.failures is None:
             return
@@ -546,15 +547,15 @@ class ConnectionState:
             self.audit.settled(channel, producer_tag, "nacked")
 
     def drop_content(self, channel: Channel) -> None:
-        """No more frames of the publish under way are expected."""
+        """Forget the publish in progress: no more frames of it are expected."""
         content, channel.content = channel.content, None
         if content is not None and content.collected is not None:
             self.backlog.collected -= content.collected.body_size
 
     def refuse(self, channel: Channel, error: ProtocolError) -> None:
-        """Answer a fault of the producer on one channel: Channel.Close to both sides.
+        """Answer a protocol error of the producer on one channel: Channel.Close to both sides.
 
-        What was published before stays published: the broker gets our close after it.
+        Earlier publishes stay published: the broker gets our close after them.
         """
         self.plans.counters.protocol_error(error.reply_code)
         self.change(channel, ChannelEvent.REFUSE)
@@ -567,12 +568,12 @@ class ConnectionState:
         self.take_held_again(channel)
 
     def take_held_again(self, channel: Channel) -> None:
-        """Handle the frames that a channel held in the state that it has by now."""
+        """Handle the frames that a channel held, in its current state."""
         if channel.held:
             self.pending.resumable.append(channel)
 
     def fail(self, error: ProtocolError) -> None:
-        """Answer a fault of the producer on the connection: Connection.Close to both sides."""
+        """Answer a protocol error of the producer on the connection: Connection.Close to both sides."""
         if self.lifecycle.phase is not Phase.OPEN:
             return
         if error.scope is Scope.CHANNEL:
@@ -582,7 +583,7 @@ class ConnectionState:
         self.close(error.reply_code, error.text, error.class_id, error.method_id)
 
     def close(self, reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> None:
-        """Close both connections on our own account, unless they are being closed already."""
+        """Close both connections on our own initiative, unless they are being closed already."""
         if self.lifecycle.phase is not Phase.OPEN:
             return
         self.close_upstream()
@@ -593,7 +594,7 @@ class ConnectionState:
         )
 
     def close_upstream(self) -> None:
-        """Say goodbye to the broker; its close-ok, or the end of the link, ends that side."""
+        """Send Connection.Close to the broker; its close-ok, or the loss of the link, ends that side."""
         if not self.upstream.closing:
             self.upstream.closing = True
             self.to_upstream.append(method_frames.connection_close(200, b"Goodbye", 0, 0))

@@ -1,9 +1,9 @@
 """Counters of connections, relays, publishes and limits, as plain integers.
 
-The publish path adds to an attribute and does nothing else; `observe` reads the numbers and gives them names. A
-decision is shared by many messages, so the publish path counts in the one `Tally` of that decision. `Traffic` folds
-tallies into totals: on request, and when the last plan that holds a tally goes. The totals are bounded: only what the
-rules name has one of its own. Only one thread counts.
+The publish path only increments attributes; `observe` reads the numbers and names them. A decision is shared by many
+messages, so the publish path counts in the single `Tally` of that decision. `Traffic` folds tallies into totals: on
+request, and when the last plan that holds a tally is dropped. The totals are bounded: only names in the rules have one
+of their own. Only one thread counts.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from itertools import accumulate
 from typing import NamedTuple, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
-#: What became of a publish, as metrics and audit records name it.
+#: Outcomes of a publish, as named in metrics and audit records.
 OUTCOMES = ("routed", "unrouted", "filtered", "rejected", "translated", "passed")
-#: Exchange or binding name of everything that has no total of its own.
+#: Exchange or binding name for everything without a total of its own.
 OTHER = "other"
 #: Bindings with a total of their own by default (setting `metrics.bindings`).
 BINDING_LIMIT = 500
@@ -29,9 +29,9 @@ Matched: TypeAlias = tuple[tuple[bytes, str], ...]
 T = TypeVar("T")
 #: virtual host, exchange, outcome (a name of OUTCOMES), bindings that were true, destinations
 _TallyKey: TypeAlias = tuple[str, bytes, str, Matched, tuple[bytes, ...]]
-#: How the opening of a connection ended.
+#: Results of an attempt to open a connection.
 RESULTS = ("ok", "refused", "unavailable", "timeout", "protocol_error", "tls_error")
-#: Whose regular expressions: those of rules files, of a client's bindings, of the headers of a message.
+#: Owners of regular expressions: rules files, a client's bindings, headers of a message.
 REGEX_OWNERS = ("rules", "client", "message")
 #: Upper bounds in seconds. A cached decision takes a microsecond, ten thousand regular expressions a second.
 DECISION_BOUNDS = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 1.0)
@@ -39,13 +39,13 @@ DECISION_BOUNDS = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1
 CONFIRM_BOUNDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 #: Why a connection was rejected before its handshake.
 REJECTED_CONNECTIONS = ("connections", "connections_per_peer")
-#: Limits that producers run into: how often one was slowed down, or something of it was ended.
+#: Limits of producers, counted when one is slowed down or closed.
 LIMITS = ("publish_rate", "publish_bytes", "patience", "message_size", "idle", "regex_budget")
 
 
 @dataclass(slots=True, eq=False)
 class ExchangeCounters:
-    """Publishes to one exchange by outcome, and the bytes of their bodies."""
+    """Publishes to one exchange by outcome, and their body bytes."""
 
     vhost: str
     exchange: bytes
@@ -63,7 +63,7 @@ class ExchangeCounters:
 
 
 class Count:
-    """What the publish path counts in: ``count.publishes += 1`` and ``count.body_bytes += size``."""
+    """Counters of the publish path: ``count.publishes += 1`` and ``count.body_bytes += size``."""
 
     __slots__ = ("body_bytes", "publishes")
 
@@ -73,7 +73,7 @@ class Count:
 
 
 def _weakly_referenced(decorated: type[T]) -> type[T]:
-    """Keep a class from becoming one of C when this module is compiled: those can't be referred to weakly."""
+    """Keep a class from being compiled: native classes don't support weak references."""
     return decorated
 
 
@@ -89,7 +89,7 @@ class Tally:
         self.count = Count()
 
     def fold(self) -> None:
-        """Move what was counted into the totals."""
+        """Move the counts into the totals."""
         count = self.count
         publishes, body_bytes = count.publishes, count.body_bytes
         if publishes:
@@ -97,17 +97,17 @@ class Tally:
             self._totals.add(*self._key, publishes, body_bytes)
 
     def __del__(self) -> None:
-        """Fold what the last holder left, so that a cache may drop its plans without telling anybody."""
+        """Fold the remaining counts, so that a cache may drop its plans without further notice."""
         self.fold()
 
 
 class TrafficLabels(NamedTuple):
-    """What the rules name, as far as it has totals; see `Traffic.labels`.
+    """Names in the rules that have totals; see `Traffic.labels`.
 
     Args:
         exchanges: (vhost, exchange).
-        bindings: (vhost, exchange, binding id): the first ones, as many as may have totals.
-        kept: those that have totals already, further down in the files or not.
+        bindings: (vhost, exchange, binding id): the first ones, up to the limit.
+        kept: bindings that have totals already, anywhere in the files.
         destinations: (vhost, name).
     """
 
@@ -137,9 +137,9 @@ class Traffic:
         bindings: Iterable[tuple[str, bytes, str]],
         destinations: Iterable[tuple[str, bytes]],
     ) -> TrafficLabels:
-        """Choose what has totals once `name` gets it; another thread may do so, as there may be 100,000 bindings.
+        """Choose the names that have totals after `name`; may run in another thread, as there may be 100,000 bindings.
 
-        Of the bindings, which come in the order of the files, the first ones get the totals.
+        Bindings are given in the order of the files, and the first ones get the totals.
         """
         first: dict[tuple[str, bytes, str], None] = {}
         kept = set()
@@ -151,10 +151,10 @@ class Traffic:
         return TrafficLabels(tuple(exchanges), tuple(first), frozenset(kept), tuple(destinations))
 
     def name(self, labels: TrafficLabels) -> None:
-        """Take over what the rules name now.
+        """Switch to the names of new rules.
 
-        What is named starts at zero and what stays named keeps its total. What is no longer named loses it,
-        but for bindings that no rules ever named (declared by clients): those keep theirs.
+        New names start at zero, others keep their totals. Names that are no longer in the rules lose theirs, except
+        bindings that no rules ever named (declared by clients).
         """
         for _ in self.folding():
             pass
@@ -166,7 +166,7 @@ class Traffic:
                 break
             self._matches.setdefault(key, 0)
             named.add(key)
-        #: Of the bindings that the rules name those that have a total.
+        #: Bindings named by the rules that have a total.
         self._named_bindings = frozenset(named)
         self._destinations = {name: self._destinations.get(name, 0) for name in labels.destinations}
         self._exchanges = {key: self._exchanges.get(key) or ExchangeCounters(*key) for key in labels.exchanges}
@@ -193,7 +193,7 @@ class Traffic:
         publishes: int,
         body_bytes: int,
     ) -> None:
-        """Count publishes at once, without a tally; for decisions that are not kept."""
+        """Count publishes at once, without a tally; for decisions that are not cached."""
         self._exchange(vhost, exchange).add(outcome, publishes, body_bytes)
         matches = self._matches
         for binding in matched:
@@ -221,8 +221,8 @@ class Traffic:
     def publishes(self) -> Iterator[tuple[str, bytes, str, int, int]]:
         """Yield (vhost, exchange, outcome, publishes, body bytes).
 
-        The bytes of all outcomes stand in the first row of an exchange. This and the two below may run in another
-        thread than the one that counts: they read copies, and copying a dictionary is one step.
+        The first row of an exchange has the bytes of all outcomes. This and the two below may run in a thread other
+        than the counting one: they read copies, and copying a dictionary is one step.
         """
         for counters in (*self._exchanges.copy().values(), *self._others.copy().values()):
             body_bytes = counters.body_bytes
@@ -231,7 +231,9 @@ class Traffic:
                 body_bytes = 0
 
     def matches(self) -> Iterator[tuple[str, bytes, str, int]]:
-        """Yield (vhost, exchange, binding id, matches); the last of a vhost are all without a total of their own."""
+        """Yield (vhost, exchange, binding id, matches); the last row of a vhost sums up bindings without their own
+        total.
+        """
         for (vhost, exchange, binding), count in self._matches.copy().items():
             yield vhost, exchange, binding, count
         for vhost, count in self._other_matches.copy().items():
@@ -268,36 +270,36 @@ class Histogram:
         self.total_seconds += seconds
 
     def cumulative(self) -> list[int]:
-        """Return for each bound the number of durations up to it, and as last entry all of them."""
+        """Return the number of durations up to each bound, and finally the number of all."""
         return list(accumulate(self.buckets))
 
 
 @dataclass(slots=True, eq=False)
 class RelayCounters:
-    """What the relays of one virtual host count. Those marked as gauges go up and down."""
+    """Counters of the relays of one virtual host. Those marked as gauges can decrease."""
 
     vhost: str
-    #: publishes copied through to exchanges that no rule names
+    #: publishes forwarded to exchanges that no rule names
     publishes_passed: int = 0
     bytes_passed: int = 0
     returns: int = 0
     confirms_acked: int = 0
     confirms_nacked: int = 0
-    #: publishes whose plan was at hand
+    #: publishes with a cached plan
     cache_hits: int = 0
     #: publishes whose plan had to be made
     cache_misses: int = 0
-    #: publishes whose decision may not be kept
+    #: publishes whose decision can't be cached
     cache_bypassed: int = 0
-    #: patterns that ran into the match limit
+    #: regex searches that reached the match limit
     regex_limit_hits: int = 0
     #: decisions in which a regex budget was spent
     regex_budgets_spent: int = 0
     #: the same by owner of the budget (a decision may spend several): a name of REGEX_OWNERS
     regex_owners: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REGEX_OWNERS, 0))
-    #: destinations that the address table sent nowhere
+    #: destinations whose address translation failed
     failed_translations: int = 0
-    #: publishes refused since their bodies were too large
+    #: publishes refused because of the size of their bodies
     oversized: int = 0
     #: gauge, links that the broker has blocked
     upstream_blocked: int = 0
@@ -319,9 +321,9 @@ class RelayCounters:
 
 @dataclass(slots=True, eq=False)
 class ConnectionCounters:
-    """Connections of one side: those open (a gauge), how attempts ended (a name of RESULTS), and the last failure.
+    """Connections of one side: open ones (a gauge), results of attempts (a name of RESULTS), and the last failure.
 
-    `last_error` is when it was (seconds since 1970), and why; None before the first.
+    `last_error` has its time (seconds since 1970) and reason; None before the first.
     """
 
     open: int = 0
@@ -334,19 +336,19 @@ class ConnectionCounters:
 
 @dataclass(slots=True, eq=False)
 class LimitCounters:
-    """What limits do."""
+    """Counters of limits."""
 
     #: by a name of REJECTED_CONNECTIONS, connections that were refused
     rejected_connections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REJECTED_CONNECTIONS, 0))
     #: by a name of LIMITS, how often it was reached
     hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0))
-    #: gauge, producers that wait since their user has published too much
+    #: gauge, producers paused because their user has published too much
     throttled: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class AuditCounters:
-    """Audit lines written, lines given up, bytes of text written, and whether the disk refuses more (a gauge)."""
+    """Audit lines written, lines dropped, bytes of text written, and whether the disk rejects more (a gauge)."""
 
     lines: int = 0
     dropped: int = 0
@@ -356,7 +358,7 @@ class AuditCounters:
 
 @dataclass(slots=True, eq=False)
 class RemoteCounters:
-    """One broker that address rules lead to: whether its link stands, and its publishes by result."""
+    """One broker in address rules: whether its link is open, and its publishes by result."""
 
     up: bool = False
     results: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("acked", "nacked", "returned", "lost"), 0))
@@ -364,7 +366,7 @@ class RemoteCounters:
 
 @dataclass(slots=True, eq=False)
 class RulesCounters:
-    """Version of the rules, reloads by result, and when the last good one was (seconds since 1970)."""
+    """Version of the rules, reloads by result, and time of the last good one (seconds since 1970)."""
 
     version: str = ""
     reloads: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("ok", "error"), 0))
@@ -386,22 +388,22 @@ class Counters:
         self.rules = RulesCounters()
         self.audit = AuditCounters()
         self.remotes: dict[str, RemoteCounters] = {}
-        #: gauge, upstream connections without a producer; and how many were handed to another one
+        #: gauge, upstream connections without a producer; and how many were reused
         self.kept_connections = 0
         self.reused_connections = 0
         self.missing_destinations = 0
         self.foreign_bindings = 0
         self.carrier_bypasses = 0
-        #: by virtual host, type of the carrier, and whether that fits
+        #: by virtual host, type of the carrier, and whether that is the cheaper type
         self.carrier_bindings: Mapping[tuple[str, str, str], int] = {}
         self.unkeyed_tokens = 0
         self.unsigned_bindings = 0
-        #: processes that share the addresses, and how often this one of them was restarted
+        #: processes that share the addresses, and restarts of this one
         self.workers = 1
         self.worker_restarts = 0
-        #: by task of the control plane, how often it raised something unexpected
+        #: by task of the control plane, number of unexpected exceptions
         self.control_failures: dict[str, int] = {}
-        #: of our own certificates in use, when they end (seconds since 1970), by side of the sidecar and file
+        #: expiry of our own certificates in use (seconds since 1970), by side of the sidecar and file
         self.certificates: dict[tuple[str, str], float] = {}
 
     def relay(self, vhost: str) -> RelayCounters:

@@ -1,9 +1,9 @@
-"""Headers that keep the address of a message that left under another exchange or routing key.
+"""Headers with the original address of a message that left under another exchange or routing key.
 
 `x-original-address` is the one header we add to a publish whose exchange or routing key we change: a table with the
-original pair and the new one. `x-original-cc` keeps a producer's CC where it must not route. Both are removed and the
-original restored for consumers and producers that come through a sidecar, if the frame still shows the pair that we
-gave it and this configuration can produce it: a forged header restores nothing.
+original pair and the new one. `x-original-cc` stores a producer's CC if it must not route. Both are removed and the
+original restored for consumers and producers that connect through a sidecar, if the frame still has the pair that we
+set and this configuration can produce it: a forged header restores nothing.
 
 Source: spec "Messenger addressing", 3.3; delivery notes, "The original address can't be forged".
 """
@@ -26,7 +26,7 @@ from proxy.values import EXCHANGE, QUEUE
 
 ADDRESS_HEADER = b"x-original-address"
 CC_ASIDE = b"x-original-cc"
-#: headers that only we may set; cut from every publish that we change
+#: headers reserved for us; removed from every publish that we change
 OURS = frozenset((ADDRESS_HEADER, CC_ASIDE))
 _NAMES = (b"exchange", b"routing-key", b"new-exchange", b"new-routing-key")
 
@@ -42,7 +42,7 @@ def longstr_entry(name: bytes, text: bytes) -> bytes:
     return shortstr(name) + b"S" + U32.pack(len(text)) + text
 
 
-#: what the header entry begins with; length and content of its table follow
+#: start of the header entry; length and content of its table follow
 ADDRESS_ENTRY = shortstr(ADDRESS_HEADER) + b"F"
 
 
@@ -53,7 +53,7 @@ def entry(original: OriginalAddress, new: OriginalAddress) -> bytes:
 
 
 def address_parts(original_exchange: bytes, new_exchange: bytes) -> tuple[bytes, bytes]:
-    """Encode what stands before the original and before the new routing key in the table of the header entry."""
+    """Encode the parts before the original and the new routing key in the table of the header entry."""
     exchange, key, new, new_key = _NAMES
     return (
         longstr_entry(exchange, original_exchange) + shortstr(key) + b"S",
@@ -62,7 +62,7 @@ def address_parts(original_exchange: bytes, new_exchange: bytes) -> tuple[bytes,
 
 
 def read(entries: bytes) -> tuple[OriginalAddress, OriginalAddress] | None:
-    """Find (original, new) in the entries of a header table; None if there is no such header or it is not ours."""
+    """Find (original, new) in the entries of a header table; None if there is no such header or it is malformed."""
     if ADDRESS_HEADER not in entries:
         return None
     for name, raw in pick(entries, 0, len(entries), frozenset((ADDRESS_HEADER,))):
@@ -79,14 +79,14 @@ def read(entries: bytes) -> tuple[OriginalAddress, OriginalAddress] | None:
 
 
 def restored(entries: bytes) -> bytes:
-    """Take our headers out of a table's entries and put a CC that was kept aside back."""
+    """Remove our headers from a table's entries and restore the original CC."""
     aside = [raw for name, raw in pick(entries, 0, len(entries), OURS) if name == CC_ASIDE]
     rest = without(entries, 0, len(entries), OURS)
     return rest + b"".join(shortstr(b"CC") + raw for raw in aside)
 
 
 def can_produce(state: VhostState, first: OriginalAddress, new: OriginalAddress) -> bool:
-    """Return whether this configuration sends a publish to `first` under the address `new`."""
+    """Return True if this configuration sends a publish to `first` under the address `new`."""
     owned = state.exchanges.get(first.exchange)
     if owned is None:
         return state.addresses is not None and _translated(state, state.addresses, first, new)
@@ -105,16 +105,17 @@ def can_produce(state: VhostState, first: OriginalAddress, new: OriginalAddress)
 
 
 def refuse_forged(state: VhostState, entries: bytes) -> None:
-    """Refuse a producer's header that would show consumers another address than its message has, or may come to have.
+    """Refuse a forged header: one that would show consumers a wrong address for the message, now or later.
 
-    What passes untouched keeps its bytes, so the header can't be cut out; what no sidecar would restore may stay.
+    The bytes of an unchanged message can't be modified to remove it; a header that no sidecar would restore is
+    harmless.
 
     Raises:
         ProtocolError: 403 on the channel.
     """
     try:
         found = read(entries)
-    except ProtocolError:  # no sidecar restores what can't be read
+    except ProtocolError:  # no sidecar restores a malformed header
         return
     if found is not None and can_produce(state, *found):
         text = f"header '{ADDRESS_HEADER.decode()}' names an address that only the proxy may give"
@@ -122,7 +123,7 @@ def refuse_forged(state: VhostState, entries: bytes) -> None:
 
 
 def _translated(state: VhostState, book: AddressBook, first: OriginalAddress, new: OriginalAddress) -> bool:
-    """Whether the address table sends a publish to `first` to `new`, perhaps by way of an exchange of the rules."""
+    """Return True if the table translates a publish to `first` to `new`, possibly through an exchange of the rules."""
     target = book.look_up(*first)
     if not isinstance(target, Target) or target.remote is not None:
         return False
@@ -135,16 +136,15 @@ def _translated(state: VhostState, book: AddressBook, first: OriginalAddress, ne
 
 
 def _destination(state: VhostState, book: AddressBook, first: OriginalAddress, new: OriginalAddress) -> bool:
-    """Whether a queue that `first` may choose becomes an exchange and key of its own."""
+    """Return True if a queue that `first` may choose is translated to an exchange and key."""
     rewrites = book.rewrites(first.exchange, state.router.destinations(first.exchange))
     return rewrites.leads_to(first.routing_key, Publication(*new))
 
 
 def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[bytes, bytes]:
-    """Return method and header frame of a delivery, get or return as the producer or consumer should see them.
+    """Return method and header frame of a delivery, get or return with the original address.
 
-    What is malformed stays unchanged: one message that somebody else has stored must not end the connection of
-    everybody who gets it.
+    A malformed message stays unchanged: one stored by another producer must not end the connections of its receivers.
     """
     try:
         return _restored(state, method, header) or (method, header)

@@ -1,7 +1,7 @@
-"""Token buckets of each user's publish rate: numbers and time in, seconds to wait out.
+"""Token buckets of each user's publish rate: returns the seconds to pause.
 
-A bucket holds what may be taken at once and fills up steadily. It may be overdrawn, since what has been read was
-published already: the debt determines how long its user is not to be read. No sockets and no clock.
+A bucket holds the units that may be taken at once and refills steadily. It may be overdrawn, since bytes that were read
+have been published already: the debt determines how long its user is not read. No sockets and no clock.
 
 Source: the token bucket of RFC 2697, section 3, with debt in place of a mark.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Users remembered without a connection, so that a new connection does not begin without the debt of the last one.
-#: Reaching it forgets those who owe nothing.
+#: Users tracked without a connection, so that reconnecting does not clear a debt. At the limit users without debt are
+#: forgotten.
 REMEMBERED = 1024
 
 
@@ -39,27 +39,27 @@ class TokenBucket:
 
 
 class RateLimits(NamedTuple):
-    """What each user may publish; 0 is no limit."""
+    """Rate limits of each user; 0 is no limit."""
 
-    #: messages a second
+    #: messages per second
     publishes: int = 0
-    #: bytes a second, as they come from the socket: frames, headers and bodies
+    #: bytes per second, as read from the socket: frames, headers and bodies
     read_bytes: int = 0
-    #: seconds' worth of either that may come at once
+    #: capacity of either bucket in seconds of its rate
     burst_seconds: float = 1.0
-    #: longest time that a user is slowed down before its connection is told; 0: no limit
+    #: maximum time that a user is slowed down before its connection is closed; 0: no limit
     patience_seconds: float = 0.0
 
 
 class UserRateLimit:
-    """What one user may publish, over all of its connections."""
+    """The rate limit of one user, over all of its connections."""
 
     __slots__ = ("_publishes", "_read_bytes", "connections", "owes_since", "rates")
 
     def __init__(self, rates: RateLimits) -> None:
         self.rates = rates
         self.connections = 0
-        #: when it began to owe, if it has not been below its limits since
+        #: start of the current debt, None if there is none
         self.owes_since: float | None = None
         self._publishes = TokenBucket(rates.publishes, rates.burst_seconds) if rates.publishes else None
         self._read_bytes = TokenBucket(rates.read_bytes, rates.burst_seconds) if rates.read_bytes else None
@@ -82,18 +82,18 @@ class UserRateLimit:
         return wait, "publish_rate" if messages_wait >= bytes_wait else "publish_bytes"
 
     def patience_left(self, now: float) -> float:
-        """Seconds that are left of the patience with a user that owes; infinite where there is no end to it."""
+        """Return the seconds until a user in debt is closed; infinite without a limit."""
         if not self.rates.patience_seconds or self.owes_since is None:
             return float("inf")
         return self.owes_since + self.rates.patience_seconds - now
 
     def full(self, now: float) -> bool:
-        """Whether it was below its limits for as long as its buckets take to fill up."""
+        """Return True if its buckets have had time to refill."""
         return all(bucket.full(now) for bucket in (self._publishes, self._read_bytes) if bucket is not None)
 
 
 class UserRateLimits:
-    """All users' allowances."""
+    """The rate limits of all users."""
 
     __slots__ = ("_by_user", "_rates")
 
@@ -105,7 +105,7 @@ class UserRateLimits:
         return bool(self._rates.publishes or self._rates.read_bytes)
 
     def acquire(self, user: str, now: float) -> UserRateLimit:
-        """Return what a user may publish, at the start of one of its connections; `release` ends that."""
+        """Return the rate limit of a user for a new connection; `release` must be called at its end."""
         if len(self._by_user) >= REMEMBERED:
             self._by_user = {name: one for name, one in self._by_user.items() if one.connections or not one.full(now)}
         found = self._by_user.get(user)

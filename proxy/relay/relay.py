@@ -28,23 +28,21 @@ class Relay:
 
     @property
     def kept(self) -> bool:
-        """Whether the producer has left and the upstream connection is still open, with nothing on it."""
+        """True if the producer has left and the upstream connection is still open and reusable."""
         return self.connection.upstream.kept and self._delivering.at_boundary
 
     @property
     def interrupted(self) -> bool:
-        """Whether a publish has spent a regex budget: what came after it waits until more is received, perhaps b""."""
+        """True if a publish has spent a regex budget: the rest waits for more input, possibly b""."""
         return self._publishing.interrupted
 
     def producer_sent(self, data: bytes, now: float) -> None:
-        """Receive bytes from the producer."""
         connection = self.connection
         connection.traffic.now = now
         self._publishing.read_producer(data)
         self._go_on()
 
     def broker_sent(self, data: bytes, now: float) -> None:
-        """Receive bytes from the broker."""
         connection = self.connection
         connection.traffic.now = now
         try:
@@ -80,9 +78,10 @@ class Relay:
             connection.delayed_confirms.note()
 
     def over_limit(self, text: str) -> None:
-        """Close what publishes too much: 406 on its channel, or 320 where it can't be said which one or when.
+        """Close a producer that exceeds its rate: 406 on its channel, or 320 if the channel can't be determined or
+        closed.
 
-        A channel can be closed between two publishes only, and is to blame only where no other publishes.
+        A channel can only be closed between two publishes, and is only responsible if no other publishes.
         """
         connection = self.connection
         publishing = [
@@ -104,7 +103,7 @@ class Relay:
         connection.close(320, reason.encode())
 
     def ended(self) -> None:
-        """Both sides are gone: take what is still counted out of the gauges."""
+        """Remove the connection from the gauges, now that both sides are gone."""
         connection = self.connection
         connection.finish()
         connection.plans.counters.upstream_blocked += connection.upstream.block(False)

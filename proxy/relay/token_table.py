@@ -47,20 +47,20 @@ from typing import Final, NamedTuple, TypeAlias
 
 from proxy.values import Destination
 
-#: How long a mark or pin may be relied on by further bindings of the sidecar that made it.
+#: Time for which further bindings of the same sidecar may rely on a mark or pin.
 LEASE_SECONDS: Final = 2.0
-#: How long a row has to be unneeded before it is unbound.
+#: Time for which a row must be unneeded before it is unbound.
 GRACE_SECONDS: Final = 5.0
-#: stands for the plain row
+#: identifies the plain row
 PLAIN: Final = b""
 _LONG_AGO: Final = float("-inf")
 
-#: What distinguishes the rows under one token: PLAIN, the value of a pin, or the sequence of a mark.
+#: Identifies a row under one token: PLAIN, the value of a pin, or the sequence of a mark.
 Row: TypeAlias = bytes | int
 
 
 class TokenState(Enum):
-    """What is known of one token."""
+    """Known state of one token."""
 
     UNKNOWN = "unknown"
     BINDING = "binding"
@@ -70,14 +70,14 @@ class TokenState(Enum):
 
 
 class Need(Flag):
-    """Who needs a token."""
+    """What needs a token."""
 
     NOBODY = 0
-    #: rules files, and what clients' bindings name where the control user binds it
+    #: rules files, and destinations of clients' bindings if the control user binds them
     RULES = 1
-    #: a client's binding leads to the destination
+    #: a client's binding to the destination
     CLIENT = 2
-    #: a publish has asked for it
+    #: a publish has requested it
     DEMAND = 4
 
 
@@ -89,53 +89,53 @@ class TokenRecord:
     state: TokenState = TokenState.UNKNOWN
     #: why it is missing
     reason: str = ""
-    #: who needs it, as far as this process knows
+    #: what needs it, as far as this process knows
     needs: Need = Need.NOBODY
-    #: the table's event count at the last change, which a listing that was asked for before can't undo
+    #: the table's event count at the last change, which overrides listings requested before
     changed: int = 0
-    #: sequences of the marks that this process made
+    #: sequences of the marks made by this process
     marks: set[int] = field(default_factory=set)
-    #: the pins that this process made
+    #: the pins made by this process
     pins: set[bytes] = field(default_factory=set)
     #: when the newest of them was sent
     asserted_at: float = _LONG_AGO
-    #: which connection made it; another queue of that name may have taken the place of the one it meant
+    #: connection that made it; another queue of that name may since have replaced its destination
     binder: object | None = None
-    #: the table's event count when this process last took assertions away
+    #: the table's event count when this process last removed assertions
     withdrawn: int = 0
     #: the rows of the last listing
     listed: frozenset[Row] = frozenset()
     #: when these rows were first listed
     listed_since: float = _LONG_AGO
-    #: when the last listing was asked for since which nothing has changed here
+    #: request time of the last listing since which nothing has changed here
     looked_at: float = _LONG_AGO
-    #: since when listings show that nothing needs it
+    #: time since which listings show that nothing needs it
     idle_since: float | None = None
 
     @property
     def is_blank(self) -> bool:
-        """Whether it says nothing that an absent record would not say."""
+        """True if it is equivalent to a missing record."""
         return self.state is TokenState.UNKNOWN and not (self.needs or self.marks or self.pins or self.listed)
 
 
 class Look(NamedTuple):
-    """The beginning of a listing: the table's event count and the time."""
+    """The start of a listing: the table's event count and the time."""
 
     events: int
     began_at: float
 
 
 class Reliance(NamedTuple):
-    """What a client's binding relies on: what stood at some event, or a pin that was sent after it."""
+    """Basis of a client's binding: rows that existed at some event, or a pin that was sent after it."""
 
     events: int
     pinned: bool
 
 
 class UnbindPlan(NamedTuple):
-    """What to do under a token when a client's binding goes."""
+    """Steps under a token when a client's binding is removed."""
 
-    #: whether a pin has to be bound before a mark goes
+    #: whether a pin has to be bound before a mark is removed
     pin: bool
     #: whether that pin is for other sidecars, so that this one does not count it as its own
     handed_over: bool
@@ -147,7 +147,7 @@ _ABSENT: Final = TokenRecord()
 
 
 def pin_row(sidecar: str, sequence: int) -> bytes:
-    """Make a pin: a name that no other sidecar has, and a number that this one has not used."""
+    """Return a new pin: a name unique to this sidecar, and a number that it has not used before."""
     return f"{sequence} {sidecar}".encode()
 
 
@@ -162,7 +162,7 @@ class TokenTable:
     Args:
         bound: destinations that are known to be bound.
         shared: whether other sidecars may bind on the same carrier, and listings show it.
-        handover_seconds: how long pins of other sidecars are left to those whose rules may rely on them.
+        handover_seconds: how long pins of other sidecars are left to sidecars whose rules may rely on them.
     """
 
     __slots__ = (
@@ -186,21 +186,21 @@ class TokenTable:
         self._records: dict[Destination, TokenRecord] = {}
         self._bound: set[Destination] = set()
         self._events = 0
-        #: the event counts when the last listing that has arrived was asked for, and the one before it
+        #: the event counts at the requests of the last two received listings
         self._look = self._last_look = 0
-        #: destinations under whose token the last listing shows rows, but not the plain one
+        #: destinations whose tokens have rows in the last listing, but no plain one
         self._without_plain: set[Destination] = set()
         self._wanted: frozenset[Destination] = frozenset()
-        #: when the last listing that has arrived was asked for
+        #: request time of the last received listing
         self.looked_at = _LONG_AGO
         for destination in bound:
             self.bind_ok(destination)
 
-    # -- what publishes ask ------------------------------------------------------------------------------------
+    # -- publishes ---------------------------------------------------------------------------------------------
 
     @property
     def bound(self) -> Set[Destination]:
-        """Destinations whose token can be published under."""
+        """Destinations whose token is bound."""
         return self._bound
 
     def state(self, destination: Destination) -> TokenState:
@@ -209,7 +209,7 @@ class TokenTable:
     def reason(self, destination: Destination) -> str:
         return self._records.get(destination, _ABSENT).reason
 
-    # -- who needs a token -------------------------------------------------------------------------------------
+    # -- needs -------------------------------------------------------------------------------------------------
 
     def need(self, destination: Destination, need: Need) -> None:
         record = self._record(destination)
@@ -225,7 +225,7 @@ class TokenTable:
         return self._records.get(destination, _ABSENT).needs
 
     def rules_need(self, wanted: frozenset[Destination]) -> None:
-        """Rules need these destinations, and no others any more."""
+        """Set the destinations needed by rules."""
         for destination in self._wanted - wanted:
             self.no_need(destination, Need.RULES)
         for destination in wanted - self._wanted:
@@ -235,17 +235,17 @@ class TokenTable:
     # -- binding and unbinding: both planes --------------------------------------------------------------------
 
     def binding(self, destination: Destination) -> None:
-        """A bind of the plain row is on its way."""
+        """Record that a bind of the plain row was sent."""
         record = self._change(destination)
         if record.state is not TokenState.BOUND:
             self._set(destination, record, TokenState.BINDING)
 
     def bind_ok(self, destination: Destination) -> None:
-        """The broker has bound a row."""
+        """Record that the broker has bound a row."""
         self._set(destination, self._change(destination), TokenState.BOUND)
 
     def refused(self, destination: Destination, reason: str, *, keeps: bool = False) -> None:
-        """The broker refused to bind; with `keeps` a row that stood before may still stand."""
+        """Record that the broker refused to bind; with `keeps` an earlier row may still exist."""
         record = self._change(destination)
         if record.state is TokenState.BOUND and keeps:
             return
@@ -253,7 +253,7 @@ class TokenTable:
         self._set(destination, record, TokenState.MISSING, reason)
 
     def not_bound(self, destination: Destination) -> None:
-        """It can't stand any more, or nobody can tell whether it does."""
+        """Record that the token is not bound, or that its state is unknown."""
         record = self._records.get(destination)
         if record is not None:
             self._change(destination)
@@ -261,19 +261,19 @@ class TokenTable:
             self._set(destination, record, TokenState.UNKNOWN)
 
     def unbinding(self, destination: Destination) -> None:
-        """A token is about to go: publishes must not use it any more."""
+        """Record that a token is about to be unbound: publishes must not use it any more."""
         record = self._change(destination)
         self._withdraw(record)
         self._set(destination, record, TokenState.UNBINDING)
 
     def unbound(self, destination: Destination) -> None:
-        """The broker has unbound what was announced; what was bound meanwhile stands."""
+        """Record the announced unbind; rows bound meanwhile remain."""
         record = self._change(destination)
         if record.state is TokenState.UNBINDING:
             self._set(destination, record, TokenState.UNKNOWN)
 
     def deleted(self, destination: Destination, reason: str = "deleted") -> bool:
-        """A queue or exchange is gone, and with it every row; return whether its token was bound."""
+        """Record that a queue or exchange was deleted with its rows; return whether its token was bound."""
         record = self._records.get(destination)
         if record is None:
             return False
@@ -286,7 +286,7 @@ class TokenTable:
         return was_bound
 
     def declared(self, destination: Destination) -> None:
-        """A destination may be another one of that name, without any row; one that was missing may be bound now."""
+        """Record a new destination of that name, without rows; a missing one can be bound now."""
         record = self._records.get(destination)
         if record is not None:
             record.binder = None
@@ -294,28 +294,28 @@ class TokenTable:
                 self._set(destination, self._change(destination), TokenState.UNKNOWN)
 
     def is_unbinding(self, destination: Destination) -> bool:
-        """Return whether nothing has bound a token since it was announced to go."""
+        """Return True if nothing has bound a token since its unbind was announced."""
         return self.state(destination) is TokenState.UNBINDING
 
     def lacking(self, wanted: Set[Destination], plain: Set[Destination]) -> Set[Destination]:
-        """Return what is to be bound, of what is wanted; call it after each listing.
+        """Return the wanted destinations that have to be bound; call it after each listing.
 
         Args:
             wanted: destinations.
             plain: those of them that rules need: they rely on the plain row alone.
         """
         without = {one for one in plain & self._without_plain if self._records[one].changed <= self._look}
-        # What a client is about to unbind: a plain row would be too much then. The next look but one decides.
+        # A client is about to unbind it: a plain row would be superfluous then. The next pass but one decides.
         leaving = {one for one in wanted - self._bound - plain if self._is_leaving(one)}
         return (wanted - self._bound - leaving) | (wanted & without)
 
     def has_plain(self, destination: Destination) -> bool:
-        """Return whether the plain row of a destination may stand."""
+        """Return True if the plain row of a destination may exist."""
         listed = self._records.get(destination, _ABSENT).listed
         return not self.shared or not listed or PLAIN in listed
 
     def handed_over(self) -> list[Destination]:
-        """Return the destinations that pins of other sidecars alone stand for, as the last listing shows."""
+        """Return the destinations that have only pins of other sidecars, as the last listing shows."""
         found: list[Destination] = []
         for destination in self._without_plain:
             record = self._records[destination]
@@ -331,34 +331,34 @@ class TokenTable:
     # -- bindings of clients -----------------------------------------------------------------------------------
 
     def has_assertion(self, destination: Destination) -> bool:
-        """Return whether a mark or pin of this process stands, as far as is known."""
+        """Return True if a mark or pin of this process exists, as far as is known."""
         record = self._records.get(destination, _ABSENT)
         return destination in self._bound and bool(record.marks or record.pins)
 
     def may_rely(self, destination: Destination, binder: object, now: float) -> bool:
-        """Return whether a further binding of a connection may rely on what that connection asserted before."""
+        """Return True if a further binding of a connection may rely on its earlier assertion."""
         record = self._records.get(destination, _ABSENT)
         return destination in self._bound and record.binder is binder and now < record.asserted_at + LEASE_SECONDS
 
     def reliance(self, *, pinned: bool) -> Reliance:
-        """Note what a binding relies on that is sent now."""
+        """Return the basis of a binding that is sent now."""
         return Reliance(self._events, pinned)
 
     def holds(self, destination: Destination, reliance: Reliance, now: float) -> bool:
-        """Return whether what a binding relies on still stands, now that the broker has answered the bind."""
+        """Return True if the basis of a binding still exists, now that the broker has answered the bind."""
         if reliance.pinned:
             return True
         record = self._records.get(destination, _ABSENT)
         return record.withdrawn <= reliance.events and now < record.asserted_at + LEASE_SECONDS
 
     def superseded(self, destination: Destination) -> tuple[bytes, ...]:
-        """Return the pins of this process: another pin, bound before, takes their place."""
+        """Return the pins of this process, which a new pin replaces."""
         return tuple(sorted(self._records.get(destination, _ABSENT).pins - {PLAIN}))
 
     def asserted(
         self, destination: Destination, row: Row, sent_at: float, binder: object | None, replaced: Iterable[bytes] = ()
     ) -> None:
-        """The broker has bound a mark or pin of this process, and unbound the pins that it replaces."""
+        """Record that the broker has bound a mark or pin of this process, and unbound the pins that it replaces."""
         record = self._change(destination)
         if isinstance(row, int):
             record.marks.add(row)
@@ -370,14 +370,14 @@ class TokenTable:
         self._set(destination, record, TokenState.BOUND)
 
     def unbind_plan(self, destination: Destination, marks: Collection[int], *, needed: bool) -> UnbindPlan:
-        """Decide what happens under a token when a client's binding is unbound."""
+        """Decide the steps under a token when a client's binding is unbound."""
         record = self._records.get(destination, _ABSENT)
         foreign = self.shared and not (record.marks.issuperset(marks) or self._settled(record, marks))
         pin = bool(marks) and (foreign or (needed and not record.pins))
         return UnbindPlan(pin, foreign, () if needed else self.removable(destination))
 
     def removable(self, destination: Destination) -> tuple[bytes, ...]:
-        """Return the rows but marks that may be unbound where nothing is known that needs the destination."""
+        """Return the rows other than marks that may be unbound if nothing is known to need the destination."""
         record = self._records.get(destination, _ABSENT)
         listed = {row for row in record.listed if isinstance(row, bytes) and row != PLAIN}
         if not self.shared:
@@ -386,7 +386,7 @@ class TokenTable:
         return tuple(sorted(record.pins | (listed if settled else set())))
 
     def outdated(self) -> list[tuple[Destination, tuple[bytes, ...]]]:
-        """Return settled pins of other sidecars in whose place a later one of this sidecar stands."""
+        """Return settled pins of other sidecars that a later one of this sidecar replaces."""
         found: list[tuple[Destination, tuple[bytes, ...]]] = []
         for destination, record in self._records.items():
             own = [pin for pin in record.pins if pin in record.listed]
@@ -398,32 +398,32 @@ class TokenTable:
         return found
 
     def unbinding_marks(self, destination: Destination, marks: Collection[int]) -> None:
-        """Marks of a destination are about to go: nothing may rely on this process's assertions without looking."""
+        """Record that marks of a destination are about to be unbound: assertions must be verified before use."""
         record = self._change(destination)
         record.marks.difference_update(marks)
         record.withdrawn = self._events
         record.binder = None
 
     def forget_assertions(self) -> None:
-        """The carrier gets other tokens: nothing may rely any more on what this process asserted under the old ones."""
+        """Forget this process's assertions: the carrier gets other tokens."""
         for record in self._records.values():
             self._events += 1
             self._withdraw(record)
 
     def _settled(self, record: TokenRecord, rows: Collection[Row], seconds: float = LEASE_SECONDS) -> bool:
-        """Return whether everything that relies on some listed rows is known (rules 3 and 5)."""
+        """Return True if all bindings that rely on some listed rows are known (rules 3 and 5)."""
         return record.listed.issuperset(rows) and record.listed_since + seconds <= record.looked_at
 
     # -- listings ----------------------------------------------------------------------------------------------
 
     def look(self, now: float) -> Look:
-        """A listing of the carrier's bindings is asked for."""
+        """Record that a listing of the carrier's bindings is requested."""
         for record in self._records.values():
-            record.binder = None  # a queue may be another one of that name, made beside us
+            record.binder = None  # the queue may have been replaced by another one of that name
         return Look(self._events, now)
 
     def listed(self, look: Look, rows: Mapping[Destination, frozenset[Row]], now: float) -> None:
-        """The listing arrived; what happened since it was asked for counts more."""
+        """Process a listing; events since its request take precedence."""
         for destination in [one for one in self._records if one not in rows]:
             self._listed(destination, self._records[destination], frozenset(), look, now)
         for destination, there in rows.items():
@@ -449,14 +449,14 @@ class TokenTable:
             self._set(destination, record, TokenState.BOUND)
         elif not rows:
             if record.state is TokenState.UNBINDING and record.changed > self._look:
-                return  # the answer to whoever unbinds it is on its way
+                return  # the answer to its unbind is outstanding
             if record.state is not TokenState.MISSING or not record.needs:
                 self._withdraw(record)
                 self._set(destination, record, TokenState.UNKNOWN)
             self._tidy(destination, record)
 
     def idle(self, needed: Callable[[Destination], bool], now: float) -> list[Destination]:
-        """Return what has been needless for the grace period, as listings show; call it after each listing."""
+        """Return destinations unneeded for the grace period, as listings show; call it after each listing."""
         due: list[Destination] = []
         for destination, record in self._records.items():
             if not (record.listed or record.state is TokenState.BOUND) or needed(destination):
@@ -498,6 +498,6 @@ class TokenTable:
                 self._tidy(destination, record)
 
     def _tidy(self, destination: Destination, record: TokenRecord) -> None:
-        """Forget what says nothing; where there are listings only after one that can't say anything older."""
+        """Remove a blank record; with listings only after one that can't contain older state."""
         if record.is_blank:
             self._records.pop(destination, None)

@@ -1,13 +1,14 @@
-"""Keyed hashes that all sidecars of one broker compute alike: destination tokens, grant keys and binding signatures.
+"""Keyed hashes that all sidecars of one broker compute identically: destination tokens, grant keys and binding
+signatures.
 
-A destination token is the routing key under which a carrier exchange knows a destination. A producer that knows a token
-can reach its queue bypassing the rules, through an alternate or dead-letter exchange that leads to a carrier: so the
-hash in it is keyed with the secrets that sidecars share. It has only ``[a-z0-9.-]``: some other characters break
+A destination token is the routing key under which a destination is bound to a carrier exchange. A producer that knows a
+token can reach its queue bypassing the rules, through an alternate or dead-letter exchange that routes to a carrier: so
+its hash is keyed with the secrets that sidecars share. It contains only ``[a-z0-9.-]``: some other characters break
 listings of RabbitMQ 3.10's management API, and ``*`` and ``#`` are patterns of topic exchanges. `TokenForm` defines
-when it is one word, and when it is eight and more, which hardly any topic pattern downstream matches.
+when it is a single word, and when it is eight or more, which hardly any topic pattern downstream matches.
 
-The secrets are arguments: they are read from files and the environment elsewhere. Each purpose has a key of its own,
-derived from the secret, so that a value made for one of them never serves another.
+The secrets are arguments, read from files and the environment elsewhere. Each purpose has its own key, derived from the
+secret, so that a value made for one purpose is never valid for another.
 
 Source: delivery notes, "Tokens and bindings"; RFC 2104 (HMAC), FIPS 198-1.
 """
@@ -26,35 +27,35 @@ from proxy.values import RESERVED_PREFIX, RESERVED_WORD
 
 #: A key that is never bound: publishing to it reaches no queue.
 NOWHERE = RESERVED_PREFIX + b"n.0000000000000000"
-#: What the keys of grants begin with.
+#: Prefix of the keys of grants.
 GRANTS = RESERVED_PREFIX + b"r."
-#: What keyed tokens begin with, and a letter for the kind. Version 0.1 takes what is bound there for witnesses of what
-#: clients could bind: it neither uses nor removes them, and does not call them foreign.
+#: Prefixes of keyed tokens by kind. Version 0.1 reads them as grants: it neither uses nor removes them, and does not
+#: report them as foreign.
 _KEYED = {"queue": GRANTS + b"q.", "exchange": GRANTS + b"e."}
-#: The same in one word.
+#: The same as one word.
 _KEYED_WORD = {"queue": RESERVED_WORD + b"r-q-", "exchange": RESERVED_WORD + b"r-e-"}
 _EIGHT_WORDS = tuple(_KEYED.values())
 _KEYED_PREFIXES = (*_EIGHT_WORDS, *_KEYED_WORD.values())
-#: What the exchanges begin with that say which tokens are no longer bound (see `Tokens.markers`).
+#: Prefix of the exchanges that state which tokens are no longer bound (see `Tokens.markers`).
 _MARKERS = RESERVED_PREFIX + b"f."
-#: stands for the key of unkeyed tokens
+#: in place of the key, for unkeyed tokens
 UNKEYED = b""
-#: Destinations whose tokens are remembered; a hash costs a microsecond.
+#: Destinations whose tokens are cached; a hash costs a microsecond.
 _REMEMBERED = 65536
 _SIGNING, _TOKENS = b"oxproxy binding signature 1", b"oxproxy destination token 1"
 
 
 class TokenForm(Enum):
-    """How the destination tokens of a carrier are written.
+    """Form of the destination tokens of a carrier.
 
     A direct exchange of RabbitMQ before 3.13 compares every binding with each routing key of a message. A topic
-    exchange looks up the words of each key one after another, so that one word costs least. An exchange downstream gets
-    the tokens as routing keys, too, and its pattern ``*`` matches one word: where messages may go on to an exchange, or
-    to an alternate exchange, tokens have eight words.
+    exchange looks up the words of each key one after another, so that a single word is cheapest. An exchange downstream
+    receives the tokens as routing keys, too, and its pattern ``*`` matches one word: if messages may be routed on to an
+    exchange, or to an alternate exchange, tokens have eight words.
 
-    A carrier changes from one word to eight when an exchange joins its destinations, and never back: nobody knows
-    whether another sidecar relies on eight. While it is `CHANGING`, destinations are bound under both tokens, publishes
-    carry both, and publishes to an exchange wait.
+    A carrier changes from one word to eight when an exchange becomes one of its destinations, and never back: it is
+    unknown whether another sidecar relies on eight. While it is `CHANGING`, destinations are bound under both tokens,
+    publishes carry both, and publishes to an exchange wait.
     """
 
     DIRECT = "direct"
@@ -63,10 +64,10 @@ class TokenForm(Enum):
     EIGHT_WORDS = "topic, eight words"
 
 
-#: Destinations up to which a direct exchange costs RabbitMQ 3.10 less than a topic exchange, by form of its tokens
-#: (docs/explanation/performance.md).
+#: Number of destinations up to which a direct exchange costs RabbitMQ 3.10 less than a topic exchange, by form of its
+#: tokens (docs/explanation/performance.md).
 FEW_DESTINATIONS = {TokenForm.ONE_WORD: 50, TokenForm.EIGHT_WORDS: 200}
-#: For each token that a destination has under one key, whether it is one word; the current one first.
+#: For each token of a destination under one key, whether it is one word; the current one first.
 _ONE_WORD = {
     TokenForm.DIRECT: (False,),
     TokenForm.ONE_WORD: (True,),
@@ -84,7 +85,7 @@ def token(kind: str, name: bytes) -> bytes:
 
 @lru_cache(maxsize=65536)
 def grant_key(client: str, kind: str, name: bytes) -> bytes:
-    """Return the key under which a destination is bound in witness that a client could bind it; no publish uses it."""
+    """Return the key of the binding that records that a client could bind a destination; no publish uses it."""
     witness = repr((client, kind, name)).encode()
     return GRANTS + blake2b(witness, digest_size=8).hexdigest().encode()
 
@@ -94,28 +95,28 @@ def is_keyed(routing_key: bytes) -> bool:
 
 
 def is_eight_words(routing_key: bytes) -> bool:
-    """Return whether a routing key has the form of a keyed token in eight words, of whatever secret."""
+    """Return True if a routing key has the form of a keyed token in eight words, of any secret."""
     return routing_key.startswith(_EIGHT_WORDS)
 
 
 def is_grant(routing_key: bytes) -> bool:
-    """Return whether a routing key has the form of a witness of what a client could bind."""
+    """Return True if a routing key has the form of a grant key."""
     return routing_key.startswith(GRANTS) and not is_keyed(routing_key)
 
 
 class Tokens:
-    """The tokens of the destinations of one virtual host: one for each secret, and the unkeyed one of version 0.1.
+    """The tokens of the destinations of one virtual host: one per secret, and the unkeyed one of version 0.1.
 
-    Sidecars are restarted one after another, so that some know a secret, or a version, that others do not. Whatever
-    some sidecar may publish under is bound by all that know it, and a publish carries every token that some sidecar
-    may have bound (the broker delivers once): then no message misses a queue whichever of them bound it last. Which
-    tokens are not needed any more only the operator knows; an exchange on the broker keeps it (`markers`).
+    Sidecars are restarted one after another, so that some have a secret, or a version, that others don't. Every token
+    that some sidecar may publish under is bound by all that can compute it, and a publish carries every token that some
+    sidecar may have bound (the broker delivers once): then no message misses a queue whichever of them bound it last.
+    Only the operator knows which tokens are not needed any more; an exchange on the broker records it (`markers`).
 
     Args:
         vhost: name of the virtual host.
-        keys: of the current secret, then of previous ones; none: tokens are unkeyed.
+        keys: of the current secret, then of previous ones; empty: tokens are unkeyed.
         retired: keys whose tokens are no longer bound.
-        form: how they are written. On topic carriers they are keyed: version 0.1 uses no such carrier.
+        form: their form. On topic carriers they are keyed: version 0.1 has no such carriers.
     """
 
     __slots__ = ("_former", "_forms", "_known", "_one_word", "_retired", "form", "keys", "vhost")
@@ -129,7 +130,7 @@ class Tokens:
     ) -> None:
         self.vhost = vhost
         self.form = form
-        #: those whose tokens are bound, the current one first; unkeyed tokens last
+        #: keys whose tokens are bound, the current one first; unkeyed tokens last
         self.keys: tuple[bytes, ...] = tuple(key for key in (*keys, UNKEYED) if key not in retired)
         if form is not TokenForm.DIRECT and len(self.keys) > 1:
             self.keys = tuple(key for key in self.keys if key != UNKEYED)
@@ -144,11 +145,11 @@ class Tokens:
 
     @property
     def count(self) -> int:
-        """How many tokens a destination has."""
+        """Number of tokens per destination."""
         return len(self.keys) * len(self._one_word)
 
     def in_form(self, form: TokenForm) -> Tokens:
-        """Return the tokens of the same virtual host as a carrier of that form has them."""
+        """Return the tokens of the same virtual host for a carrier of that form."""
         if form is self.form:
             return self
         tokens = self._forms.get(form)
@@ -170,17 +171,17 @@ class Tokens:
         return found
 
     def former(self, kind: str, name: bytes) -> tuple[bytes, ...]:
-        """Return the tokens of a destination that are to be no longer bound."""
+        """Return the tokens of a destination that are no longer to be bound."""
         return tuple(self._token(key, kind, name, one_word) for key, one_word in self._former)
 
     def lead_to(self, later: Tokens) -> bool:
-        """Return whether what was bound under these tokens is found by messages with later ones of the same carrier."""
+        """Return True if messages with later tokens of the same carrier find what was bound under these."""
         return later._one_word[0] in self._one_word
 
     def markers(self) -> dict[bytes, tuple[bytes, bytes]]:
-        """Return the names of exchanges that say that tokens are no longer bound.
+        """Return the names of exchanges that record that tokens are no longer bound.
 
-        A name is a hash under a secret: who can't compute it can't say so.
+        A name is a hash under a secret, so that only its owners can create it.
 
         Returns:
             By name the key that it is made with and the key whose tokens it is about.
@@ -188,7 +189,7 @@ class Tokens:
         return {self.marker(by, key): (by, key) for at, key in enumerate(self.keys) for by in self.keys[:at]}
 
     def marker(self, by: bytes, key: bytes) -> bytes:
-        """Return the name of the exchange that says, under one key, that the tokens of another are no longer bound."""
+        """Return the exchange that records, under one key, that the tokens of another are no longer bound."""
         text = b"retired\0" + self.vhost.encode() + b"\0" + key
         return _MARKERS + blake2b(text, key=by, digest_size=16).hexdigest().encode()
 
@@ -207,8 +208,8 @@ class Secrets:
     """The secrets that all sidecars of a broker share: the first signs, all verify.
 
     Args:
-        secrets: the current one, then previous ones. Without any, signatures hold among objects of this process and
-            others without a secret alone, which is what explanations and tests need: they never meet a broker.
+        secrets: the current one, then previous ones. Without any, signatures are only valid within this process and
+            among others without a secret, which suffices for explanations and tests, which use no broker.
     """
 
     __slots__ = ("_signing", "token_keys")
@@ -220,14 +221,14 @@ class Secrets:
         self.token_keys = tuple(_derived(secret, _TOKENS) for secret in every)
 
     def sign(self, *fields: bytes) -> bytes:
-        """Sign some fields with the current secret; gives 64 hexadecimal digits."""
+        """Sign some fields with the current secret; returns 64 hexadecimal digits."""
         return _signature(self._signing[0], fields)
 
     def verify(self, signature: bytes, *fields: bytes) -> int | None:
         """Find the secret that signed these fields.
 
         Returns:
-            0 for the current secret, 1 and more for previous ones; None if the signature is none of theirs.
+            0 for the current secret, 1 and more for previous ones; None if none of them did.
         """
         for index, key in enumerate(self._signing):
             if hmac.compare_digest(_signature(key, fields), signature):
@@ -243,6 +244,6 @@ def _derived(secret: bytes, purpose: bytes) -> bytes:
 
 
 def _signature(key: bytes, fields: Iterable[bytes]) -> bytes:
-    # The length in front of each field: other fields never give the same bytes.
+    # Each field has its length in front: no other fields give the same bytes.
     parts = chain.from_iterable((U32.pack(len(field)), field) for field in fields)
     return hmac.digest(key, b"".join(parts), sha256).hex().encode()

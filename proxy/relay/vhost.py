@@ -1,6 +1,6 @@
 """State of one virtual host that the control plane and the relays share.
 
-The control plane writes `queues` and `missing`; the relays read them. Which tokens are bound is kept by a `TokenTable`.
+The control plane writes `queues` and `missing`; the relays read them. A `TokenTable` tracks which tokens are bound.
 Everything runs in one thread, so plain attributes are the whole interface. Code that changes something on which a
 cached answer depends calls `changed`.
 """
@@ -27,14 +27,14 @@ from proxy.values import QUEUE, Destination, Table
 
 
 class Delivery(Enum):
-    """How a decision reaches the broker (architecture: one in, one out)."""
+    """How messages of an exchange reach the broker (architecture: one in, one out)."""
 
     CARRIER = "carrier"
     QUEUE = "queue"
 
 
 class CarrierType(Enum):
-    """Which type a carrier is to have; AUTO: the one that costs the broker less."""
+    """Requested type of a carrier; AUTO: the cheaper type for the broker."""
 
     AUTO = "auto"
     DIRECT = "direct"
@@ -42,7 +42,7 @@ class CarrierType(Enum):
 
 
 class DeclaredExchange(NamedTuple):
-    """How a client declared an exchange."""
+    """Arguments with which a client declared an exchange."""
 
     durable: bool
     auto_delete: bool
@@ -58,13 +58,13 @@ class BindingCopy(NamedTuple):
 
     #: place in the order of declarations
     sequence: int
-    #: the user that made it, as it says itself
+    #: the claimed user
     client: str
-    #: the key under which it lies on the carrier
+    #: its key on the carrier
     key: bytes
-    #: as it stands on the broker; b"" where there is none
+    #: as stored on the broker; b"" if there is none
     signature: bytes = b""
-    #: which of our secrets signed it: 0 is the current one; None: none of them, so that it speaks for no user
+    #: index of the secret that signed it: 0 is the current one; None: none of ours, so that the user is not trusted
     secret: int | None = 0
 
     @property
@@ -73,22 +73,22 @@ class BindingCopy(NamedTuple):
 
 
 class StoredBinding(NamedTuple):
-    """A binding that a client made."""
+    """A binding made by a client."""
 
-    #: what routing knows; its `sequence` is ours
+    #: the binding for routing; we set its `sequence`
     binding: Binding
     #: raw entries of the client's argument table
     entries: bytes
-    #: its storage key on the carrier. Copies under another key lie under the destination's token: messages find the
+    #: its storage key on the carrier. Copies under another key are under the destination's token: messages find the
     #: destination by them.
     key: bytes
     #: every copy on the broker (two sidecars can make one each): signed ones first, then the lowest sequence. The first
-    #: counts.
+    #: is effective.
     copies: tuple[BindingCopy, ...]
 
     @property
     def client(self) -> str:
-        """The user that made it first; empty if it is unknown."""
+        """User of the effective copy; empty if it is unknown."""
         return self.copies[0].client if self.signed else ""
 
     @property
@@ -105,23 +105,23 @@ class StoredBinding(NamedTuple):
 
     @property
     def is_mark(self) -> bool:
-        """Whether the copy that counts lies under the destination's token."""
+        """True if the effective copy is under the destination's token."""
         return self.copies[0].key != self.key
 
     @property
     def marks(self) -> frozenset[int]:
-        """The sequences of the copies that lie under the destination's token."""
+        """Sequences of the copies under the destination's token."""
         return frozenset(copy.sequence for copy in self.copies if copy.key != self.key)
 
     def merged_with(self, other: StoredBinding) -> StoredBinding:
-        """Return what two records of one binding say together."""
+        """Return the union of two records of one binding."""
         copies = sorted_copies({*self.copies, *other.copies})
         first = self if copies[0] in self.copies else other
         return first._replace(copies=copies, binding=replace(first.binding, sequence=copies[0].sequence))
 
 
 def sorted_copies(copies: Iterable[BindingCopy]) -> tuple[BindingCopy, ...]:
-    """Sort copies of one binding: that in front counts."""
+    """Sort copies of one binding, the effective one first."""
     return tuple(sorted(copies, key=lambda copy: (not copy.signed, *copy[:-1])))
 
 
@@ -129,49 +129,49 @@ def sorted_copies(copies: Iterable[BindingCopy]) -> tuple[BindingCopy, ...]:
 class OwnedExchange:
     """An exchange that is evaluated here."""
 
-    #: what producers publish to
+    #: its name for producers
     name: bytes
-    #: ``x-open`` or the standard type that is evaluated here
+    #: ``x-open`` or the emulated standard type
     type: str
-    #: how its messages leave
+    #: how its messages are delivered
     delivery: Delivery
     #: the exchange on the broker that carries them (CARRIER only)
     carrier: bytes
-    #: what no binding routes goes to the broker's own exchange of that name
+    #: pass messages that no binding routes to the broker's own exchange of that name
     unmatched_pass: bool = False
     #: alternate exchange of the exchange
     alternate: bytes | None = None
     #: its arguments as declared (filters included)
     arguments: Table = ()
-    #: how a client declared it; None if a rules file did
+    #: its declaration by a client; None for an exchange of a rules file
     declared: DeclaredExchange | None = None
-    #: bindings that clients made, by identity; those of rules files are known to the router alone
+    #: bindings made by clients, by identity; those of rules files are only in the router
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
     #: the same bindings by their own destination (not those of their routes), then by identity
     receivers: dict[Destination, dict[Hashable, StoredBinding]] = field(default_factory=dict)
     #: the tokens of its destinations; with delivery `queue`, which destinations can be published to
     tokens: TokenTable = field(default_factory=TokenTable)
-    #: how far routes of clients' bindings reach, by client; where that is limited
+    #: reach of routes in clients' bindings, by client, if limited
     reaches: dict[str, Reach] = field(default_factory=dict)
-    #: what clients were found to be allowed to bind, by grant key; on the carrier each is a binding
+    #: destinations that clients were found to be allowed to bind, by grant key; each is a binding on the carrier
     grants: dict[bytes, Destination] = field(default_factory=dict)
-    #: regular expressions in clients' bindings, by the user whose binding it is
+    #: regular expressions in clients' bindings, by user
     regexes: Counter[str] = field(default_factory=Counter)
-    #: the type that its carrier is to have where it has to be declared
+    #: requested type of its carrier if it has to be declared
     wanted_type: CarrierType = CarrierType.AUTO
-    #: the type that its carrier has, and how its tokens are written
+    #: type of its carrier and form of its tokens
     form: TokenForm = TokenForm.DIRECT
-    #: exclusive queues that could not be bound under tokens of the form that the carrier has changed to
+    #: exclusive queues that could not be bound under the tokens of the carrier's new form
     leftover: frozenset[Destination] = frozenset()
 
     @property
     def is_topic(self) -> bool:
-        """Whether its carrier is a topic exchange."""
+        """True if its carrier is a topic exchange."""
         return self.form is not TokenForm.DIRECT
 
     @property
     def takes_exchanges(self) -> bool:
-        """Whether messages may go on to an exchange, which gets their tokens as routing keys."""
+        """True if messages may be routed on to an exchange, which receives their tokens as routing keys."""
         return self.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS)
 
     def reach(self, client: str) -> Reach:
@@ -182,7 +182,7 @@ class OwnedExchange:
         return found
 
     def grant(self, key: bytes, destination: Destination) -> None:
-        """Record a binding that witnesses what some client may bind."""
+        """Record a binding that proves what some client may bind."""
         if key in self.grants:
             return
         self.grants[key] = destination
@@ -193,11 +193,11 @@ class OwnedExchange:
 
     @property
     def bound(self) -> Set[Destination]:
-        """Destinations whose token binding on the carrier stands, as far as is known."""
+        """Destinations whose token is bound on the carrier, as far as is known."""
         return self.tokens.bound
 
     def keep(self, stored: StoredBinding, identity: Hashable = None) -> None:
-        """Note a client's binding, in place of the one of its identity, which the caller may know already."""
+        """Store a client's binding, replacing the one with its identity, which the caller may pass."""
         identity = identity or stored.binding.identity
         self._count_regexes(self.clients.get(identity), -1)
         self._count_regexes(stored, 1)
@@ -206,7 +206,7 @@ class OwnedExchange:
         self.receivers.setdefault(stored.destination, {})[identity] = stored
 
     def drop(self, binding: Binding) -> bool:
-        """Forget the client's binding of that identity; return whether there was one."""
+        """Remove the client's binding with that identity; return whether there was one."""
         identity = binding.identity
         gone = self.clients.pop(identity, None)
         if gone is None:
@@ -226,62 +226,62 @@ class OwnedExchange:
 
     @property
     def ends(self) -> bool:
-        """Whether it goes now, since it is auto-delete and its last binding has gone."""
+        """True if it is auto-delete and its last binding was removed."""
         return self.declared is not None and self.declared.auto_delete and not self.clients
 
     @property
     def is_carrier(self) -> bool:
-        """Whether the exchange of that name on the broker carries it."""
+        """True if the exchange of that name on the broker is its carrier."""
         return self.delivery is Delivery.CARRIER and self.carrier == self.name
 
     @property
     def moves(self) -> bool:
-        """Whether publishes may leave under another exchange or key."""
+        """True if publishes may leave under another exchange or key."""
         return self.delivery is Delivery.QUEUE or self.carrier != self.name or self.alternate is not None
 
 
 @dataclass(slots=True, eq=False)
 class VhostState:
-    """One virtual host as the relays see it."""
+    """One virtual host as seen by the relays."""
 
     name: str
     #: the compiled rules
     router: Router
-    #: exchanges evaluated here, by the name producers use
+    #: exchanges evaluated here, by their names for producers
     exchanges: dict[bytes, OwnedExchange] = field(default_factory=dict)
     #: queues that exist, sorted, for regex routes
     queues: QueueNames = field(default_factory=QueueNames)
-    #: destinations that rules name and that can't be reached, with the reason. Changed by `set_missing` and
-    #: `not_missing`, replaced by each look. Bounded by the control plane.
+    #: destinations named by rules that can't be reached, with the reason. Changed by `set_missing` and `not_missing`,
+    #: replaced in each reconcile pass. Bounded by the control plane.
     missing: dict[Destination, str] = field(default_factory=dict)
-    #: grows with every change that makes cached answers stale
+    #: incremented by every change that makes cached answers stale
     epoch: int = 0
-    #: of what clients declared through us, the latest
+    #: latest sequence of declarations through this sidecar
     last_sequence: int = 0
-    #: names of the broker's exchanges that carry the exchanges evaluated here
+    #: names of the carriers of the exchanges evaluated here
     carriers: frozenset[bytes] = field(init=False)
-    #: the address table, None if there is none; `set_addresses` changes it
+    #: the address table, None if there is none; set by `set_addresses`
     addresses: AddressBook | None = None
-    #: what the address table sends to other brokers that they do not have: label of the broker and destination there,
-    #: with the reason
+    #: translated destinations that do not exist at other brokers: label of the broker and destination there, with the
+    #: reason
     missing_remote: dict[tuple[str, Destination], str] = field(default_factory=dict)
-    #: whether publishes may leave under another address, so that originals have to be put back
+    #: whether publishes may leave under another address, so that originals have to be restored
     restores: bool = field(init=False)
-    #: whether routes of clients' bindings reach only what the client could have bound itself
+    #: whether routes of clients' bindings are limited to destinations that the client could have bound itself
     own_routes: bool = False
-    #: the keys under which carriers know destinations; `set_tokens` changes them
+    #: the tokens of destinations; set by `set_tokens`
     tokens: Tokens = field(default_factory=Tokens)
-    #: sign what is stored on the broker
+    #: sign bindings stored on the broker
     secrets: Secrets = field(default_factory=Secrets)
     #: whether other sidecars may bind on the same carriers, and the management API shows it
     shared: bool = True
-    #: part of the pins that this process makes: no other has it
+    #: part of this process's pins, unique to it
     sidecar: str = ""
     #: how long pins of other sidecars are left on carriers of rules files (`relay.token_table`)
     handover_seconds: float = LEASE_SECONDS
     #: whether the broker compares every binding of a direct exchange with every key of a message
     scans_bindings: bool = False
-    #: what the regexes of each owner may cost in one decision, in match-limit units
+    #: cost limit of each owner's regexes in one decision, in match-limit units
     regex_budget: int = DEFAULT_BUDGET
 
     def __post_init__(self) -> None:
@@ -295,7 +295,7 @@ class VhostState:
             many: whether it has, or may get, many destinations.
         """
         if wanted is CarrierType.AUTO:
-            # Sidecars of version 0.1 know no topic carriers.
+            # Version 0.1 has no topic carriers.
             return many and self.scans_bindings and UNKEYED not in self.tokens.keys
         return wanted is CarrierType.TOPIC
 
@@ -316,21 +316,21 @@ class VhostState:
         return destination[0] == QUEUE or destination[1] not in self.exchanges
 
     def has_queue(self, name: bytes) -> bool:
-        """Return whether a queue exists, as far as is known."""
+        """Return True if a queue exists, as far as is known."""
         names = self.queues.names  # sorted
         at = bisect_left(names, name)
         return at < len(names) and names[at] == name
 
     def set_missing(self, destination: Destination, reason: str) -> None:
-        """A destination can't be reached: publishes leave without it."""
+        """Record that a destination can't be reached: publishes leave without it."""
         self.missing[destination] = reason
 
     def not_missing(self, destination: Destination) -> bool:
-        """A destination may be reached again: publishes wait for its token; return whether it was missing."""
+        """Record that a destination may be reachable: publishes wait for its token; return whether it was missing."""
         return self.missing.pop(destination, None) is not None
 
     def redeclared(self, destination: Destination) -> None:
-        """A destination may be another one of that name from now on, without tokens."""
+        """Record that a destination was recreated, without tokens."""
         for owned in self.exchanges.values():
             owned.tokens.declared(destination)
 
@@ -343,7 +343,7 @@ class VhostState:
         return pin_row(self.sidecar, self.next_sequence(wall))
 
     def changed(self) -> None:
-        """Make every relay forget what it derived from this state."""
+        """Make every relay discard data derived from this state."""
         self.epoch += 1
 
     def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
@@ -376,7 +376,7 @@ class VhostState:
         self.changed()
 
     def remove_exchange(self, name: bytes) -> None:
-        """An exchange is gone, with all its bindings and those of clients to it."""
+        """Remove an exchange with all its bindings and those of clients to it."""
         self.exchanges.pop(name, None)
         self.router.remove(name)
         for other in list(self.exchanges.values()):
@@ -386,10 +386,10 @@ class VhostState:
         self.changed()
 
     def add_binding(self, stored: StoredBinding, compiled: CompiledBinding | None = None) -> bool:
-        """Add a client's binding to an exchange that is here; a second copy of one counts as the same.
+        """Add a client's binding to an exchange; a second copy of one is merged.
 
         Returns:
-            Whether it is new, or the copy that counts is.
+            Whether it is new, or its effective copy is.
         """
         owned, exchange = self.exchanges[stored.binding.exchange], self.router.exchanges[stored.binding.exchange]
         identity = stored.binding.identity
@@ -413,7 +413,7 @@ class VhostState:
         return is_new
 
     def _limited(self, owned: OwnedExchange, stored: StoredBinding) -> StoredBinding:
-        """Let a client's binding reach no further than its client; an unsigned one, its own destination alone."""
+        """Limit a client's binding to its client's reach; an unsigned one, to its own destination."""
         reach: Reach | None = NO_REACH
         if stored.signed:
             reach = owned.reach(stored.client) if self.own_routes else None
@@ -423,7 +423,7 @@ class VhostState:
         return stored._replace(binding=replace(binding, reach=reach, last=not stored.signed, owner=stored.client))
 
     def remove_binding(self, stored: StoredBinding) -> None:
-        """A client's binding is gone; with the last goes an auto-delete exchange that is not on the broker."""
+        """Remove a client's binding; an auto-delete exchange that is not on the broker is removed with its last one."""
         binding = stored.binding
         owned = self.exchanges.get(binding.exchange)
         if owned is None or not owned.drop(binding):
@@ -443,7 +443,7 @@ class VhostState:
         return None
 
     def clear_refusals(self, client: str | None = None, destination: Destination | None = None) -> None:
-        """Let refusals be asked about once more: those of a client, those of a destination, or all."""
+        """Forget refusals so that they are checked again: those of a client, those of a destination, or all."""
         found = False
         for owned in self.exchanges.values():
             for reach in owned.reaches.values():

@@ -1,7 +1,7 @@
 """The keys `addresses:` and `brokers:` of rules files: the address table and the brokers that it may name.
 
-What patterns and translations mean is defined in the package `addressing`; its findings get file and line here. No
-message shows a translation, which may hold a password. Where the passwords of brokers are is read here as well.
+Package `addressing` defines patterns and translations; its findings get file and line here. No message contains a
+translation, which may include a password. The passwords of brokers are read here as well.
 
 Source: the messenger-addressing specification, Part 2 and 3.2; the interface of rules files.
 """
@@ -46,25 +46,25 @@ class AddressModel(FileModel):
 
     name: Annotated[str, Expected("a name for explain")] = NOTHING
     pattern: Annotated[str, Expected("a pattern such as orders/*")] = Field(
-        description="addresses that it is for, such as orders/*"
+        description="pattern of the addresses to translate, such as orders/*"
     )
-    # No message may show it, since a password may stand in it.
+    # No message may show it, since it may contain a password.
     translation: Annotated[str, Expected("an address such as /queue/q or amqps://broker/queue/q", hidden=True)] = Field(
-        description="the address that takes their place"
+        description="the new address"
     )
     hosts: Annotated[tuple[Annotated[str, Expected("a host, host:port, or *")], ...], LISTED] = Field(
-        default=NOTHING, description="hosts that a translation may lead to which takes its host from the address"
+        default=NOTHING, description="permitted hosts of a translation whose host contains a variable"
     )
 
 
 class BrokerTlsModel(FileModel):
-    """TLS to another broker; its chain and name are always checked."""
+    """TLS to another broker; its chain and name are always verified."""
 
-    ca: _FileName = Field(default=NOTHING, description="file of the authorities to trust (PEM); none: the system's")
-    certificate: _FileName = Field(default=NOTHING, description="file of our certificate (PEM)")
+    ca: _FileName = Field(default=NOTHING, description="file of trusted CA certificates (PEM); default: the system's")
+    certificate: _FileName = Field(default=NOTHING, description="file of the client certificate (PEM)")
     key: _FileName = Field(default=NOTHING, description="file of its private key (PEM, without a passphrase)")
     server_name: Annotated[str, Expected("the name in the broker's certificate")] = Field(
-        default=NOTHING, description="name that the certificate must have; none: the host of the address"
+        default=NOTHING, description="name that the certificate must have; default: the host of the address"
     )
 
 
@@ -72,37 +72,39 @@ class BrokerModel(FileModel):
     """Another broker that translations may name."""
 
     address: Address = Field(description="host:port of the broker")
-    tls: BrokerTlsModel = Field(default=NOTHING, description="TLS; {} for the system's authorities")
+    tls: BrokerTlsModel = Field(default=NOTHING, description="TLS; {} for the system's CA certificates")
     username: Annotated[str, Expected("the name of a user")] = Field(
-        default=NOTHING, description="user of the login, where translations have none"
+        default=NOTHING, description="user name, unless the translation has one"
     )
-    password: Password = Field(default=NOTHING, description="its password; for brokers on loopback")
+    password: Password = Field(default=NOTHING, description="password; only for brokers on loopback")
     password_env: Annotated[str, Expected("the name of an environment variable")] = Field(
-        default=NOTHING, description="name of an environment variable that holds the password"
+        default=NOTHING, description="environment variable that contains the password"
     )
-    password_file: _FileName = Field(default=NOTHING, description="file that holds the password")
+    password_file: _FileName = Field(default=NOTHING, description="file that contains the password")
     vhost: Annotated[str, Expected("the name of a virtual host")] = Field(
-        default=NOTHING, description="its virtual host; none: that of the producer"
+        default=NOTHING, description="virtual host; default: that of the producer"
     )
     deadline: Annotated[float, Duration(0.1, 3600)] = Field(
-        default=10.0, description="longest time that a publish to it waits"
+        default=10.0, description="deadline of a publish to this broker"
     )
     unconfirmed: Annotated[int, Whole(1, 1_000_000)] = Field(
-        default=50_000, description="publishes that may wait for their confirms before producers wait"
+        default=50_000, description="limit of unconfirmed publishes before producers are paused"
     )
-    unconfirmed_mib: Annotated[int, Whole(1, 4096)] = Field(default=32, description="the same in MiB of their bodies")
+    unconfirmed_mib: Annotated[int, Whole(1, 4096)] = Field(
+        default=32, description="the same limit in MiB of message bodies"
+    )
 
 
 @dataclass(slots=True)
 class ParsedAddress:
-    """One rule of the address table; `fields` finds the places of its keys."""
+    """One rule of the address table; `fields` has the positions of its keys."""
 
     fields: Keys
     rule: AddressRule
 
     @property
     def places(self) -> AddressPlaces:
-        """Where it was written."""
+        """Positions of its keys."""
         fields = self.fields
         return AddressPlaces(fields.path, fields.place_of("translation"), fields.place_of("hosts"))
 
@@ -119,7 +121,7 @@ def read_address(node: Node, path: str, faults: Faults) -> ParsedAddress | None:
 
 
 def address_book(rules: Sequence[ParsedAddress], brokers: Iterable[BrokerRule], faults: Faults) -> AddressBook:
-    """Compile the address table of one virtual host and report what is wrong or doubtful in it."""
+    """Compile the address table of one virtual host and report its errors and warnings."""
     names = [broker.name for broker in brokers]
     table = AddressTable([parsed.rule for parsed in rules])
     findings = check(table, names)
@@ -136,13 +138,13 @@ def address_book(rules: Sequence[ParsedAddress], brokers: Iterable[BrokerRule], 
     for index, parsed in enumerate(rules):
         reason = "" if index in wrong else book.certain_failure(index)
         if reason:
-            message = f"leads nowhere, whatever the address: {reason}"
+            message = f"the translation fails for every address: {reason}"
             faults.warn(parsed.fields.place_of("translation"), parsed.fields.at("translation"), message)
     return book
 
 
 _LONGEST_NAME = 255
-#: Keys whose value is right or wrong only where the sidecar runs.
+#: Keys whose value can only be verified on the sidecar's host.
 _JUDGED_LATER = ("address", "password_env", "password_file")
 _TLS_FILES = ("ca", "certificate", "key")
 
@@ -153,7 +155,7 @@ def read_broker(name: Scalar, node: Node, faults: Faults) -> BrokerRule | None:
     warn_of_variables(node, path, faults)
     model = read_model(BrokerModel, node, faults, path)
     if not name.text or any(sign in name.text for sign in "/:@[]~") or len(name.text.encode()) > _LONGEST_NAME:
-        faults.error(name.place, path, "a broker's name takes the place of a host: no / : @ [ ] ~ in it")
+        faults.error(name.place, path, "a broker's name is used as a host: it must not contain / : @ [ ] ~")
         return None
     if model is None:
         return None
@@ -165,7 +167,7 @@ def read_broker(name: Scalar, node: Node, faults: Faults) -> BrokerRule | None:
         inner = Keys(keys.value("tls") or node, keys.at("tls"), faults)
         places |= {f"tls.{key}": inner.place_of(key) for key in _TLS_FILES}
         if (model.tls.certificate is None) != (model.tls.key is None):
-            faults.error(inner.place, inner.path, "certificate and key go together")
+            faults.error(inner.place, inner.path, "certificate and key must be given together")
         ca, certificate, key = (_beside(folder, getattr(model.tls, key)) for key in _TLS_FILES)
         tls = TlsRule(ca, model.tls.server_name, certificate, key)
     return BrokerRule(
@@ -199,7 +201,7 @@ def _credentials(fields: Keys, address: HostPort, tls: bool) -> None:
     if "username" in fields and not ways:
         fields.error("username", "a username without password, password_env or password_file")
     if "password" in fields and not address.loopback:
-        message = "a password as text, for a broker elsewhere: use password_env or password_file"
+        message = "a password in plain text, for a broker that is not on loopback: use password_env or password_file"
         fields.faults.warn(fields.place_of("password"), fields.at("password"), message)
     if ways and not tls and not address.loopback:
         message = "without tls the password is sent in plain text"
@@ -207,22 +209,24 @@ def _credentials(fields: Keys, address: HostPort, tls: bool) -> None:
 
 
 def check_brokers(brokers: Sequence[BrokerRule], faults: Faults) -> None:
-    """Report a broker that two places describe."""
+    """Report brokers that are defined twice."""
     first: dict[bytes, BrokerRule] = {}
     for broker in brokers:
         other = first.setdefault(broker.name, broker)
         if other is not broker:
             path = join("brokers", broker.name.decode())
-            faults.error(broker.place, path, f"{other.place.source}:{other.place.line} has a broker of this name")
+            faults.error(
+                broker.place, path, f"{other.place.source}:{other.place.line} already defines a broker of this name"
+            )
 
 
 def broker_password(
     broker: BrokerRule, environ: Environment[str, str], faults: Faults, required: bool = True
 ) -> SecretStr:
-    """Find a broker's password.
+    """Return a broker's password.
 
     Args:
-        required: whether it must be there; False makes its absence a warning, for a machine that must not know it.
+        required: False makes a missing password a warning, for a machine that must not know it.
     """
     if broker.password is not None:
         return broker.password

@@ -1,9 +1,9 @@
 """Compares two sets of rules on the same publishes, for ``oxproxy shadow``.
 
-Outcome, destinations and error text are compared as `explain` reports them; whether a destination exists is not. A
-random pick is not comparable and is counted separately; clock conditions are comparable, since both sets get the time
-of the publish. Counts by exchange and binding, and one example of each kind of difference, are kept within bounds. No
-I/O, no clock.
+Outcome, destinations and error text are compared as `explain` reports them, regardless of whether a destination exists.
+A random pick is not comparable and is counted separately; clock conditions are comparable, since both sets get the time
+of the publish. Counts by exchange and binding, and one example of each kind of difference, are bounded. No I/O, no
+clock.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from proxy.rules.evaluation import PASSED, RoutingResult, routing_result, transl
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage, text
 
-#: Exchanges with counts of their own, and kinds of difference with an example; the rest is counted together.
+#: Exchanges with their own counts, and kinds of difference with an example; the rest is counted together.
 EXCHANGES, KINDS = 500, 20
-#: Exchange name of everything that has no counts of its own.
+#: Exchange name of everything without counts of its own.
 OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedPublish:
-    """One publish that both sides are asked about.
+    """One publish that both sets of rules evaluate.
 
     Args:
         queues: the queues of the virtual host, for regex routes.
-        decision: what the live rules answered, where they evaluated an exchange.
+        decision: the decision of the live rules, if they evaluated an exchange.
     """
 
     vhost: str
@@ -49,17 +49,17 @@ class ComparedRules:
         self._named = {name: {each.name for each in vhost.exchanges} for name, vhost in loaded.rules.vhosts.items()}
 
     def touches(self, vhost: str, exchange: bytes) -> bool:
-        """Whether publishes to an exchange can be anything to these rules."""
+        """Return True if these rules may affect publishes to an exchange."""
         return vhost in self._books or exchange in self._named.get(vhost, ())
 
     def judge(self, seen: ObservedPublish, decision: Decision | None = None) -> tuple[RoutingResult, Decision | None]:
-        """Return where a message goes.
+        """Evaluate a publish.
 
         Args:
-            decision: of the exchange that it comes to, where it is known.
+            decision: the decision of the exchange that it reaches, if known.
 
         Returns:
-            Where it goes, and the decision, None if no exchange was evaluated.
+            The result, and the decision, None if no exchange was evaluated.
         """
         message, name = seen.message, seen.vhost
         rules = self.loaded.rules.vhosts.get(name)
@@ -80,7 +80,7 @@ class ComparedRules:
 
 @dataclass(slots=True)
 class _Kind:
-    """Publishes that go from one place to another."""
+    """Publishes with the same difference."""
 
     live: RoutingResult
     candidate: RoutingResult
@@ -90,7 +90,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class _Counts:
-    """What was seen of one exchange."""
+    """Counts of one exchange."""
 
     compared: int = 0
     equal: int = 0
@@ -100,7 +100,7 @@ class _Counts:
 
 
 class RulesComparison:
-    """What was found so far."""
+    """Counts and examples so far."""
 
     def __init__(self, live: ComparedRules, candidate: ComparedRules) -> None:
         self.live = live
@@ -112,7 +112,7 @@ class RulesComparison:
         """Evaluate one publish with both sets of rules.
 
         Args:
-            example: says what may be shown of it.
+            example: returns what may be shown of it.
         """
         live, lived = self.live.judge(seen, seen.decision)
         candidate, judged = self.candidate.judge(seen)
@@ -142,7 +142,7 @@ class RulesComparison:
         return self._exchanges.setdefault(key, _Counts())
 
     def as_json(self) -> dict[str, object]:
-        """Return what was found as plain data."""
+        """Return the results as plain data."""
         exchanges = [_exchange_json(*key, counts) for key, counts in sorted(self._exchanges.items())]
         totals = {
             name: sum(int(str(each[name])) for each in exchanges)
@@ -157,7 +157,7 @@ class RulesComparison:
         }
 
     def _bindings(self) -> list[dict[str, object]]:
-        """How often each binding of the candidate's files was true, in their order."""
+        """Return how often each binding of the candidate's files was true, in their order."""
         return [
             {
                 "vhost": vhost.vhost,
@@ -172,12 +172,12 @@ class RulesComparison:
 
 
 def _first(_: int) -> int:
-    """What a random pick takes here: it is not compared."""
+    """Replace a random pick, which is not compared."""
     return 0
 
 
 def _comparable(result: RoutingResult) -> RoutingResult:
-    """Leave out what is no part of where a message goes: the order, and which rule of a table decided."""
+    """Remove what does not affect the routing: the order, and which address rule applied."""
     queues, exchanges, remotes = (tuple(sorted(names)) for names in (result.queues, result.exchanges, result.remotes))
     return replace(result, queues=queues, exchanges=exchanges, remotes=remotes, rule=None)
 

@@ -1,7 +1,7 @@
-"""Compiles the exchanges of rules files and reports refusals at the lines that cause them.
+"""Compiles the exchanges of rules files and reports rejections at the lines that cause them.
 
-Package `routing` refuses a declaration as the broker would: with a single error and without a source position. Each
-argument of a refused declaration is therefore tried alone, so that every fault is reported at its own line.
+Package `routing` rejects a declaration as the broker would: with a single error and without a position. Each argument
+of a rejected declaration is therefore tried alone, so that every error is reported at its own line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proxy.yamlfile.document import Faults, join
 from proxy.yamlfile.models import short_fault
 
 _MATCH = b"x-match"
-#: What x-match may be, by the type of the exchange.
+#: Valid values of x-match by exchange type.
 _MATCH_TYPES = {
     OPEN: "all, any, eq, set or set N with a whole number N",
     "headers": "all, any, all-with-x or any-with-x",
@@ -33,7 +33,7 @@ def compile_exchange(parsed: ParsedExchange, faults: Faults) -> Exchange:
     """Compile one exchange with all its bindings.
 
     Returns:
-        The exchange as far as it is good; to be used only where there was no fault.
+        The exchange without its invalid parts; usable only if there was no error.
     """
     rule = parsed.rule
     try:
@@ -53,7 +53,7 @@ def compile_exchange(parsed: ParsedExchange, faults: Faults) -> Exchange:
 
 
 def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
-    """Find which arguments of a refused exchange are at fault, by trying each alone."""
+    """Find the invalid arguments of a rejected exchange by trying each alone."""
     path = parsed.fields.at("arguments")
     found = False
     for name, value in parsed.rule.arguments:
@@ -68,7 +68,7 @@ def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
 
 
 def _bind(exchange: Exchange, parsed: ParsedBinding, owner: ExchangeRule, faults: Faults) -> bool:
-    """Add a binding, or report why not; False if it is there already."""
+    """Add a binding, or report why it is rejected; False if it exists already."""
     _reserved(parsed, faults)
     try:
         return exchange.bind(parsed.binding)
@@ -86,7 +86,7 @@ def _reserved(parsed: ParsedBinding, faults: Faults) -> None:
 
 
 def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ExchangeRule, faults: Faults) -> None:
-    """Find which lines of a refused binding are at fault, by trying each argument alone."""
+    """Find the invalid lines of a rejected binding by trying each argument alone."""
     binding = parsed.binding
     found = False
     if binding.routing_key and _refusal(owner, binding, binding.routing_key, ()):
@@ -124,14 +124,14 @@ def _refusal(owner: ExchangeRule, binding: Binding, key: bytes, arguments: Table
 
 
 def _reworded(refusal: ProtocolError, name: bytes, value: Value) -> str:
-    """Return what is wrong with an argument more exactly than the text that clients get, which is the plugin's."""
+    """Return a more precise reason than the plugin's text, which clients get."""
     said, key = text(refusal.text), name.decode()
     if said.startswith("Unknown or invalid"):
         return _unknown(key, value)
     if said.startswith("Invalid regex"):
         wrong = (element for element in strings(value) if why_invalid(element))
         source = next(wrong, b"")
-        return f"seen {_quoted(source)}, which is no regular expression: {why_invalid(source)}"
+        return f"seen {_quoted(source)}, which is not a regular expression: {why_invalid(source)}"
     if said == "Invalid property match operator":
         return f"{said}: {_property(key, value)}"
     if said == "Invalid AMQP topic":
@@ -150,7 +150,7 @@ def _unknown(key: str, value: Value) -> str:
     if named and not rest:
         return f'seen {head} without a name, expected "{head} NAME" with the name of a {named} after one blank'
     if blank and not named:
-        return f"seen a name after {head}, which takes none: its value has it"
+        return f"seen a name after {head}, which takes none: the name is its value"
     return f"seen {_shown(value)}, expected {_expected(head)}"
 
 
@@ -167,12 +167,12 @@ def _property(key: str, value: Value) -> str:
         return f"there is no property {_quoted(rest.encode())}" + (
             f"; did you mean {near[0]}?" if near else f", expected one of {', '.join(PROPERTIES)}"
         )
-    kind = "a text" if rest in TEXT_PROPERTIES else "a whole number"
-    return f"{rest} is {kind}, which {head} is not for, or its value is something else"
+    kind = "a string" if rest in TEXT_PROPERTIES else "a whole number"
+    return f"{rest} is {kind}, but {head} or its value requires another type"
 
 
 def _shown(value: Value) -> str:
-    """Return what an argument is, in words for an error message."""
+    """Describe an argument's value for an error message."""
     match value.letter:
         case "S":
             return f"the text {_quoted(value.value)}" if isinstance(value.value, bytes) else "a text"

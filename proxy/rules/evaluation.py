@@ -1,7 +1,7 @@
-"""Where a message goes by the rules alone, without a broker.
+"""Evaluates the rules for a message without a broker.
 
-The decision, with the address table, the alternate exchange and ``unmatched: pass`` applied to it. Tests in rules
-files, ``oxproxy explain`` and ``oxproxy shadow`` use it. Whether a destination exists is not considered.
+Applies the decision, the address table, the alternate exchange and ``unmatched: pass``. Used by tests in rules files,
+``oxproxy explain`` and ``oxproxy shadow``. Whether a destination exists is not considered.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PASSED, TRANSLATED = "passed", "translated"
 
 @dataclass(frozen=True, slots=True)
 class RoutingResult:
-    """Where a message goes, in the words of a test.
+    """Result of routing a message, with the keys of a test.
 
-    `exchanges` includes the alternate exchange where it applies. `failed` says why translations lead nowhere; `rule` is
-    the index of the first rule of the address table that applied.
+    `exchanges` includes the alternate exchange if it applies. `failed` has the reasons of failed translations; `rule`
+    is the index of the first rule of the address table that applied.
     """
 
     queues: tuple[str, ...]
@@ -38,7 +38,7 @@ class RoutingResult:
     rule: int | None = None
 
     def as_json(self) -> dict[str, object]:
-        """Return all but the rule as plain data."""
+        """Return all fields except the rule as plain data."""
         return {
             "outcome": self.outcome,
             "queues": list(self.queues),
@@ -50,7 +50,7 @@ class RoutingResult:
 
 
 def mentioned_queues(vhost: VhostRules, router: Router) -> frozenset[bytes]:
-    """Queues that the rules of a virtual host name: what regex routes see where no broker is asked."""
+    """Return the queues named by the rules of a virtual host: the input of regex routes without a broker."""
     found = {queue.name for queue in vhost.queues}
     for exchange in router.exchanges.values():
         found |= {name for kind, name in exchange.destinations if kind == QUEUE}
@@ -65,7 +65,7 @@ def decide(
     trace: Trace | None = None,
     regex_budget: int = DEFAULT_BUDGET,
 ) -> Decision:
-    """Ask the rules; a random pick takes the first name in byte order, so that answers can be compared."""
+    """Evaluate the rules; a random pick takes the first name in byte order, so that results are comparable."""
     names = QueueNames(tuple(sorted(queues)))
     return router.decide(message.exchange, message.facts, at, names, lambda _: 0, trace, regex_budget)
 
@@ -73,7 +73,7 @@ def decide(
 def routing_result(
     decision: Decision, vhost: VhostRules, book: AddressBook | None = None, routing_key: bytes = b""
 ) -> RoutingResult:
-    """Return where a message goes, with the address table, the alternate exchange and ``unmatched: pass`` in it."""
+    """Apply the address table, the alternate exchange and ``unmatched: pass`` to a decision."""
     rule = next(each for each in vhost.exchanges if each.name == decision.exchange)
     outcome = decision.outcome.value
     leaves = TranslatedDestinations(decision.queues, decision.exchanges)
@@ -99,10 +99,10 @@ def routing_result(
 def translate_publish(
     message: DescribedMessage, vhost: VhostRules, book: AddressBook
 ) -> DescribedMessage | RoutingResult | None:
-    """Ask the address table about a publish to an exchange that is not evaluated here.
+    """Look up a publish to an exchange that is not evaluated here in the address table.
 
     Returns:
-        None if it is left alone; the message as another exchange of the rules gets it; or where it goes.
+        None if no rule applies; the message with its new exchange of the rules; or the final result.
     """
     target = book.look_up(message.exchange, message.facts.routing_key)
     if target is None:

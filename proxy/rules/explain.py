@@ -1,8 +1,8 @@
-"""Explains why one message goes where it goes, as text and as JSON.
+"""Explains how one message is routed, as text and as JSON.
 
 The steps are the trace of package `routing`, and the lookups in the address table with rule, captures, result and
-target, without passwords. No broker is asked: whether a chosen queue exists is not known, and regex routes see the
-queues that the rules and the request name.
+target, without passwords. No broker is queried: it is unknown whether a chosen queue exists, and regex routes see the
+queues named by the rules and the request.
 
 Source: the messenger-addressing specification, 3.4 (a dry run that prints rule number, captures, result and target).
 """
@@ -46,12 +46,12 @@ _HIDDEN = "***"
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """One look into the address table; no text in it holds a password.
+    """One lookup in the address table, without passwords.
 
     Args:
-        rule: number of the rule that was for it, from 0; None if none was.
-        captures: what the wildcards of its pattern took.
-        target: where the result leads, or why nowhere.
+        rule: number of the rule that applied, from 0; None if none did.
+        captures: runs matched by the wildcards of its pattern.
+        target: the target of the result, or the reason why it has none.
     """
 
     address: str
@@ -67,7 +67,7 @@ class Lookup:
 
 
 def look_up(book: AddressBook, address: bytes) -> Lookup:
-    """Ask the table about an address as a publish would have it."""
+    """Look up an address as a publish would."""
     shown = text(without_password(address))
     found = book.table.translate(address)
     if found is None:
@@ -91,7 +91,7 @@ def look_up(book: AddressBook, address: bytes) -> Lookup:
 
 
 def matching_lookups(book: AddressBook, publications: Iterable[Publication]) -> Iterator[Lookup]:
-    """Ask the table about publishes; those that no rule is for are left out."""
+    """Look up publishes; those without a rule are left out."""
     for publication in publications:
         found = look_up(book, address_of(publication))
         if found.rule is not None:
@@ -113,7 +113,7 @@ def _target(book: AddressBook, rule: int, result: bytes | None, original: Public
 
 
 def _secret(address: bytes) -> bytes:
-    """The password in an address, as it is written there."""
+    """Return the password in an address as written."""
     shown = without_password(address)
     if shown == address:
         return b""
@@ -122,10 +122,10 @@ def _secret(address: bytes) -> bytes:
 
 
 def as_lines(lookup: Lookup) -> Iterator[str]:
-    """Return a look as lines for a terminal."""
+    """Format a lookup for a terminal."""
     yield f'address   "{lookup.address}"'
     if lookup.rule is None:
-        yield "          no rule of the address table is for it"
+        yield "          no rule of the address table matches"
         return
     name = f" ({lookup.name})" if lookup.name else ""
     yield f'rule      {lookup.rule}{name}: "{lookup.pattern}"'
@@ -135,9 +135,9 @@ def as_lines(lookup: Lookup) -> Iterator[str]:
     yield f"target    {lookup.target}"
 
 
-#: What is known where no sidecar is asked.
+#: State of the virtual hosts without a running sidecar.
 NOTHING_LIVE: Mapping[str, VhostState] = MappingProxyType({})
-#: Any escape of a JSON text, a pair of surrogates as one.
+#: Any escape of a JSON string; a surrogate pair counts as one.
 _ESCAPE = re.compile(rb"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|.)", re.IGNORECASE | re.DOTALL)
 
 
@@ -147,8 +147,8 @@ class ExplainRequest:
 
     Args:
         vhost: the virtual host, None if only one has such an exchange.
-        queues: queues that exist in addition to those that the rules mention.
-        at: when it is published, in seconds since the epoch; None for now.
+        queues: queues that exist in addition to those named by the rules.
+        at: time of the publish in seconds since the epoch; None for now.
     """
 
     message: DescribedMessage
@@ -168,11 +168,11 @@ class AddressRequest:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where a message goes and why.
+    """The result for a message, with its reasons.
 
     Args:
         matched: exchange and id of the bindings that were true.
-        lookups: what the address table said, where it said something.
+        lookups: lookups in the address table that had a result.
     """
 
     vhost: str
@@ -190,14 +190,14 @@ _Vhost: TypeAlias = Annotated[str, Expected("the name of a virtual host")]
 
 
 class _AddressModel(FileModel):
-    """An address, and whose address table is asked."""
+    """An address, and the virtual host whose table is used."""
 
     address: Annotated[str, Expected("an address")]
     vhost: _Vhost = NOTHING
 
 
 class _RequestModel(MessageModel):
-    """A message, and where it is published."""
+    """A message, and the exchange that it is published to."""
 
     vhost: _Vhost = NOTHING
     queues: Annotated[tuple[Annotated[str, Expected("the name of a queue")], ...], LISTED] = ()
@@ -208,7 +208,7 @@ def read_question(data: bytes, source: str) -> ExplainRequest | AddressRequest:
     """Read a message, or an address, as YAML or JSON.
 
     Raises:
-        ConfigErrors: every fault in it.
+        ConfigErrors: with all errors.
     """
     faults = Faults()
     root = _document(data, source, faults)
@@ -238,7 +238,7 @@ def _message(root: Node, source: str, faults: Faults) -> ExplainRequest:
 
 
 def _joined(escape: re.Match[bytes]) -> bytes:
-    """Write a pair of surrogates, as JSON has them, as the one character that YAML wants."""
+    """Replace a surrogate pair, as in JSON, with the single character that YAML requires."""
     high, low = escape.group(1), escape.group(2)
     if high is None:
         return escape.group()
@@ -248,11 +248,11 @@ def _joined(escape: re.Match[bytes]) -> bytes:
 def explain(
     loaded: LoadedRules, request: ExplainRequest, at: float, live: Mapping[str, VhostState] = NOTHING_LIVE
 ) -> Explanation:
-    """Ask the rules about one message.
+    """Explain one message.
 
     Args:
-        at: the time of the publish, in seconds since the epoch.
-        live: what a running sidecar knows of its virtual hosts.
+        at: time of the publish, in seconds since the epoch.
+        live: state of the virtual hosts of a running sidecar.
 
     Raises:
         ConfigErrors: several virtual hosts have such an exchange and the request names none.
@@ -273,7 +273,7 @@ def explain(
 
 
 def _outside(loaded: LoadedRules, request: ExplainRequest, at: float, live: Mapping[str, VhostState]) -> Explanation:
-    """Explain a message to an exchange that no rules file names: the address table may know it."""
+    """Explain a message to an exchange that no rules file names, but the address table may match."""
     message, version = request.message, loaded.rules.version
     name = request.vhost or (next(iter(loaded.books)) if len(loaded.books) == 1 else "/")
     book, vhost = _book(loaded, name), loaded.rules.vhosts.get(name)
@@ -302,7 +302,7 @@ def _evaluated(
     state = live.get(vhost.vhost)
     budget = DEFAULT_BUDGET if state is None else state.regex_budget
     decision = decide(router, message, at, mentioned_queues(vhost, router) | request.queues, trace, budget)
-    # What was looked up before is not looked up again.
+    # A translated message is not looked up again.
     book = None if lookups else _book(loaded, vhost.vhost)
     key = message.facts.routing_key
     context = wire.WireContext(vhost, router, _book(loaded, vhost.vhost), state)
@@ -318,13 +318,13 @@ def _evaluated(
 
 
 def _book(loaded: LoadedRules, vhost: str) -> AddressBook | None:
-    """The address table of a virtual host, apart from the one that publishes are asking."""
+    """Return the address table of a virtual host, with caches separate from those of publishes."""
     book = loaded.books.get(vhost)
     return None if book is None else book.with_empty_cache()
 
 
 def explain_address(loaded: LoadedRules, address: bytes, vhost: str | None = None) -> Lookup:
-    """Ask the address table of one virtual host about an address.
+    """Look up an address in the address table of one virtual host.
 
     Raises:
         ConfigErrors: several virtual hosts have a table, or none has.
@@ -337,7 +337,7 @@ def explain_address(loaded: LoadedRules, address: bytes, vhost: str | None = Non
 
 
 def as_json(explanation: Explanation | Lookup) -> dict[str, object]:
-    """Return the answer as plain data for JSON."""
+    """Return the explanation as plain data for JSON."""
     if isinstance(explanation, Lookup):
         return explanation.as_json()
     return {
@@ -390,7 +390,7 @@ def _binding_json(step: BindingStep) -> dict[str, object]:
 
 
 def as_text(explanation: Explanation | Lookup) -> str:
-    """Return the answer as lines for a terminal."""
+    """Return the explanation as text for a terminal."""
     if isinstance(explanation, Lookup):
         return "\n".join(as_lines(explanation))
     message, facts = explanation.message, explanation.message.facts
@@ -409,14 +409,14 @@ def as_text(explanation: Explanation | Lookup) -> str:
 def _result_lines(result: RoutingResult) -> Iterator[str]:
     yield f"outcome   {result.outcome}" + (f': the channel is closed with 406 "{result.error}"' if result.error else "")
     if result.outcome == PASSED and result.exchanges:
-        yield f"          no rules file names {result.exchanges[0]}: the broker gets the message as it came"
+        yield f"          no rules file names {result.exchanges[0]}: the message is passed to the broker unchanged"
         return
     for what in ("queues", "exchanges", "remotes"):
         names: Sequence[str] = getattr(result, what)
         if names:
             yield f"{what:10}" + ", ".join(names)
     for reason in result.failed:
-        yield f"failed    a translation leads nowhere: {reason}"
+        yield f"failed    a translation failed: {reason}"
 
 
 def _exchange_lines(step: ExchangeStep) -> Iterator[str]:

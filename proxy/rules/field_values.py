@@ -1,8 +1,8 @@
 """AMQP values and times in rules files: arguments of bindings, exchanges and queues; headers; instants; time zones.
 
 A string becomes ``S``, a whole number ``I`` or ``l``, a decimal ``d``, true and false ``t``, a list ``A``, a mapping
-``F``, null ``V``; every other type is written with a tag. Instants are seconds since the epoch; a time without its zone
-is refused, since it means another instant on another machine.
+``F``, null ``V``; every other type is written with a tag. Instants are seconds since the epoch; a time without a zone
+is rejected, since its meaning would depend on the machine.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ from proxy.yamlfile.document import Faults, Mapping, Node, Place, Plain, Scalar,
 MAX_NAME_BYTES = 255
 _INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
-_NO_VALUE = (
-    "seen no value; put it in quotes where it begins with one of # * & ! | > % @ `, write null for the value void"
-)
+_NO_VALUE = "seen no value; put it in quotes if it begins with one of # * & ! | > % @ `, write null for the value void"
 
 
 class _RefusedError(Exception):
-    """One value can't be used."""
+    """A value that can't be used."""
 
     def __init__(self, place: Place, message: str, path: str = "") -> None:
         super().__init__(place, message, path)
@@ -38,10 +36,10 @@ class _RefusedError(Exception):
 
 
 def read_table(node: Mapping, path: str, faults: Faults) -> Table:
-    """Turn a mapping into a table, entry by entry.
+    """Convert a mapping to a table, entry by entry.
 
     Args:
-        faults: takes one error for each entry that can't be used; such entries are left out.
+        faults: receives one error for each invalid entry; such entries are left out.
 
     Returns:
         The entries in file order.
@@ -92,13 +90,13 @@ def _scalar(node: Scalar) -> Value:
     if value is None:  # a number
         # RabbitMQ drops the connection of a bind with a double that is not finite and answers a publish with 541.
         infinite = isinstance(content, float)
-        expected = "a finite number" if infinite else "a whole number of at most 64 bits with sign"
+        expected = "a finite number" if infinite else "a signed 64-bit whole number"
         raise _RefusedError(node.place, f"seen {node.text if infinite else describe(node)}, expected {expected}")
     return value
 
 
 def plain_value(value: Plain) -> Value | None:
-    """Return the AMQP value of a scalar without a tag; None if there is none."""
+    """Return the AMQP value of a scalar without a tag; None if it has none."""
     if isinstance(value, str):
         return Value("S", value.encode())
     if value is None:
@@ -186,7 +184,7 @@ class SystemZone(tzinfo):
         return None if moment is None else timedelta(seconds=self._local(moment).tm_gmtoff)
 
     def dst(self, moment: datetime | None) -> timedelta | None:
-        """Unknown: nothing here asks for it."""
+        """Return None: unused here."""
         return None
 
     def tzname(self, moment: datetime | None) -> str | None:
@@ -203,7 +201,7 @@ class SystemZone(tzinfo):
 
 
 def zone(name: str) -> tzinfo | None:
-    """Return the zone of an IANA name such as ``Europe/Berlin``; None if there is none."""
+    """Return the time zone with an IANA name such as ``Europe/Berlin``; None if there is none."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -211,7 +209,7 @@ def zone(name: str) -> tzinfo | None:
 
 
 def instant(text: str) -> float | None:
-    """Return the seconds since the epoch of an RFC 3339 text; None if it is none, or has no zone."""
+    """Return the seconds since the epoch of an RFC 3339 time; None if it is invalid or has no zone."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Tests that rules files carry: what each publishes, what it expects, and whether the rules do so.
+"""Tests in rules files: what each publishes and expects, and whether the rules comply.
 
-A test expects the names that the rules choose, whether or not they exist. The queues that regex routes see are those
-that the rules name and those that the test adds.
+A test expects the names that the rules choose, whether or not they exist. Regex routes see the queues named by the
+rules and those added by the test.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def _time(written: str) -> float:
 
 
 _TIME = "a time with its zone such as 2026-11-21T08:00:00Z"
-#: A moment, in seconds since the epoch.
+#: An instant in seconds since the epoch.
 Time: TypeAlias = Annotated[float, Parsed(_TIME, _time, float, {"type": "string", "description": _TIME})]
 _Names: TypeAlias = Annotated[tuple[Annotated[str, Expected("a name")], ...], LISTED]
 
 
 class ExpectationModel(FileModel):
-    """What a test of a rules file expects; lists that it does not name are empty."""
+    """Expected result of a test; keys that it lacks default to empty lists."""
 
     queues: _Names = Field(default=(), description="every queue that receives the message")
-    exchanges: _Names = Field(default=(), description="every exchange outside that it goes to")
-    remotes: _Names = Field(default=(), description="every other broker that it goes to")
+    exchanges: _Names = Field(default=(), description="every exchange of the broker that receives the message")
+    remotes: _Names = Field(default=(), description="every other broker that receives the message")
     outcome: Literal["routed", "unrouted", "filtered", "rejected", "translated", "passed"] = NOTHING
     error: Annotated[str, Expected("the text of the channel error")] = NOTHING
 
@@ -69,7 +69,7 @@ class RulesTest:
     """One test of a rules file.
 
     Args:
-        at: seconds since the epoch, None if the test does not say.
+        at: seconds since the epoch, None if not specified.
         queues: further queues that exist in this test.
     """
 
@@ -85,13 +85,13 @@ class RulesTest:
 
 @dataclass(frozen=True, slots=True)
 class TestFailure:
-    """One test that does not hold, with every difference."""
+    """A failed test with all its differences."""
 
     test: RulesTest
     differences: tuple[str, ...]
 
     def __str__(self) -> str:
-        """``file:line:column: tests[0]: name: differences``."""
+        """Return ``file:line:column: tests[0]: name: differences``."""
         return f"{located(*self.test.place)}: {self.test.path}: {self.test.name}: {'; '.join(self.differences)}"
 
 
@@ -111,7 +111,7 @@ def check_tests(
     """Run tests against the rules.
 
     Returns:
-        The tests that do not hold, in file order.
+        The failed tests, in file order.
     """
     known = {name: mentioned_queues(vhost, routers[name]) for name, vhost in rules.vhosts.items()}
     failures = []
@@ -140,14 +140,14 @@ def _differences(
         message, book = found, None
     router = routers[test.vhost]
     if test.at is None and router.interest(message.exchange).clock:
-        return ("the rules look at the clock, so the test needs at:",)
+        return ("the rules depend on the clock, so the test needs at:",)
     queues = known[test.vhost] | test.queues
     decision = decide(router, message, test.at or 0.0, queues)
     return compare(routing_result(decision, vhost, book, message.facts.routing_key), test.expected)
 
 
 def compare(result: RoutingResult, expected: ExpectationModel) -> tuple[str, ...]:
-    """List what is other than expected, one text a difference."""
+    """Return the differences between result and expectation, one string each."""
     differences = []
     outcome: str | None = expected.outcome
     error: str | None = expected.error
@@ -163,7 +163,7 @@ def compare(result: RoutingResult, expected: ExpectationModel) -> tuple[str, ...
         got_error = "no error" if result.error is None else f'"{result.error}"'
         differences.append(f'error: expected "{error}", got {got_error}')
     if result.failed and outcome is None:
-        differences.append(f"a translation leads nowhere: {'; '.join(result.failed)}")
+        differences.append(f"a translation failed: {'; '.join(result.failed)}")
     if result.error is not None and error is None and outcome is None:
         differences.append(f'error: the message is refused with "{result.error}"')
     return tuple(differences)

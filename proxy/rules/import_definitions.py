@@ -1,8 +1,8 @@
-"""Writes a rules file from the definitions of a broker, to move from the open-exchange plugin or to take exchanges
-over.
+"""Writes a rules file from the definitions of a broker, for a migration from the open-exchange plugin or of other
+exchanges.
 
-Definitions are what ``rabbitmqctl export_definitions`` writes: JSON, without the widths of numbers and the order of
-declaration; where that order matters, a warning says so.
+Definitions are the output of ``rabbitmqctl export_definitions``: JSON, without the widths of numbers and the order of
+declaration; a warning is given if that order matters.
 
 Source: RabbitMQ's guide "Schema Definition Export and Import"; the open-exchange specification, section 8.
 """
@@ -23,12 +23,12 @@ from proxy.rules.schema import OPEN, TYPES
 from proxy.values import RESERVED_PREFIXES
 from proxy.yamlfile.document import ConfigWarning, Place
 
-#: Types whose bindings are told apart by their arguments; the others ignore them.
+#: Types whose bindings are distinguished by their arguments; the others ignore them.
 _BY_ARGUMENTS = (OPEN, "headers")
 _BY_KEY = ("direct", "topic")
-#: The carrier of an exchange that the broker has under its own name.
+#: Name of the carrier if the broker already has an exchange of this name.
 _CARRIER = "{}.oxproxy"
-#: What the keys of bindings begin with that a sidecar made: the exchange is a carrier of rules that exist.
+#: Key prefixes of bindings made by a sidecar: the exchange is a carrier of existing rules.
 _RESERVED = tuple(prefix.decode() for prefix in RESERVED_PREFIXES)
 _HEADER = (
     "# Bindings of one order are in the order of the definitions, which is not the order in which they were declared.\n"
@@ -49,14 +49,14 @@ def import_definitions(
     """Write a rules file.
 
     Args:
-        vhost: the virtual host to take from.
-        only: exchanges to take; none: all but the broker's own.
+        vhost: the virtual host to import.
+        only: exchanges to import; empty: all but the broker's own.
 
     Returns:
-        The file's text, and what its reader should know.
+        The file's text, and warnings.
 
     Raises:
-        ConfigErrors: these are no definitions, or not of that virtual host.
+        ConfigErrors: the data are not definitions, or not of that virtual host.
     """
     place = Place(source, 0)
     exchanges = list(_exchanges(data, source, vhost, only))
@@ -66,17 +66,17 @@ def import_definitions(
             message = f'seen "{vhost}", expected a virtual host of these definitions: {", ".join(sorted(known))}'
             raise ConfigErrors([ConfigError(source, 0, "--vhost", message)])
     warnings = [
-        ConfigWarning(place, f"exchange {each}", "not in these definitions, or of a type that is not evaluated here")
+        ConfigWarning(place, f"exchange {each}", "not in these definitions, or its type is not supported")
         for each in only
         if each not in {exchange.name for exchange in exchanges}
     ]
     if not exchanges and not only:
-        warnings.append(ConfigWarning(place, f"vhost {vhost}", "no exchange of its own that is evaluated here"))
+        warnings.append(ConfigWarning(place, f"vhost {vhost}", "no exchange of a supported type"))
     content = "".join(_lines(vhost, exchanges))
     try:
         loaded = compile_rules([(source, content.encode())])
     except ConfigErrors as errors:
-        warnings += [ConfigWarning(place, error.key, f"written as it was: {error.message}") for error in errors.errors]
+        warnings += [ConfigWarning(place, error.key, f"imported unchanged: {error.message}") for error in errors.errors]
     else:
         warnings += [ConfigWarning(place, *each) for each in _undecided(loaded)]
     return content, warnings
@@ -98,19 +98,19 @@ def _exchanges(data: bytes, source: str, vhost: str, only: Sequence[str]) -> Ite
                 kind = each["type"]
                 yield _Exchange(name, kind, each.get("arguments") or {}, _distinct(kind, bindings.get(name, ())))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        message = "seen something else, expected definitions as rabbitmqctl export_definitions writes them"
+        message = "expected definitions as written by rabbitmqctl export_definitions"
         raise ConfigErrors([ConfigError(source, 0, "", message)]) from error
 
 
 def _vhosts(data: bytes) -> set[str]:
-    """Return the virtual hosts that definitions are of; those exported of one alone may not name it."""
+    """Return the virtual hosts of definitions; an export of a single one may not name it."""
     found = json.loads(data)
     listed = {str(each["name"]) for each in found.get("vhosts", ())}
     return listed or {str(each.get("vhost", "/")) for key in ("exchanges", "queues") for each in found.get(key, ())}
 
 
 def _distinct(kind: str, bindings: Iterable[Mapping[str, object]]) -> list[Mapping[str, object]]:
-    """Leave out what the type ignores, and bindings that are one without it."""
+    """Remove what the type ignores, and bindings that become equal without it."""
     found: dict[str, Mapping[str, object]] = {}
     for each in bindings:
         binding = {
@@ -128,7 +128,7 @@ def _lines(vhost: str, exchanges: Sequence[_Exchange]) -> Iterator[str]:
     for exchange in exchanges:
         yield f"  - name: {_written(exchange.name)}\n    type: {exchange.type}\n"
         if exchange.type != OPEN:
-            yield f"    carrier: {_written(_CARRIER.format(exchange.name))}  # the broker has its own of this name\n"
+            yield f"    carrier: {_written(_CARRIER.format(exchange.name))}  # the broker has one of this name\n"
         if exchange.arguments:
             yield f"    arguments: {_written(exchange.arguments)}\n"
         yield f"    bindings:{'' if exchange.bindings else ' []'}\n"
@@ -144,7 +144,7 @@ def _lines(vhost: str, exchanges: Sequence[_Exchange]) -> Iterator[str]:
 
 
 def _written(value: object) -> str:
-    """Write a value of JSON as YAML that is read as the same."""
+    """Write a JSON value as YAML with the same meaning."""
     if isinstance(value, str):
         return '"' + "".join(map(_character, value)) + '"'
     if isinstance(value, Mapping):
@@ -173,7 +173,7 @@ def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:
                     yield (
                         f"exchange {text(exchange.name)}",
                         f"{len(alike)} bindings have order {order}, and those to {names} stop, jump or take "
-                        f"destinations away: definitions don't tell which was declared last; give each its own x-order",
+                        f"destinations away: definitions lack the order of declaration; give each its own x-order",
                     )
 
 

@@ -1,6 +1,6 @@
-"""Loads rules files: reads, checks and compiles them as one set, or raises every fault in them.
+"""Loads rules files: reads, checks and compiles them as one set, or raises all errors in them.
 
-It reads files and asks no broker. A `LoadedRules` has all that is needed to route.
+Reads files and connects to no broker. `LoadedRules` has everything needed to route.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from proxy.yamlfile.document import ConfigWarning, Faults, Place, release_tree
 
 @dataclass(frozen=True, slots=True)
 class LoadedRules:
-    """Rules that can be used.
+    """Valid, compiled rules.
 
     Args:
-        routers: the same compiled, by virtual host.
-        books: the address tables, by virtual host; one without rules has none.
-        contents: name and bytes of each file; not in the repr, since addresses may hold passwords.
+        routers: the compiled rules by virtual host.
+        books: the address tables by virtual host; missing if it has no rules.
+        contents: name and bytes of each file; not in the repr, since addresses may contain passwords.
     """
 
     rules: Rules
@@ -48,11 +48,11 @@ class LoadedRules:
     contents: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
 
     def failures(self) -> list[TestFailure]:
-        """Run the tests that the files carry; give those that do not hold."""
+        """Run the tests in the files; return the failures."""
         return check_tests(self.tests, self.rules, self.routers, self.books)
 
 
-#: Takes the parsed files and the rules compiled from them.
+#: Receives the parsed files and the rules compiled from them.
 CompiledHook: TypeAlias = Callable[[Sequence[ParsedFile], LoadedRules], None]
 #: Reads a file of tests.
 TestsReader: TypeAlias = Callable[[Path], bytes]
@@ -62,15 +62,14 @@ def load_rules(paths: Iterable[Path], on_compiled: CompiledHook | None = None) -
     """Read, check and compile rules files as one set, in the given order.
 
     Args:
-        paths: the files; `rules_files` gives those of a configuration.
-        on_compiled: gets the parsed files, which know their places, and the rules compiled from them; valid
-            during the call.
+        paths: the files; `rules_files` lists those of a configuration.
+        on_compiled: receives the parsed files, with positions, and the rules compiled from them; valid during the call.
 
     Returns:
-        The rules. Their tests have not been run: ask `failures` for them.
+        The rules. `failures` runs their tests.
 
     Raises:
-        ConfigErrors: every fault found in any of the files.
+        ConfigErrors: all errors in any of the files.
     """
     faults = Faults()
     contents = []
@@ -95,9 +94,9 @@ def compile_sources(
     on_compiled: CompiledHook | None = None,
     read_tests: TestsReader | None = None,
 ) -> LoadedRules:
-    """Compile rules files whose documents were read, which takes these apart; see `load_rules`.
+    """Compile parsed rules files, consuming them; see `load_rules`.
 
-    Files of tests that rules files name are left out without `read_tests`: a running sidecar has no use for them.
+    Separate files of tests are skipped without `read_tests`: a running sidecar does not need them.
     """
     with without_collection():
         files: list[ParsedFile] = []
@@ -108,7 +107,7 @@ def compile_sources(
             if on_compiled is not None:
                 on_compiled(files, loaded)
         finally:
-            # Thousands of objects that end one by one leave other threads their turn; all at once they don't.
+            # Freed one by one, thousands of objects let other threads run in between; freed at once they don't.
             for file in files:
                 release_parsed(file)
             for source in sources:
@@ -149,7 +148,6 @@ def _compile(
 
 
 def _tests_beside(file: ParsedFile, read: TestsReader, faults: Faults) -> list[RulesTest]:
-    """Read the file of tests that a rules file names."""
     if file.tests_file is None:
         return []
     path = file.tests_file.path
@@ -184,7 +182,7 @@ def _compile_vhost(name: str, files: Sequence[ParsedFile], faults: Faults) -> tu
 
 
 def rules_version(contents: Iterable[tuple[str, bytes]]) -> str:
-    """Hash what the files say, not where they lie: two sidecars with the same rules name the same version."""
+    """Hash the files' content, not their location: two sidecars with the same rules report the same version."""
     digest = blake2b(digest_size=6)
     for _, data in contents:
         digest.update(len(data).to_bytes(8, "big"))

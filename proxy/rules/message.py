@@ -1,7 +1,7 @@
-"""Messages that operators describe, in tests of rules files and for `explain`; and how names and values are printed.
+"""Messages described by operators, in tests of rules files and for `explain`; and formatting of names and values.
 
-What the broker would refuse before any rule is evaluated (a delivery mode of 3, an expiration that is no number) is a
-fault here too. Values keep their type as far as JSON has it.
+What the broker would reject before evaluating any rule (a delivery mode of 3, a malformed expiration) is an error here
+too. Values keep their type as far as JSON has it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from proxy.yamlfile.models import (
 
 
 def json_value(seen: object) -> object:
-    """Return a value as JSON can carry it; bytes that are no text as ``{"hex": ...}``."""
+    """Return a value for JSON; bytes that are not UTF-8 as ``{"hex": ...}``."""
     if isinstance(seen, Value):
         return _plain_value(seen)
     if isinstance(seen, bytes):
@@ -52,19 +52,19 @@ def _plain_value(value: Value) -> object:
 
 
 def quoted(seen: object) -> str:
-    """Write a value in a line of text, a text in quotation marks."""
+    """Format a value for a line of text; strings in quotation marks."""
     found = json_value(seen)
     return f'"{found}"' if isinstance(found, str) else str(found)
 
 
 def destination_text(destination: Destination) -> str:
-    """Write a destination, such as ``queue orders``."""
+    """Format a destination, such as ``queue orders``."""
     kind, name = destination
     return f"{kind} {text(name)}"
 
 
 def text(name: bytes) -> str:
-    """Write a name, whatever its bytes are."""
+    """Format a name of arbitrary bytes."""
     return name.decode("utf-8", "backslashreplace")
 
 
@@ -136,7 +136,7 @@ class Properties(FileModel):
 
 
 class MessageModel(FileModel):
-    """One publish as an operator writes it."""
+    """One publish as written by an operator."""
 
     exchange: Annotated[bytes, Name("the name of the exchange", empty=True)]
     routing_key: Annotated[bytes, Name("a routing key", empty=True)] = b""
@@ -147,17 +147,17 @@ class MessageModel(FileModel):
 
 @dataclass(frozen=True, slots=True)
 class DescribedMessage:
-    """One publish as described."""
+    """One publish as described by an operator."""
 
     exchange: bytes
     facts: Facts
 
 
 def described_message(model: MessageModel, node: Node, path: str, faults: Faults) -> DescribedMessage:
-    """Make a message of its model and of the node with its headers."""
+    """Build a message from its model and from the node of its headers."""
     table = Keys(node, path, faults).value("headers")
     headers = read_table(table, join(path, "headers"), faults) if isinstance(table, Mapping) else ()
-    # RabbitMQ takes BCC out before the exchange sees the message (sender-selected distribution).
+    # RabbitMQ removes BCC before the exchange sees the message (sender-selected distribution).
     headers = tuple(entry for entry in headers if entry[0] != b"BCC")
     properties = {name: value for name in PROPERTIES if (value := getattr(model.properties, name)) is not None}
     return DescribedMessage(model.exchange, Facts(model.routing_key, headers, properties, model.body_size))

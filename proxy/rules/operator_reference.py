@@ -1,8 +1,8 @@
-"""What each operator, effect, permission and filter of an open exchange means, with an example.
+"""The meaning of each operator, effect, permission and filter of an open exchange, with an example.
 
-The only place where this is written down: ``oxproxy operators`` prints it, ``python -m deploy.reference`` writes it
-as the tables of docs/reference/rules.md, and messages and the JSON Schema of rules files are made of it. A test
-compares the keys with those that `routing` reads, and compiles every example.
+The single source: ``oxproxy operators`` prints it, ``python -m deploy.reference`` writes it as the tables of
+docs/reference/rules.md, and messages and the JSON Schema of rules files are derived from it. A test compares the keys
+with those that `routing` reads, and compiles every example.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class OperatorEntry:
     """Keys that are explained together.
 
     Args:
-        keys: as they are written; NAME stands for the name of a header or property.
+        keys: as written; NAME stands for the name of a header or property.
         meaning: completes the lead of its section.
         example: one argument, as YAML.
     """
@@ -36,9 +36,9 @@ class OperatorSection:
     """Entries of one kind.
 
     Args:
-        lead: begins the sentence that each meaning completes.
-        column: head of the table's column of meanings in docs/reference/rules.md.
-        first: head of its first column.
+        lead: beginning of the sentence that each meaning completes.
+        column: heading of the meanings in docs/reference/rules.md.
+        first: heading of its first column.
         of_exchange: whether they are arguments of the exchange, not of a binding.
     """
 
@@ -291,13 +291,13 @@ SECTIONS = (MATCH_TYPES, HEADERS, MESSAGE, EFFECTS, PERMISSIONS, FILTERS)
 
 
 class OperatorValue(NamedTuple):
-    """What an operator takes, in words for a message and as JSON Schema, what it does, and what it names.
+    """Value, effect and name of an operator, for messages and JSON Schema.
 
     Args:
-        expected: what its value must be.
+        expected: the expected value.
         schema: the same for editors; it accepts more, never less.
-        help: what it does, in one line.
-        named: what the name after it and a blank is of, empty if it has none.
+        help: its effect, in one line.
+        named: kind of the name after the key and a blank, empty if there is none.
     """
 
     expected: str
@@ -310,7 +310,7 @@ _TEXT = {"type": "string"}
 _FILLED = {"type": "string", "minLength": 1}
 _OTHER_TYPE = "a value of another type"
 _ORDER = f"{LEAST_ORDER} to {GREATEST_ORDER}"
-#: Words and schema of each kind of value that the entries name.
+#: Description and schema of each kind of value in the entries.
 _VALUES: dict[str, tuple[str, dict[str, Any]]] = {
     "any": (_OTHER_TYPE, {}),
     "number": (_OTHER_TYPE, {"type": ["number", "string"]}),
@@ -334,7 +334,7 @@ _VALUES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _operators() -> dict[str, OperatorValue]:
-    """The operators by what their keys begin with."""
+    """Return the operators by the prefix of their keys."""
     found = {"x-match": OperatorValue("a text", _TEXT, f"{MATCH_TYPES.title}: all, any, set, set N or eq", "")}
     for section in (HEADERS, MESSAGE, EFFECTS, PERMISSIONS):
         for entry in section.entries:
@@ -342,7 +342,7 @@ def _operators() -> dict[str, OperatorValue]:
                 name, _, named = key.partition(" ")
                 if name == "NAME":
                     continue
-                # What an optional test takes is what the plain one of the same sign does.
+                # An optional test takes the same value as the plain one with the same sign.
                 plain = found.get(name.replace("x-?hk?v", "x-?hkv"))
                 expected, schema = _VALUES[entry.value] if entry.value in _VALUES else (plain or found[name])[:2]
                 of = "property" if name.startswith("x-?pr") else "header"
@@ -355,7 +355,7 @@ OPERATORS = _operators()
 
 
 def arguments_schema() -> dict[str, Any]:
-    """The JSON Schema of a binding's arguments: each operator with its value and one line on what it does."""
+    """Return the JSON Schema of a binding's arguments: each operator with its value and one line of help."""
     plain: dict[str, object] = {}
     named: dict[str, object] = {}
     for name, operator in OPERATORS.items():

@@ -1,6 +1,6 @@
-"""All exchanges with their bindings and destinations, as plain data: what ``oxproxy routes`` shows.
+"""All exchanges with their bindings and destinations as plain data, for ``oxproxy routes``.
 
-No broker is asked. Where the rules are those of a running sidecar, what clients declared is among them.
+No broker is queried. The rules of a running sidecar include client declarations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MATCH = b"x-match"
 
 
 def overview(loaded: LoadedRules) -> dict[str, object]:
-    """Return everything that rules route, for JSON; no password is in it."""
+    """Return the whole routing as data for JSON, without passwords."""
     vhosts = [_vhost(vhost, loaded.routers[name]) for name, vhost in loaded.rules.vhosts.items()]
     return {"rules": loaded.rules.version, "vhosts": vhosts}
 

@@ -1,4 +1,4 @@
-"""The content of rules files after parsing and checking, as plain data for the other packages."""
+"""The content of rules files after parsing and checking, as plain data for other packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.routing.bindings.binding import Binding
 from proxy.values import Table
 from proxy.yamlfile.document import Place
 
-#: Bindings of files have greater sequences than those of clients (microseconds since 1970): among equal orders the
+#: Sequences of bindings from files are greater than those of clients (microseconds since 1970): among equal orders the
 #: greater sequence is visited first, so files come before clients.
 FILE_FIRST = 1 << 62
 _NOWHERE = Place("", 0)
@@ -22,7 +22,7 @@ _NOWHERE = Place("", 0)
 
 @dataclass(frozen=True, slots=True)
 class QueueRule:
-    """A queue that a rules file asks for: declared durable, taken as it is where it exists."""
+    """A queue to declare durable; an existing one is used as it is."""
 
     name: bytes
     arguments: Table = ()
@@ -33,11 +33,11 @@ class ExchangeRule:
     """One exchange of a rules file.
 
     Args:
-        carrier: name of the exchange on the broker (equal to `name` unless the file says otherwise).
-        carrier_type: ``auto``, ``direct`` or ``topic``: its type where it has to be declared.
-        unmatched_pass: what no binding routes goes to the broker's own exchange unchanged.
-        arguments: exchange arguments in file order, alternate-exchange included.
-        bindings: in file order; their `sequence` decides among equal orders.
+        carrier: name of the exchange on the broker (by default equal to `name`).
+        carrier_type: ``auto``, ``direct`` or ``topic``: its type if it has to be declared.
+        unmatched_pass: messages that no binding routes are passed unchanged to the broker's own exchange.
+        arguments: exchange arguments in file order, including alternate-exchange.
+        bindings: in file order; their `sequence` breaks ties of order.
     """
 
     name: bytes
@@ -54,10 +54,10 @@ class ExchangeRule:
 
 @dataclass(frozen=True, slots=True)
 class TlsRule:
-    """How a broker proves itself: chain and name are always checked.
+    """TLS to a broker; its chain and name are always verified.
 
     Args:
-        ca: file of the authorities to trust, None for the system's.
+        ca: file of trusted CA certificates, None for the system's.
         server_name: name that the certificate must have, None for the host's.
     """
 
@@ -72,14 +72,14 @@ class BrokerRule:
     """Another broker that translations may name.
 
     Args:
-        username: user name of the login, None if only translations have one.
-        password: as text, None if it is kept elsewhere.
+        username: user name, None if only translations have one.
+        password: plain password, None if it is stored elsewhere.
         vhost: its virtual host, None for that of the producer.
-        deadline_seconds: a publish to it waits this long at most.
-        unconfirmed: publishes to it that may wait for their confirms before producers wait.
-        unconfirmed_bytes: the same in bytes of their bodies.
-        places: where its keys were, of those that can be wrong later: address, password_env, password_file, and those
-            under tls that name files.
+        deadline_seconds: deadline of a publish to it.
+        unconfirmed: limit of unconfirmed publishes before producers are paused.
+        unconfirmed_bytes: the same in bytes of message bodies.
+        places: positions of the keys that can prove wrong later: address, password_env, password_file, and those under
+            tls that name files.
     """
 
     name: bytes
@@ -100,10 +100,10 @@ class BrokerRule:
 
 @dataclass(frozen=True, slots=True)
 class AddressPlaces:
-    """Where one rule of the address table was written.
+    """Positions of one rule of the address table.
 
     Args:
-        hosts: place of that key, or of the rule where it has none.
+        hosts: position of that key, or of the rule if it has none.
     """
 
     path: str
@@ -113,10 +113,10 @@ class AddressPlaces:
 
 @dataclass(frozen=True, slots=True)
 class VhostRules:
-    """Everything the rules files say about one virtual host.
+    """The rules of one virtual host.
 
     Args:
-        addresses: the address table, in the order in which it is tried.
+        addresses: the address table, in matching order.
     """
 
     vhost: str
@@ -129,7 +129,7 @@ class VhostRules:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """All rules files together.
+    """The content of all rules files.
 
     Args:
         version: short hash of the files' content.

@@ -1,11 +1,11 @@
-"""Rules files: the models of their keys, and the reading of one file into parsed objects that know their places.
+"""Rules files: the models of their keys, and the reading of one file into parsed objects with positions.
 
-Checked is what one file alone shows: keys, types, names. What the arguments of a binding mean is checked by `compiler`,
-what several files show together by package `lint`.
+Only checks that need one file are made here: keys, types, names. `compiler` checks the arguments of bindings, package
+`lint` checks across files.
 
-There may be a hundred thousand bindings. Each is read as soon as its nodes are there (`BindingReader`), and the places
-of its keys are packed into an array. The model, which has the words for what is wrong with a binding, is asked only
-where one is not plainly right.
+There may be a hundred thousand bindings. Each is read as soon as its nodes are complete (`BindingReader`), and the
+positions of its keys are packed into an array. The model, which describes errors in a binding, is used only if the
+binding is not plainly valid.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ CARRIER: Final = "carrier"
 ALTERNATE = b"alternate-exchange"
 #: Routing operators that name their destinations.
 NAMED_ROUTES = (b"x-addq-", b"x-adde-", b"x-delq-", b"x-dele-")
-#: Arguments that the proxy itself puts on exchanges and bindings of the broker.
+#: Arguments that the proxy itself adds to exchanges and bindings of the broker.
 OWN_ARGUMENTS = frozenset((b"x-open-exchange", b"x-oxproxy"))
 
 
@@ -95,7 +95,7 @@ def _or_name(schema: dict[str, Any]) -> None:
 
 
 class QueueModel(FileModel):
-    """A queue that is declared durable; one that exists is taken as it is. Its name alone stands for it."""
+    """A queue that is declared durable; an existing one is used as it is. Can be written as just its name."""
 
     model_config = ConfigDict(json_schema_extra=_or_name)
 
@@ -104,23 +104,23 @@ class QueueModel(FileModel):
 
 
 class BindingModel(FileModel):
-    """A binding: where to, and when."""
+    """A binding: a destination and conditions."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["queue"]}, {"required": ["exchange"]}]})
 
-    queue: Annotated[bytes, Name("the name of a queue")] = Field(default=NOTHING, description="the queue it leads to")
+    queue: Annotated[bytes, Name("the name of a queue")] = Field(default=NOTHING, description="destination queue")
     exchange: Annotated[bytes, Name("the name of an exchange")] = Field(
-        default=NOTHING, description="the exchange it leads to, in place of a queue"
+        default=NOTHING, description="destination exchange, instead of a queue"
     )
     name: Annotated[str, Field(min_length=1), Expected("a name for metrics, audit and explain")] = Field(
-        default=NOTHING, description="its id in metrics and in explain, once in an exchange"
+        default=NOTHING, description="its id in metrics and in explain, unique in its exchange"
     )
     routing_key: Annotated[bytes, Name("a routing key", empty=True)] = Field(
         default=b"", description="for types topic and direct; must be empty for x-open"
     )
     arguments: TableModel = Field(
         default={},
-        description="its operators; of type headers: the headers to match",
+        description="its operators; for type headers: the headers to match",
         json_schema_extra=arguments_schema(),
     )
 
@@ -130,7 +130,7 @@ class ExchangeModel(FileModel):
 
     name: Annotated[bytes, Name("the name of an exchange")] = Field(description="the name that producers publish to")
     type: Literal["x-open", "headers", "topic", "direct", "fanout"] = Field(
-        default=OPEN, description="each is evaluated by the sidecar"
+        default=OPEN, description="exchange type; all types are evaluated by the sidecar"
     )
     delivery: Literal["carrier", "queue"] = Field(
         default=CARRIER,
@@ -141,11 +141,11 @@ class ExchangeModel(FileModel):
     )
     carrier_type: Literal["auto", "direct", "topic"] = Field(
         default="auto",
-        description="its type where it has to be declared; auto: topic on RabbitMQ before 3.13 with many destinations, "
+        description="its type if it has to be declared; auto: topic on RabbitMQ before 3.13 with many destinations, "
         "else direct",
     )
     unmatched: Literal["pass"] = Field(
-        default=NOTHING, description="what no binding routes goes to the broker's own exchange"
+        default=NOTHING, description="pass: messages that no binding routes are passed to the broker's own exchange"
     )
     arguments: TableModel = Field(default={}, description="filters and alternate-exchange")
     bindings: Annotated[tuple[BindingModel, ...], LISTED] = Field(default=(), description="visited by order")
@@ -155,10 +155,10 @@ class RulesModel(FileModel):
     """A rules file."""
 
     vhost: Annotated[str, Parsed("the name of a virtual host", _vhost)] = Field(
-        default="/", description="virtual host that this file is about"
+        default="/", description="virtual host of this file"
     )
     timezone: Annotated[tzinfo, Parsed("a time zone such as Europe/Berlin", _zone, tzinfo)] = Field(
-        default=NOTHING, description="local time of dtl operators, such as Europe/Berlin; none: the machine's own"
+        default=NOTHING, description="time zone of dtl operators, such as Europe/Berlin; default: the machine's own"
     )
     queues: Annotated[tuple[QueueModel, ...], LISTED] = Field(default=(), description="queues to declare")
     exchanges: Annotated[tuple[ExchangeModel, ...], LISTED] = Field(
@@ -169,17 +169,17 @@ class RulesModel(FileModel):
         default=(), description="the address table, first match wins"
     )
     tests: Annotated[tuple[FileTestModel, ...], LISTED] = Field(
-        default=(), description="what must hold, or a file of tests", json_schema_extra=_or_tests_file
+        default=(), description="tests of the rules, or a file of tests", json_schema_extra=_or_tests_file
     )
 
 
 class TestsModel(FileModel):
     """A file of tests."""
 
-    tests: Annotated[tuple[FileTestModel, ...], LISTED] = Field(description="what must hold")
+    tests: Annotated[tuple[FileTestModel, ...], LISTED] = Field(description="tests of the rules")
 
 
-#: Top-level keys of a rules file; they also tell it from a configuration file.
+#: Top-level keys of a rules file; they distinguish it from a configuration file.
 TOP_KEYS = tuple(RulesModel.model_fields)
 
 
@@ -188,7 +188,7 @@ TOP_KEYS = tuple(RulesModel.model_fields)
 
 @dataclass(slots=True)
 class ParsedQueue:
-    """A queue that a file asks for."""
+    """A queue declared by a file."""
 
     place: Place
     path: str
@@ -196,7 +196,7 @@ class ParsedQueue:
 
 
 class PackedPlaces:
-    """Places in one file: line and column in one number, in an array."""
+    """Positions in one file: line and column in one number, in an array."""
 
     __slots__ = ("_packed", "_source")
 
@@ -205,7 +205,7 @@ class PackedPlaces:
         self._packed = array("Q")
 
     def extend(self, places: Iterable[Place]) -> int:
-        """Add places of this file; return where they begin."""
+        """Add positions of this file; return the index of the first."""
         first = len(self._packed)
         self._packed.extend([place.line << 32 | place.column for place in places])
         return first
@@ -216,7 +216,7 @@ class PackedPlaces:
 
 @dataclass(slots=True)
 class PackedBinding:
-    """A binding whose exchange is not known yet; its places begin at `first`."""
+    """A binding whose exchange is not known yet; its positions start at `first`."""
 
     kind: str
     destination: bytes
@@ -226,7 +226,7 @@ class PackedBinding:
     first: int
 
 
-#: The first places of a binding: its own, its key's, its name's, its arguments'; then each argument's.
+#: The first positions of a binding: its own, its key's, its name's, its arguments'; then each argument's.
 _OWN, _KEY, _NAME, _ARGUMENTS, _FIRST_ARGUMENT = range(5)
 
 
@@ -236,7 +236,7 @@ def binding_path(exchange_path: str, index: int) -> str:
 
 @dataclass(slots=True)
 class ParsedBinding:
-    """One binding, with where it was written."""
+    """One binding, with its positions."""
 
     binding: Binding
     exchange_path: str
@@ -255,12 +255,12 @@ class ParsedBinding:
 
     @property
     def key_place(self) -> Place:
-        """Where its routing key was written."""
+        """Position of its routing key."""
         return self.places.place(self.first_place + _KEY)
 
     @property
     def name_place(self) -> Place:
-        """Where its id was written, or the binding where it has none."""
+        """Position of its id, or of the binding if it has none."""
         return self.places.place(self.first_place + _NAME)
 
     def argument_place(self, key: str) -> Place:
@@ -274,7 +274,7 @@ class ParsedBinding:
         return join(f"{self.path}.arguments", key)
 
     def named_routes(self) -> Iterator[tuple[str, bytes]]:
-        """Destinations that routing operators name: the argument's key and each name."""
+        """Yield the destinations that routing operators name: the argument's key and each name."""
         for name, value in self.binding.arguments:
             for destination in strings(value) if name.startswith(NAMED_ROUTES) else ():
                 yield name.decode(), destination
@@ -282,7 +282,7 @@ class ParsedBinding:
 
 @dataclass(slots=True)
 class ParsedExchange:
-    """One exchange; `fields` finds the places of its keys, `bindings` has those of the rule."""
+    """One exchange; `fields` has the positions of its keys, `bindings` has those of the rule."""
 
     fields: Keys
     rule: ExchangeRule
@@ -298,7 +298,7 @@ class ParsedExchange:
 
 
 class TestsFile(NamedTuple):
-    """A file of tests: where it is, and where a rules file names it."""
+    """A file of tests: its path, and the position where a rules file names it."""
 
     path: Path
     named_at: Place
@@ -325,7 +325,7 @@ def read_rules_file(root: Node, source: RulesSource, faults: Faults) -> ParsedFi
     """Read the document of one rules file.
 
     Args:
-        faults: takes everything that is wrong; what can't be used is left out.
+        faults: receives all errors; invalid values are left out.
     """
     keys = Keys(root, "", faults)
     tests_file = _take_tests_file(root, source.name, faults)
@@ -345,7 +345,7 @@ def read_rules_file(root: Node, source: RulesSource, faults: Faults) -> ParsedFi
 
 
 def _take_tests_file(root: Node, source: str, faults: Faults) -> TestsFile | None:
-    """Take out the name of a file of tests, where it stands in place of a list."""
+    """Remove and return the name of a file of tests, if given instead of a list."""
     entry = root.entry("tests") if isinstance(root, Mapping) else None
     if entry is None or not isinstance(root, Mapping) or not isinstance(entry[1], Scalar) or entry[1].absent:
         return None
@@ -359,7 +359,7 @@ def _take_tests_file(root: Node, source: str, faults: Faults) -> TestsFile | Non
 
 
 def read_tests_file(source: RulesSource, vhost: str, faults: Faults) -> list[RulesTest]:
-    """Read a file that has tests alone, of rules in a virtual host."""
+    """Read a file that contains only tests, for rules of a virtual host."""
     faults.errors += source.faults.errors
     if source.root is None:
         if not source.faults.errors:
@@ -375,7 +375,7 @@ def _present(found: Iterable[T | None]) -> list[T]:
 
 
 def _take_items(keys: Keys, key: str) -> list[Any]:
-    """Take the items out of a list, which are read one by one, and leave it empty for its model."""
+    """Return the items of a list, which are read one by one, and leave it empty for its model."""
     node = keys.value(key)
     if not isinstance(node, Sequence):
         return []
@@ -385,7 +385,7 @@ def _take_items(keys: Keys, key: str) -> list[Any]:
 
 
 def _numbered(keys: Keys, key: str) -> list[tuple[str, Node]]:
-    """Take the items out of a list, each with its dotted path."""
+    """Return the items of a list, each with its dotted path, and leave it empty."""
     return [(f"{keys.at(key)}[{index}]", item) for index, item in enumerate(_take_items(keys, key))]
 
 
@@ -409,7 +409,7 @@ def _queue(path: str, node: Node, faults: Faults) -> ParsedQueue | None:
             return None
         name = str(text).encode()
     if name.startswith(b"amq."):
-        faults.error(node.place, path, "names that begin with \"amq.\" are the broker's own and can't be declared")
+        faults.error(node.place, path, 'names that begin with "amq." are reserved by the broker and can\'t be declared')
     return ParsedQueue(node.place, path, QueueRule(name, arguments))
 
 
@@ -454,24 +454,24 @@ def _binding(packed: PackedBinding, owner: ParsedExchange, index: int, places: P
 
 #: Kind and name of the destination, routing key, name.
 _PlainBinding: TypeAlias = tuple[str, bytes, bytes, str]
-#: Names and entries that are kept to be shared.
+#: Limit of shared names and entries.
 _MOST_SHARED = 8192
-#: Keys of a binding whose values are strings, and those whose places are packed, with where.
+#: Keys of a binding with string values, and keys whose positions are packed, with their index.
 _TEXT_KEYS = frozenset(("queue", "exchange", "name", "routing_key"))
 _MARKED = {"routing_key": _KEY, "name": _NAME, "arguments": _ARGUMENTS}
 
 
 class BindingReader:
-    """Reads bindings as `read_document` comes to them."""
+    """Reads bindings while `read_document` parses the file."""
 
     def __init__(self, places: PackedPlaces, faults: Faults) -> None:
         self._places = places
         self._faults = faults
-        #: names and entries of arguments that are the same in many bindings, once
+        #: names and entries of arguments that many bindings share
         self._shared: dict[object, Any] = {}
 
     def __call__(self, node: Node, exchange: int, index: int) -> PackedBinding | None:
-        """Return the binding; None if it can't be used."""
+        """Return the binding; None if it is invalid."""
         path = binding_path(f"exchanges[{exchange}]", index)
         plain = _plain_binding(node) or _modelled_binding(node, path, self._faults)
         if plain is None or not isinstance(node, Mapping):
@@ -485,7 +485,7 @@ class BindingReader:
             if isinstance(child, Mapping):
                 arguments = read_table(child, f"{path}.arguments", self._faults)
                 written = child.entries
-                if len(arguments) < len(written):  # some can't be used and are left out
+                if len(arguments) < len(written):  # some are invalid and were left out
                     kept = {entry for entry, _ in arguments}
                     written = [entry for entry in written if entry[0].text.encode() in kept]
                 marks += [argument.place for argument, _ in written]
@@ -495,14 +495,14 @@ class BindingReader:
         return PackedBinding(kind, self._once(destination), routing_key, arguments, name, first)
 
     def _once(self, value: T) -> T:
-        """Return what is equal and was there before: many bindings share names and entries."""
+        """Return an equal earlier object: many bindings share names and entries."""
         look = self._shared.setdefault if len(self._shared) < _MOST_SHARED else self._shared.get
         kept: T = look(value, value)
         return kept
 
 
 def _plain_binding(node: Node) -> _PlainBinding | None:
-    """Read a binding that is plainly right; None if its model has to be asked."""
+    """Read a plainly valid binding; None if its model is needed."""
     texts: dict[str, str] = {}
     for key, child in node.entries if isinstance(node, Mapping) else ():
         if key.text in _TEXT_KEYS and isinstance(child, Scalar) and child.tag is None:
@@ -539,12 +539,12 @@ def _check_arguments(parsed: ParsedExchange) -> None:
 
     rule = parsed.rule
     for fault in argument_faults(rule.arguments):
-        ignored = rule.type != OPEN and fault.name in ARGUMENTS and fault.name != ALTERNATE  # `lint` warns of these
+        ignored = rule.type != OPEN and fault.name in ARGUMENTS and fault.name != ALTERNATE  # `lint` warns about these
         if fault.name not in OWN_ARGUMENTS and not ignored:
             error(fault.name, fault.message)
     for name, value in rule.arguments:
         if name in OWN_ARGUMENTS:
-            error(name, "this argument is the proxy's own")
+            error(name, "this argument is reserved for the proxy")
         if name == ALTERNATE and value.letter == "S" and isinstance(value.value, bytes):
             wrong = name_fault(value.value.decode())
             if wrong:
@@ -556,24 +556,24 @@ def _check_carrier(parsed: ParsedExchange) -> None:
     if rule.delivery != CARRIER:
         for key in ("carrier", "carrier_type"):
             if key in fields:
-                fields.error(key, "goes with delivery: carrier only")
+                fields.error(key, "requires delivery: carrier")
         return
     if rule.carrier.startswith(b"amq."):
         key = "carrier" if "carrier" in fields else "name"
         ways = "give another name under carrier:, or delivery: queue"
-        fields.error(key, f"names that begin with \"amq.\" are the broker's own and can't be declared: {ways}")
+        fields.error(key, f'names that begin with "amq." are reserved by the broker and can\'t be declared: {ways}')
     if rule.unmatched_pass and rule.carrier == rule.name:
         message = "needs another name for the carrier under carrier:, or delivery: queue; "
-        fields.error("unmatched", message + "otherwise the broker's own exchange of this name is the carrier itself")
+        fields.error("unmatched", message + "otherwise the carrier would be the broker's own exchange of this name")
 
 
 @dataclass(slots=True)
 class RulesSource:
-    """One file whose document was read, its bindings packed.
+    """A file with its parsed document and packed bindings.
 
     Args:
-        root: its document; None if it is empty or can't be read.
-        faults: what was found in its syntax.
+        root: its document; None if it is empty or unreadable.
+        faults: its syntax errors.
     """
 
     name: str
@@ -584,7 +584,7 @@ class RulesSource:
 
 
 def read_source(name: str, data: bytes) -> RulesSource:
-    """Read a file's document, whether it is a rules file or not."""
+    """Parse a file, whether or not it is a rules file."""
     places, faults, of_bindings = PackedPlaces(name), Faults(), Faults()
     with without_collection():
         root = read_document(data, name, faults, BindingReader(places, of_bindings))
@@ -595,9 +595,9 @@ def read_source(name: str, data: bytes) -> RulesSource:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Keep the garbage collector out: it would walk again and again through a tree that only grows.
+    """Disable the garbage collector, which would repeatedly walk a tree that only grows.
 
-    Half of the time of loading ten thousand bindings went there.
+    It took half of the time of loading ten thousand bindings.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -1,7 +1,7 @@
-"""Notices that rules files or files of TLS have changed, for reload.
+"""Detects changes of rules files and TLS files, for reload.
 
-Files are compared by name, target and time (so the switched symbolic link of a ConfigMap is noticed) and judged by
-their content: a touched file is not a changed one. Nothing here waits; the caller polls.
+Files are compared by name, target and time (so a switched symbolic link of a ConfigMap is noticed) and then by content:
+a touched file is not a changed one. Nothing here waits; the caller polls.
 
 Source: Kubernetes documentation, "ConfigMaps: mounted ConfigMaps are updated automatically" (not under `subPath`).
 """
@@ -16,9 +16,9 @@ from pathlib import Path
 from proxy.errors import ConfigErrors
 from proxy.rules.loader import rules_version
 
-#: Seconds during which a file's time does not tell two writes of one size apart on every file system.
+#: Seconds during which not every file system distinguishes two writes of the same size by time.
 _RECENT_SECONDS = 2.0
-#: What is seen where the files can't be listed or read; a load says why.
+#: Result if the files can't be listed or read; a load reports the reason.
 _UNREADABLE = "unreadable"
 
 #: Name, target, inode, size and time of each file.
@@ -26,7 +26,7 @@ _Stats = tuple[tuple[str, str, int, int, int], ...]
 
 
 class FileWatch:
-    """The files as they were when last taken, and as they are.
+    """Compares the files with their state at the last load.
 
     Args:
         files: lists the files in the order of a load.
@@ -42,9 +42,9 @@ class FileWatch:
         self._settled = False
 
     def look(self) -> bool:
-        """Return whether the files have changed since they were last taken, and have come to rest.
+        """Return True if the files have changed since the last load and are stable.
 
-        They are at rest when two looks one after another see the same, so that half a file is not taken for one.
+        They are stable if two successive calls see the same state, so that a half-written file is not loaded.
         """
         stats = self._look()
         if stats != self._stats:
@@ -53,16 +53,16 @@ class FileWatch:
             return False
         if self._settled:
             return False
-        # Written a moment ago, they may be written again with nothing to tell it by: look inside once more.
+        # Files written just now may change again without a visible difference: read them once more.
         self._settled = all(self._now() - changed / 1e9 > _RECENT_SECONDS for *_, changed in stats)
         return self._version() != self._taken
 
     def take(self) -> None:
-        """Note that the files are being loaded as they are now, whatever comes of it."""
+        """Record the current state as loaded, whatever the result of the load."""
         self._taken = self._version()
 
     def again(self) -> None:
-        """Forget what was taken: the next look finds the files new."""
+        """Forget the recorded state: the next `look` reports a change."""
         self._taken = ""
         self._settled = False
 
@@ -93,7 +93,7 @@ def lone_mounts(paths: Iterable[Path], mountinfo: str) -> list[Path]:
     """Find files that are mounted alone, as Kubernetes does for `subPath`: they never change.
 
     Args:
-        mountinfo: what /proc/self/mountinfo says (proc(5)).
+        mountinfo: content of /proc/self/mountinfo (proc(5)).
     """
     points = {_unescaped(fields[4]) for line in mountinfo.splitlines() if len(fields := line.split(" ")) > 4}
     return [path for path in paths if str(path.resolve()) in points]

@@ -1,8 +1,8 @@
-"""What leaves on the wire for one message: the last part of an explanation.
+"""What is sent for one message: the last part of an explanation.
 
-The functions of the publish path are called: they return under which exchange and key each publish leaves, which keys
-it carries in BCC, what these stand for, and which headers are ours. Without a broker every chosen destination is taken
-to exist and to be bound; with the state of a running sidecar what is missing is listed with the reason.
+Calls the functions of the publish path, which return exchange and key of each outgoing publish, its BCC keys, the
+destinations that they stand for, and the headers added. Without a broker every chosen destination is assumed to exist
+and to be bound; with the state of a running sidecar missing ones are listed with the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from proxy.rules.message import DescribedMessage, destination_text, json_value, 
 from proxy.rules.ruleset import ExchangeRule, VhostRules
 from proxy.values import Destination, Table
 
-#: Our own broker.
+#: Name of our own broker.
 UPSTREAM = "upstream"
 _UNBOUND = "not bound yet: the publish waits until it is, or is known to be missing"
 _Names: TypeAlias = dict[bytes, Destination]
@@ -41,13 +41,13 @@ _Names: TypeAlias = dict[bytes, Destination]
 
 @dataclass(frozen=True, slots=True)
 class WirePublish:
-    """One publish that leaves.
+    """One outgoing publish.
 
     Args:
         to: our own broker, or the name of another.
         bcc: further keys.
-        reaches: what exchange, key and further keys stand for, where that is not what they say.
-        headers: those that are ours, BCC aside.
+        reaches: destinations that exchange, key and further keys stand for, if they differ.
+        headers: headers added by the sidecar, without BCC.
         untouched: unchanged, byte for byte.
     """
 
@@ -62,11 +62,11 @@ class WirePublish:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Everything that leaves of one message.
+    """Everything that is sent for one message.
 
     Args:
-        publishes: what leaves; none where the message is refused or leads nowhere.
-        missing: chosen destinations that can't be reached, with the reason; known of running sidecars alone.
+        publishes: outgoing publishes; empty if the message is rejected or unroutable.
+        missing: chosen destinations that can't be reached, with the reason; only known for running sidecars.
     """
 
     publishes: tuple[WirePublish, ...] = ()
@@ -74,7 +74,7 @@ class Wire:
 
 
 class _Everything(TokenTable):
-    """Takes every destination to be bound, since there is no broker to ask."""
+    """Reports every destination as bound, since there is no broker."""
 
     @property
     def bound(self) -> Set[Destination]:
@@ -82,8 +82,6 @@ class _Everything(TokenTable):
 
 
 class _Every(frozenset[Destination]):
-    """Contains every destination."""
-
     def __contains__(self, destination: object) -> bool:
         return True
 
@@ -93,10 +91,10 @@ _EVERY = _Every()
 
 @dataclass(frozen=True, slots=True)
 class WireContext:
-    """What stands between the rules and the broker.
+    """The state of the sidecar that affects outgoing publishes.
 
     Args:
-        live: what a running sidecar knows, None if none is asked.
+        live: state of a running sidecar, None without one.
     """
 
     vhost: VhostRules
@@ -105,7 +103,7 @@ class WireContext:
     live: VhostState | None = None
 
     def state(self) -> VhostState:
-        """Return what the publish path would look at."""
+        """Return the state that the publish path would use."""
         name, live = self.vhost.vhost, self.live
         if live is not None:
             exchanges, missing = dict(live.exchanges), dict(live.missing)
@@ -119,7 +117,7 @@ class WireContext:
 
 
 def owned_exchange(rule: ExchangeRule) -> OwnedExchange:
-    """Return what the publish path knows of an exchange of the rules."""
+    """Return an exchange of the rules in the form of the publish path."""
     return OwnedExchange(
         rule.name,
         rule.type,
@@ -135,15 +133,15 @@ def owned_exchange(rule: ExchangeRule) -> OwnedExchange:
 def evaluated(
     context: WireContext, message: DescribedMessage, decision: Decision, source: DescribedMessage | None = None
 ) -> Wire:
-    """Return what leaves of a message to an exchange that is evaluated here.
+    """Return what is sent for a message to an exchange that is evaluated here.
 
     Args:
-        message: as that exchange gets it.
-        source: the message as it was published, if the address table has sent it there.
+        message: as received by that exchange.
+        source: the original message, if the address table redirected it.
     """
     state = context.state()
     owned = state.exchanges.get(message.exchange)
-    if owned is None:  # gone in this moment
+    if owned is None:  # deleted just now
         return Wire()
     first = source or message
     came = None if source is None else PublishSource(_address(source), 0)
@@ -164,7 +162,7 @@ def evaluated(
 
 
 def _missing_elsewhere(state: VhostState, target: Target) -> list[tuple[Destination, str]]:
-    """Return what another broker is known not to have of what a message goes to."""
+    """Return destinations of a message that another broker is known not to have."""
     if target.remote is None:
         return []
     exchange, key = target.publication
@@ -175,7 +173,7 @@ def _missing_elsewhere(state: VhostState, target: Target) -> list[tuple[Destinat
 
 
 def translated(message: DescribedMessage, book: AddressBook | None = None) -> Wire:
-    """Return what leaves of a message to an exchange that is not evaluated here."""
+    """Return what is sent for a message to an exchange that is not evaluated here."""
     target = None if book is None else book.look_up(*_address(message))
     if target is None:
         return Wire((WirePublish(UPSTREAM, *_address(message), untouched=True),))
@@ -217,7 +215,7 @@ def _elsewhere(message: DescribedMessage, target: Target) -> WirePublish:
 
 
 def _ours(message: DescribedMessage, copy: Copy) -> Table:
-    """The headers that we add, but for BCC."""
+    """Return the headers added by the sidecar, without BCC."""
     entries = encode_table(message.facts.headers)
     left = table_entries(entries, copy, _address(message))
     return tuple(
@@ -230,7 +228,7 @@ def _chosen(decision: Decision) -> list[Destination]:
 
 
 def as_data(wire: Wire) -> list[dict[str, object]]:
-    """Return what leaves as plain data for JSON."""
+    """Return it as plain data for JSON."""
     return [_leaving_json(each) for each in wire.publishes]
 
 
@@ -247,10 +245,10 @@ def _leaving_json(leaving: WirePublish) -> dict[str, object]:
 
 
 def as_lines(wire: Wire) -> Iterator[str]:
-    """Return it as lines for a terminal."""
+    """Format it for a terminal."""
     for leaving in wire.publishes:
         to = "" if leaving.to == UPSTREAM else f" of {leaving.to}"
-        how = ", as it came" if leaving.untouched else ""
+        how = ", unchanged" if leaving.untouched else ""
         yield f"wire      publish to exchange {quoted(leaving.exchange)}{to}, key {quoted(leaving.routing_key)}{how}"
         known = dict(zip(leaving.bcc, leaving.reaches, strict=False)) if leaving.reaches else {}
         for key in leaving.bcc:

@@ -206,7 +206,7 @@ async def test_a_guarded_page_wants_a_host_that_no_page_in_a_browser_has(
     async with http.get(base + "/status", headers={"Host": host}) as response:
         assert response.status == status
         if status == 403:
-            assert await response.text() == (f"Host {host}: expected localhost, an address, or a name of admin.hosts\n")
+            assert await response.text() == (f"Host {host}: expected localhost, an address, or a name in admin.hosts\n")
     async with http.get(base + "/metrics", headers={"Host": host}) as response:
         assert response.status == 200
 

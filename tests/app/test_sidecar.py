@@ -27,7 +27,7 @@ def test_with_too_few_descriptors_it_says_so_and_lets_in_fewer(serve: Serve, con
     running = serve(wrap=["prlimit", "--nofile=276:276"], limits={"connections": 10000})
     running.await_ready()
     warned = "descriptors=276 needed=20256 permitted=10000 admitted=10"
-    assert f'too few file descriptors for limits.connections: fewer producers are let in" {warned}' in (
+    assert f'too few file descriptors for limits.connections: the limit is lowered" {warned}' in (
         running.log.read_text()
     )
     producers = [connect(running) for _ in range(10)]
@@ -150,14 +150,14 @@ def test_the_log_has_a_line_for_each_connection_and_none_for_ten_thousand_publis
     connected, ended = lines()[before:]
     names = {"name": "test", "user": "guest", "vhost": outside.vhost}
     if style == "json":
-        for line, event in ((connected, "producer connected"), (ended, "producer closed for a fault")):
+        for line, event in ((connected, "producer connected"), (ended, "producer closed because of an error")):
             said = json.loads(line)
             assert said["event"] == event
             assert names.items() <= said.items()
             assert said["peer"].startswith("127.0.0.1:")
     else:
         assert 'event="producer connected"' in connected
-        assert 'event="producer closed for a fault"' in ended
+        assert 'event="producer closed because of an error"' in ended
         for line in (connected, ended):
             assert all(f"{key}={value}" in line for key, value in names.items())
     assert "letters" not in connected + ended
@@ -258,8 +258,7 @@ UNSERVABLE = {
     "such as 10.0.0.0/8 or fd00::/8",
     "{audit: {directory: ., hash: [usr]}}": '1:31: audit.hash[0]: seen the text "usr", expected one of message_id, '
     "user, rk",
-    "{audit: {directory: ., hash: rk}}": "1:24: audit.hash: hashes need a key of their own under hash_key_env or "
-    "hash_key_file",
+    "{audit: {directory: ., hash: rk}}": "1:24: audit.hash: hashes need a key under hash_key_env or hash_key_file",
     "{audit: {hash: [rk], hash_key_file: key}}": "1:22: audit.hash_key_file: seen a key of 5 bytes, expected 16 to 64",
     "{listen: [{address: 0.0.0.0:7001}], admin: {address: localhost:7001}}": "1:45: admin.address: localhost:7001 "
     "can't be listened on together with listen[0].address 0.0.0.0:7001",
@@ -268,7 +267,7 @@ UNSERVABLE = {
     '{listen: [{address: "[::]:7001"}, {address: "[::1]:7001"}]}': "1:36: listen[1].address: [::1]:7001 can't be "
     "listened on together with listen[0].address [::]:7001",
     "{listen: [{address: 0.0.0.0:7001}], upstream: {address: [a:1, 127.0.0.1:7001]}}": "1:48: upstream.address: "
-    "127.0.0.1:7001 is an address that this sidecar listens on itself",
+    "127.0.0.1:7001 is an address that this sidecar itself listens on",
     "{upstream: {address: 127.0.0.1:0}}": '1:22: upstream.address: seen the text "127.0.0.1:0", expected a port from 1 '
     "to 65535",
     "{listen: [{address: a..b:7001}]}": '1:21: listen[0].address: seen the text "a..b:7001", expected host:port with a '
@@ -321,7 +320,7 @@ def test_serve_ends_with_a_line_of_the_log_whatever_happens(
     monkeypatch.setattr("proxy.app.sidecar.load_rules", broken)
     assert main(["serve", "--config", str(file)]) == 1
     (line,) = capfd.readouterr().err.splitlines()
-    assert 'level=error event="ended by an unexpected error" error="KeyError: \'what nobody thought of\'"' in line
+    assert 'level=error event="exiting after an unexpected error" error="KeyError: \'what nobody thought of\'"' in line
     assert Path(__file__).name in line  # where it happened
 
 
@@ -339,7 +338,7 @@ def test_a_reload_names_the_settings_that_need_a_restart(serve: Serve, workers: 
     running.await_ready()
     running.process.send_signal(signal.SIGHUP)
     running.await_log("event=reloaded")
-    assert "hold only after a restart" not in running.log.read_text()
+    assert "require a restart" not in running.log.read_text()
 
     written = yaml.safe_load(running.configuration.read_text())
     written["limits"] = {"connections": 60, "publish_rate": 5}
@@ -347,16 +346,16 @@ def test_a_reload_names_the_settings_that_need_a_restart(serve: Serve, workers: 
     written["listen"].append({"address": f"127.0.0.1:{free_port()}"})
     running.configuration.write_text(yaml.safe_dump(written))
     running.process.send_signal(signal.SIGHUP)
-    running.await_log("settings have changed that hold only after a restart")
+    running.await_log("changed settings require a restart")
     keys = ["listen", "upstream.control.password", "limits.connections", "limits.publish_rate"]
-    said = next(line for line in running.log.read_text().splitlines() if "only after a restart" in line)
+    said = next(line for line in running.log.read_text().splitlines() if "require a restart" in line)
     assert f" keys={json.dumps(json.dumps(keys))}" in said
     until(lambda: json.loads(running.get("/status")[1])["last_reload"]["restart"] == keys)
 
     running.configuration.write_text("limts: {}\n")
     running.process.send_signal(signal.SIGHUP)
     # A supervisor forwards no reload then.
-    told = "the configuration can't be used as it is now: a restart would fail"
+    told = "the configuration is now invalid: a restart would fail"
     running.await_log(told if workers == 1 else 'event="reload failed" reason=signal')
     assert "limts: unknown key; did you mean limits?" in running.log.read_text()
     assert running.ready()

@@ -135,7 +135,7 @@ def test_explain_asks_all_workers_and_names_one_that_does_not_answer(pair: Pair,
     assert command(*asked, "--expect", "elsewhere").returncode == 1
     pair.write_rules(BAD_RULES)
     os.kill(pair.processes()[1], signal.SIGKILL)
-    pair.running.await_log("worker can't be started: files are faulty")
+    pair.running.await_log("worker can't be started: files are invalid")
     done = command(*asked)
     assert (done.returncode, done.stdout.count("all letters")) == (1, 1)
     assert f"http://127.0.0.1:{pair.running.admin + 1}/explain: " in done.stderr
@@ -270,7 +270,7 @@ def test_a_new_certificate_is_shown_by_all_workers_and_one_without_its_key_by_no
         (
             "{workers: 3, listen: [{address: 127.0.0.1:7002}], admin: {address: 127.0.0.1:7000}}",
             "1:59: admin.address: 127.0.0.1:7002 can't be listened on together with listen[0].address 127.0.0.1:7002: "
-            "the admin pages of 3 workers take as many ports, one after the other",
+            "the admin pages of 3 workers use as many consecutive ports",
         ),
         (
             "{workers: 2, admin: {address: 127.0.0.1:65535}}",
@@ -278,11 +278,11 @@ def test_a_new_certificate_is_shown_by_all_workers_and_one_without_its_key_by_no
         ),
         (
             "{workers: 2, listen: [{address: 127.0.0.1:0}]}",
-            "1:24: listen[0].address: port 0 would be another port for each worker, expected a fixed one",
+            "1:24: listen[0].address: port 0 would be a different port for each worker, expected a fixed port",
         ),
         (
             "{workers: 2, upstream: {address: 127.0.0.1:15694}}",
-            "1:25: upstream.address: 127.0.0.1:15694 is an address that this sidecar listens on itself",
+            "1:25: upstream.address: 127.0.0.1:15694 is an address that this sidecar itself listens on",
         ),
     ],
 )

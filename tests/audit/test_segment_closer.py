@@ -67,7 +67,7 @@ def test_a_segment_that_can_not_be_closed_is_tried_again_and_kept(
         assert thread.stop(10)
     assert len(tried) == 2
     assert shown(tmp_path) == {"m": b"1\n"}
-    assert [(entry["event"], entry["log_level"]) for entry in logs] == [("audit segment can't be closed yet", "error")]
+    assert [(entry["event"], entry["log_level"]) for entry in logs] == [("audit segment can't be closed", "error")]
 
 
 def test_the_end_says_whether_something_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

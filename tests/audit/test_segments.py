@@ -160,7 +160,7 @@ def test_a_folder_that_retention_removes_in_between_is_made_again(
 
 def test_no_folder_is_made_of_what_is_no_hour(tmp_path: Path) -> None:
     for wrong in ("../../../x", "2026-11-21", "2026-11-21T07:00", ""):
-        with pytest.raises(ValueError, match="is no hour"):
+        with pytest.raises(ValueError, match="is not an hour"):
             hour_directory(tmp_path, wrong)
 
 

@@ -122,8 +122,8 @@ async def test_a_line_after_the_end_is_counted_as_dropped(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        (lambda path: (path.rmdir(), path.parent.rmdir()), "can't be made: there is no directory .*/logs"),
-        (lambda path: (path.rmdir(), path.write_bytes(b"")), "is no directory"),
+        (lambda path: (path.rmdir(), path.parent.rmdir()), "can't be created: there is no directory .*/logs"),
+        (lambda path: (path.rmdir(), path.write_bytes(b"")), "is not a directory"),
     ],
 )
 async def test_a_directory_that_can_not_be_made_is_an_error_at_the_start(
@@ -220,7 +220,7 @@ async def test_best_effort_goes_on_when_the_disk_has_room_again(
     assert counters.dropped == 10
     events = [entry["event"] for entry in logs]
     assert events[0] == "audit log can't be written"
-    assert "audit log is written again" in events
+    assert "audit log can be written again" in events
 
 
 @pytest.mark.parametrize("mode", [AuditMode.BACKPRESSURE, AuditMode.STRICT])
@@ -278,11 +278,11 @@ async def test_a_disk_that_does_not_answer_is_failing_until_it_does(
             point = audit.commit_point()
             assert point == audit.appended
             await until(lambda: audit.failure is not None)
-            assert (told, counters.failing) == (["the disk has not answered for 0.05 s"], True)
+            assert (told, counters.failing) == (["the disk has not responded for 0.05 s"], True)
             disk.open.set()
             await until(lambda: audit.durable == point)
             assert (audit.failure, counters.failing) == (None, False)
-    assert [entry["event"] for entry in logs][:2] == ["audit log can't be written", "audit log is written again"]
+    assert [entry["event"] for entry in logs][:2] == ["audit log can't be written", "audit log can be written again"]
     assert numbers(tmp_path) == [1]
 
 
@@ -359,7 +359,7 @@ async def test_a_thread_that_dies_is_told_and_stops_producers_that_must_not_lose
         with capture_logs() as logs:
             audit.commit_point()
             await until(lambda: audit.full)
-        assert audit.failure == "the thread that writes it has ended"
+        assert audit.failure == "the writer thread has ended"
         assert audit.durable == 0
         assert [entry["log_level"] for entry in logs] == ["critical"]
         await audit.close(SECONDS)

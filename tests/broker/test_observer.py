@@ -104,12 +104,12 @@ async def test_a_foreign_binding_is_reported_once(observer: Observer, outside: O
     with capture_logs() as events:
         await observer.read_bindings([carrier])
         await observer.read_bindings([carrier])
-    [event] = has(events, "bindings of others bypass the rules")
+    [event] = has(events, "foreign bindings bypass the rules")
     assert event["bindings"] == ["queue a under key 'by hand'"]
     outside.bind("c", "b", "by hand")
     with capture_logs() as events:
         await observer.read_bindings([carrier])
-    [event] = has(events, "bindings of others bypass the rules")
+    [event] = has(events, "foreign bindings bypass the rules")
     assert event["bindings"] == ["queue b under key 'by hand'"]
     assert event["count"] == 2
     assert [item.destination for item in observer.foreign[b"c"]] in ([b"a", b"b"], [b"b", b"a"])
@@ -143,7 +143,7 @@ async def test_patterns_downstream_that_match_tokens_are_warned_of_once(observer
     with capture_logs() as events:
         await observer.warn(desired)
         await observer.warn(desired)
-    [event] = has(events, "rules meet an obstacle on the broker")
+    [event] = has(events, "state of the broker conflicts with the rules")
     assert "#.q.*" in event["what"]
 
 
@@ -167,7 +167,7 @@ async def test_dead_lettering_without_a_key_is_warned_of_under_queue_delivery_on
     assert events == []
     with capture_logs() as events:
         await observer.warn(queued)
-    [event] = has(events, "rules meet an obstacle on the broker")
+    [event] = has(events, "state of the broker conflicts with the rules")
     assert "queue a dead-letters" in event["what"]
 
 

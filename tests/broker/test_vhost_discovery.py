@@ -51,7 +51,7 @@ async def test_one_that_does_not_answer_is_waited_for(failure: UpstreamFailure) 
         assert await discovery.find() == set()
     assert api.asked > 1
     assert "out of order" in discovery.fault
-    assert len(has(events, "what clients declared can't be read back")) == 1
+    assert len(has(events, "client declarations can't be read from the broker")) == 1
     api.failure = None
     assert await discovery.find_later() == {"a", "b"}
     assert discovery.fault == ""

@@ -78,7 +78,7 @@ def test_faults_of_all_files_are_found_at_once(tmp_path: Path) -> None:
 def test_rules_files_given_together_are_one_set(tmp_path: Path) -> None:
     paths = write(tmp_path, a="exchanges: [{name: e}]", b="exchanges: [{name: e}]")
     assert errors(check_files(list(paths.values()), {}), tmp_path) == [
-        f"b.yaml:1:14: exchanges[0].name: {paths['a']}:1 has an exchange of this name already".replace(
+        f"b.yaml:1:14: exchanges[0].name: {paths['a']}:1 already defines an exchange of this name".replace(
             f"{tmp_path}/", ""
         )
     ]

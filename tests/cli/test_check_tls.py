@@ -92,8 +92,8 @@ def test_what_only_the_serving_machine_has_is_a_warning(folder: Path, capsys: py
     assert check(folder, capsys) == (
         0,
         [
-            "oxproxy.yaml:2:60: listen[0].tls.key: warning: key.pem: there is no such file",
-            "oxproxy.yaml:5:44: upstream.tls.key: warning: key.pem: there is no such file",
+            "oxproxy.yaml:2:60: listen[0].tls.key: warning: key.pem: file does not exist",
+            "oxproxy.yaml:5:44: upstream.tls.key: warning: key.pem: file does not exist",
             f"rules.yaml:4:49: brokers.far.tls.key: warning: far.key: {unread}",
         ],
     )

@@ -194,10 +194,10 @@ def test_a_password_as_text_is_a_warning_unless_every_broker_is_on_loopback(tmp_
     control = "  control: {password: a}\n"
     assert warnings(tmp_path, "upstream:\n  address: [127.0.0.1:1, localhost:2, '[::1]:3']\n" + control) == []
     assert warnings(tmp_path, "upstream:\n  tls: {}\n  address: [127.0.0.1:1, rabbit:2]\n" + control) == [
-        "oxproxy.yaml:4:13: upstream.control.password: warning: a password as text, for a broker elsewhere: "
-        "use password_env or password_file",
-        "oxproxy.yaml:3:3: declared.secrets: warning: seen nothing, expected a secret of its own for a broker "
-        "elsewhere: without one the key that signs clients' bindings is derived from the control user's password",
+        "oxproxy.yaml:4:13: upstream.control.password: warning: a password in plain text, for a broker that is not on "
+        "loopback: use password_env or password_file",
+        "oxproxy.yaml:3:3: declared.secrets: warning: seen nothing, expected a secret for a broker that is "
+        "not on loopback: without one the key that signs clients' bindings is derived from the control user's password",
     ]
 
 
@@ -255,8 +255,8 @@ def test_guest_with_its_default_password_is_for_brokers_on_loopback(tmp_path: Pa
     assert warnings(tmp_path, "upstream: {address: 'localhost:1'}") == []
     said = warnings(tmp_path, "upstream: {address: 'rabbit:1', tls: {}}\ndeclared: {secrets: [{env: A}]}", A="0" * 64)
     assert said == [
-        "oxproxy.yaml:1:1: upstream.control.password: warning: seen nothing: guest with its default password is for "
-        "brokers on loopback, RabbitMQ refuses it elsewhere"
+        "oxproxy.yaml:1:1: upstream.control.password: warning: seen nothing: guest with its default password works "
+        "for brokers on loopback only"
     ]
 
 
@@ -267,10 +267,10 @@ def test_secrets_that_cannot_be_used_are_faults(tmp_path: Path) -> None:
     assert "hunter2" not in str(found)
     assert sorted(found) == [
         "oxproxy.yaml:2:3: declared.secrets[2]: seen nothing, expected file or env",
-        "oxproxy.yaml:3:5: declared.secrets[0].file: short: seen 7 bytes of something else, expected 32 random bytes: "
-        "as they are (in a file), in hexadecimal or in base64",
-        "oxproxy.yaml:4:6: declared.secrets[1].env: environment variable A: seen 64 bytes of something else, "
-        "expected 32 random bytes: as they are (in a file), in hexadecimal or in base64",
+        "oxproxy.yaml:3:5: declared.secrets[0].file: short: seen 7 bytes in another format, expected 32 random bytes: "
+        "raw (in a file), in hexadecimal or in base64",
+        "oxproxy.yaml:4:6: declared.secrets[1].env: environment variable A: seen 64 bytes in another format, "
+        "expected 32 random bytes: raw (in a file), in hexadecimal or in base64",
         "oxproxy.yaml:6:15: declared.secrets[3]: seen file and env, expected one of them",
         "oxproxy.yaml:7:5: declared.secrets[4].file: none can't be read: No such file or directory",
     ]
@@ -300,7 +300,7 @@ def test_a_check_says_that_the_folder_of_the_audit_log_can_not_be_made(tmp_path:
     (warning,) = load_settings(path, {}, secrets_required=False)[1]
     logs = tmp_path / "logs"
     assert str(warning).endswith(
-        f"audit.directory: warning: {logs / 'audit'}: there is no directory {logs} to make it in"
+        f"audit.directory: warning: {logs / 'audit'}: there is no directory {logs} to create it in"
     )
     logs.mkdir()
     assert load_settings(path, {}, secrets_required=False)[1] == []

@@ -90,20 +90,20 @@ def test_the_environment_gives_it_as_well(folder: Path) -> None:
         ),
         (
             "listen: [{tls: {certificate: cert.pem, key: none.pem}}]",
-            ["oxproxy.yaml:1:40: listen[0].tls.key: none.pem: there is no such file"],
+            ["oxproxy.yaml:1:40: listen[0].tls.key: none.pem: file does not exist"],
         ),
         (
             "listen: [{tls: {certificate: cert.pem, key: key.pem, client_verify: optional}}]",
-            ["oxproxy.yaml:1:54: listen[0].tls.client_verify: without client_ca no certificate is asked for"],
+            ["oxproxy.yaml:1:54: listen[0].tls.client_verify: has no effect without client_ca"],
         ),
         ("upstream: {tls: true}", ["oxproxy.yaml:1:17: upstream.tls: seen the boolean true, expected a mapping"]),
         (
             "upstream: {tls: {certificate: cert.pem}}",
-            ["oxproxy.yaml:1:12: upstream.tls: certificate and key go together"],
+            ["oxproxy.yaml:1:12: upstream.tls: certificate and key must be given together"],
         ),
         (
             "upstream: {tls: {ca: none.pem}}",
-            ["oxproxy.yaml:1:18: upstream.tls.ca: none.pem: there is no such file"],
+            ["oxproxy.yaml:1:18: upstream.tls.ca: none.pem: file does not exist"],
         ),
         (
             "upstream: {tls: {verfy: true}}",
@@ -117,16 +117,17 @@ def test_what_can_not_be_is_a_fault(folder: Path, text: str, expected: list[str]
 
 def test_files_need_not_be_on_the_machine_that_checks(tmp_path: Path) -> None:
     assert load(tmp_path, INTERFACE, required=False)[1] == [
-        "oxproxy.yaml:4:11: listen[0].tls.certificate: warning: cert.pem: there is no such file",
-        "oxproxy.yaml:4:34: listen[0].tls.key: warning: key.pem: there is no such file",
-        "oxproxy.yaml:4:48: listen[0].tls.client_ca: warning: ca.pem: there is no such file",
-        "oxproxy.yaml:7:9: upstream.tls.ca: warning: ca.pem: there is no such file",
+        "oxproxy.yaml:4:11: listen[0].tls.certificate: warning: cert.pem: file does not exist",
+        "oxproxy.yaml:4:34: listen[0].tls.key: warning: key.pem: file does not exist",
+        "oxproxy.yaml:4:48: listen[0].tls.client_ca: warning: ca.pem: file does not exist",
+        "oxproxy.yaml:7:9: upstream.tls.ca: warning: ca.pem: file does not exist",
     ]
 
 
 def test_passwords_in_plain_text_to_a_broker_elsewhere_are_a_warning(folder: Path) -> None:
     far = "upstream:\n  address: [127.0.0.1:1, rabbit:2]\n"
-    said = "oxproxy.yaml:2:3: upstream.address: warning: without upstream.tls, passwords go to rabbit:2 as plain text"
+    message = "without upstream.tls, passwords are sent to rabbit:2 in plain text"
+    said = f"oxproxy.yaml:2:3: upstream.address: warning: {message}"
     assert said in load(folder, far)[1]
     assert said not in load(folder, far + "  tls: {}\n")[1]
     assert load(folder, "upstream: {address: ['[::1]:1', localhost:2]}\n")[1] == []
@@ -140,4 +141,4 @@ def test_a_broker_whose_certificate_is_not_checked_is_a_warning(folder: Path) ->
 def test_a_file_that_can_not_even_be_looked_for_is_said(folder: Path) -> None:
     """A name that is too long for the system, as a folder that we may not enter is to who is not root."""
     said = faults(folder, f"upstream: {{tls: {{ca: {'x' * 300}}}}}")
-    assert [line.rpartition(": ")[2] for line in said] in (["File name too long"], ["there is no such file"])
+    assert [line.rpartition(": ")[2] for line in said] in (["File name too long"], ["file does not exist"])

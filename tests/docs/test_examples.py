@@ -224,7 +224,7 @@ def test_the_configuration_file_has_every_key_and_runs_on_one_machine_as_it_is()
     text = re.sub(r"# (tls: \{.*?\}|secrets: \[.*?\])", r"\1", path.read_text())  # these need files
     faults = Faults()
     parse_settings(text.encode(), path, {}, faults, secrets_required=False)
-    missing = ("there is no such file", "No such file or directory")
+    missing = ("file does not exist", "No such file or directory")
     assert all(any(text in str(warning) for text in missing) for warning in faults.warnings)
     written = yaml.safe_load(text)
     for entry in entries(settings):

@@ -126,7 +126,7 @@ def test_it_is_not_ready_and_says_so_and_recovers(site: Site, disk: FaultyDisk, 
     disk.become(fault)
     producer.publish("letters", table={"to": "a"})
     failing(site)
-    reason = "No space left on device" if fault is State.FULL else "the disk has not answered for 5 s"
+    reason = "No space left on device" if fault is State.FULL else "the disk has not responded for 5 s"
     assert f"audit log: {reason}" in not_ready(site) or f"audit log: [Errno 28] {reason}" in not_ready(site)
     assert reason in json.loads(site.sidecar.get("/status"))["audit_failure"]
     disk.become(State.WELL)

@@ -31,7 +31,7 @@ def test_a_worker_that_is_killed_comes_back_and_the_other_goes_on(pair: Pair) ->
     for producer in more:
         assert producer.send_settled("letters", "k") == (True, [])
     assert pair.connected() == 12 + len(left)
-    assert "worker ended by itself" in pair.running.log.read_text()
+    assert "worker exited unexpectedly" in pair.running.log.read_text()
     for producer in (*producers, *more):
         producer.vanish()
 
@@ -70,7 +70,7 @@ def test_no_worker_is_started_on_faulty_files_and_a_hangup_starts_it_on_good_one
     killed, other = pair.processes()
     pair.write_rules(BAD_RULES)
     os.kill(killed, signal.SIGKILL)
-    pair.running.await_log("worker can't be started: files are faulty")
+    pair.running.await_log("worker can't be started: files are invalid")
     assert pair.processes() == [0, other]
     assert pair.status(1)["rules"] == before
     for producer in pair.producers(4):

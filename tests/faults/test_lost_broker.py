@@ -76,7 +76,7 @@ def test_what_does_not_settle_holds_it_until_the_deadline_only(serve: Serve, con
     assert producer.gone()
     tap.last.cut()
     assert running.process.wait(END_SECONDS) == 0
-    assert "publishes not settled in time" in running.log.read_text()
+    assert "publishes not confirmed in time" in running.log.read_text()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

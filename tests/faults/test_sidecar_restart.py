@@ -283,7 +283,7 @@ def test_a_damaged_snapshot_is_refused_loudly_and_kept_aside(start: Start, vhost
     kept.write_bytes(whole[:-3] + bytes((whole[-3] ^ 1,)) + whole[-2:])
     damaged = kept.read_bytes()
     again = start(**settings)
-    [line] = [line for line in again.log.read_text().splitlines() if "snapshot refused" in line]
+    [line] = [line for line in again.log.read_text().splitlines() if "snapshot rejected" in line]
     assert "error" in line
     [aside] = [path for path in kept.parent.iterdir() if path.name.startswith(kept.name + ".damaged-")]
     assert aside.read_bytes() == damaged

@@ -262,7 +262,7 @@ async def test_what_is_not_settled_at_the_deadline_is_left_and_said() -> None:
             draining = asyncio.ensure_future(stage.listener.drain())
             assert await producer.close_reason() == SHUTTING_DOWN
             await draining
-    assert "publishes not settled in time" in [entry["event"] for entry in logged]
+    assert "publishes not confirmed in time" in [entry["event"] for entry in logged]
 
 
 async def test_a_producer_that_does_not_answer_the_close_is_dropped_after_the_deadline() -> None:

@@ -68,7 +68,7 @@ def test_a_host_of_an_address_needs_no_configuration() -> None:
 
 
 def test_a_broker_that_is_gone_from_the_configuration_is_none() -> None:
-    assert named(b"gone") == "a broker that is not configured any more"
+    assert named(b"gone") == "a broker that is no longer configured"
 
 
 def test_no_password_is_shown() -> None:

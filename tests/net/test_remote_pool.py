@@ -251,7 +251,7 @@ async def test_a_name_that_leads_to_ourselves_is_found_when_the_socket_stands() 
 
 async def test_a_way_to_an_unknown_broker_is_none() -> None:
     async with stage() as made:
-        assert made.port().publisher(Remote(b"gone", b"gone", None, None)) == "a broker that is not configured any more"
+        assert made.port().publisher(Remote(b"gone", b"gone", None, None)) == "a broker that is no longer configured"
 
 
 @pytest.mark.parametrize("settled", [True, False])

@@ -104,7 +104,7 @@ async def test_a_fault_of_the_producer_ends_its_connection_and_no_other() -> Non
             assert await link.is_gone()
             other.call(commands.Basic.Qos(0, 2))
             await other_link.expect("Basic.Qos")
-    [entry] = [entry for entry in logged if entry["event"] == "producer closed for a fault"]
+    [entry] = [entry for entry in logged if entry["event"] == "producer closed because of an error"]
     assert entry["fault"].startswith("501 ")
 
 

@@ -168,8 +168,8 @@ def test_errors_are_told_in_words() -> None:
     wrong.verify_message, wrong.verify_code = "Hostname mismatch", 62
     assert ClientTls().words(wrong) == words(wrong) == "certificate refused: Hostname mismatch"
     wrong.verify_code = 20
-    assert ClientTls(Path("ca.pem")).words(wrong).endswith("(expected one of the authorities in ca.pem)")
-    assert ClientTls().words(wrong).endswith("(expected one of the system's authorities)")
+    assert ClientTls(Path("ca.pem")).words(wrong).endswith("(not signed by the CA certificates in ca.pem)")
+    assert ClientTls().words(wrong).endswith("(not signed by the system's CA certificates)")
     old = ssl.SSLError(1, "text")
     old.reason = "UNSUPPORTED_PROTOCOL"
     assert words(old) == "TLS: unsupported protocol (older than TLS 1.2)"

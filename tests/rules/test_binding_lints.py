@@ -159,8 +159,8 @@ def test_everything_in_vain_is_found_at_its_line(found: Findings) -> None:
     assert found.failures == []
     assert [(*each.place[1:], each.message.split(":")[0]) for each in found.warnings] == [
         (5, 9, "this binding never matches"),
-        (8, 53, "this goto leads nowhere"),
-        (10, 37, "this pattern runs into the match limit on aaaaaaaaaaaa... (201 bytes), which counts as no match"),
+        (8, 53, "this goto has no effect"),
+        (10, 37, "this pattern reaches the match limit on aaaaaaaaaaaa... (201 bytes), which counts as no match"),
         (13, 9, "this binding is never visited"),
         (18, 9, "this binding adds nothing to the one in line 17"),
     ]

@@ -89,9 +89,12 @@ def test_a_broker_says_how_it_is_reached() -> None:
         (f"addresses: [{{pattern: a, translation: 'http://u:{SECRET}@h/q'}}]", "addresses[0].translation: the scheme"),
         ("brokers: {a: {}}", "brokers.a.address: seen nothing, expected host:port"),
         ("brokers: {a: {address: h}}", "brokers.a.address: seen the text"),
-        ("brokers: {'a/b': {address: 'h:1'}}", 'brokers["a/b"]: a broker\'s name takes the place of a host'),
+        ("brokers: {'a/b': {address: 'h:1'}}", 'brokers["a/b"]: a broker\'s name is used as a host'),
         ("brokers: {a: {address: 'h:1', tls: true}}", "brokers.a.tls: seen the boolean true, expected a mapping"),
-        ("brokers: {a: {address: 'h:1', tls: {certificate: c.pem}}}", "brokers.a.tls: certificate and key go together"),
+        (
+            "brokers: {a: {address: 'h:1', tls: {certificate: c.pem}}}",
+            "brokers.a.tls: certificate and key must be given together",
+        ),
         ("brokers: {a: {address: 'h:1', tls: {verify: false}}}", "brokers.a.tls.verify: unknown key"),
         ("brokers: {a: {address: 'h:1', username: u}}", "brokers.a.username: a username without password"),
         (
@@ -113,7 +116,7 @@ def test_what_is_wrong_is_a_fault_with_its_line_and_shows_no_password(text: str,
 
 def test_a_broker_in_two_files_is_a_fault() -> None:
     text = "brokers: {a: {address: 'h:1'}}"
-    assert faults(text, text) == ["b.yaml:1:11: brokers.a: a.yaml:1 has a broker of this name"]
+    assert faults(text, text) == ["b.yaml:1:11: brokers.a: a.yaml:1 already defines a broker of this name"]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +127,7 @@ def test_a_broker_in_two_files_is_a_fault() -> None:
         ("addresses: [{pattern: 'a*', translation: /$2}]", "a variable above the 1 wildcards"),
         ("addresses: [{pattern: a, translation: '/${HOME}'}]", "$ without a number means the whole original address"),
         (f"addresses: [{{pattern: a, translation: 'amqp://u:{SECRET}@h.example/q'}}]", "in plain text"),
-        (f"brokers: {{a: {{address: 'h:1', tls: {{}}, username: u, password: {SECRET}}}}}", "a password as text"),
+        (f"brokers: {{a: {{address: 'h:1', tls: {{}}, username: u, password: {SECRET}}}}}", "a password in plain text"),
         ("brokers: {a: {address: 'h:1', username: u, password_env: P}}", "without tls the password is sent"),
     ],
 )
@@ -199,7 +202,7 @@ def test_tests_of_a_rules_file_see_where_the_table_leads(test: str) -> None:
 def test_a_translation_that_leads_nowhere_fails_a_test_that_does_not_expect_it() -> None:
     test = "{name: t, publish: {exchange: '', routing_key: lost}, expect: {}}"
     (failure,) = load(f"{TABLE}  - {test}\n").failures()
-    assert failure.differences == ("a translation leads nowhere: an empty exchange or queue in a name",)
+    assert failure.differences == ("a translation failed: an empty exchange or queue in a name",)
 
 
 def test_a_rule_is_numbered_as_in_explain_and_audit_and_the_file_of_the_one_that_hides_it_is_named() -> None:
@@ -237,7 +240,8 @@ def test_a_host_that_nearly_is_the_name_of_a_broker_is_warned_of() -> None:
 )
 def test_a_translation_that_leads_nowhere_whatever_the_address_is_warned_of(translation: str, reason: str) -> None:
     (warning,) = warnings(f"addresses:\n  - {{pattern: a/*, translation: {translation}}}\n")
-    assert warning == f"a.yaml:2:20: addresses[0].translation: warning: leads nowhere, whatever the address: {reason}"
+    where = "a.yaml:2:20: addresses[0].translation"
+    assert warning == f"{where}: warning: the translation fails for every address: {reason}"
 
 
 @pytest.mark.parametrize("translation", ["/queues/a%$1", "/queue/$1", "/exchange/$1/k", "$0"])

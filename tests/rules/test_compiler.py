@@ -11,21 +11,21 @@ from tests.rules.loading import binding, exchange, faults, load
         ("x-match: some", 'x-match: seen the text "some", expected all, any, eq, set or set N with a whole number N'),
         (
             '"x-?hkvre a": "a(b"',
-            '["x-?hkvre a"]: seen "a(b", which is no regular expression: missing closing parenthesis at offset 3',
+            '["x-?hkvre a"]: seen "a(b", which is not a regular expression: missing closing parenthesis at offset 3',
         ),
         (
             '"x-?hkvre a": [good, "(?<=a*)b"]',
-            '["x-?hkvre a"]: seen "(?<=a*)b", which is no regular expression: '
+            '["x-?hkvre a"]: seen "(?<=a*)b", which is not a regular expression: '
             "lookbehind assertion is not fixed length at offset 0",
         ),
-        ('"x-?rkre": ""', '["x-?rkre"]: seen "", which is no regular expression: empty pattern'),
+        ('"x-?rkre": ""', '["x-?rkre"]: seen "", which is not a regular expression: empty pattern'),
         ('"x-?rkta": ""', '["x-?rkta"]: Invalid AMQP topic: seen the text ""'),
         ("x-order: 5", "x-order: Binding's order must be an integer between 100 and 999999"),
         ('"x-?hkv> a": b', "[\"x-?hkv> a\"]: Type's value of comparison's operators < and > must be numeric"),
         (
             '"x-?pr> type": 5',
-            '["x-?pr> type"]: Invalid property match operator: type is a text, which x-?pr> is not for, or its '
-            "value is something else",
+            '["x-?pr> type"]: Invalid property match operator: type is a string, but x-?pr> or its value '
+            "requires another type",
         ),
         (
             '"x-?pr= typ": a',
@@ -101,7 +101,7 @@ def test_faults_of_several_bindings_and_of_the_exchange_are_found_at_once() -> N
             '"x-?hkv=": 5',
             'seen x-?hkv= without a name, expected "x-?hkv= NAME" with the name of a header after one blank',
         ),
-        ('"x-?rk= a": b', "seen a name after x-?rk=, which takes none: its value has it"),
+        ('"x-?rk= a": b', "seen a name after x-?rk=, which takes none: the name is its value"),
         ("x-order: ten", 'seen the text "ten", expected a whole number from 100 to 999999'),
         ("x-goto-ontrue: [200]", "seen a list, expected a whole number from 100 to 999999"),
         ("x-stop-ontrue: true", 'seen the boolean true, expected an empty text, ""'),

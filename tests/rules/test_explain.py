@@ -92,7 +92,7 @@ def test_the_text_tells_what_is_removed_and_where_the_visit_ends() -> None:
         ("{exchange: quiet}", "outcome   filtered"),
         ("{exchange: quiet, body_size: 5}", "  no binding"),
         ("{exchange: other}", "outcome   passed"),
-        ("{exchange: other}", "          no rules file names other: the broker gets the message as it came"),
+        ("{exchange: other}", "          no rules file names other: the message is passed to the broker unchanged"),
     ],
 )
 def test_the_text_tells_why_a_message_goes_nowhere(message: str, line: str) -> None:

@@ -35,7 +35,7 @@ def test_an_address_is_explained_with_rule_captures_result_and_target() -> None:
 
 def test_an_address_without_a_rule_says_so() -> None:
     found = explain_address(load(RULES), b"other")
-    assert (found.rule, list(as_lines(found))[-1]) == (None, "          no rule of the address table is for it")
+    assert (found.rule, list(as_lines(found))[-1]) == (None, "          no rule of the address table matches")
 
 
 def test_no_password_is_shown_whether_it_comes_from_the_rule_or_from_the_address() -> None:

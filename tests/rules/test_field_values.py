@@ -101,7 +101,7 @@ def test_a_list_item_without_a_value_is_a_fault_at_its_place() -> None:
         ("1e999", "seen 1e999, expected a finite number"),
         (
             "9223372036854775808",
-            "seen the number 9223372036854775808, expected a whole number of at most 64 bits with sign",
+            "seen the number 9223372036854775808, expected a signed 64-bit whole number",
         ),
         ("!int8 128", "seen !int8 128, expected a whole number from -128 to 127"),
         ("!int64 x", "seen !int64 x, expected a whole number from -9223372036854775808 to 9223372036854775807"),

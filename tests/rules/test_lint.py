@@ -10,12 +10,12 @@ UNREACHABLE = "an exchange with unmatched: pass can't be reached from another on
 
 def test_one_exchange_in_two_files_is_a_fault_that_names_both() -> None:
     text = "exchanges:\n  - {name: e}\n"
-    assert faults(text, text) == ["b.yaml:2:6: exchanges[0].name: a.yaml:2 has an exchange of this name already"]
+    assert faults(text, text) == ["b.yaml:2:6: exchanges[0].name: a.yaml:2 already defines an exchange of this name"]
 
 
 def test_one_exchange_twice_in_a_file_is_a_fault() -> None:
     text = "exchanges:\n  - {name: e}\n  - {name: e}\n"
-    assert faults(text) == ["a.yaml:3:6: exchanges[1].name: a.yaml:2 has an exchange of this name already"]
+    assert faults(text) == ["a.yaml:3:6: exchanges[1].name: a.yaml:2 already defines an exchange of this name"]
 
 
 def test_equal_names_in_two_virtual_hosts_are_two_exchanges() -> None:
@@ -30,7 +30,7 @@ def test_two_files_may_ask_for_the_same_queue_with_the_same_arguments() -> None:
 
 def test_two_files_may_not_ask_for_a_queue_with_different_arguments() -> None:
     assert faults("queues: [q]\n", "queues: [{name: q, arguments: {x-message-ttl: 5}}]\n") == [
-        "b.yaml:1:10: queues[0]: a.yaml:1 asks for the same queue with other arguments"
+        "b.yaml:1:10: queues[0]: a.yaml:1 declares the same queue with other arguments"
     ]
 
 
@@ -73,7 +73,7 @@ def test_bindings_of_two_exchanges_may_have_one_name() -> None:
 
 def test_an_exchange_is_not_its_own_alternate() -> None:
     assert faults("exchanges: [{name: e, arguments: {alternate-exchange: e}}]") == [
-        "a.yaml:1:35: exchanges[0].arguments.alternate-exchange: seen the exchange itself, expected another one"
+        "a.yaml:1:35: exchanges[0].arguments.alternate-exchange: seen the exchange itself, expected another exchange"
     ]
 
 
@@ -87,8 +87,8 @@ def test_what_passes_unmatched_messages_has_no_alternate_that_is_evaluated_here(
 
 def test_an_alternate_beside_unmatched_pass_is_a_warning() -> None:
     assert warnings("exchanges: [{name: e, carrier: c, unmatched: pass, arguments: {alternate-exchange: f}}]") == [
-        "a.yaml:1:64: exchanges[0].arguments.alternate-exchange: warning: unmatched: pass wins: only what a `-silent` "
-        "filter dropped goes there"
+        "a.yaml:1:64: exchanges[0].arguments.alternate-exchange: warning: unmatched: pass takes precedence: only "
+        "messages dropped by a `-silent` filter are sent there"
     ]
 
 
@@ -108,7 +108,7 @@ def test_an_exchange_that_passes_unmatched_messages_is_reached_by_producers_alon
 def test_a_carrier_is_not_a_destination() -> None:
     text = "exchanges: [{name: e, carrier: c}, {name: f, bindings: [{exchange: c}]}]"
     assert faults(text) == [
-        "a.yaml:1:57: exchanges[1].bindings[0].exchange: this is a carrier: name the exchange that it represents"
+        "a.yaml:1:57: exchanges[1].bindings[0].exchange: this is a carrier; expected the exchange that it represents"
     ]
 
 
@@ -150,22 +150,22 @@ def test_operators_in_a_headers_exchange_are_a_warning_unless_asked_for() -> Non
     [
         (
             '{"X-?hkv= amount": 1}',
-            "tests a header of this name; operators begin with a small x-: did you mean x-?hkv= amount?; if not, write "
-            '"x-?hkv= X-?hkv= amount"',
+            "tests a header of this name; operators begin with a lower-case x-: did you mean x-?hkv= amount?; if not, "
+            'write "x-?hkv= X-?hkv= amount"',
         ),
         (
             "{X-Match: any}",
-            "tests a header of this name; operators begin with a small x-: did you mean x-match?; if not, write "
+            "tests a header of this name; operators begin with a lower-case x-: did you mean x-match?; if not, write "
             '"x-?hkv= X-Match"',
         ),
         (
             '{"x\u2013?rk=": a}',
-            "tests a header of this name; operators begin with a small x-: did you mean x-?rk=?; if not, write "
+            "tests a header of this name; operators begin with a lower-case x-: did you mean x-?rk=?; if not, write "
             '"x-?hkv= x\u2013?rk="',
         ),
         (
             '{"\u201ctype\u201d": a}',
-            "tests a header of this name; typographic quotes are a part of it: did you mean type?; if not, write "
+            "tests a header of this name; the key contains typographic quotes: did you mean type?; if not, write "
             '"x-?hkv= \u201ctype\u201d"',
         ),
         ('{"x-?hkv=  amount": 1}', 'tests the header " amount", whose name begins or ends with a blank'),
@@ -203,4 +203,4 @@ def test_keys_and_patterns_that_mean_what_they_say_are_not(arguments: str) -> No
 
 def test_an_x_match_in_capitals_of_a_headers_exchange_is_warned_of() -> None:
     (warning,) = warnings(binding("{X-Match: any}", "headers"))
-    assert warning.endswith("operators begin with a small x-: did you mean x-match?")
+    assert warning.endswith("operators begin with a lower-case x-: did you mean x-match?")

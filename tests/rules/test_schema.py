@@ -110,7 +110,7 @@ def test_without_a_time_zone_the_machine_s_own_is_used() -> None:
         ("queues: [{}]", "a.yaml:1:10: queues[0].name: seen nothing, expected the name of a queue"),
         (
             "queues: [amq.a]",
-            "a.yaml:1:10: queues[0]: names that begin with \"amq.\" are the broker's own and can't be declared",
+            'a.yaml:1:10: queues[0]: names that begin with "amq." are reserved by the broker and can\'t be declared',
         ),
         ("exchanges: [{}]", "a.yaml:1:13: exchanges[0].name: seen nothing, expected the name of an exchange"),
         ("exchanges: [e]", "a.yaml:1:13: exchanges[0]: seen a single value, expected a mapping"),
@@ -131,10 +131,10 @@ def test_what_the_file_can_not_mean_is_a_fault(text: str, message: str) -> None:
         (["type: open"], 'type: seen the text "open", expected one of x-open, headers, topic, direct, fanout'),
         (["delivery: both"], 'delivery: seen the text "both", expected one of carrier, queue'),
         (["unmatched: drop"], 'unmatched: seen the text "drop", expected pass'),
-        (["delivery: queue", "carrier: f"], "carrier: goes with delivery: carrier only"),
+        (["delivery: queue", "carrier: f"], "carrier: requires delivery: carrier"),
         (["arguments: [a]"], "arguments: seen a list, expected a mapping"),
-        (["arguments: {x-oxproxy: a}"], "arguments.x-oxproxy: this argument is the proxy's own"),
-        (["arguments: {x-open-exchange: true}"], "arguments.x-open-exchange: this argument is the proxy's own"),
+        (["arguments: {x-oxproxy: a}"], "arguments.x-oxproxy: this argument is reserved for the proxy"),
+        (["arguments: {x-open-exchange: true}"], "arguments.x-open-exchange: this argument is reserved for the proxy"),
         (
             ["arguments: {alternate-exchange: 5}"],
             "arguments.alternate-exchange: seen a value that is not a string, expected the name of an exchange",
@@ -145,13 +145,13 @@ def test_what_the_file_can_not_mean_is_a_fault(text: str, message: str) -> None:
         ),
         (
             ["unmatched: pass"],
-            "unmatched: needs another name for the carrier under carrier:, or delivery: queue; otherwise the broker's "
-            "own exchange of this name is the carrier itself",
+            "unmatched: needs another name for the carrier under carrier:, or delivery: queue; otherwise the "
+            "carrier would be the broker's own exchange of this name",
         ),
         (
             ["carrier: amq.direct"],
-            "carrier: names that begin with \"amq.\" are the broker's own and can't be declared: give another name "
-            "under carrier:, or delivery: queue",
+            'carrier: names that begin with "amq." are reserved by the broker and can\'t be declared: give another '
+            "name under carrier:, or delivery: queue",
         ),
         (["bindings: [{queue: a, exchange: b}]"], "bindings[0]: seen both, expected either queue: or exchange:"),
         (["bindings: [{name: a}]"], "bindings[0]: seen neither, expected either queue: or exchange:"),

@@ -1,8 +1,8 @@
-"""What clients declared over AMQP: exchanges and bindings that live on the broker, not in a rules file.
+"""Client declarations over AMQP: exchanges and bindings that are stored on the broker, not in a rules file.
 
-| question | open |
+| question | module |
 |---|---|
-| reading listings into the shared state, and what new rules inherit | `store` |
-| the file that keeps what the broker can't keep | `snapshot` |
-| telling other sidecars that an exchange has changed | `announcements` |
+| applying listings to the shared state, and carrying declarations over to new rules | `store` |
+| the file for state that the broker can't store | `snapshot` |
+| announcing changes of exchanges to other sidecars | `announcements` |
 """

@@ -1,8 +1,8 @@
 """Announces changes of declared state to other sidecars, so that they need not wait for their next pass.
 
-A fanout exchange on the broker, one queue for each sidecar. A message only names the exchanges that changed; their
-content is read from the broker. Changes within a short time share one message. A failure here costs only time, since
-every sidecar reconciles regularly. Source: RabbitMQ's guide on exchanges.
+A fanout exchange on the broker, one queue per sidecar. A message only names the changed exchanges; their content is
+read from the broker. Changes within a short time share one message. A failure here costs only time, since every sidecar
+reconciles regularly. Source: RabbitMQ's guide on exchanges.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from proxy.errors import UpstreamError
 from proxy.values import RESERVED_PREFIX
 
 EXCHANGE = (RESERVED_PREFIX + b"announce").decode()
-#: Changes within this time are one message.
+#: Changes within this time share one message.
 _GATHER_SECONDS = 0.05
-#: Names in one message; more are said as "everything".
+#: Limit of names in one message; more are sent as "everything".
 _NAMES = 100
 _SENDER_BYTES = 8
-#: Longest wait for the broker to take a message.
+#: Timeout of a publish.
 _DEADLINE_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
 
 
 class Announcements:
-    """Says and hears changes in one virtual host.
+    """Sends and receives announcements in one virtual host.
 
     Args:
         heard: called with the exchanges that another sidecar changed, None for "everything".
@@ -58,7 +58,7 @@ class Announcements:
         self._sending: asyncio.Task[None] | None = None
 
     async def subscribe(self) -> None:
-        """Begin to hear, on a connection that has just been opened; a refusal is logged, and goes without.
+        """Subscribe on a new connection; a refusal is logged, and announcements are not received.
 
         Raises:
             UpstreamError: the connection was lost.
@@ -77,7 +77,7 @@ class Announcements:
             self._exchange = exchange
 
     def announce(self, exchange: bytes) -> None:
-        """Say soon that an exchange has changed."""
+        """Schedule the announcement of a changed exchange."""
         if self._exchange is None:
             return
         self._pending.add(exchange)
@@ -86,7 +86,7 @@ class Announcements:
             self._sending = asyncio.get_running_loop().create_task(work)
 
     async def close(self) -> None:
-        """Return what is left to say, and end."""
+        """Send pending announcements, and stop."""
         if self._sending is not None:
             await asyncio.gather(self._sending, return_exceptions=True)
 
@@ -118,10 +118,10 @@ def encode_announcement(sender: bytes, names: set[bytes]) -> bytes:
 
 
 def decode_announcement(body: bytes) -> tuple[bytes, set[bytes] | None] | None:
-    """Read a message.
+    """Decode a message.
 
     Returns:
-        The sender and the exchanges, None in their place for "everything"; None if it is no message.
+        The sender and the exchanges, None for "everything"; None if the message is invalid.
     """
     sender, rest = body[:_SENDER_BYTES], body[_SENDER_BYTES:]
     if len(sender) < _SENDER_BYTES:

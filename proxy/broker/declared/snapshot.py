@@ -1,10 +1,10 @@
-"""The snapshot file: keeps what clients declared where the broker can't (``delivery: queue``, or no management API).
+"""The snapshot file: stores client declarations that the broker can't (``delivery: queue``, or no management API).
 
-One line has format, version and checksum; one JSON list per line follows. The file is replaced whole or not at all. A
-damaged one is refused and renamed, not deleted: it may be the only copy.
+One line has format, version and checksum; one JSON list per line follows. The file is replaced atomically. A damaged
+one is rejected and renamed, not deleted: it may be the only copy.
 
-`Recorder` decides when it is written: a change is written at once if no write is under way, otherwise together with all
-others since. After a write comes a pause in proportion to its duration, so that bursts of changes leave time for the
+`Recorder` decides when it is written: a change is written at once if no write is in progress, otherwise together with
+all later ones. After a write it pauses in proportion to the duration, so that bursts of changes leave time for the
 producers.
 """
 
@@ -41,13 +41,13 @@ class ExchangeRecord(NamedTuple):
 
 
 class BindingRecord(NamedTuple):
-    """A binding that a client made.
+    """A binding made by a client.
 
     Args:
         exchange: the source, declared by a client or by a rules file.
         sequences: of every copy on the broker.
         marks: sequences of those under the destination's token.
-        signatures: of every copy; empty for one that has none.
+        signatures: of every copy; empty for an unsigned one.
         keys: the key of every copy on the carrier.
     """
 
@@ -67,7 +67,7 @@ class BindingRecord(NamedTuple):
         """Return the copies.
 
         Args:
-            mark: key of those under the destination's token, where the file does not say it.
+            mark: key of those under the destination's token, if missing in the file.
             key: that of the others.
         """
         rows = zip_longest(self.sequences, self.clients, self.keys, self.signatures)
@@ -78,10 +78,10 @@ class BindingRecord(NamedTuple):
 
 
 class GrantRecord(NamedTuple):
-    """What some client was found to be allowed to bind.
+    """A destination that some client was found to be allowed to bind.
 
     Args:
-        key: says which client, to those who know its name.
+        key: hash that includes the client's name.
     """
 
     vhost: str
@@ -92,7 +92,7 @@ class GrantRecord(NamedTuple):
 
 
 class SnapshotRecords(NamedTuple):
-    """Everything in a snapshot."""
+    """The content of a snapshot."""
 
     exchanges: tuple[ExchangeRecord, ...] = ()
     bindings: tuple[BindingRecord, ...] = ()
@@ -100,16 +100,16 @@ class SnapshotRecords(NamedTuple):
 
 
 class Snapshot:
-    """The file."""
+    """The snapshot file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def load(self) -> SnapshotRecords:
-        """Read it; nothing if there is no file.
+        """Read it; empty if there is no file.
 
         Raises:
-            ValueError: it was damaged, and has been moved aside; the text says where to.
+            ValueError: it was damaged, and has been renamed to the name in the message.
             OSError: it can't be read.
         """
         try:
@@ -123,7 +123,7 @@ class Snapshot:
             raise ValueError(f"{self.path} is damaged: {error}; kept as {aside}") from error
 
     def save(self, records: SnapshotRecords) -> None:
-        """Replace it: afterwards the new one is there whole, or (also after a power cut) the old one.
+        """Replace it atomically, also across a power failure.
 
         Raises:
             OSError: it can't be written.
@@ -153,19 +153,19 @@ def encode(records: SnapshotRecords) -> bytes:
 
 
 def decode(data: bytes) -> SnapshotRecords:
-    """Read what `encode` wrote.
+    """Decode the output of `encode`.
 
     Raises:
-        ValueError: it was not, or has changed since.
+        ValueError: it is malformed, or has changed since.
     """
     head, newline, lines = data.partition(b"\n")
     parts = head.split(b" ")
     if not newline or parts[0] != _MAGIC or len(parts) != 3:
-        raise ValueError("it does not begin as a snapshot does")
+        raise ValueError("it lacks the header of a snapshot")
     if parts[1] != _VERSION:
         raise ValueError(f"its version is {parts[1].decode(errors='replace')}, expected {_VERSION.decode()}")
     if parts[2] != _checksum(lines):
-        raise ValueError("its checksum does not fit")
+        raise ValueError("its checksum does not match")
     exchanges: list[ExchangeRecord] = []
     bindings: list[BindingRecord] = []
     grants: list[GrantRecord] = []
@@ -192,7 +192,7 @@ def _rows(records: SnapshotRecords) -> Iterator[Iterable[object]]:
     for each in records.bindings:
         names = (_text(each.exchange), each.destination_type, _text(each.destination), _text(each.routing_key))
         copies = (each.sequences, each.clients, each.marks)
-        # As numbers: version 0.1 takes every list after the clients for one of numbers.
+        # As numbers: version 0.1 expects only lists of numbers after the clients.
         more = (tuple(map(_number, each.signatures)), tuple(map(_number, each.keys)))
         yield "binding", each.vhost, *names, _packed(each.entries), *copies, *more
     for grant in records.grants:
@@ -211,7 +211,7 @@ def _exchange(vhost: str, name: str, delivery: str, *values: Any) -> ExchangeRec
 
 
 def _binding(vhost: str, exchange: str, kind: str, destination: str, *values: Any) -> BindingRecord:  # as above
-    key, entries, sequences, clients, *more = values  # what was written before there were marks has none
+    key, entries, sequences, clients, *more = values  # files written before marks existed have none
     numbers = tuple(int(number) for number in sequences)
     if not numbers:
         raise ValueError("a binding without a sequence")
@@ -226,7 +226,7 @@ def _checksum(lines: bytes) -> bytes:
 
 
 def _number(data: bytes) -> int:
-    return int.from_bytes(b"\1" + data, "big")  # the first byte keeps zeros that follow it
+    return int.from_bytes(b"\1" + data, "big")  # the first byte preserves leading zeros
 
 
 def _of_number(number: int) -> bytes:
@@ -249,22 +249,22 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-#: The pause behind a write is at least so many times what the write took.
+#: Minimum pause after a write, as a multiple of its duration.
 _SHARE = 4
-#: The pause behind a write that failed.
+#: Pause after a failed write.
 _RETRY_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
 
 class Recorder:
-    """Keeps a snapshot of what clients declared."""
+    """Writes the snapshot of client declarations."""
 
     def __init__(
         self, snapshot: Snapshot, states: Callable[[], Iterable[VhostState]], supervisor: Supervisor | None = None
     ) -> None:
         self.snapshot = snapshot
-        #: Why the file could not be used the last time; empty if it could.
+        #: Error of the last access to the file; empty if it succeeded.
         self.fault = ""
         self._states = states
         self._supervisor = supervisor or Supervisor()
@@ -274,20 +274,20 @@ class Recorder:
         self._writing: asyncio.Task[None] | None = None
 
     async def load(self) -> SnapshotRecords:
-        """Read the snapshot; one that is damaged, or can't be read, is logged and counts as empty."""
+        """Read the snapshot; a damaged or unreadable one is logged and counts as empty."""
         try:
             return await asyncio.to_thread(self.snapshot.load)
         except ValueError as error:
-            log.error("snapshot refused: what clients declared may be lost", error=str(error))
+            log.error("snapshot rejected: client declarations may be lost", error=str(error))
         except OSError as error:
-            # What can't be read must not be overwritten either.
+            # An unreadable file must not be overwritten either.
             self._unreadable = True
             self.fault = f"snapshot {self.snapshot.path} can't be read: {error}"
-            log.error("snapshot not used: what clients declared may be lost", error=self.fault)
+            log.error("snapshot not used: client declarations may be lost", error=self.fault)
         return SnapshotRecords()
 
     def record(self) -> None:
-        """Write soon what clients have declared now."""
+        """Schedule a write of the current declarations."""
         if self._unreadable:
             return
         self._wanted = True
@@ -295,7 +295,7 @@ class Recorder:
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
     async def close(self) -> None:
-        """Write what is not written yet, and end."""
+        """Write pending changes, and stop."""
         self._ending.set()
         if self._writing is not None:
             await self._writing
@@ -328,13 +328,13 @@ class Recorder:
             return False
         self._supervisor.recovered("snapshot")
         if self.fault:
-            log.info("snapshot written again", path=str(self.snapshot.path))
+            log.info("snapshot can be written again", path=str(self.snapshot.path))
         self.fault = ""
         return True
 
 
 def records_of(states: Iterable[VhostState]) -> SnapshotRecords:
-    """Collect what clients declared."""
+    """Collect the client declarations."""
     exchanges: list[ExchangeRecord] = []
     bindings: list[BindingRecord] = []
     grants: list[GrantRecord] = []

@@ -1,18 +1,18 @@
-"""State that clients declared in one virtual host: read back from the broker and kept in step with it.
+"""Client declarations of one virtual host: read back from the broker and kept in sync with it.
 
-A listing describes some moment between its request and its answer; what passed through the sidecar in between takes
-precedence. So a listing is joined with the state as it was at the request. What is listed and not known here is
-accepted only if nothing changed in between, or if the next listing shows it again: it may have come and gone. The
-broker is never asked from here (see `reconcile.observer`).
+A listing describes some moment between its request and its answer; changes through this sidecar in between take
+precedence. So a listing is merged with the state at the time of the request. A listed item that is unknown here is
+accepted only if nothing changed in between, or if the next listing shows it again: it may have been created and
+deleted. No requests are made here (see `reconcile.observer`).
 
 In this order:
 
-- conversion of the raw bytes that the broker or a snapshot keeps (`relay.declare.stored`) into exchanges and bindings;
-  damaged bytes are a ``ValueError`` that says how;
-- `BindingListings`: applies a listing of the bindings of one exchange. With ten thousand bindings only those that came
-  since the last listing are decoded, and relays run between two steps;
-- `inherit`: what new rules take over. Exchanges that clients declared stay as they are, unless a rules file owns the
-  name now: then the file's declaration holds and the clients' bindings stay;
+- conversion of the raw bytes stored on the broker or in a snapshot (`relay.declare.stored`) into exchanges and
+  bindings; damaged bytes are a ``ValueError`` with the reason;
+- `BindingListings`: applies a listing of the bindings of one exchange. With ten thousand bindings only new ones are
+  decoded, and relays run between two steps;
+- `inherit`: carries declarations over to new rules. Client exchanges are unchanged, unless a rules file now owns the
+  name: then the file's declaration applies and the clients' bindings stay;
 - `DeclarationStore`: the state itself.
 
 Sources: delivery notes, "The store"; architecture, "The broker is the store".
@@ -61,25 +61,25 @@ from proxy.values import RESERVED_WORD, Destination, Table
 
 
 def parse_kept(text: str) -> StoredArguments:
-    """Read what the broker keeps in ``x-oxproxy``.
+    """Parse the ``x-oxproxy`` argument.
 
     Raises:
-        ValueError: it was damaged.
+        ValueError: it is damaged.
     """
     return unpack(text.encode())
 
 
 def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo) -> tuple[OwnedExchange, Exchange]:
-    """Make the open exchange that a client declared, from its carrier on the broker.
+    """Create the open exchange that a client declared, from its carrier on the broker.
 
     Raises:
-        ValueError: what is kept in it was damaged, or says more than the broker was asked for.
+        ValueError: its stored data are damaged, or contradict the broker's own.
     """
     kept = parse_kept(info.kept)
     declared = DeclaredExchange(info.durable, info.auto_delete, info.internal, kept.entries, kept.sequence)
     owned, exchange = declared_exchange(info.name, declared, Delivery.CARRIER, local_time)
     owned.form = topic_form(owned.alternate) if info.type == "topic" else TokenForm.DIRECT
-    # The broker asks for permission to write to the alternate exchange that it was told, and for no other.
+    # The broker checked permissions for the alternate exchange that it was given, and for no other.
     permitted = info.arguments.get(ALTERNATE.decode())
     if (None if owned.alternate is None else owned.alternate.decode(errors="replace")) != permitted:
         raise ValueError(f"it keeps another alternate exchange than the broker has, {permitted!r}")
@@ -89,7 +89,7 @@ def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo) -> tuple[Owned
 def declared_exchange(
     name: bytes, declared: DeclaredExchange, delivery: Delivery, local_time: tzinfo
 ) -> tuple[OwnedExchange, Exchange]:
-    """Make an open exchange from what a client said when it declared it.
+    """Create an open exchange from a client's declaration.
 
     Raises:
         ValueError: the arguments are damaged.
@@ -101,14 +101,14 @@ def declared_exchange(
 
 
 def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, info: BindingInfo) -> StoredBinding:
-    """Make the binding that a client made, from the one that keeps it on the broker.
+    """Create a client's binding from its stored form on the broker.
 
     Args:
         state: the virtual host, whose secrets verify it.
-        carrier: that of its carrier, which the signature is about.
+        carrier: name of its carrier, which the signature covers.
 
     Raises:
-        ValueError: what is kept in it was damaged, or belongs to another binding.
+        ValueError: its stored data are damaged, or belong to another binding.
     """
     kept = parse_kept(info.kept)
     destination = info.destination_type, info.destination
@@ -122,7 +122,7 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
 
 
 def verified(state: VhostState, carrier: bytes, stored: StoredBinding, copy: BindingCopy) -> BindingCopy:
-    """Return a copy that knows which of the secrets signed it."""
+    """Return a copy with the index of the secret that signed it."""
     said = copy.client, copy.sequence, stored.binding.routing_key, stored.entries
     fields = signed_fields(state.name, carrier, stored.destination, *said)
     return copy._replace(secret=state.secrets.verify(copy.signature, *fields))
@@ -138,10 +138,10 @@ def stored_binding(
     *,
     one_word: bool = False,
 ) -> StoredBinding:
-    """Make a client's binding from its parts.
+    """Create a client's binding from its parts.
 
     Args:
-        copies: every copy; none where they are filled in later.
+        copies: every copy; empty if they are added later.
         one_word: whether the carrier is a topic exchange.
 
     Raises:
@@ -153,11 +153,11 @@ def stored_binding(
 
 
 def with_copies(stored: StoredBinding, copies: Iterable[BindingCopy]) -> StoredBinding:
-    """Return a binding with these copies, the first of which counts."""
+    """Return a binding with these copies, the first of which is effective."""
     ordered = sorted_copies(copies)
     sequence = ordered[0].sequence if ordered else 0
     binding = stored.binding
-    if binding.sequence != sequence:  # a start reads ten thousand of them: no copy that says the same
+    if binding.sequence != sequence:  # a start reads ten thousand of them: don't copy without need
         binding = replace(binding, sequence=sequence)
     return stored._replace(binding=binding, copies=ordered)
 
@@ -169,20 +169,20 @@ def _table(entries: bytes) -> Table:
         raise ValueError(str(error)) from error
 
 
-#: Bindings read or applied between two pauses in which others may run.
+#: Bindings read or applied between two pauses in which other tasks may run.
 _STEP = 128
-#: Bindings that one log line shows at most.
+#: Limit of bindings in one log line.
 _SHOWN = 20
 
 log = structlog.get_logger(__name__)
 
-#: What makes a stored binding itself in a listing.
+#: Identity of a stored binding in a listing.
 _Row: TypeAlias = tuple[str, bytes, bytes, str, str]
 _Change: TypeAlias = Callable[[Hashable, StoredBinding], None]
 
 
 class BindingsBefore(NamedTuple):
-    """What was known when the bindings of an exchange were asked for."""
+    """State at the time when the bindings of an exchange were requested."""
 
     exchange: Exchange
     clients: Mapping[Hashable, StoredBinding]
@@ -203,17 +203,17 @@ class BindingListings:
 
     @property
     def has_unverified(self) -> bool:
-        """Whether something was seen that only the next listing can decide about."""
+        """True if an observation must be confirmed by the next listing."""
         return any(name in self._state.exchanges for name in self._unverified)
 
     @property
     def unsigned(self) -> dict[bytes, list[str]]:
-        """Bindings of the last listings that none of our secrets signed, by exchange."""
+        """Bindings of the last listings without a signature of ours, by exchange."""
         return {name: texts for name, texts in self._unsigned.items() if texts and name in self._state.exchanges}
 
     @property
     def previous(self) -> dict[bytes, int]:
-        """How many bindings of the last listings a previous secret signed, by exchange."""
+        """Number of bindings of the last listings that a previous secret signed, by exchange."""
         return {name: count for name, count in self._previous.items() if count and name in self._state.exchanges}
 
     def forget(self, name: bytes) -> None:
@@ -221,7 +221,7 @@ class BindingListings:
             memory.pop(name, None)
 
     def settled(self, owned: OwnedExchange) -> bool:
-        """Return whether the state holds what the last listing of an exchange's bindings said, and nothing else."""
+        """Return True if the state is exactly that of the last listing of an exchange's bindings."""
         applied = self._applied.get(owned.name)
         if applied is None or self._state.exchanges.get(owned.name) is not owned:
             return False
@@ -229,7 +229,7 @@ class BindingListings:
         return self._state.router.exchanges.get(owned.name) is exchange and exchange.changes == changes
 
     def before(self, owned: OwnedExchange) -> BindingsBefore | None:
-        """Return what `take` wants to know: call it before asking. None: the exchange is not in use."""
+        """Return the input for `take`, before the request. None: the exchange is not in use."""
         if self._state.exchanges.get(owned.name) is not owned:
             return None
         exchange = self._state.router.exchanges[owned.name]
@@ -238,11 +238,11 @@ class BindingListings:
     async def take(
         self, owned: OwnedExchange, before: BindingsBefore | None, listed: Iterable[BindingInfo]
     ) -> list[BindingInfo]:
-        """Process a listing of the bindings of an exchange's carrier: those that clients made and unmade beside us.
+        """Process a listing of the bindings of an exchange's carrier: those made and removed by other sidecars.
 
         Returns:
-            Copies of other bindings that are to be removed: an unbind would not find them, since what is kept
-            in them differs in more than the sequence (two sidecars got the same arguments in another order).
+            Copies of other bindings to remove: an unbind would not match them, since their stored data differ in more
+                than the sequence (two sidecars got the same arguments in another order).
         """
         if before is None:
             return []
@@ -265,7 +265,7 @@ class BindingListings:
     async def _joined(
         self, owned: OwnedExchange, listed: Iterable[BindingInfo]
     ) -> tuple[dict[Hashable, StoredBinding], list[BindingInfo]]:
-        """Read the stored bindings of a listing; copies of one count as one, the lowest sequence wins."""
+        """Read the stored bindings of a listing; copies of one are merged, the lowest sequence wins."""
         name = owned.name
         last, fresh = self._decoded.get(name, {}), dict[_Row, tuple[Hashable, StoredBinding]]()
         joined: dict[Hashable, StoredBinding] = {}
@@ -292,7 +292,7 @@ class BindingListings:
             if known is not None and known.entries != stored.entries:
                 later = _weight(known) > _weight(stored)
                 loser, winner = (stored, known) if later else (known, stored)
-                # Messages find the destination by a mark: it is never the one to go.
+                # Messages find the destination by a mark, so it is never removed.
                 if not loser.is_mark or loser.copies[0].key == winner.copies[0].key:
                     superfluous.append(info if later else winners[identity])
                 if later:
@@ -311,7 +311,7 @@ class BindingListings:
         fresh = sorted(set(unsigned).difference(last))
         if fresh:
             log.warning(
-                "bindings that no sidecar signed: they reach their own destination alone",
+                "bindings without a valid signature: they route to their own destination only",
                 vhost=self._state.name,
                 exchange=name.decode(errors="replace"),
                 count=len(unsigned),
@@ -322,23 +322,23 @@ class BindingListings:
         try:
             stored = binding_from_listing(self._state, owned.name, owned.carrier, info)
         except ValueError as error:
-            self._store.log_fault(owned.name, f"what the broker keeps of the binding to {info} was damaged: {error}")
+            self._store.log_fault(owned.name, f"the stored binding to {info} is damaged: {error}")
             return None
         return stored.binding.identity, stored
 
 
 def why_unsigned(info: BindingInfo) -> str:
-    """Return what is wrong with the signature of a binding that none of our secrets signed."""
-    return "its signature is none of our secrets'" if info.signature else "no signature"
+    """Return why the signature of a binding is invalid."""
+    return "not signed by any configured secret" if info.signature else "no signature"
 
 
 def _weight(stored: StoredBinding) -> tuple[bool, bool, int]:
-    """Of two that differ in more than the sequence the greater counts."""
+    """Rank copies that differ in more than the sequence: the greater one is effective."""
     return stored.signed, stored.is_mark, -stored.copies[0].sequence
 
 
 class _Join:
-    """One listing of bindings on its way into the state; relays may change it between two steps."""
+    """One listing of bindings being applied; relays may change the state between two steps."""
 
     def __init__(
         self, store: DeclarationStore, owned: OwnedExchange, before: BindingsBefore, unverified: set[Hashable]
@@ -347,23 +347,23 @@ class _Join:
         self._owned = owned
         self._before = before
         self._believed = unverified
-        #: Changes of the exchange that are this listing's.
+        #: Number of changes of the exchange made by this listing.
         self._own = 0
         self.unverified: set[Hashable] = set()
 
     @property
     def current(self) -> bool:
-        """Whether the exchange is still the one that was asked about."""
+        """True if the exchange is still the requested one."""
         state, name = self._store.state, self._owned.name
         return state.exchanges.get(name) is self._owned and state.router.exchanges.get(name) is self._before.exchange
 
     @property
     def disturbed(self) -> bool:
-        """Whether somebody else changed the exchange since the listing was asked for."""
+        """True if the exchange was changed otherwise since the listing was requested."""
         return self._before.exchange.changes != self._before.changes + self._own
 
     def changes(self, listed: Mapping[Hashable, StoredBinding]) -> list[tuple[_Change, Hashable, StoredBinding]]:
-        """Return what is to be looked at, for `make`."""
+        """Return the changes for `make`."""
         there: list[tuple[_Change, Hashable, StoredBinding]] = [(self._take, *item) for item in listed.items()]
         return there + [(self._lose, *item) for item in self._before.clients.items() if item[0] not in listed]
 
@@ -377,7 +377,7 @@ class _Join:
         known = self._owned.clients.get(identity)
         if known is None:
             if identity in self._before.clients:
-                return  # unbound meanwhile
+                return  # removed meanwhile
             if self.disturbed and identity not in self._believed:
                 self.unverified.add(identity)
             else:
@@ -391,15 +391,15 @@ class _Join:
             self._store.remove_binding(stored)
 
 
-#: A binding that new rules don't take, and why.
+#: A binding that new rules reject, and why.
 Refused: TypeAlias = tuple[StoredBinding, str]
 
 
 def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> list[Refused]:
-    """Put clients' exchanges and bindings beside new rules; called again, it brings them up to date.
+    """Carry clients' exchanges and bindings over to new rules; a repeated call updates them.
 
     Args:
-        state: the old rules, with what clients declared.
+        state: the old rules, with the declarations.
 
     Returns:
         Bindings that the new rules make invalid, with the reason.
@@ -408,7 +408,7 @@ def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Ro
 
 
 def inheriting(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> Iterator[Refused | None]:
-    """Do what `inherit` does in small steps, between which the old rules may change.
+    """Do the same as `inherit` in small steps, between which the old rules may change.
 
     Yields:
         For each step None, or a binding that the new rules make invalid.
@@ -435,7 +435,7 @@ def _bindings(old: OwnedExchange, new: OwnedExchange, exchange: Exchange) -> Ite
             new.drop(stored.binding)
     for identity, stored in list(old.clients.items()):
         if identity in new.clients or exchange.has(stored.binding):
-            continue  # in the file as well: that one counts
+            continue  # the rules file has it as well and takes precedence
         try:
             exchange.bind(stored.binding)
         except ProtocolError as error:
@@ -445,12 +445,12 @@ def _bindings(old: OwnedExchange, new: OwnedExchange, exchange: Exchange) -> Ite
             yield None
 
 
-#: Faults that are written at most: any user who may bind can cause more.
+#: Limit of logged errors: any user who may bind can cause more.
 _LOGGED_FAULTS = 1000
 
 
 class ExchangesBefore(NamedTuple):
-    """What was known when exchanges were asked for: carriers that clients declared, and the state's epoch."""
+    """State at the time of a request: carriers of client exchanges, and the epoch."""
 
     exchanges: Mapping[bytes, OwnedExchange]
     epoch: int
@@ -461,9 +461,9 @@ class DeclarationStore:
 
     def __init__(self, state: VhostState, local_time: tzinfo = UTC) -> None:
         self.state = state
-        #: Where listings of bindings go.
+        #: Processes listings of bindings.
         self.listings = BindingListings(self)
-        #: Grows with every change that a look brought.
+        #: Incremented by every change found by a pass.
         self.changes = 0
         self._local_time = local_time
         self._kept: dict[bytes, str] = {}
@@ -472,13 +472,13 @@ class DeclarationStore:
 
     @property
     def has_unverified(self) -> bool:
-        """Whether something was seen that only the next look can decide about; it should come soon."""
+        """True if an observation must be confirmed by the next pass, which should run soon."""
         return bool(self._unverified) or self.listings.has_unverified
 
     # -- exchanges ---------------------------------------------------------------------------------------------
 
     def exchanges_before(self) -> ExchangesBefore:
-        """Return what `exchanges_listed` wants to know: call it before asking."""
+        """Return the input for `exchanges_listed`, before the request."""
         known = {
             name: owned
             for name, owned in self.state.exchanges.items()
@@ -487,7 +487,7 @@ class DeclarationStore:
         return ExchangesBefore(known, self.state.epoch)
 
     def exchanges_listed(self, before: ExchangesBefore, listed: Mapping[bytes, ExchangeInfo]) -> None:
-        """Process a listing of all exchanges: those that came, went or were replaced beside us."""
+        """Process a listing of all exchanges: those created, deleted or replaced elsewhere."""
         unverified, self._unverified = self._unverified, set()
         believed = self.state.epoch == before.epoch
         for name, info in listed.items():
@@ -505,11 +505,11 @@ class DeclarationStore:
             self.exchange_gone(name)
 
     def exchange_gone(self, name: bytes) -> None:
-        """Forget an exchange that a client declared; its bindings went with it."""
+        """Forget a deleted client exchange with its bindings."""
         self._forget(name)
         self.state.remove_exchange(name)
         self.changes += 1
-        log.info("declared exchange is gone", vhost=self.state.name, exchange=_text(name))
+        log.info("declared exchange was deleted", vhost=self.state.name, exchange=_text(name))
 
     def _found(self, before: ExchangesBefore, info: ExchangeInfo, *, believed: bool) -> None:
         name = info.name
@@ -522,18 +522,18 @@ class DeclarationStore:
             else:
                 self._unverified.add(name)
         elif now.declared is None:
-            return  # the file owns it
+            return  # a rules file owns it
         elif now.delivery is Delivery.QUEUE:
             self.log_fault(name, "an exchange with delivery: queue was declared with a carrier through another sidecar")
         elif now is before.exchanges.get(name) and self._kept.get(name) != info.kept:
             self._compare(now, info)
 
     def _compare(self, now: OwnedExchange, info: ExchangeInfo) -> None:
-        """Look whether the exchange on the broker is another one than that known here."""
+        """Check whether the exchange on the broker is another one than the known one."""
         try:
             owned, _ = exchange_from_listing(info, self._local_time)
         except ValueError as error:
-            self.log_fault(info.name, f"what the broker keeps of it was damaged: {error}")
+            self.log_fault(info.name, f"its stored data are damaged: {error}")
             return
         if owned.declared == now.declared:
             self._kept[info.name] = info.kept
@@ -547,7 +547,7 @@ class DeclarationStore:
         try:
             owned, exchange = exchange_from_listing(info, self._local_time)
         except ValueError as error:
-            self.log_fault(info.name, f"what the broker keeps of it was damaged: {error}")
+            self.log_fault(info.name, f"its stored data are damaged: {error}")
             return
         self._kept[info.name] = info.kept
         self.add_exchange(owned, exchange)
@@ -572,11 +572,11 @@ class DeclarationStore:
     # -- bindings ----------------------------------------------------------------------------------------------
 
     def add_binding(self, stored: StoredBinding) -> bool:
-        """Add a client's binding; return whether it could be."""
+        """Add a client's binding; return False if that is impossible."""
         binding = stored.binding
         if self.state.router.exchanges[binding.exchange].has(binding):
-            return False  # the file has it, and comes first
-        # An unsigned binding can say any sequence; those of exchanges order nothing.
+            return False  # the rules file has it, and takes precedence
+        # The sequence of an unsigned binding is not trusted; those of exchanges determine no order.
         signed = [copy.sequence for copy in stored.copies if copy.signed]
         self.state.last_sequence = max(self.state.last_sequence, *signed, 0)
         try:
@@ -593,10 +593,10 @@ class DeclarationStore:
         self.changes += 1
 
     async def remember(self, records: SnapshotRecords, *, carriers: bool) -> None:
-        """Take in what a snapshot has of this virtual host; what is known already counts more.
+        """Apply the snapshot of this virtual host; existing state takes precedence.
 
         Args:
-            carriers: whether exchanges with a carrier are meant too, since nobody can read them from the broker.
+            carriers: whether exchanges with a carrier are included, since they can't be read from the broker.
         """
         for exchange in records.exchanges:
             if exchange.vhost == self.state.name and exchange.name not in self.state.exchanges:
@@ -614,16 +614,16 @@ class DeclarationStore:
                 try:
                     self.add_binding(self._remembered(owned, binding))
                 except ValueError as error:
-                    self.log_fault(binding.exchange, f"a binding of the snapshot was damaged: {error}")
+                    self.log_fault(binding.exchange, f"a binding of the snapshot is damaged: {error}")
 
     def _remember(self, record: ExchangeRecord) -> None:
         try:
             self.add_exchange(*declared_exchange(record.name, record.declared, record.delivery, self._local_time))
         except ValueError as error:
-            self.log_fault(record.name, f"its snapshot was damaged: {error}")
+            self.log_fault(record.name, f"its snapshot is damaged: {error}")
 
     def _remembered(self, owned: OwnedExchange, record: BindingRecord) -> StoredBinding:
-        """Make a binding of a snapshot; of what is kept on the broker the signature counts as always."""
+        """Create a binding from a snapshot; signatures of copies on the broker are verified as usual."""
         key = record.routing_key
         names = record.exchange, record.destination_type, record.destination
         stored = stored_binding(*names, key, record.entries, [], one_word=owned.is_topic)
@@ -633,11 +633,11 @@ class DeclarationStore:
         return with_copies(stored, copies)
 
     def bindings(self) -> list[StoredBinding]:
-        """Return the bindings that are here now; what is bound later can't be judged by a look that has begun."""
+        """Return a copy of the current bindings, since later ones can't be judged by a pass in progress."""
         return [stored for owned in self.state.exchanges.values() for stored in owned.clients.values()]
 
     def binding_gone(self, stored: StoredBinding) -> bool:
-        """Forget a client's binding if it is still that one; return whether it was."""
+        """Forget a client's binding if it is still the same; return whether it was."""
         binding = stored.binding
         owned = self.state.exchanges.get(binding.exchange)
         if owned is None or owned.clients.get(binding.identity) is not stored:
@@ -646,7 +646,7 @@ class DeclarationStore:
         return True
 
     def destination_gone(self, destination: Destination, holders: Iterable[OwnedExchange]) -> bool:
-        """Forget clients' bindings to a queue or exchange that is gone; return whether there were any."""
+        """Forget clients' bindings to a deleted queue or exchange; return whether there were any."""
         found = [stored for owned in holders for stored in owned.receivers.get(destination, {}).values()]
         for stored in found:
             self.remove_binding(stored)

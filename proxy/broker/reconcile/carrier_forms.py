@@ -1,15 +1,15 @@
 """The types of carriers, and the form of the tokens on topic carriers.
 
-A carrier that exists keeps its type: the broker refuses to declare it with another, clients' bindings are stored there,
+An existing carrier keeps its type: the broker refuses to declare it with another, clients' bindings are stored there,
 and other sidecars publish to it. A carrier that has to be declared gets the type that costs the broker less.
 
-RabbitMQ before 3.13 compares every binding of a direct exchange with every routing key of a message that has more than
-one, and a message of ours has. `FEW_DESTINATIONS` is where a topic exchange begins to cost less, as measured
-(docs/explanation/performance.md). `relay.tokens.TokenForm` describes the forms.
+RabbitMQ before 3.13 compares every binding of a direct exchange with every routing key of a message that has several,
+as ours have. Above `FEW_DESTINATIONS` a topic exchange costs less, as measured (docs/explanation/performance.md).
+`relay.tokens.TokenForm` describes the forms.
 
 Order of a change: destinations are bound under both tokens, then messages leave with eight words, and the tokens of one
-word are unbound after `FORMER_LOOKS` looks (`token_migration`). Other sidecars have changed by then: they find bindings
-under eight words, and the exchange, at their next look.
+word are unbound after `FORMER_LOOKS` passes (`token_migration`). Other sidecars have changed by then: they detect
+bindings under eight words, and the exchange, in their next pass.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm, is_eight_words
 from proxy.relay.vhost import CarrierType, OwnedExchange, VhostState
 from proxy.values import EXCHANGE
 
-#: Looks for which tokens of one word stay bound after the change to eight.
+#: Passes for which tokens of one word stay bound after the change to eight.
 FORMER_LOOKS = 12
-#: The first version that looks the bindings of a direct exchange up for each key of a message.
+#: The first version that looks up the bindings of a direct exchange for each key of a message.
 _LOOKS_UP = (3, 13)
 
 log = structlog.get_logger(__name__)
 
 
 def scans_bindings(version: str) -> bool:
-    """Return whether a broker of that version compares all bindings of a direct exchange with the keys of a message."""
+    """Return True if a broker of that version compares all bindings of a direct exchange with the keys of a message."""
     major, _, rest = version.partition(".")
     minor = rest.partition(".")[0]
     return major.isdigit() and minor.isdigit() and (int(major), int(minor)) < _LOOKS_UP
@@ -49,19 +49,19 @@ def form_on_topic(exchange: OwnedExchange, desired: DesiredState) -> TokenForm:
 
 
 def has_many(exchange: OwnedExchange, desired: DesiredState) -> bool:
-    """Return whether an exchange has, or may get, so many destinations that a topic carrier costs less."""
+    """Return True if an exchange has, or may get, so many destinations that a topic carrier costs less."""
     if exchange.declared is not None or exchange.clients or exchange.name in desired.chooses_queues:
         return True
     return len(desired.tokens_of(exchange)) > FEW_DESTINATIONS[form_on_topic(exchange, desired)]
 
 
 class CarrierBindings(NamedTuple):
-    """How many bindings a carrier has.
+    """The number of bindings of a carrier.
 
     Args:
         exchange: the exchange that it carries.
-        bindings: how many.
-        scans: whether the broker compares all of them with every message where it is a direct exchange.
+        bindings: their number.
+        scans: whether the broker compares all of them with every message on a direct exchange.
     """
 
     exchange: OwnedExchange
@@ -74,7 +74,7 @@ class CarrierBindings(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether its type is the one that was asked for, or costs the broker no more than the other one."""
+        """True if its type is the requested one, or costs the broker no more than the other one."""
         wanted = self.exchange.wanted_type
         if wanted is not CarrierType.AUTO:
             return self.carrier_type is wanted
@@ -82,7 +82,7 @@ class CarrierBindings(NamedTuple):
         return self.exchange.is_topic or not self.scans or self.bindings <= FEW_DESTINATIONS[form]
 
     def __str__(self) -> str:
-        """One line for operators."""
+        """Format it as one line for operators."""
         name, carrier = self.exchange.name.decode(errors="replace"), self.exchange.carrier.decode(errors="replace")
         why = "RabbitMQ before 3.13 compares all of them with every message"
         if self.exchange.wanted_type is not CarrierType.AUTO:
@@ -95,22 +95,22 @@ class CarrierForms:
     """The types and forms of the carriers of one virtual host.
 
     Args:
-        state: what the relays see; the forms of its exchanges are written here.
+        state: the shared state; the forms of its exchanges are set here.
         executor: binds.
     """
 
     def __init__(self, state: VhostState, executor: Executor) -> None:
         self._state = state
         self._executor = executor
-        #: By carrier, for how many looks it has had tokens of eight words while some of one word were left.
+        #: By carrier, the passes since it has tokens of eight words while some of one word are left.
         self._looks: dict[bytes, int] = {}
 
     def adopt_types(self, desired: DesiredState, listed: Mapping[bytes, ExchangeInfo] | None) -> None:
-        """Take over the types of carriers that exist, and choose those of carriers that have to be declared.
+        """Adopt the types of existing carriers, and choose those of carriers to declare.
 
         Args:
             desired: the carriers.
-            listed: the exchanges of the broker, None if they are not known.
+            listed: the exchanges of the broker, None if they are unknown.
         """
         for exchange in desired.carriers:
             info = None if listed is None else listed.get(exchange.carrier)
@@ -130,14 +130,14 @@ class CarrierForms:
                 self._state.changed()
 
     async def change_forms(self, desired: DesiredState, changed: Callable[[OwnedExchange], bool]) -> None:
-        """Change the carriers to eight words that need it; call it when their bindings have been listed.
+        """Change carriers to eight words as needed, after their bindings have been listed.
 
         Args:
             desired: the carriers.
-            changed: says whether a carrier has tokens of eight words: another sidecar needs them.
+            changed: returns True if a carrier has tokens of eight words: another sidecar needs them.
 
         Raises:
-            UpstreamError: the connection was lost; what has begun goes on at the next look.
+            UpstreamError: the connection was lost; a started change continues in the next pass.
         """
         for exchange in desired.carriers:
             needed = exchange.form is TokenForm.CHANGING
@@ -154,7 +154,7 @@ class CarrierForms:
         """
         if exchange.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS):
             return
-        # Rules that are prepared have an exchange of their own for the carrier, beside the one in use.
+        # Rules being prepared have their own exchange object for the carrier, in addition to the current one.
         now = self._state.exchanges.get(exchange.name)
         in_use = [now] if now is not None and now is not exchange and now.tokens is exchange.tokens else []
         for sharing in (exchange, *in_use):
@@ -175,7 +175,7 @@ class CarrierForms:
         )
 
     def removable(self, exchange: OwnedExchange, former: Collection[BindingInfo]) -> list[BindingInfo]:
-        """Return the bindings under former tokens that may go, at the end of a look.
+        """Return the bindings under former tokens that may be removed, at the end of a pass.
 
         Tokens of one word stay until other sidecars have changed, too.
         """
@@ -192,5 +192,5 @@ class CarrierForms:
 
 
 def has_eight_words(bindings: Iterable[BindingInfo]) -> bool:
-    """Return whether there are bindings under tokens of eight words."""
+    """Return True if there are bindings under tokens of eight words."""
     return any(is_eight_words(info.routing_key) for info in bindings)

@@ -1,8 +1,7 @@
 """Finds exchanges, queues and bindings on the broker that contradict the rules or change their effect.
 
-Conflicts stop a load: the operator must choose a way out. Warnings do not. All functions are pure and answer in
-sentences for the operator. Sources: architecture, "The control plane", and
-the measured behaviour of RabbitMQ 3.10.
+Conflicts stop a load: the operator must resolve them. Warnings do not. All functions are pure and return sentences for
+the operator. Sources: architecture, "The control plane", and the measured behaviour of RabbitMQ 3.10.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def carrier_conflict(exchange: OwnedExchange, found: ExchangeInfo | None) -> str
 
 
 def carrier_difference(exchange: OwnedExchange, found: ExchangeInfo | None) -> str | None:
-    """Return what the broker would answer 406 for if the carrier were declared; None if it would not."""
+    """Return why the broker would answer 406 if the carrier were declared; None if it would not."""
     if found is None:
         return None
     alternate = None if exchange.alternate is None else exchange.alternate.decode(errors="replace")
@@ -59,7 +58,7 @@ def carrier_difference(exchange: OwnedExchange, found: ExchangeInfo | None) -> s
 
 
 def declare_conflict(exchange: OwnedExchange, code: int, text: str, username: str) -> str:
-    """Return what the broker's refusal to declare a carrier means."""
+    """Describe the broker's refusal to declare a carrier."""
     if code == 406:
         return f"{_shown(exchange)} exists on the broker and differs: {_WAYS_OUT} (broker: {text})"
     if code == 403:
@@ -72,7 +71,7 @@ def declare_conflict(exchange: OwnedExchange, code: int, text: str, username: st
 
 
 def internal_conflicts(published: Mapping[bytes, bytes], found: Mapping[bytes, ExchangeInfo]) -> dict[bytes, str]:
-    """Find exchanges that `delivery: queue` would publish to and nobody may publish to."""
+    """Find exchanges that `delivery: queue` would publish to and that don't permit publishing."""
     return {
         owner: f"exchange {name.decode(errors='replace')} is internal: with delivery: queue "
         f"exchange {owner.decode(errors='replace')} can't publish to it; use delivery: carrier"
@@ -87,12 +86,12 @@ def foreign_bindings(bindings: Iterable[BindingInfo], tokens: Tokens = _UNKEYED)
 
 
 class CarrierTokens(NamedTuple):
-    """Which tokens stand on a carrier.
+    """The tokens bound on a carrier.
 
     Args:
-        rows: what stands under tokens that publishes carry, by destination.
-        incomplete: those among them of which another one is not.
-        former: bindings under tokens that are to be no longer bound, and that no destination depends on.
+        rows: rows under tokens that publishes carry, by destination.
+        incomplete: those of them that lack another one.
+        former: bindings under former tokens that no destination depends on.
         unkeyed: bindings under unkeyed tokens.
         previous: bindings under tokens of previous secrets.
     """
@@ -139,7 +138,7 @@ def carrier_tokens(bindings: Iterable[BindingInfo], tokens: Tokens) -> CarrierTo
 
 
 def _row(binding: BindingInfo) -> Row:
-    """Return what distinguishes a binding from others under the same token."""
+    """Return the identity of a binding among those under the same token."""
     if binding.kept:
         with suppress(ValueError):
             return unpack(binding.kept.encode()).sequence
@@ -147,15 +146,15 @@ def _row(binding: BindingInfo) -> Row:
 
 
 def _may_go(binding: BindingInfo, tokens: Tokens, found: Mapping[Destination, Set[bytes]]) -> bool:
-    """Return whether a former token leads nowhere that another one does not."""
+    """Return True if a former token is not needed to reach a destination."""
     destination = (binding.destination_type, binding.destination)
     if tokens.form is TokenForm.EIGHT_WORDS and not is_eight_words(binding.routing_key) and destination not in found:
-        return True  # nothing needs the destination any more: all that was bound has got the current token
+        return True  # nothing needs the destination any more: otherwise it would have the current token
     return tokens.of(*destination)[0] in found.get(destination, ())
 
 
 def grants_bound(bindings: Iterable[BindingInfo]) -> dict[bytes, Destination]:
-    """Find what witnesses which destinations clients could bind, by key."""
+    """Find the bindings that record what clients could bind, by key."""
     return {
         binding.routing_key: (binding.destination_type, binding.destination)
         for binding in bindings
@@ -164,10 +163,10 @@ def grants_bound(bindings: Iterable[BindingInfo]) -> dict[bytes, Destination]:
 
 
 def dead_letter_warnings(queues: Iterable[QueueInfo]) -> list[str]:
-    """Find queues of `delivery: queue` whose dead letters would come back into another queue."""
+    """Find queues of `delivery: queue` whose dead letters would be routed into another queue."""
     return [
         f"queue {queue.name.decode(errors='replace')} dead-letters to the default exchange without "
-        "x-dead-letter-routing-key: with delivery: queue a dead letter goes to the first queue of its message"
+        "x-dead-letter-routing-key: with delivery: queue a dead letter is sent to the first queue of its message"
         for queue in queues
         if queue.arguments.get("x-dead-letter-exchange") == "" and "x-dead-letter-routing-key" not in queue.arguments
     ]
@@ -176,10 +175,10 @@ def dead_letter_warnings(queues: Iterable[QueueInfo]) -> list[str]:
 def bypasses(
     carriers: Set[bytes], leading: Set[bytes], exchanges: Iterable[ExchangeInfo], queues: Iterable[QueueInfo]
 ) -> list[str]:
-    """Find alternate and dead-letter exchanges that lead to a carrier, where messages come without their rules.
+    """Find alternate and dead-letter exchanges that route messages to a carrier without its rules.
 
     Args:
-        leading: exchanges that lead to one of them by bindings.
+        leading: exchanges with bindings that lead to a carrier.
     """
     alternates = {
         info.name: info.arguments.get("alternate-exchange") for info in exchanges if info.name not in carriers
@@ -193,12 +192,12 @@ def bypasses(
             if name not in found and isinstance(alternate, str) and alternate.encode() in reached:
                 found[name] = f"exchange {name.decode(errors='replace')}: its alternate exchange {alternate}"
                 reached.add(name)
-    lines = [f"{text} leads to a carrier" for _, text in sorted(found.items())]
+    lines = [f"{text} routes to a carrier" for _, text in sorted(found.items())]
     for queue in queues:
         target = queue.arguments.get("x-dead-letter-exchange")
         if isinstance(target, str) and target.encode() in reached:
             shown = queue.name.decode(errors="replace")
-            lines.append(f"queue {shown}: its dead-letter exchange {target} leads to a carrier")
+            lines.append(f"queue {shown}: its dead-letter exchange {target} routes to a carrier")
     return lines
 
 
@@ -214,9 +213,9 @@ def topic_warnings(exchange: bytes, bindings: Iterable[BindingInfo]) -> list[str
 
 
 def matches_tokens(pattern: bytes) -> bool:
-    """Return whether a topic pattern matches some token but not every key.
+    """Return True if a topic pattern matches some token but not every key.
 
-    A pattern of ``#`` alone takes the message under its own key as well, so the token changes nothing.
+    A pattern of ``#`` alone also matches the message's own key, so the token changes nothing.
     """
     words = pattern.split(b".")
     if all(word == b"#" for word in words):
@@ -225,7 +224,7 @@ def matches_tokens(pattern: bytes) -> bool:
 
 
 def _matches(pattern: list[bytes], key: tuple[bytes, ...]) -> bool:
-    """Match as a topic exchange does; the key goes on with one more word, any hash."""
+    """Match as a topic exchange does; the key has one more word at its end, any hash."""
     length = len(key) + 1
     # reached[i]: the pattern so far can have consumed i words of the key.
     reached = [True] + [False] * length

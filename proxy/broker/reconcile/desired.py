@@ -1,8 +1,8 @@
-"""Computes the desired state of one virtual host: carriers, tokens, and what must merely exist.
+"""Computes the desired state of one virtual host: carriers, tokens, and destinations that must exist.
 
-Pure: computed from the shared state, without knowledge of the broker. Destinations that a client's binding chooses by
-routes are left out where the control user must not lend the client its rights: relays bind such tokens with the
-client's own permissions. Source: delivery notes, "Tokens and bindings".
+Pure: computed from the shared state, independent of the broker. Destinations chosen by routes of a client's binding are
+left out if the control user must not lend the client its permissions: relays bind such tokens with the client's own.
+Source: delivery notes, "Tokens and bindings".
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from proxy.values import Destination, Table
 
 
 class WantedQueue(Protocol):
-    """A queue that the rules ask for."""
+    """A queue declared by the rules."""
 
     @property
     def name(self) -> bytes: ...
 
     @property
     def arguments(self) -> Table:
-        """Its arguments, where it has to be made."""
+        """Its arguments if it has to be created."""
 
 
 _NONE: frozenset[Destination] = frozenset()
@@ -35,20 +35,20 @@ _NONE: frozenset[Destination] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """See the module.
+    """The desired state; see the module docstring.
 
     Args:
-        made: those of them that are ours to declare, since a rules file owns them.
+        made: carriers that we declare, since a rules file owns them.
         tokens: by exchange name, the destinations that need a token on its carrier.
-        plain: by exchange name, those of them that rules files need: no client's binding on the broker stands for them.
+        plain: by exchange name, those that rules files need: no client's binding on the broker stands for them.
         holders: by destination, the carried exchanges that need its token.
-        existing: destinations that must exist but need no token, with what they are to the rules
-            ("" for a plain destination).
-        published: exchanges that the sidecar publishes to itself, with the exchange on whose behalf; only those
-            that rules files own.
-        translated: destinations that the address table sends elsewhere: they need not exist. What must exist in
-            their place on this broker is among `existing`.
-        remote_destinations: those for which something must exist at another broker.
+        existing: destinations that must exist but need no token, with their role in the rules ("" for a plain
+            destination).
+        published: exchanges that the sidecar publishes to itself, with the exchange on whose behalf; only those owned
+            by rules files.
+        translated: destinations that the address table redirects: they need not exist. Their replacements on this
+            broker are in `existing`.
+        remote_destinations: those that need a destination at another broker.
         chooses_queues: exchanges with a carrier whose messages can reach queues that no rule names.
         adds_exchanges: the same for exchanges.
     """
@@ -74,7 +74,7 @@ class DesiredState:
 
 
 class _File(NamedTuple):
-    """What the rules file itself says in an exchange: its destinations, and whether messages may add exchanges."""
+    """The part of an exchange in the rules file: its destinations, and whether messages may add exchanges."""
 
     destinations: frozenset[Destination]
     free: bool
@@ -84,7 +84,7 @@ _NOTHING = _File(_NONE, False)
 
 
 class TokenRights:
-    """Which destinations an exchange names with the right to a token by the control user.
+    """Determines for which destinations of an exchange the control user may bind tokens.
 
     Args:
         own_routes: whether routes of clients' bindings give no such right.
@@ -95,7 +95,7 @@ class TokenRights:
         self._files: dict[Exchange, _File] = {}
 
     def learn(self, exchanges: Mapping[bytes, OwnedExchange], router: Router) -> None:
-        """Record what files say, before clients bind: call it first for every exchange of theirs."""
+        """Record the content of files, before clients bind: call it first for each of their exchanges."""
         known, self._files = self._files, {}
         for name, exchange in router.exchanges.items():
             file = known.get(exchange)
@@ -114,26 +114,26 @@ class TokenRights:
         return self._files.get(exchange, _NOTHING).destinations | owned.receivers.keys()
 
     def in_file(self, owned: OwnedExchange, exchange: Exchange) -> Set[Destination]:
-        """Return what the rules file itself names in an exchange."""
+        """Return the destinations that the rules file itself names in an exchange."""
         return self._files.get(exchange, _NOTHING).destinations
 
     def names(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
-        """Return whether an exchange names a destination itself, without looking at the others."""
+        """Return True if an exchange names a destination itself, without visiting the others."""
         if not self.own_routes:
             return destination in exchange.destinations
         return destination in owned.receivers or destination in self._files.get(exchange, _NOTHING).destinations
 
     def awaits(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
-        """Return whether an exchange names a destination that may come later: all but what clients bound themselves.
+        """Return True if an exchange names a destination that may be created later: all except those bound by clients.
 
-        Those go with the queue, as on the broker: one of the same name that comes later is not bound.
+        Those bindings are deleted with the queue, as on the broker: a later queue of the same name is not bound.
         """
         if destination in self._files.get(exchange, _NOTHING).destinations:
             return True
         return not self.own_routes and exchange.uses(destination) > len(owned.receivers.get(destination, ()))
 
     def next(self, owned: OwnedExchange, exchange: Exchange, exchanges: Mapping[bytes, OwnedExchange]) -> Set[bytes]:
-        """Return the exchanges evaluated here that a message goes on to from an exchange."""
+        """Return the exchanges evaluated here that a message can reach next from an exchange."""
         free = self._files.get(exchange, _NOTHING).free if self.own_routes else _free(exchange)
         if free:
             return exchanges.keys()
@@ -145,11 +145,11 @@ class TokenRights:
         return found
 
     def holders(self, exchanges: Mapping[bytes, OwnedExchange], router: Router, queue: bytes) -> list[OwnedExchange]:
-        """Find the exchanges that need the token of a queue; quick where thousands of others are named."""
+        """Find the exchanges that need the token of a queue; fast even if thousands of others are named."""
         return self._above(exchanges, router, self.names, ("queue", queue))
 
     def waiting(self, exchanges: Mapping[bytes, OwnedExchange], router: Router, queue: bytes) -> list[OwnedExchange]:
-        """Find the exchanges that need the token of a queue that has just been declared (see `awaits`)."""
+        """Find the exchanges that need the token of a newly declared queue (see `awaits`)."""
         return self._above(exchanges, router, self.awaits, ("queue", queue))
 
     def _above(
@@ -159,7 +159,7 @@ class TokenRights:
         asks: Callable[[OwnedExchange, Exchange, Destination], bool],
         destination: Destination,
     ) -> list[OwnedExchange]:
-        """Find the carried exchanges that ask for a destination themselves, or go on to one that does."""
+        """Find the carried exchanges that name a destination themselves, or lead to one that does."""
         pairs = [(owned, router.exchanges[name]) for name, owned in exchanges.items()]
         found = {owned.name for owned, exchange in pairs if asks(owned, exchange, destination)}
         size = 0
@@ -185,7 +185,7 @@ def desired_state(
     """Compute what rules need.
 
     Args:
-        rights: what gives a right to a token; everything that is named, unless told otherwise.
+        rights: determines rights to tokens; by default every named destination has one.
     """
     tokens: dict[bytes, frozenset[Destination]] = {}
     plain: dict[bytes, frozenset[Destination]] = {}
@@ -214,7 +214,7 @@ def desired_state(
     for one in moved.found:
         if one.here is not None and (one.here not in named or one.here in moved.away):
             kind, name = one.destination
-            role = f"where the address table sends {kind} {name.decode(errors='replace')}"
+            role = f"where the address table redirects {kind} {name.decode(errors='replace')}"
             existing[one.here] = role
     existing |= _beside(exchanges)
     carriers = tuple(item for item in exchanges.values() if item.delivery is Delivery.CARRIER)
@@ -241,7 +241,7 @@ def _reached(
     rights: TokenRights,
     named_in: Callable[[OwnedExchange, Exchange], Set[Destination]],
 ) -> tuple[frozenset[Destination], Set[bytes]]:
-    """Return everything outside the evaluated exchanges that messages to an exchange may be sent to by right.
+    """Return all destinations outside the evaluated exchanges that messages to an exchange may reach by right.
 
     Returns:
         These destinations, and the evaluated exchanges on the way.
@@ -254,7 +254,7 @@ def _reached(
         owned, exchange = exchanges[name], router.exchanges[name]
         named |= named_in(owned, exchange)
         if exchange.alternate is not None and name != start:
-            # The alternate exchange of the first one is the broker's to use.
+            # The alternate exchange of the first one is applied by the broker.
             named.add(("exchange", exchange.alternate))
         fresh = rights.next(owned, exchange, exchanges) - seen
         seen |= fresh
@@ -272,14 +272,14 @@ def _published(
 
 
 def _beside(exchanges: Mapping[bytes, OwnedExchange]) -> dict[Destination, str]:
-    """Find the broker's own exchanges that rules rely on beside their destinations."""
+    """Find the broker's own exchanges that rules rely on in addition to their destinations."""
     found: dict[Destination, str] = {}
     for name, exchange in exchanges.items():
         shown = name.decode(errors="replace")
         if exchange.alternate is not None and exchange.alternate not in exchanges:
             found["exchange", exchange.alternate] = f"alternate exchange of {shown}"
         if exchange.unmatched_pass:
-            found["exchange", name] = f"the broker's own exchange that unmatched messages of {shown} pass to"
+            found["exchange", name] = f"the broker's own exchange for unmatched messages of {shown}"
     return found
 
 

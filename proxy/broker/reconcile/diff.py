@@ -1,8 +1,8 @@
-"""The difference between what is desired and what was observed in one virtual host, as actions: pure functions.
+"""The difference between the desired and the observed state of one virtual host, as actions: pure functions.
 
-Other sidecars, a broker that lost something and bindings made by hand need no case of their own here: whatever they
-did, the next observation shows it, and the difference leads back to what is desired. `executor` carries the actions
-out; `desired` and `observer` compute the two sides.
+Other sidecars, a broker that lost something and manual bindings need no special case here: whatever they did, the next
+observation shows it, and the difference restores the desired state. `executor` carries the actions out; `desired` and
+`observer` compute the two sides.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KeptRow: TypeAlias = tuple[Destination, bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class MakeQueue:
-    """Declares a queue of the rules; one that exists is taken as it is."""
+    """Declares a queue of the rules; an existing one is used as it is."""
 
     name: bytes
     arguments: Table = field(default=(), compare=False)
@@ -35,7 +35,7 @@ class MakeQueue:
 
 @dataclass(frozen=True, slots=True)
 class DeclareCarrier:
-    """Declares the exchange on the broker that carries an exchange's messages."""
+    """Declares the carrier of an exchange."""
 
     exchange: OwnedExchange
 
@@ -44,24 +44,24 @@ class DeclareCarrier:
 
 
 class BindToken(NamedTuple):
-    """Binds a destination to the carrier of an exchange under its tokens; where they are bound already, verifies it."""
+    """Binds a destination to the carrier of an exchange under its tokens; verifies existing bindings."""
 
     exchange: OwnedExchange
     destination: Destination
 
     def __str__(self) -> str:
-        """For operators; it does not contain the token, which is secret."""
+        """Describe it for operators, without the token, which is secret."""
         kind, name = self.destination
         return f"bind {kind} {_text(name)} to exchange {_text(self.exchange.carrier)}"
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveBinding:
-    """Removes a binding of a carrier that is not to be there, whatever its arguments are.
+    """Removes an unwanted binding of a carrier, whatever its arguments.
 
     Args:
-        why: written to the log; nothing is where it is empty.
-        moves: what the binding keeps is bound in these places first.
+        why: log message; nothing is logged if it is empty.
+        moves: places where the stored binding is bound first.
     """
 
     carrier: bytes
@@ -77,12 +77,12 @@ Action: TypeAlias = MakeQueue | DeclareCarrier | BindToken | RemoveBinding
 
 
 class Observation(NamedTuple):
-    """What was observed.
+    """The observed state.
 
     Args:
-        tokens: by exchange, the destinations of which every token is bound on its carrier; of a carrier that could not
-            be listed, what is believed.
-        conflicts: exchanges of ours whose carrier is something else on the broker: nothing is done about them.
+        tokens: by exchange, the destinations of which every token is bound on its carrier; the assumed ones if the
+            carrier could not be listed.
+        conflicts: exchanges of ours whose carrier is in conflict with the broker: they are left alone.
     """
 
     names: ObservedState
@@ -95,10 +95,10 @@ class Observation(NamedTuple):
 def diff(
     desired: DesiredState, queues: Sequence[WantedQueue], observed: Observation, *, declare_all: bool = False
 ) -> list[Action]:
-    """Return what makes a virtual host as it should be, in the order in which it must be done.
+    """Return the actions that establish the desired state, in order.
 
     Args:
-        declare_all: whether carriers that exist are declared as well: the broker compares them with ours.
+        declare_all: whether existing carriers are declared as well: the broker compares them with ours.
     """
     names = observed.names
     made = [
@@ -124,7 +124,7 @@ def diff(
 
 
 def undetermined(desired: DesiredState, names: ObservedState) -> list[Destination]:
-    """Return what has to exist and is in no listing: the broker must be asked for it."""
+    """Return destinations that have to exist and are in no listing: the broker must be queried."""
     complete = {QUEUE: names.queues_complete, EXCHANGE: names.exchanges_complete}
     return [one for one in desired.existing if not complete[one[0]] and unnameable(one[1]) is None]
 
@@ -138,8 +138,8 @@ def missing_destinations(
     """Return the destinations that can't be reached, with the reason.
 
     Args:
-        desired: what the rules need; tokens that stand are in ``bound`` of its exchanges.
-        lacking: what the broker does not have, of what it was asked for.
+        desired: what the rules need; bound tokens are in ``bound`` of its exchanges.
+        lacking: queried destinations that the broker does not have.
     """
     undeclared = {
         (QUEUE, action.name): why
@@ -157,12 +157,12 @@ def missing_destinations(
         if absent is not None:
             missing.setdefault(destination, f"{role}: {absent}" if role else absent)
     missing |= lacking
-    # What no message goes to, since the address table sends it elsewhere, need not exist.
+    # Destinations that the address table redirects need not exist, since no message is sent to them.
     for destination, translation in desired.translated.items():
         if not desired.existing.get(destination) and destination not in undeclared:
             missing.pop(destination, None)
         if translation.failure:
-            missing[destination] = f"its translation by the address table leads nowhere: {translation.failure}"
+            missing[destination] = f"its translation by the address table fails: {translation.failure}"
     return missing
 
 
@@ -175,7 +175,7 @@ def believed_tokens(
         listed: names of the exchanges whose carriers were listed.
 
     Returns:
-        Tokens that can stand and are to be verified, and tokens that can't stand any more.
+        Tokens that may be bound and have to be verified, and tokens that can't be bound any more.
     """
     believed: list[BindToken] = []
     gone: list[BindToken] = []
@@ -192,7 +192,7 @@ def believed_tokens(
 
 
 def may_bind(desired: DesiredState, token: BindToken) -> bool:
-    """Return whether the control user may bind a token again: not one that was bound with a client's rights alone."""
+    """Return True if the control user may bind a token again: not one bound with a client's permissions only."""
     exchange, destination = token
     return (exchange.declared is None and not exchange.clients) or destination in desired.tokens_of(exchange)
 
@@ -200,7 +200,7 @@ def may_bind(desired: DesiredState, token: BindToken) -> bool:
 def lost_bindings(
     before: Collection[StoredBinding], listed: Collection[bytes], missing: Mapping[Destination, str]
 ) -> list[StoredBinding]:
-    """Find clients' bindings whose destination does not exist, where no listing of bindings says that they are gone.
+    """Find clients' bindings whose destination does not exist, if no listing of bindings shows their deletion.
 
     Args:
         listed: exchanges whose bindings were listed.
@@ -213,7 +213,7 @@ def lost_bindings(
 
 
 def retired_tokens(old: DesiredState, new: DesiredState) -> tuple[BindToken, ...]:
-    """Find the tokens that go after a swap of rules: needed before, and not any more."""
+    """Find the tokens to remove after a swap of rules: needed before, and not any more."""
     coming = _by_carrier(new)
     return tuple(
         BindToken(exchange, destination)
@@ -224,13 +224,13 @@ def retired_tokens(old: DesiredState, new: DesiredState) -> tuple[BindToken, ...
 
 
 def needed_again(desired: DesiredState, token: BindToken) -> bool:
-    """Return whether the rules of now need a token that was to go."""
+    """Return True if the current rules need a token that was to be removed."""
     now = _by_carrier(desired).get(token.exchange.carrier)
     return now is not None and token.destination in desired.tokens_of(now)
 
 
 def share_tables(old: DesiredState, exchanges: Mapping[bytes, OwnedExchange]) -> None:
-    """Give new exchanges the table of tokens of the carriers that they share with old ones."""
+    """Share token tables with the old exchanges that have the same carrier."""
     current = _by_carrier(old)
     for exchange in exchanges.values():
         if exchange.delivery is Delivery.CARRIER and exchange.carrier in current:

@@ -1,8 +1,8 @@
-"""Carries out what `diff` says, on the broker, and remembers what failed.
+"""Carries out the actions of `diff` on the broker, and tracks failures.
 
-An action that failed is retried at the next look, then less and less often, as long as it is in the difference.
-That something does not exist, or belongs to another connection, is no failure but an observation: it is asked again at
-each look, a limited number at a time. What is needed is decided in `desired` and `diff`, when in `vhost_loop`.
+A failed action is retried in the next pass, then less and less often, as long as it is in the difference. A destination
+that does not exist, or belongs to another connection, is an observation, not a failure: it is checked again in each
+pass, a limited number at a time. `desired` and `diff` decide what is needed, `vhost_loop` decides when.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
 from proxy.values import Destination
 
-#: A token: the exchange whose carrier has it, and the destination it stands for.
+#: A token: the exchange whose carrier has it, and its destination.
 Token: TypeAlias = tuple[OwnedExchange, Destination]
 #: Rows under tokens.
 Pins: TypeAlias = list[tuple[Token, tuple[bytes, ...]]]
@@ -44,18 +44,18 @@ Pins: TypeAlias = list[tuple[Token, tuple[bytes, ...]]]
 _NOT_FOUND = 404
 _LOCKED = 405
 _DIFFERS = 406
-#: An action that fails again and again is tried at every so many looks at last: once in a minute.
+#: Maximum number of passes between retries of a failing action: about a minute.
 _LONGEST_PAUSE_LOOKS = 12
 
 log = structlog.get_logger(__name__)
 
 
 class Failure(NamedTuple):
-    """An action that failed.
+    """A failed action.
 
     Args:
-        pause_looks: looks to let pass before it is retried.
-        expected: whether it says only that something does not exist or belongs to another connection.
+        pause_looks: passes to skip before it is retried.
+        expected: whether something merely does not exist or belongs to another connection.
     """
 
     why: str
@@ -65,7 +65,7 @@ class Failure(NamedTuple):
 
 
 class Executor:
-    """The control user's declarations in one virtual host."""
+    """Executes the control user's declarations in one virtual host."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class Executor:
         self._username = username
         self._management = management
         self._retries = retries_per_look
-        #: What failed and is still to be done, in the order in which it is retried.
+        #: Failed actions that are still needed, in the order of retries.
         self.failures: dict[Action, Failure] = {}
 
     async def carry_out(
         self, actions: Sequence[Action], *, stop_at: Callable[[Collection[str]], None] | None = None
     ) -> None:
-        """Carry actions out, apart from failed ones whose turn has not come; what succeeds is in the state.
+        """Carry out actions, except failed ones that are not due; successes are recorded in the state.
 
         Args:
             stop_at: called with the carriers that could not be declared, before anything is bound; may raise.
@@ -112,7 +112,7 @@ class Executor:
                 break  # the management API does not answer
 
     def failing(self) -> list[str]:
-        """Return what failed and is retried; that something does not exist is no failure."""
+        """Return failures that are retried, without destinations that merely don't exist."""
         return [
             f"{action}: {failure.why} ({failure.attempts} attempts)"
             for action, failure in self.failures.items()
@@ -136,7 +136,7 @@ class Executor:
         if why is None:
             return
         attempts = 1 if last is None else last.attempts + 1
-        # What the broker does not have, or another connection has, may be otherwise at any moment.
+        # A destination that does not exist, or belongs to another connection, may change at any time.
         expected = refusal is not None and refusal.code in (_NOT_FOUND, _LOCKED)
         pause_looks = 0 if expected else min(2 ** min(attempts - 1, 6) - 1, _LONGEST_PAUSE_LOOKS)
         self.failures[action] = Failure(why, attempts, pause_looks, expected)
@@ -154,14 +154,14 @@ class Executor:
                 self._note(action, refusal, f"refused: {refusal.code} {refusal.text}")
         made = await self._connection.call_all([DeclareQueue(one.name, one.arguments) for one in lacking])
         for action, refusal in zip(lacking, made, strict=True):
-            if refusal is None or refusal.code == _DIFFERS:  # somebody was quicker, with other arguments
+            if refusal is None or refusal.code == _DIFFERS:  # declared concurrently with other arguments
                 self._observed.add_queue(action.name)
                 self._note(action, None, None)
             else:
                 self._note(action, refusal, f"can't be declared: {refusal.code} {refusal.text}")
 
     async def bind(self, tokens: Sequence[Token]) -> dict[Token, str]:
-        """Bind tokens and report to each exchange's table which stand; say why, for those that were refused."""
+        """Bind tokens and update each exchange's table; return the reasons of refusals."""
         answers = (await self._bind(tokens)).items()
         return {token: why for token, refusal in answers if (why := _why(refusal, token[1])) is not None}
 
@@ -182,12 +182,12 @@ class Executor:
                 self._bound(exchange, destination, written[exchange])
             else:
                 why = reason(refusal.code, refusal.text, destination[0])
-                # Locked: the queue is there, and its owner's connection may have bound it.
+                # Locked: the queue exists, and its owner's connection may have bound it.
                 exchange.tokens.refused(destination, why, keeps=refusal.code == _LOCKED)
         return refusals
 
     async def bind_one(self, token: Token) -> str | None:
-        """Bind one token without waiting behind bulk work; say why where it was refused."""
+        """Bind one token without waiting for bulk work; return the reason if it was refused."""
         exchange, destination = token
         exchange.tokens.binding(destination)
         tokens = self._state.tokens_of(exchange)
@@ -203,10 +203,10 @@ class Executor:
     def _bound(self, exchange: OwnedExchange, destination: Destination, tokens: Tokens) -> None:
         exchange.tokens.bind_ok(destination)
         if not tokens.lead_to(self._state.tokens_of(exchange)):
-            exchange.tokens.not_bound(destination)  # the carrier has changed to other tokens meanwhile
+            exchange.tokens.not_bound(destination)  # the carrier has switched to other tokens meanwhile
 
     async def bind_again(self, exchange: OwnedExchange) -> list[Destination]:
-        """Bind what is bound to a topic carrier under eight words as well; return what was refused though it exists.
+        """Bind destinations of a topic carrier under eight words as well; return existing ones that were refused.
 
         Raises:
             UpstreamError: the connection was lost.
@@ -238,13 +238,13 @@ class Executor:
         return refused
 
     def _row_for(self, table: TokenTable, destination: Destination) -> bytes:
-        """Return the row for a destination: what clients alone need must be a pin, which goes with their bindings."""
+        """Return the row for a destination: a pin, removed with the bindings, if only clients need it."""
         if not table.shared or table.needs(destination) & (Need.RULES | Need.DEMAND):
             return PLAIN
         return self._state.next_pin(time.time())
 
     async def bind_rows(self, carrier: bytes, rows: Sequence[tuple[Destination, bytes, bytes]]) -> list[Refusal | None]:
-        """Bind destinations under keys with raw entries of their argument tables; return what was refused."""
+        """Bind destinations under keys with raw entries of their argument tables; return refusals."""
         return await self._connection.call_all([Bind(carrier, *row) for row in rows])
 
     async def declare_marker(self, name: bytes) -> str | None:
@@ -252,9 +252,9 @@ class Executor:
         return None if refusal is None else f"{refusal.code} {refusal.text}"
 
     async def hand_over(self, tokens: Sequence[Token]) -> Pins:
-        """Unbind the plain rows of tokens that rules of this sidecar need no more; those of another one may.
+        """Unbind the plain rows of tokens that this sidecar's rules no longer need; those of another one may.
 
-        Where others may be there, pins stand in their place, until these others have looked (`relay.token_table`).
+        With other sidecars pins replace them until the others have run a pass (`relay.token_table`).
 
         Returns:
             The pins.
@@ -287,7 +287,7 @@ class Executor:
         return tokens.of(*destination) + tokens.former(*destination)
 
     async def find_missing(self, destinations: Iterable[Destination]) -> dict[Destination, str]:
-        """Ask the broker itself which destinations it does not have (where there is no inventory)."""
+        """Query the broker for destinations that it does not have (without an inventory)."""
         asked = list(destinations)
         refusals = await self._connection.call_all([Find(destination) for destination in asked])
         return {
@@ -297,16 +297,16 @@ class Executor:
         }
 
     async def _remove(self, action: RemoveBinding) -> bool:
-        """Remove a binding; return whether it makes sense to go on with others."""
+        """Remove a binding; return whether to continue with others."""
         if self._management is None:
             return False
         moved = await self._connection.call_all([Bind(action.carrier, *row) for row in action.moves])
         refusal = next((refusal for refusal in moved if refusal is not None), None)
         if refusal is not None:
-            self._note(action, refusal, f"what it keeps can't be moved: {refusal.code} {refusal.text}")
+            self._note(action, refusal, f"the stored binding can't be moved: {refusal.code} {refusal.text}")
             return True
         try:
-            with suppress(NotListed):  # somebody was quicker
+            with suppress(NotListed):  # removed concurrently
                 await self._management.remove_binding(self._state.name, action.carrier, action.binding)
         except UpstreamError as error:
             self._note(action, None, str(error))

@@ -1,7 +1,7 @@
 """The queues and exchanges of one virtual host that are known to exist.
 
-There are two sources: listings, and declarations that pass through the sidecar. A listing describes some moment between
-its request and its answer, so what passed through in between takes precedence.
+There are two sources: listings, and declarations through the sidecar. A listing describes some moment between its
+request and its answer, so declarations in between take precedence.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ V = TypeVar("V")
 
 
 def merged(before: Mapping[K, V], now: Mapping[K, V], listed: Mapping[K, V]) -> dict[K, V]:
-    """Join a listing with what was learned and forgotten while it was made.
+    """Merge a listing with changes recorded since its request.
 
     Args:
-        before: what was known when the listing was asked for.
-        now: what is known when it arrives.
-        listed: what it says.
+        before: state at the time of the request.
+        now: current state.
+        listed: the listing.
     """
     result = {key: value for key, value in listed.items() if key in now or key not in before}
-    # What was forgotten and learned again is another object than before.
+    # An item that was removed and added again is another object than before.
     result.update((key, value) for key, value in now.items() if before.get(key) is not value)
     return result
 
@@ -39,7 +39,7 @@ class ObservedState:
     def __init__(self) -> None:
         self.queues: dict[bytes, QueueInfo] = {}
         self.exchanges: dict[bytes, ExchangeInfo] = {}
-        #: Whether what is not known does not exist: false until a listing came, and while listings fail.
+        #: Whether unknown queues don't exist: false until the first listing, and while listings fail.
         self.queues_complete = False
         self.exchanges_complete = False
 
@@ -52,7 +52,7 @@ class ObservedState:
         self.queues.pop(name, None)
 
     def queues_listed(self, before: Mapping[bytes, QueueInfo], listed: Mapping[bytes, QueueInfo]) -> None:
-        """Process a listing of queues; `before` is a copy of `queues` from when it was asked for."""
+        """Process a listing of queues; `before` is a copy of `queues` from the time of the request."""
         self.queues = merged(before, self.queues, listed)
         self.queues_complete = True
 
@@ -83,13 +83,13 @@ class ObservedState:
         return EXCLUSIVE if why is None and self.exclusive(destination) else why
 
     def names(self, last: QueueNames) -> QueueNames:
-        """Return the names of all queues: `last` itself where they are the same, else the next version."""
+        """Return the names of all queues: `last` itself if they are the same, else a new version."""
         names = tuple(sorted(self.queues))
         return last if names == last.names else QueueNames(names, last.version + 1)
 
 
 def with_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Return the next version with one more name; `last` itself where it has it. Cheap for one among thousands."""
+    """Return a new version with one more name; `last` itself if it has it. Cheap for one among thousands."""
     at = bisect_left(last.names, name)
     if at < len(last.names) and last.names[at] == name:
         return last
@@ -97,7 +97,7 @@ def with_name(last: QueueNames, name: bytes) -> QueueNames:
 
 
 def without_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Return the next version without a name; `last` itself where it lacks it."""
+    """Return a new version without a name; `last` itself if it lacks it."""
     at = bisect_left(last.names, name)
     if at == len(last.names) or last.names[at] != name:
         return last

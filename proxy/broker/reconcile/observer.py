@@ -1,7 +1,7 @@
-"""Observes one virtual host: queues, exchanges, tokens, and bindings that are not to be there.
+"""Observes one virtual host: queues, exchanges, tokens, and unwanted bindings.
 
-Through the management API where there is one; a listing that fails costs its own answer, never the whole look. Objects
-missing from every listing are looked up by name, some of them at each look. Nothing is declared or removed here.
+Uses the management API if there is one; a listing that fails loses only its own result, never the whole pass. Objects
+missing from every listing are looked up by name, some of them in each pass. Nothing is declared or removed here.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from proxy.values import EXCHANGE, QUEUE, Destination
 
 T = TypeVar("T")
 
-#: Listings of bindings at a time.
+#: Concurrent listings of bindings.
 _READERS = 4
-#: Names that one log line shows at most.
+#: Limit of names in one log line.
 _SHOWN = 20
-#: Exchanges downstream of carriers whose bindings are read in search of patterns; behind that we trust.
+#: Limit of exchanges downstream of carriers whose bindings are searched for patterns; others are not checked.
 _DOWNSTREAM_LIMIT = 200
 
-#: where no store says more
+#: default without a store
 _UNKEYED = Tokens()
 
 log = structlog.get_logger(__name__)
 
 
 class _Reading(NamedTuple):
-    """What the bindings of a carrier were when they were read last."""
+    """The bindings of a carrier at the last reading."""
 
     exchange: OwnedExchange
     digest: bytes
@@ -62,7 +62,7 @@ class _Reading(NamedTuple):
 
 
 class _Turns:
-    """Takes a share of a list at a time, so that everything has its turn."""
+    """Takes a share of a list at a time, in rotation."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -76,15 +76,15 @@ class _Turns:
         return (items[first:] + items[:first])[: self._size]
 
 
-#: Asks the broker which of some destinations it does not have, and why.
+#: Queries the broker for missing ones among some destinations, with the reason.
 Find: TypeAlias = Callable[[Iterable[Destination]], Awaitable[dict[Destination, str]]]
 
 
 class Observer:
-    """Looks at one virtual host.
+    """Observes one virtual host.
 
     Args:
-        share: how many names are asked for at one look.
+        share: limit of names queried in one pass.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Observer:
         store: DeclarationStore | None = None,
         share: int = 256,
     ) -> None:
-        #: What clients declared.
+        #: The client declarations.
         self.store = store
         self._readings: dict[bytes, _Reading] = {}
         self._vhost = vhost
@@ -107,13 +107,13 @@ class Observer:
         self._lacking: dict[Destination, str] = {}
         self._warned: set[str] = set()
         self._failed: list[str] = []
-        #: Bindings of carriers that are not ours, by carrier.
+        #: Foreign bindings of carriers, by carrier.
         self.foreign: dict[bytes, list[BindingInfo]] = {}
-        #: By carrier, copies of clients' bindings that are to go, as the last listings show.
+        #: By carrier, copies of clients' bindings to remove, from the last listings.
         self.superfluous: dict[bytes, list[RemoveBinding]] = {}
-        #: Why listings failed at the last look; empty when all went well.
+        #: Failed listings of the last pass.
         self.failures: tuple[str, ...] = ()
-        #: Alternate and dead-letter exchanges that lead to carriers, in sentences for operators.
+        #: Alternate and dead-letter exchanges that route to carriers, as sentences for operators.
         self.bypasses: tuple[str, ...] = ()
         self._leading: set[bytes] = set()
 
@@ -121,22 +121,22 @@ class Observer:
         return self.store.state.tokens_of(exchange) if self.store is not None else _UNKEYED
 
     def carrier_tokens(self, exchange: OwnedExchange) -> CarrierTokens:
-        """Return which tokens stood on the carrier of an exchange when its bindings were read last."""
+        """Return the tokens on the carrier of an exchange at the last reading."""
         last = self._readings.get(exchange.carrier)
         return last.carrier_tokens if last is not None and last.exchange is exchange else CarrierTokens()
 
     def has_eight_words(self, exchange: OwnedExchange) -> bool:
-        """Return whether the carrier of an exchange had tokens of eight words when its bindings were read last."""
+        """Return True if the carrier of an exchange had tokens of eight words at the last reading."""
         last = self._readings.get(exchange.carrier)
         return last is not None and last.exchange is exchange and last.eight_words
 
     def binding_count(self, exchange: OwnedExchange) -> int:
-        """Count the bindings of a carrier, as they were read last."""
+        """Return the number of bindings of a carrier at the last reading."""
         last = self._readings.get(exchange.carrier)
         return last.size if last is not None and last.exchange is exchange else 0
 
     def incomplete(self, exchange: OwnedExchange) -> Set[Destination]:
-        """Return what lacks one of its tokens on the carrier of an exchange, as far as its bindings were read."""
+        """Return destinations that lack one of their tokens on the carrier of an exchange, at the last reading."""
         last = self._readings.get(exchange.carrier)
         if last is None or last.exchange is not exchange or last.tokens is not self._tokens(exchange):
             return frozenset()
@@ -151,16 +151,16 @@ class Observer:
         self._failed.append(str(error))
 
     async def list_names(self) -> None:
-        """Begin a look: list queues and exchanges."""
+        """Start a pass: list queues and exchanges."""
         self._failed.clear()
         if self._management is not None:
             await self._list(self._management)
 
     async def ask_names(self, desired: DesiredState, *, thorough: bool) -> None:
-        """Ask for what is to be there, where it could not be listed.
+        """Query needed objects individually if they could not be listed.
 
         Args:
-            thorough: whether nothing from before is believed.
+            thorough: whether earlier results are ignored.
         """
         if not self._observed.exchanges_complete:
             declared = [(EXCHANGE, one.carrier) for one in desired.carriers if one.declared is not None]
@@ -169,14 +169,14 @@ class Observer:
                     self.store.exchange_gone(name)
         if thorough:
             self._lacking.clear()
-            if not self._observed.queues_complete:  # the broker may have lost what was known
+            if not self._observed.queues_complete:  # the broker may have lost earlier objects
                 known = [(QUEUE, name) for name in self._observed.queues if unnameable(name) is None]
                 for (_, name), why in (await self._find(known)).items():
                     if why == ABSENT:
                         self._observed.remove_queue(name)
 
     async def ask_unlisted(self, desired: DesiredState, *, thorough: bool) -> dict[Destination, str]:
-        """Ask for what has to exist and no listing shows; return what the broker does not have."""
+        """Query destinations that have to exist and are in no listing; return the missing ones."""
         unlisted = undetermined(desired, self._observed)
         asked = self._unlisted.share(unlisted, whole=thorough)
         answers = await self._find(asked)
@@ -201,7 +201,7 @@ class Observer:
         self._failed += [str(answer) for answer in (queues, exchanges) if isinstance(answer, UpstreamError)]
 
     def conflicts(self, desired: DesiredState) -> dict[bytes, str]:
-        """Find what on the broker contradicts the rules, by the last look: the exchange's name and what to do."""
+        """Find contradictions between broker and rules in the last pass: the exchange's name and a solution."""
         found = self._observed.exchanges
         conflicts = internal_conflicts(desired.published, found)
         for exchange in desired.made:
@@ -211,7 +211,7 @@ class Observer:
         return conflicts
 
     async def read_bindings(self, carriers: Sequence[OwnedExchange]) -> set[bytes]:
-        """Read the bindings of carriers: which tokens stand, what clients bound, which bindings are foreign.
+        """Read the bindings of carriers: bound tokens, clients' bindings, foreign bindings.
 
         Returns:
             Names of the exchanges whose bindings could be read.
@@ -266,7 +266,7 @@ class Observer:
             ]
 
     async def warn(self, desired: DesiredState) -> None:
-        """Say once what is there and won't do what the operator expects (see `checks`)."""
+        """Log once what prevents the rules from working as intended (see `checks`)."""
         known = self._observed.queues
         receivers = [known[name] for kind, name in desired.existing if kind == "queue" and name in known]
         warnings = dead_letter_warnings(receivers)
@@ -276,7 +276,7 @@ class Observer:
             warnings += await self._downstream(self._management, starts)
         for text in warnings:
             if text not in self._warned:
-                log.warning("rules meet an obstacle on the broker", vhost=self._vhost, what=text)
+                log.warning("state of the broker conflicts with the rules", vhost=self._vhost, what=text)
         self._warned = set(warnings)
 
     async def _upstream(self, management: ManagementApi, carriers: Iterable[bytes]) -> set[bytes]:
@@ -296,7 +296,7 @@ class Observer:
         return found
 
     def note_bypasses(self, desired: DesiredState) -> None:
-        """Find the ways on the broker that lead to a carrier, by the last look, and say which are new."""
+        """Find the bypasses on the broker in the last pass, and log new ones."""
         carriers = {exchange.carrier for exchange in desired.carriers}
         last, self.bypasses = self.bypasses, ()
         if carriers:
@@ -305,7 +305,7 @@ class Observer:
         fresh = [text for text in self.bypasses if text not in last]
         if fresh:
             log.warning(
-                "messages can come to carriers without their rules",
+                "messages can reach carriers without their rules",
                 vhost=self._vhost,
                 count=len(self.bypasses),
                 ways=fresh[:_SHOWN],
@@ -340,7 +340,7 @@ class Observer:
         fresh = [binding for binding in foreign if binding not in last]
         if fresh:
             log.warning(
-                "bindings of others bypass the rules",
+                "foreign bindings bypass the rules",
                 vhost=self._vhost,
                 carrier=_text(carrier),
                 count=len(foreign),
@@ -348,7 +348,7 @@ class Observer:
             )
 
     def finish(self) -> None:
-        """End a look: say what failed that did not fail last time."""
+        """End a pass: log new failures."""
         for text in self._failed:
             if text not in self.failures:
                 log.warning("inventory not complete", vhost=self._vhost, error=text)
@@ -358,7 +358,7 @@ class Observer:
 
 
 def log_missing(vhost: str, last: Collection[Destination], missing: dict[Destination, str]) -> None:
-    """Write which destinations went missing and which came back."""
+    """Log which destinations are newly missing and which are back."""
     gone = sorted(set(missing).difference(last))
     found = sorted(set(last).difference(missing))
     if gone:

@@ -1,8 +1,8 @@
 """Unbinds tokens that have outlived the last binding that needed them: a token counts as use of its destination.
 
-The relay that unbinds removes the token itself; this is for what it could not remove, and for bindings that were
-removed without the sidecar. A token is unbound when two looks in a row saw no use for it: at the first, a client may be
-in the middle of binding. Source: delivery notes, "Tokens and bindings".
+The relay that unbinds removes the token itself; this handles tokens that it could not remove, and bindings that were
+removed without the sidecar. A token is unbound when two successive passes find no use for it: during the first, a
+client may be in the middle of binding. Source: delivery notes, "Tokens and bindings".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from proxy.values import Destination
 
 
 class OrphanTokens:
-    """The tokens of one virtual host that nothing needs any more."""
+    """The orphan tokens of one virtual host."""
 
     def __init__(self, state: VhostState, executor: Executor, rights: TokenRights) -> None:
         self._state = state
@@ -28,14 +28,14 @@ class OrphanTokens:
         self._left: dict[OwnedExchange, set[Destination]] = {}
 
     def note(self, exchange: OwnedExchange) -> None:
-        """Record that an exchange has just lost its last binding: the next look need not be sure first."""
+        """Record that an exchange has just lost its last binding: the next pass may act at once."""
         self._seen |= {(exchange, destination) for destination in exchange.bound}
 
     async def unbind(self, desired: DesiredState) -> bool:
-        """Unbind what is due, at the end of a look.
+        """Unbind orphan tokens, at the end of a pass.
 
         Returns:
-            Whether there was something: an auto-delete exchange may have gone with it.
+            Whether there were any: an auto-delete exchange may have been deleted with its last one.
 
         Raises:
             UpstreamError: the connection was lost.
@@ -72,7 +72,7 @@ class OrphanTokens:
             await self._executor.hand_over(sorted(shared, key=_order))
         if rows or outdated:
             await self._executor.unbind([*sorted(rows.items(), key=lambda item: _order(item[0])), *outdated])
-        # Whoever bound meanwhile has an assertion of its own.
+        # A sidecar that bound meanwhile has its own assertion.
         for exchange, destination in rows:
             exchange.tokens.unbound(destination)
         again = [token for token in rows if self._needed(token) and token[1] not in token[0].bound]

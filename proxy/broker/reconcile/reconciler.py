@@ -1,12 +1,12 @@
-"""Observe, diff, execute: what a look does in one virtual host, and how its rules are replaced.
+"""Observe, diff, execute: one pass in one virtual host, and the replacement of its rules.
 
-    desired   what rules and clients need: computed from the state that the relays see
+    desired   what rules and clients need: computed from the shared state
     observed  queues and exchanges (`ObservedState`), bindings of carriers (into `TokenTable` and `DeclarationStore`)
     diff      the actions that lead from the one to the other
-    execute   results go back into `ObservedState` and `TokenTable`, and from there to the relays
+    execute   results are stored in `ObservedState` and `TokenTable`, and from there reach the relays
 
-Tokens that a listing shows are trusted. Where nothing can be listed, a share of the tokens is bound again at each look,
-which changes nothing if they exist. When a look is due is decided in `vhost_loop`.
+Listed tokens are trusted. Without listings, a share of the tokens is bound again in each pass, which changes nothing if
+they exist. `vhost_loop` decides when a pass is due.
 
 Source: docs/explanation/architecture.md.
 """
@@ -48,22 +48,22 @@ from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.router import Router
 from proxy.values import QUEUE, Destination
 
-#: Tokens that the rules before a swap needed and those after it don't.
+#: Tokens that the rules needed before a swap but not after it.
 Retired: TypeAlias = tuple[BindToken, ...]
 
-#: Clients' bindings put beside new rules between two pauses in which others may run.
+#: Clients' bindings carried over to new rules between two pauses in which other tasks may run.
 _STEP = 64
 
 log = structlog.get_logger(__name__)
 
 
 class LookResult(NamedTuple):
-    """What a look has come to.
+    """Result of a pass.
 
     Args:
-        missing: destinations that rules name and that can't be reached, with the reason.
-        tokens_changed: whether other tokens are bound than before.
-        unbound: whether tokens were unbound that nothing needs: an auto-delete exchange may have gone with the last.
+        missing: destinations named by rules that can't be reached, with the reason.
+        tokens_changed: whether tokens were bound or unbound.
+        unbound: whether orphan tokens were unbound: an auto-delete exchange may have been deleted with its last one.
     """
 
     missing: Mapping[Destination, str]
@@ -72,7 +72,7 @@ class LookResult(NamedTuple):
 
 
 class Reconciler:
-    """Keeps what it has observed of one virtual host, and carries out the difference to what is desired."""
+    """Observes one virtual host, and carries out the difference to the desired state."""
 
     def __init__(
         self,
@@ -101,20 +101,20 @@ class Reconciler:
         self.forms = CarrierForms(state, self.executor)
         self._orphans = OrphanTokens(state, self.executor, self.rights)
         self.queues = tuple(queues)
-        #: Queues of the rules that have not been declared since the last thorough look.
+        #: Queues of the rules that have not been declared since the last full pass.
         self._undeclared: Sequence[WantedQueue] = ()
         self._desired: DesiredState | None = None
         self._one_at_a_time = asyncio.Lock()
-        #: What contradicts the rules, and what to do about it.
+        #: Conflicts with the rules, and solutions.
         self.conflicts: tuple[str, ...] = ()
-        #: Destinations that rules name and that could not be reached at the last look, with the reason.
+        #: Destinations named by rules that the last pass could not reach, with the reason.
         self.missing: Mapping[Destination, str] = {}
 
     # -- desired -----------------------------------------------------------------------------------------------
 
     @property
     def desired(self) -> DesiredState:
-        """What the rules need, computed when it is asked for and not known."""
+        """What the rules need, computed on demand."""
         if self._desired is None:
             state = self._state
             self._desired = desired_state(state.exchanges, state.router, self.rights, state.addresses)
@@ -126,7 +126,7 @@ class Reconciler:
 
     @property
     def carrier_bindings(self) -> list[CarrierBindings]:
-        """How many bindings each carrier has, and whether its type fits."""
+        """Number of bindings of each carrier."""
         state, observer = self._state, self.observer
         return [CarrierBindings(one, observer.binding_count(one), state.scans_bindings) for one in state.carried()]
 
@@ -136,11 +136,13 @@ class Reconciler:
         return self._migration.unkept
 
     def note_orphans(self, exchange: OwnedExchange) -> None:
-        """An exchange has lost its last binding by something's end: its tokens count as use until they go."""
+        """Record that an exchange has lost its last binding by a deletion: its tokens count as use until they are
+        unbound.
+        """
         self._orphans.note(exchange)
 
     def changed(self) -> None:
-        """What clients declare has changed: `desired` is computed again when it is asked for next."""
+        """Record a change of client declarations: `desired` is recomputed on demand."""
         self._desired = None
 
     def _wanted(self) -> DesiredState:
@@ -148,13 +150,13 @@ class Reconciler:
         self.rights.learn(self._state.exchanges, self._state.router)
         return self.desired
 
-    # -- looks -------------------------------------------------------------------------------------------------
+    # -- passes ------------------------------------------------------------------------------------------------
 
     async def look(self, *, thorough: bool) -> LookResult:
-        """Look at everything, and put right what differs.
+        """Run a pass: observe everything, and correct differences.
 
         Args:
-            thorough: whether nothing from before is believed, and carriers that exist are declared again.
+            thorough: whether earlier results are ignored, and existing carriers are declared again.
 
         Raises:
             UpstreamError: REFUSED with every conflict, else the connection was lost.
@@ -178,7 +180,7 @@ class Reconciler:
             return LookResult(missing, changed, unbound)
 
     async def look_at(self, names: Collection[bytes]) -> None:
-        """Look at some exchanges alone, since somebody said that they changed."""
+        """Observe only some exchanges that were announced as changed."""
         async with self._one_at_a_time:
             for name in sorted(names):
                 try:
@@ -187,7 +189,7 @@ class Reconciler:
                     log.warning("announced change not seen yet", vhost=self._state.name, error=str(error))
 
     async def find(self, name: bytes) -> ExchangeInfo | None:
-        """Look at one exchange and its bindings, and take them in where a client declared it or bound to it.
+        """Look up one exchange and its bindings, and apply client declarations.
 
         Raises:
             UpstreamError: the management API did not answer.
@@ -215,13 +217,13 @@ class Reconciler:
         *,
         remove_foreign: bool = False,
     ) -> dict[Destination, str]:
-        """Look, and put right what differs; return the destinations that stay unreachable, with the reason.
+        """Observe, and correct differences; return the destinations that stay unreachable, with the reason.
 
         Args:
-            wanted: gives what is desired, again after each step that may show what clients declared.
-            queues: queues that the rules ask for, at a thorough look: nothing from before is believed, carriers that
-                exist are declared again, and conflicts end the look.
-            remove_foreign: whether bindings that others made on a carrier are removed.
+            wanted: returns the desired state, again after each step that may find client declarations.
+            queues: queues declared by the rules, in a full pass: earlier results are ignored, existing carriers are
+                declared again, and conflicts end the pass.
+            remove_foreign: whether foreign bindings on a carrier are removed.
 
         Raises:
             UpstreamError: REFUSED with every conflict, else the connection was lost.
@@ -234,7 +236,7 @@ class Reconciler:
             return await self._reconcile(wanted, remove_foreign, thorough=queues is not None)
         except UpstreamError:
             if queues is not None:
-                self._undeclared = last  # rules that are refused declare nothing later
+                self._undeclared = last  # rejected rules declare nothing later
             raise
 
     async def _reconcile(
@@ -283,7 +285,7 @@ class Reconciler:
         for exchange, destination in gone:
             exchange.tokens.not_bound(destination)
         if thorough:
-            # What nobody has seen and is not ours to bind again: relays ask for it.
+            # Unlisted tokens that are not ours to bind again: relays request them.
             for exchange in desired.carriers:
                 if exchange.name not in listed:
                     for extra in [one for one in exchange.bound if not may_bind(desired, BindToken(exchange, one))]:
@@ -298,7 +300,7 @@ class Reconciler:
                 for carrier, bindings in observer.foreign.items()
                 for binding in bindings
             ]
-        # Messages may choose it by the rules of this sidecar, and nothing says so on the broker.
+        # Messages may choose it by the rules of this sidecar, which the broker does not show.
         router = self._state.router
         chosen = [
             BindToken(exchange, destination)
@@ -328,13 +330,13 @@ class Reconciler:
         """Declare and bind what new rules need, before they are swapped in.
 
         Args:
-            exchanges: the new exchanges; each gets its table of tokens here, what clients declared is put beside them.
+            exchanges: the new exchanges; each gets its token table here, and client declarations are carried over.
 
         Returns:
-            What goes after the swap.
+            Tokens to remove after the swap.
 
         Raises:
-            UpstreamError: REFUSED for conflicts, else the broker can't be reached. Nothing is swapped then.
+            UpstreamError: REFUSED for conflicts, else the broker is unreachable. Nothing is swapped then.
         """
         async with self._one_at_a_time:
             old = self._wanted()
@@ -350,13 +352,13 @@ class Reconciler:
             return retired_tokens(old, desired_state(exchanges, router, rights))
 
     def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
-        """Put prepared rules in the place of the old ones, with what clients declared until now."""
+        """Replace the old rules with prepared ones, including the latest client declarations."""
         self.rights.take(self._coming_rights)
         self.rights.learn(exchanges, router)
         for stored, why in inherit(self._state, exchanges, router):
             kind, name = stored.destination
             log.warning(
-                "new rules don't take a client's binding",
+                "new rules reject a client's binding",
                 vhost=self._state.name,
                 exchange=stored.binding.exchange.decode(errors="replace"),
                 destination=f"{kind} {name.decode(errors='replace')}",
@@ -366,7 +368,7 @@ class Reconciler:
         self._wanted()
 
     def release(self, tokens: Retired) -> None:
-        """Begin to retire tokens: relays ask again before they use them."""
+        """Start to retire tokens: relays request them again before use."""
         desired = self._wanted()
         for token in tokens:
             if not needed_again(desired, token):
@@ -374,12 +376,12 @@ class Reconciler:
         self._state.changed()
 
     async def unbind(self, tokens: Retired) -> Pins:
-        """End what `release` began; a token that was asked for meanwhile, or that prepared rules need, stays.
+        """Finish `release`; a token requested meanwhile, or needed by prepared rules, stays.
 
         Returns:
-            Pins that stand in their place for other sidecars, for `handover_seconds`.
+            Pins that replace them for other sidecars, for `handover_seconds`.
         """
-        # Not while new rules are prepared: what they have just bound could be what goes.
+        # Not while new rules are prepared: they may have just bound these tokens.
         async with self._one_at_a_time:
             due = [token for token in tokens if token.exchange.tokens.is_unbinding(token.destination)]
             pins = await self.executor.hand_over(due)

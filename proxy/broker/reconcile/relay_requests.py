@@ -1,9 +1,10 @@
-"""Serves relays between two looks: destinations bound on demand, and queues and exchanges that come and go.
+"""Serves relays between two passes: destinations bound on demand, and queues and exchanges that are created and
+deleted.
 
 Producers and regex routes choose destinations that no rule names, so everything is bounded: one attempt per destination
-at a time, a limited number of bound destinations, a limited memory of those that can't be bound. Declares and deletes
-that pass through a relay are applied at once. That must stay cheap with thousands of bindings: ten thousand declares in
-turn must not compute the desired state ten thousand times. The broker is not observed here.
+at a time, a limited number of bound destinations, a limited cache of those that can't be bound. Declares and deletes
+through a relay are applied at once. That must stay cheap with thousands of bindings: ten thousand successive declares
+must not compute the desired state ten thousand times. The broker is not observed here.
 
 Source: architecture, "The control plane".
 """
@@ -30,22 +31,22 @@ from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
 from proxy.values import EXCHANGE, Destination
 
-#: Stands among the attempts for the change of a carrier's form.
+#: Identifies the change of a carrier's form among the attempts.
 _FORM: Destination = (EXCHANGE, b"")
 
 log = structlog.get_logger(__name__)
 
 
 class RelayRequests:
-    """What relays ask and report in one virtual host.
+    """Requests and reports of relays in one virtual host.
 
-    What could not be bound is written into the state's `missing`, so that publishes don't ask again and again, and
-    stays there until the next look at the broker after `refresh_seconds`.
+    Destinations that could not be bound are added to the state's `missing`, so that publishes don't request them again
+    and again, until the next pass after `refresh_seconds`.
 
     Args:
-        reconciler: has what exists, and what clients declared; binds.
-        management: asked about what `observed` does not know; None if there is no management API.
-        orphaned: called when an exchange that clients declared has lost its last binding with something's end.
+        reconciler: has the inventory and client declarations; binds.
+        management: queried for objects unknown to `observed`; None if there is no management API.
+        orphaned: called when an exchange that clients declared has lost its last binding by a deletion.
     """
 
     def __init__(
@@ -67,11 +68,11 @@ class RelayRequests:
         self._management = management
         self._note_orphans = orphaned
         self._supervisor = supervisor or Supervisor()
-        #: Set while the control connection stands and everything has been looked over.
+        #: Set while the control connection is up and the first pass has succeeded.
         self.connected = asyncio.Event()
         self._attempts: dict[tuple[bytes, Destination], asyncio.Task[None]] = {}
         self._remembered: OrderedDict[Destination, tuple[str, float]] = OrderedDict()
-        #: Tokens bound that no rule needs; counted again at every look.
+        #: Number of bound tokens that no rule needs; recounted in every pass.
         self.bound_count = 0
 
     # -- destinations wanted by publishes ----------------------------------------------------------------------
@@ -79,7 +80,7 @@ class RelayRequests:
     async def bind(self, name: bytes, destinations: Iterable[Destination]) -> set[Destination]:
         """Bind destinations to the carrier of an exchange, waiting at most the deadline.
 
-        Where there is no carrier it is asked which of them can be published to; those count as bound from now on.
+        Without a carrier it is checked which of them can be published to; those count as bound.
 
         Returns:
             Those of the destinations that are bound now.
@@ -99,7 +100,7 @@ class RelayRequests:
         if not exchange.takes_exchanges and any(kind == EXCHANGE for kind, _ in wanted):
             flights.add(self._flight(exchange, _FORM, partial(self._change_form, exchange)))
         if flights:
-            # asyncio.wait leaves the flights alone when the caller goes: others may wait for the same.
+            # asyncio.wait leaves the attempts running when the caller is cancelled: others may wait for them.
             await asyncio.wait(flights, timeout=self._settings.deadline_seconds)
         return wanted & exchange.bound
 
@@ -127,7 +128,7 @@ class RelayRequests:
         return INTERNAL if isinstance(found, ExchangeInfo) and found.internal else None
 
     def missing(self) -> dict[Destination, str]:
-        """Return what could not be bound and is still believed, forgetting what has been believed long enough."""
+        """Return destinations that could not be bound, without expired ones."""
         now = asyncio.get_running_loop().time()
         while self._remembered:
             destination, (_, until) = next(iter(self._remembered.items()))
@@ -158,7 +159,7 @@ class RelayRequests:
         return flight
 
     async def _change_form(self, exchange: OwnedExchange) -> None:
-        """Give a topic carrier tokens of eight words, since a message is to go on to an exchange."""
+        """Change a topic carrier to tokens of eight words, since a message is to be routed to an exchange."""
         try:
             async with asyncio.timeout(self._settings.deadline_seconds):
                 await self.connected.wait()
@@ -194,7 +195,7 @@ class RelayRequests:
         extra = not self.named(destination)
         if extra and self.bound_count >= self._settings.bind_limit:
             return f"{self._settings.bind_limit} destinations are bound on demand already"
-        # Counted before the broker is asked: many flights may be under way.
+        # Counted before the request: many attempts may be in progress.
         self.bound_count += extra
         why = None
         try:
@@ -209,12 +210,12 @@ class RelayRequests:
     async def _lacking(self, destination: Destination) -> str | None:
         why = self._observed.absence_reason(destination)
         if why is not None and self._management is not None:
-            # The last look may be seconds old; asking for one name costs the broker little.
+            # The last pass may be seconds old; querying one name costs the broker little.
             kind, name = destination
             try:
                 found = await self._management.find(self._state.name, kind, name)
             except UpstreamError:
-                return None  # let the broker itself answer
+                return None  # leave the answer to the broker
             if found is None:
                 return why
             if isinstance(found, QueueInfo):
@@ -225,7 +226,7 @@ class RelayRequests:
         now = asyncio.get_running_loop().time()
         self._remembered.pop(destination, None)
         self._remembered[destination] = (why, now + self._settings.refresh_seconds)
-        # No `changed`: plans that wait for a destination are never cached, so nothing stale is kept.
+        # No `changed`: plans that wait for a destination are never cached, so nothing is stale.
         self._state.set_missing(destination, why)
         if len(self._remembered) > self._settings.remember_limit:
             oldest, _ = self._remembered.popitem(last=False)
@@ -235,7 +236,7 @@ class RelayRequests:
     # -- queues and exchanges ----------------------------------------------------------------------------------
 
     def interested(self, queue: bytes) -> bool:
-        """Return whether a declare of the queue must wait for `ensure_queue`."""
+        """Return True if a declare of the queue must wait for `ensure_queue`."""
         destination = ("queue", queue)
         rules = self._state.router.exchanges
         return any(
@@ -248,7 +249,7 @@ class RelayRequests:
     def queue_declared(self, queue: bytes, exclusive: bool = False) -> None:
         state, destination = self._state, ("queue", queue)
         self._observed.add_queue(queue, exclusive)
-        self._remembered.pop(destination, None)  # ask again when it is wanted next
+        self._remembered.pop(destination, None)  # request it again when it is needed next
         state.clear_refusals(destination=destination)
         names = with_name(state.queues, queue)
         changed = names is not state.queues and self._see_queues()
@@ -259,7 +260,7 @@ class RelayRequests:
             state.changed()
 
     def queue_deleted(self, queue: bytes) -> None:
-        """Record a queue that is gone, and with it its bindings."""
+        """Record that a queue was deleted, and with it its bindings."""
         state, destination = self._state, ("queue", queue)
         self._observed.remove_queue(queue)
         names = without_name(state.queues, queue)
@@ -273,7 +274,7 @@ class RelayRequests:
             state.changed()
 
     def exchange_deleted(self, name: bytes) -> None:
-        """Record an exchange that is gone, and with it its bindings and those to it."""
+        """Record that an exchange was deleted, and with it its bindings and those to it."""
         owned = self._state.exchanges.get(name)
         if owned is not None and owned.declared is not None:
             self._store.exchange_gone(name)
@@ -281,12 +282,12 @@ class RelayRequests:
             self._state.changed()
 
     async def ensure_queue(self, queue: bytes, exclusive: bool = False) -> None:
-        """Bind the tokens of a queue that has just been declared; returns when bound, refused, or out of time."""
+        """Bind the tokens of a newly declared queue; returns when bound, refused, or out of time."""
         self.queue_declared(queue, exclusive)
         if exclusive or unnameable(queue) is not None:
             return
         state, destination = self._state, ("queue", queue)
-        # Bound or not: the queue may have been deleted beside us, and its bindings with it.
+        # Bound or not: the queue may have been deleted elsewhere, and its bindings with it.
         waiting = self._rights.waiting(state.exchanges, state.router, queue)
         waiting += [one for one in state.carried() if one not in waiting and self._believed(one, destination)]
         tokens = [(exchange, destination) for exchange in waiting]
@@ -313,17 +314,17 @@ class RelayRequests:
             state.changed()
 
     def named(self, destination: Destination) -> bool:
-        """Return whether some rule names the destination, by right or not."""
+        """Return True if some rule names the destination, with or without a right to a token."""
         return any(destination in exchange.destinations for exchange in self._rules())
 
     @staticmethod
     def _believed(exchange: OwnedExchange, destination: Destination) -> bool:
-        """Whether an exchange of a rules file is believed to have a token that a message asked for."""
+        """Return True if an exchange of a rules file is assumed to have a token that a message requested."""
         ours = exchange.declared is None and destination not in exchange.receivers
         return ours and destination in exchange.bound
 
     def _gone(self, destination: Destination) -> bool:
-        """Forget the bindings to a destination; return whether relays must be told."""
+        """Forget the bindings to a destination; return whether relays must be notified."""
         exchanges = list(self._state.exchanges.values())
         bound = [exchange for exchange in exchanges if exchange.tokens.deleted(destination)]
         holders = [exchange for exchange in exchanges if destination in exchange.receivers]

@@ -1,11 +1,12 @@
-"""Moves a virtual host from old destination tokens to current ones, and removes the old ones.
+"""Migrates a virtual host from old destination tokens to current ones, and removes the old ones.
 
-Tokens of version 0.1 are unkeyed, and a secret is replaced while sidecars that know only the old one still run: until
-the operator declares that none does, tokens of every kind are bound and published under (`relay.tokens.Tokens`). The
-operator's statement is kept on the broker, as an exchange whose name is a hash under the current secret. A virtual host
-that has never had a carrier needs no unkeyed tokens, unless another one of the same broker still has some.
+Tokens of version 0.1 are unkeyed, and a secret is replaced while sidecars that have only the old one still run: until
+the operator declares the migration finished, tokens of every kind are bound and published under
+(`relay.tokens.Tokens`). The operator's statement is stored on the broker, as an exchange whose name is a hash under the
+current secret. A virtual host that has never had a carrier needs no unkeyed tokens, unless another one of the same
+broker still has some.
 
-Invariant: a token is removed only where the current token of the same destination was seen on the same carrier.
+Invariant: a token is removed only if the current token of the same destination was seen on the same carrier.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from proxy.relay.tokens import UNKEYED, TokenForm, Tokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.values import Destination
 
-#: How often a management API that does not answer is asked whether the broker is new.
+#: Attempts to find out whether the broker is new if the management API does not answer.
 _ATTEMPTS = 3
 
 log = structlog.get_logger(__name__)
 
 
 class TokenMigration:
-    """The tokens of one virtual host."""
+    """Token migration of one virtual host."""
 
     def __init__(
         self, state: VhostState, observed: ObservedState, executor: Executor, management: ManagementApi | None
@@ -42,13 +43,13 @@ class TokenMigration:
         self._executor = executor
         self._management = management
         self._looked = False
-        #: Keys whose tokens are no longer bound, and the markers of ours that say so.
+        #: Keys whose tokens are no longer bound, and our markers that record it.
         self._ended: set[bytes] = set()
         self._declared: set[bytes] = set()
         self._refused: set[bytes] = set()
 
     async def look(self) -> None:
-        """Find which tokens are no longer bound; call it when the exchanges have been listed.
+        """Find which tokens are no longer bound, after exchanges have been listed.
 
         Raises:
             UpstreamError: the connection was lost.
@@ -71,12 +72,12 @@ class TokenMigration:
 
     @property
     def unkept(self) -> bool:
-        """Whether it is not kept on the broker yet which tokens are retired, though carriers need it."""
+        """True if retired tokens have not been recorded on the broker yet, though carriers need it."""
         return len(self._declared | self._refused) < len(self._ended) and bool(self._state.carried())
 
     async def _keep(self, tokens: Tokens) -> None:
         for key in sorted(self._ended):
-            # Under the current secret: the one that it was said under may be the next to go.
+            # Under the current secret: the one that it was recorded under may be retired next.
             marker = tokens.marker(tokens.keys[0], key)
             gone = self._observed.exchanges_complete and marker not in self._observed.exchanges
             if marker in self._declared and not gone:
@@ -86,7 +87,7 @@ class TokenMigration:
                 self._declared.add(marker)
             elif marker not in self._refused:
                 self._refused.add(marker)
-                log.warning("can't keep which tokens are retired", vhost=self._state.name, error=refusal)
+                log.warning("can't record which tokens are retired", vhost=self._state.name, error=refusal)
 
     async def _existing(self, markers: Sequence[bytes]) -> set[bytes]:
         if self._observed.exchanges_complete:
@@ -95,19 +96,19 @@ class TokenMigration:
         return {name for name in markers if ("exchange", name) not in lacking}
 
     async def _is_new(self) -> bool:
-        """Whether no sidecar of version 0.1 can rely on tokens here, seen before anything of ours is declared."""
+        """Return True if no sidecar of version 0.1 can rely on tokens here; checked before our first declaration."""
         if self._looked or self._management is None or not self._observed.exchanges_complete:
             return False
         if len(self._state.tokens.keys) < 2 or any(info.marked for info in self._observed.exchanges.values()):
             return False
         secrets = [key for key in self._state.tokens.keys if key != UNKEYED]
-        # Now or never: with the first carrier of ours a new virtual host looks like an old one.
+        # Now or never: with our first carrier a new virtual host looks like an old one.
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
                 return not await self._management.in_transition(secrets)
             except UpstreamError as error:
                 if error.failure is UpstreamFailure.REFUSED or not attempts_left:
-                    log.warning("not known whether the broker is new", vhost=self._state.name, error=str(error))
+                    log.warning("can't determine whether the broker is new", vhost=self._state.name, error=str(error))
                     return False
         return False
 
@@ -117,12 +118,12 @@ def former_bindings(
 ) -> list[RemoveBinding]:
     """Find bindings of a carrier to remove because their tokens are no longer used.
 
-    What clients stored there is stored under its storage key first. An exclusive queue's own connection alone can
-    unbind it: such a binding goes with the queue.
+    Clients' bindings stored there are stored under their storage keys first. An exclusive queue can only be unbound by
+    its own connection: such a binding is deleted with the queue.
 
     Args:
         former: bindings under such tokens, each of a destination whose current token is bound.
-        names: queues that exist.
+        names: existing queues.
     """
     stored_here: dict[tuple[Destination, bytes], list[KeptRow]] = {}
     for stored in exchange.clients.values() if any(info.kept for info in former) else ():
@@ -140,10 +141,10 @@ def former_bindings(
 
 
 async def lacking_tokens(management: ManagementApi, tokens: Tokens) -> list[tuple[bytes, Destination]]:
-    """Find carriers and destinations that old tokens alone lead to: if these were retired, messages would be lost.
+    """Find carriers and destinations reached by old tokens only: if these were retired, messages would be lost.
 
     Raises:
-        UpstreamError: the management API can't be asked.
+        UpstreamError: the management API is unavailable.
     """
     lacking: list[tuple[bytes, Destination]] = []
     for carrier, (there, rows) in (await _carriers(management, tokens)).items():
@@ -158,16 +159,16 @@ async def lacking_tokens(management: ManagementApi, tokens: Tokens) -> list[tupl
 
 
 async def retire_tokens(management: ManagementApi, tokens: Tokens) -> int:
-    """Say on the broker that of the tokens of a virtual host the current ones alone are bound from now on.
+    """Record on the broker that only the current tokens of a virtual host are bound from now on.
 
-    Sidecars see it at their next look, publish under the current tokens alone and take the others away. Before, all
-    of them must know the current secret, and none may be of version 0.1; `lacking_tokens` must be empty.
+    Sidecars detect it in their next pass, publish under the current tokens only and remove the others. Before, all of
+    them must have the current secret, and none may be of version 0.1; `lacking_tokens` must be empty.
 
     Returns:
-        How many bindings under other tokens are left.
+        Number of remaining bindings under other tokens.
 
     Raises:
-        UpstreamError: the management API can't be asked, or refused.
+        UpstreamError: the management API is unavailable, or refused.
     """
     for key in tokens.keys[1:]:
         await management.declare_marker(tokens.vhost, tokens.marker(tokens.keys[0], key))
@@ -176,7 +177,7 @@ async def retire_tokens(management: ManagementApi, tokens: Tokens) -> int:
 
 
 async def _carriers(management: ManagementApi, tokens: Tokens) -> dict[bytes, tuple[Tokens, list[BindingInfo]]]:
-    """List the bindings of each carrier, with the tokens as they may be written there."""
+    """List the bindings of each carrier, with its possible tokens."""
     exchanges = await management.exchanges(tokens.vhost)
     return {
         name: (

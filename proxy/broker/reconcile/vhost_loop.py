@@ -33,17 +33,17 @@ from proxy.relay.token_table import LEASE_SECONDS
 from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 
-#: Shortest pause before a look that was asked for; more such words meanwhile are one look.
+#: Minimum pause before a requested pass; further requests meanwhile share it.
 _PAUSE_SECONDS = 0.05
-#: Such a pause is at least so many times what the last look took.
+#: Minimum such pause, as a multiple of the last pass's duration.
 _SHARE = 9
 
 
 class RefreshSchedule:
-    """The rhythm of looks.
+    """Schedules passes.
 
     Args:
-        refresh_seconds: what changed beside us is known after that long at the latest.
+        refresh_seconds: maximum delay until external changes are detected.
     """
 
     def __init__(self, refresh_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +56,7 @@ class RefreshSchedule:
         self._requested_at = 0.0
 
     def request_refresh(self, names: set[bytes] | None = None) -> None:
-        """Ask for a look soon, at some exchanges or (None) at everything."""
+        """Request a pass soon, for some exchanges or (None) for everything."""
         if names is None:
             self._everything = True
         else:
@@ -64,7 +64,7 @@ class RefreshSchedule:
         self._wake.set()
 
     def take(self) -> set[bytes] | None:
-        """Begin the look that is due: give the names of the exchanges to look at, None for everything."""
+        """Start a due pass: return the names of the exchanges to observe, None for everything."""
         regular = self._clock() >= self._regular_at
         names = None if regular or self._everything or not self._wake.is_set() else self._names
         self._names, self._everything = set(), False
@@ -76,12 +76,12 @@ class RefreshSchedule:
         took_seconds = now - began_at
         self._requested_at = now + max(_PAUSE_SECONDS, _SHARE * took_seconds)
         if everything:
-            # What changes right behind this look is known when the next one ends.
+            # Changes right after this pass must be detected by the end of the next one.
             pause = max(self._refresh_seconds - 2 * took_seconds, self._refresh_seconds / 4)
             self._regular_at = now + pause
 
     async def wait(self, connection: ControlConnection) -> bool:
-        """Wait until a look is due or the connection is lost; say whether it is lost."""
+        """Wait until a pass is due or the connection is lost; return whether it is lost."""
         if await connection.wait_lost(max(0.0, self._regular_at - self._clock()), self._wake):
             return True
         if not self._wake.is_set():
@@ -90,9 +90,9 @@ class RefreshSchedule:
         return await connection.wait_lost(seconds) if seconds > 0 else not connection.connected
 
 
-#: Pins are left to the rules of other sidecars for so many intervals between looks: in one of them these have looked.
+#: Intervals for which pins are left to the rules of other sidecars: each runs a pass in one of them.
 _HANDOVER_LOOKS = 3
-#: Refusals in a row after which it is asked whether the virtual host is gone: a producer may be logging in to it.
+#: Consecutive refusals after which the existence of the virtual host is checked: a producer may be logging in to it.
 _SURE_REFUSALS = 3
 
 log = structlog.get_logger(__name__)
@@ -104,13 +104,13 @@ async def _never() -> bool:
 
 @dataclass(slots=True)
 class Health:
-    """How a virtual host is doing, for operators.
+    """Health of a virtual host, for operators.
 
     Args:
-        refreshed_at: seconds since the epoch of the last look, None before the first.
-        fault: why the last attempt to connect and look failed; empty if it did not.
-        refused: whether the broker itself refused that attempt: it won't be otherwise soon.
-        settled: set when it has been looked over, or could not be, for the first time.
+        refreshed_at: time of the last pass in seconds since the epoch, None before the first.
+        fault: error of the last attempt to connect and reconcile; empty if it succeeded.
+        refused: whether the broker refused that attempt, so that it won't succeed soon.
+        settled: set when the first pass has succeeded or failed.
     """
 
     ready: bool = False
@@ -124,7 +124,7 @@ class VhostTopology:
     """One virtual host.
 
     Args:
-        record: called when what clients declared has changed.
+        record: called when client declarations have changed.
     """
 
     def __init__(
@@ -157,21 +157,21 @@ class VhostTopology:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection stands and has been looked over."""
+        """True if the connection is up and the first pass has succeeded."""
         return self.requests.connected.is_set()
 
     @property
     def has_rules(self) -> bool:
-        """Whether a rules file says something of it."""
+        """True if a rules file has rules for it."""
         return bool(self.reconciler.queues) or any(owned.declared is None for owned in self.state.exchanges.values())
 
-    # -- looks -------------------------------------------------------------------------------------------------
+    # -- passes ------------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Connect and look thoroughly.
+        """Connect and run a full pass.
 
         Raises:
-            UpstreamError: what can't be reached or was refused; REFUSED names every conflict.
+            UpstreamError: unreachable or refused; REFUSED lists every conflict.
         """
         health = self.health
         try:
@@ -193,18 +193,18 @@ class VhostTopology:
         log.info("control connection established", vhost=self.state.name)
 
     async def disconnect(self) -> None:
-        """Give the connection up; on-demand work waits until `connect` succeeds."""
+        """Close the connection; on-demand work waits until `connect` succeeds."""
         self.requests.connected.clear()
         await self.connection.close()
 
     async def run(self, is_gone: Callable[[], Awaitable[bool]] = _never) -> None:
-        """Stay connected and look again and again; returns by cancellation, or once the virtual host is gone.
+        """Stay connected and run passes; returns by cancellation, or once the virtual host is deleted.
 
-        What it raises beyond `UpstreamError` is for the supervisor, which runs it again: the connection stays, so that
-        publishes still get the destinations that they ask for.
+        Exceptions other than `UpstreamError` are left to the supervisor, which runs it again: the connection stays
+        open, so that publishes still get the destinations that they need.
 
         Args:
-            is_gone: says whether a virtual host that refuses us need not be followed any more.
+            is_gone: returns True if a virtual host that refuses us need not be followed any more.
         """
         settings = self._settings
         pause_seconds = settings.retry_seconds
@@ -222,7 +222,7 @@ class VhostTopology:
                 if str(error) != said:
                     said = str(error)
                     log.error("control connection failed", vhost=self.state.name, error=said)
-                # Jitter, so that sidecars don't come back to a restarted broker all at once.
+                # Jitter, so that sidecars don't reconnect to a restarted broker all at once.
                 await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
                 pause_seconds = min(2 * pause_seconds, settings.retry_limit_seconds)
                 continue
@@ -245,7 +245,7 @@ class VhostTopology:
         self._schedule.looked(began_at, everything=False)
 
     async def refresh(self, *, thorough: bool = False) -> None:
-        """Look at the broker, put right what has changed, and tell the relays.
+        """Run a pass, and update the relays.
 
         Raises:
             UpstreamError: the connection was lost meanwhile.
@@ -263,7 +263,7 @@ class VhostTopology:
         state.missing = missing
         if changed:
             state.changed()
-        # Not before: on-demand work would meet carriers that do not exist yet.
+        # Not before: on-demand work would use carriers that do not exist yet.
         requests.connected.set()
         self.health.refreshed_at = time.time()
         self._schedule.looked(began_at, everything=True)
@@ -272,7 +272,7 @@ class VhostTopology:
         self._after_changes(changes)
 
     def _after_changes(self, changes: int) -> None:
-        """Go on after a look that may have found something new."""
+        """Follow up on a pass that may have found changes."""
         store = self.reconciler.store
         if store.changes != changes:
             self.reconciler.changed()
@@ -280,10 +280,10 @@ class VhostTopology:
         if store.has_unverified and not self.reconciler.observer.failures:
             self._schedule.request_refresh()
 
-    # -- what relays ask and say ---------------------------------------------------------------------------------
+    # -- requests and reports of relays -------------------------------------------------------------------------
 
     def changed(self, exchange: bytes) -> None:
-        """A client has declared, deleted, bound or unbound an exchange through us."""
+        """Record that a client has declared, deleted, bound or unbound an exchange through us."""
         self.reconciler.changed()
         if exchange not in self.state.exchanges:
             self.requests.exchange_deleted(exchange)
@@ -299,11 +299,11 @@ class VhostTopology:
         self._after_changes(changes)
 
     async def lookup_exchange(self, name: bytes) -> str | None:
-        """Look for an exchange now.
+        """Look up an exchange now.
 
         Returns:
-            Its type where it is not one that a client declared. None if it is, and then it is in the state; where
-            there is none; where nobody can say, since there is no management API: then the broker compares types.
+            Its type if no client declared it. None if one did, and then it is in the state; if there is none; and
+            without a management API: then the broker compares types.
 
         Raises:
             UpstreamError: the management API did not answer.
@@ -320,17 +320,17 @@ class VhostTopology:
     # -- new rules ---------------------------------------------------------------------------------------------
 
     async def retire(self, tokens: Retired) -> None:
-        """Unbind what the rules before the last swap needed, once publishes decided by them have gone."""
+        """Unbind tokens needed only before the last swap, once publishes decided by the old rules have left."""
         self.reconciler.release(tokens)
         await asyncio.sleep(self._settings.grace_seconds)
         pins = await self.reconciler.unbind(tokens)
         await asyncio.sleep(self.state.handover_seconds)
-        # Those of carriers that are still followed go when looks find them needless.
+        # On carriers that are still followed, passes remove unneeded tokens.
         gone = [pin for pin in pins if pin[0][0].carrier not in self.state.carriers]
         await self.reconciler.executor.unbind(gone)
 
     async def close(self) -> None:
-        """End everything; what is declared stays."""
+        """Stop everything; declarations stay."""
         await self._announcements.close()
         await self.requests.close()
         await self.connection.close()

@@ -1,7 +1,7 @@
 """One link to another broker, kept connected: socket, TLS, deadlines, reconnects, back-pressure.
 
-`relay.remote.link` is given the bytes and decides what to send. Lanes outlive a connection: what waits in them is sent
-over the next one or, at its deadline, returned to its producer as lost. Nothing is sent twice.
+`relay.remote.link` gets the bytes and decides what to send. Lanes outlive a connection: waiting messages are sent over
+the next one or, at their deadline, reported to their producer as lost. Nothing is sent twice.
 
 Sources: the messenger-addressing specification, 3.4; architecture, "What may never happen" (bounded buffers).
 """
@@ -26,27 +26,27 @@ from proxy.relay.remote.lane import Lane, RemoteMessage, RemoteResult
 from proxy.relay.remote.link import RemoteLink
 
 _log = structlog.get_logger(__name__)
-#: Seconds until a broker is connected and has opened the connection.
+#: Timeout of connecting and logging in to a broker.
 _OPENING_SECONDS = 10.0
-#: Seconds between two attempts, from the first to the longest; each is spread by half.
+#: Seconds between two attempts, first and longest; each is randomised by half.
 _BACK_OFF = (0.2, 5.0)
-#: Seconds between two lines of the log about refused or lost messages of one link.
+#: Seconds between two log lines about refused or lost messages of one link.
 _LOG_SECONDS = 5.0
 _LOOP = "leads back to this proxy"
 _STOPPING = "the proxy is shutting down"
-#: Seconds that a link without a lane is kept.
+#: Seconds after which a link without lanes is closed.
 IDLE_SECONDS = 60.0
 
 
 class RemoteConnection:
-    """One link, from the first need of it to its end.
+    """One link, from its first use to its end.
 
     Args:
-        endpoint: where it leads.
-        counters: what is counted about it.
+        endpoint: its target.
+        counters: its counters.
         version: of this program.
-        contexts: the contexts of TLS in use.
-        ourselves: whether a socket's two ends say that it leads back to this process.
+        contexts: the TLS contexts in use.
+        ourselves: returns True if a socket's two ends show that it leads back to this process.
         changed: called when `full` has changed.
     """
 
@@ -68,11 +68,11 @@ class RemoteConnection:
         self._loop = asyncio.get_running_loop()
         self._rests = Rests()
         self._lanes: set[Lane] = set()
-        #: those whose producer's channel is gone and that have something under way
+        #: lanes whose producer's channel is closed and that have messages in progress
         self._leaving: set[Lane] = set()
         self._messages = 0
         self._bytes = 0
-        #: so much is under way that producers have to wait
+        #: so much is in progress that producers have to wait
         self.full = False
         self._link: RemoteLink | None = None
         self._socket: Link | None = None
@@ -107,7 +107,7 @@ class RemoteConnection:
             self.flush_soon()
 
     def leave(self, lane: Lane) -> None:
-        """A producer's channel is gone: its lane ends when nothing is under way on it."""
+        """Close the lane of a closed channel once nothing is in progress on it."""
         self._leaving.add(lane)
         self._retire(lane)
 
@@ -128,7 +128,9 @@ class RemoteConnection:
             self._weigh()
         if reason and monotonic() >= self._log_after:
             self._log_after = monotonic() + _LOG_SECONDS
-            _log.warning("message for another broker", remote=self.endpoint.label, result=result.value, reason=reason)
+            _log.warning(
+                "message to another broker failed", remote=self.endpoint.label, result=result.value, reason=reason
+            )
 
     def _weigh(self) -> None:
         limits = self.endpoint.limits
@@ -148,7 +150,7 @@ class RemoteConnection:
     # -- bytes -----------------------------------------------------------------------------------------------------
 
     def flush_soon(self) -> None:
-        """Send what has gathered, once for everything that this turn of the loop brings."""
+        """Send collected output, once per iteration of the event loop."""
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
@@ -196,7 +198,7 @@ class RemoteConnection:
         names = (transport.get_extra_info("sockname"), transport.get_extra_info("peername"))
         if self._ourselves(*names):
             self._end(_LOOP)
-            # No later attempt leads elsewhere: a failed translation, and nothing to wait for.
+            # A retry would lead to the same place: a failed translation, nothing to wait for.
             self.give_up(_LOOP)
             return
         self._link = RemoteLink(self.endpoint.credentials, self._version)
@@ -209,7 +211,7 @@ class RemoteConnection:
         self._end(self._link.failure or text if self._link is not None else text)
 
     def _end(self, reason: str) -> None:
-        """The link is over; the next attempt is `run`'s."""
+        """End the link; `run` makes the next attempt."""
         if self._over.is_set():
             return
         self.failure = reason
@@ -222,7 +224,7 @@ class RemoteConnection:
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep a link standing; returns only by cancellation."""
+        """Keep the link connected; returns only by cancellation."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._tick())
@@ -236,7 +238,7 @@ class RemoteConnection:
             self._stop()
 
     async def _attempt(self) -> None:
-        """Connect, and return when the link is over."""
+        """Connect, and return when the link has ended."""
         endpoint, tls = self.endpoint, self.endpoint.tls
         self._over = asyncio.Event()
         self._stands = asyncio.Event()
@@ -264,19 +266,19 @@ class RemoteConnection:
 
     def _may_write(self, writable: bool) -> None:
         link = self._link
-        # What can't be written waits in the lanes, where the deadline finds it.
+        # Messages that can't be written wait in the lanes, which apply the deadline.
         if link is not None and link.open:
             link.set_socket_full(not writable)
             self.flush_soon()
 
     async def _tick(self) -> None:
-        """Look at deadlines and heartbeats."""
+        """Check deadlines and heartbeats."""
         deadline = self.endpoint.limits.deadline_seconds
         while True:
             await asyncio.sleep(min(1.0, deadline / 10))
             now = monotonic()
             link = self._link
-            why = self.failure or ("that broker takes no publishes now" if link and link.paused else "no channel")
+            why = self.failure or ("that broker is blocking publishes" if link and link.paused else "no channel")
             for lane in tuple(self._lanes):
                 lane.expire(now - deadline, why)
             for lane in tuple(self._leaving):

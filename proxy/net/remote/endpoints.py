@@ -1,7 +1,7 @@
-"""Resolves a remote target to host, login, TLS and limits: the address joined with the configured broker.
+"""Resolves a remote target to host, login, TLS and limits: the address combined with the configured broker.
 
-An address takes precedence over the configured broker, but never weakens it: plain TCP is refused where TLS is
-configured. Source: the messenger-addressing specification, 3.2 "Where a translated address leads".
+An address takes precedence over the configured broker, but never weakens it: plain TCP is refused if TLS is configured.
+Source: the messenger-addressing specification, 3.2 "Where a translated address leads".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from proxy.addressing.targets import Remote
 from proxy.net.tls import ClientTls
 from proxy.relay.remote.link import Credentials
 
-#: As every AMQP client has it where nobody says more.
+#: The default of AMQP clients.
 _GUEST = b"guest"
 
 
@@ -22,8 +22,8 @@ class RemoteLimits:
     """Limits of one link.
 
     Args:
-        deadline_seconds: a message waits this long for its confirm, at most.
-        messages: unconfirmed ones, beyond which producers wait.
+        deadline_seconds: how long a message waits for its confirm.
+        messages: number of unconfirmed ones above which producers wait.
         message_bytes: the same in bytes.
     """
 
@@ -78,7 +78,7 @@ def endpoint(remote: Remote, brokers: Mapping[bytes, RemoteBroker], vhost: str) 
         return Endpoint(remote.label, host, remote.port or 5672, tls, credentials, RemoteLimits())
     broker = brokers.get(remote.broker)
     if broker is None:
-        return "a broker that is not configured any more"
+        return "a broker that is no longer configured"
     if remote.tls is False and broker.tls is not None:
         return "plain TCP to a broker that is configured with TLS"
     tls = broker.tls or ClientTls() if remote.tls else broker.tls

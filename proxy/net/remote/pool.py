@@ -1,7 +1,7 @@
 """The links to other brokers, shared by all producers.
 
-A link is shared by everything that goes to the same place with the same login; each producer's channel has a lane of
-its own on it. Producers that use a full link wait, others do not.
+Everything sent to the same place with the same login shares a link; each producer's channel has its own lane on it.
+Producers that use a full link wait, others do not.
 
 Source: the messenger-addressing specification, 3.2 (pooling) and 3.4.
 """
@@ -22,9 +22,9 @@ from proxy.relay.counters import Counters, RemoteCounters
 from proxy.relay.remote.lane import Lane, RemoteMessage, RemotePublisher
 from proxy.yamlfile.hosts import is_own_address
 
-#: Links at a time: a rule may take its host from the address.
+#: Limit of concurrent links: a rule may take its host from the address.
 _MOST_LINKS = 256
-#: Brokers with numbers of their own; the rest counts as one.
+#: Brokers with their own metrics; the rest is counted together.
 _MOST_LABELS = 100
 _OTHER = "other"
 
@@ -34,10 +34,10 @@ class RemotePool:
 
     Args:
         brokers: configured brokers, by virtual host and name.
-        counters: what the process counts.
+        counters: counters of the process.
         version: of this program.
         tasks: runs the links.
-        contexts: the contexts of TLS in use.
+        contexts: the TLS contexts in use.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RemotePool:
         self._drivers: dict[Endpoint, RemoteConnection] = {}
         self._running: dict[Endpoint, asyncio.Task[Any]] = {}
         self._ports: set[ProducerRemotes] = set()
-        #: addresses that we listen on
+        #: our listening addresses
         self.listening: Sequence[tuple[str, int]] = ()
 
     def port(self, vhost: str, full: Callable[[bool], None]) -> ProducerRemotes:
@@ -66,7 +66,7 @@ class RemotePool:
         return port
 
     def driver(self, remote: Remote, vhost: str) -> RemoteConnection | str:
-        """Return the link to a broker, begun if need be, or say why there is none."""
+        """Return the link to a broker, started if necessary, or the reason why there is none."""
         found = endpoint(remote, self.brokers.get(vhost, {}), vhost)
         if isinstance(found, str):
             return found
@@ -76,7 +76,7 @@ class RemotePool:
         if driver is None:
             self._drop_idle()
             if len(self._drivers) >= _MOST_LINKS:
-                return "too many brokers at a time"
+                return "too many links to other brokers"
             counters = self._counters_of(found.label)
             driver = RemoteConnection(found, counters, self._version, self._contexts, self._is_ourselves, self._changed)
             self._drivers[found] = driver
@@ -84,7 +84,7 @@ class RemotePool:
         return driver
 
     def status(self) -> list[dict[str, object]]:
-        """Return for each link its broker, whether it is connected, why not, and how many messages wait on it."""
+        """Return for each link its broker, whether it is connected, its error, and the number of waiting messages."""
         return [
             {"broker": key.label, "connected": not link.failure, "error": link.failure, "under_way": link.under_way}
             for key, link in self._drivers.items()
@@ -101,7 +101,7 @@ class RemotePool:
             await asyncio.sleep(0.05)
 
     def give_up(self) -> None:
-        """Settle everything under way as lost: producers that still listen get their nacks."""
+        """Report all messages in progress as lost: connected producers get nacks."""
         for driver in self._drivers.values():
             driver.give_up()
 
@@ -119,7 +119,7 @@ class RemotePool:
                 self._running.pop(key).cancel()
 
     def _is_ourselves(self, here: object, there: object) -> bool:
-        """Whether a socket leads to one that we listen on."""
+        """Return True if a socket leads to one of our own listeners."""
         if not (isinstance(here, tuple) and isinstance(there, tuple)):
             return False
         ours = {port for host, port in self.listening if host in (there[0], "0.0.0.0", "::")}  # noqa: S104
@@ -152,19 +152,19 @@ class ProducerRemotes:
         return _LanePublisher(driver, driver.lane())
 
     def look(self) -> None:
-        """See whether a link in use is full, and say so where that is new."""
+        """Check whether a link in use is full, and report a change."""
         full = any(driver.full for driver in self._used)
         if full != self._was_full:
             self._was_full = full
             self._full(full)
 
     def close(self) -> None:
-        """The connection is gone; what it gave is still sent."""
+        """Close it for a closed connection; accepted messages are still sent."""
         self._pool.close_port(self)
 
 
 class _LanePublisher:
-    """A lane with its driver."""
+    """A lane with its link."""
 
     __slots__ = ("_driver", "_lane")
 

@@ -1,19 +1,18 @@
 """Binds and unbinds of clients whose source is an exchange that is evaluated here.
 
-The binding is checked as the plugin would, then made on the carrier on the client's own channel, where the broker keeps
-it. The first one of a destination is made under the destination's token, where messages find it; further ones under
-storage keys of their own. RabbitMQ before 3.11 looks at every binding of an exchange for each message that has a BCC:
-a token and a storage key for each destination would be twice as many. Each sidecar makes such a first one of its own,
-or a pin: what leads there through another may be taken away by it before this one knows (`relay.token_table`). What a
-rules file owns is not the client's to change.
+The binding is checked as the plugin would, then made on the carrier on the client's own channel, and so stored on the
+broker. The first one of a destination is made under the destination's token, where messages find it; further ones under
+storage keys. RabbitMQ before 3.11 compares every binding of an exchange for each message with a BCC header: a token and
+a storage key for each destination would be twice as many. Each sidecar makes its own first binding, or a pin: another
+sidecar may remove its rows before this one knows (`relay.token_table`). Clients can't change bindings of rules files.
 
-Routes that a client declared lead only to what this client could have bound itself (`ClientReach`). What they choose
-and exists is checked when the binding is made, before it is kept; what comes later, when a message chooses it. What was
-bound for it goes with the client's last binding.
+Routes that a client declared reach only destinations that this client could have bound itself (`ClientReach`). Existing
+destinations are checked when the binding is made, before it is stored; later ones when a message chooses them. Tokens
+bound for the routes are removed with the client's last binding.
 
-Source: architecture, "The broker is the store"; delivery notes, "Tokens and bindings"; the open-exchange
-specification, 7, 11 and 13; AMQP 0-9-1 spec, 1.7.2.3 and 1.7.2.5; RabbitMQ guides "Exchange to exchange bindings" and
-"Queues" (an empty name is the queue declared last).
+Source: architecture, "The broker is the store"; delivery notes, "Tokens and bindings"; the open-exchange specification,
+7, 11 and 13; AMQP 0-9-1 spec, 1.7.2.3 and 1.7.2.5; RabbitMQ guides "Exchange to exchange bindings" and "Queues" (an
+empty name is the last declared queue).
 """
 
 from __future__ import annotations
@@ -50,24 +49,24 @@ from proxy.routing.bindings.exchange_types import compile_binding
 from proxy.routing.bindings.patterns import Budget
 from proxy.values import EXCHANGE, QUEUE, Destination, reserved_prefix
 
-#: Destinations that are asked about when a binding is made; further ones when a message chooses them.
+#: Limit of destinations checked when a binding is made; others are checked when a message chooses them.
 CHECKED_AT_ONCE = 500
 _REFUSED = "403 ACCESS_REFUSED - "
-#: Binds of one channel that may be under way to the broker; further ones wait until these are answered.
+#: Limit of unanswered binds of one channel; further ones wait.
 _BINDS_AT_ONCE = 256
 
 
 class BindRequest(NamedTuple):
     """A bind or unbind, of a queue or an exchange."""
 
-    #: ``queue`` or ``exchange``: what is bound
+    #: kind of the destination: ``queue`` or ``exchange``
     kind: str
     destination: bytes
-    #: the exchange that it is bound to
+    #: the exchange to bind to
     source: bytes
-    #: as given; that of a queue without a name is the name, where it is empty
+    #: as given; if both it and the queue's name are empty, it is the queue's name
     routing_key: bytes
-    #: whether no answer is expected
+    #: whether the client expects no answer
     nowait: bool
     #: raw entries of the argument table
     entries: bytes
@@ -100,7 +99,7 @@ def is_bind(frame: bytes) -> bool:
 
 
 class ClientReach:
-    """Asks for one connection what its client may bind."""
+    """Checks which destinations the client of a connection may bind."""
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection = connection
@@ -109,7 +108,7 @@ class ClientReach:
     def chosen_destinations(
         self, owned: OwnedExchange, compiled: CompiledBinding
     ) -> tuple[list[Destination], list[Destination]]:
-        """Return which existing destinations the routes of a binding choose: those to ask about, and those allowed."""
+        """Return existing destinations of a binding's routes: those to check, and those allowed."""
         state = self._state
         chosen: dict[Destination, None] = {}
         budget = Budget(state.regex_budget)
@@ -122,7 +121,7 @@ class ClientReach:
                 for queue in state.queues.names:
                     match = route.pattern.search(queue, budget)
                     if budget.spent:
-                        break  # what is left is asked about when a message chooses it
+                        break  # the others are checked when a message chooses them
                     if (match is True) is not route.negated:
                         chosen[QUEUE, queue] = None
         allowed = owned.reach(self._connection.terms.user).allowed if chosen else set()
@@ -130,7 +129,7 @@ class ClientReach:
         return unknown[:CHECKED_AT_ONCE], [destination for destination in chosen if destination in allowed]
 
     def check(self, owned: OwnedExchange, wanted: Iterable[Destination], then: Callable[[], None]) -> None:
-        """Ask the broker on the channel of ours whether the client may bind what is wanted, then call `then`."""
+        """Check on the sidecar channel whether the client may bind the destinations, then call `then`."""
         reach = owned.reach(self._connection.terms.user)
         checks = [PermissionCheck(owned, reach, name) for name in wanted if name not in reach.allowed]
         waiting = len(checks)
@@ -147,7 +146,7 @@ class ClientReach:
             then()
 
     def refusal(self, owned: OwnedExchange, named: Iterable[Destination]) -> ProtocolError | None:
-        """Return the broker's refusal of something that a client named itself, if there is one."""
+        """Return the broker's refusal of a destination that the client named itself, if there is one."""
         refused = owned.reach(self._connection.terms.user).refused
         for destination in named:
             text = refused.get(destination, "")
@@ -158,9 +157,9 @@ class ClientReach:
     def remove_unneeded(
         self, owned: OwnedExchange, client: str, tokens: Collection[Destination], then: Callable[[], None]
     ) -> None:
-        """Take away what was bound for a client's routes, once it has no binding there any more.
+        """Unbind what was bound for a client's routes, if it has no binding left on the exchange.
 
-        `tokens` are destinations whose tokens were bound for a binding of the client that has gone, or was not made.
+        `tokens` are destinations whose tokens were bound for a binding of the client that was removed or refused.
         """
         if self._state.exchanges.get(owned.name) is not owned or self._connection.lifecycle.phase is not Phase.OPEN:
             then()
@@ -174,11 +173,11 @@ class ClientReach:
         withdraw(self._connection, owned, unneeded, grants, then)
 
     def needed_besides(self, owned: OwnedExchange, stored: StoredBinding) -> bool:
-        """Return whether anything but a binding that goes leads to its destination."""
+        """Return True if anything other than a binding to be removed needs its destination."""
         return self.is_needed(owned, stored.destination, stored.binding.identity in owned.clients)
 
     def is_needed(self, owned: OwnedExchange, destination: Destination, uses: int = 0) -> bool:
-        """Return whether a route, a next exchange or more than `uses` bindings lead to a destination."""
+        """Return True if a route, a next exchange or more than `uses` bindings need a destination."""
         router = self._state.router
         exchange = router.exchanges[owned.name]
         if exchange.uses(destination) > uses or any(destination in reach.allowed for reach in owned.reaches.values()):
@@ -187,34 +186,34 @@ class ClientReach:
 
 
 class _Bind(NamedTuple):
-    """A bind that was checked."""
+    """A checked bind."""
 
     channel: Channel
     request: BindRequest
     owned: OwnedExchange
     identity: Hashable
-    #: what routing is to know
+    #: the binding for routing
     compiled: CompiledBinding
     #: the tokens of the carrier when it was sent
     under: Tokens
-    #: what is kept; None if a rules file has the binding
+    #: the stored binding; None if a rules file has the same one
     stored: StoredBinding | None
-    #: whether the broker is not known to have it
+    #: whether the broker may not have it yet
     is_new: bool
-    #: the step that keeps it on the broker; none where that is not needed, or nothing is kept there
+    #: methods that store it on the broker; empty if nothing has to be stored
     keep: list[bytes]
-    #: destinations whose tokens come with it
+    #: destinations whose tokens are bound with it
     tokens: tuple[Destination, ...]
-    #: destinations of its routes that the client may bind, as is known
+    #: destinations of its routes that the client is known to be allowed to bind
     routes: tuple[Destination, ...]
-    #: destinations about which the broker is to be asked first
+    #: destinations to check first
     chosen: list[Destination]
-    #: those among them that the client named itself: a refusal of one refuses the bind
+    #: those that the client named itself: one refusal refuses the bind
     named: list[Destination]
 
 
 class _Unbind(NamedTuple):
-    """An unbind under way; where it is handed over, a pin for other sidecars stays in the binding's place."""
+    """An unbind in progress; if it is handed over, a pin for other sidecars replaces the binding."""
 
     channel: Channel
     request: BindRequest
@@ -230,7 +229,7 @@ class ClientBindings:
         self._connection = connection
         self._state = connection.plans.state
         self._reach = ClientReach(connection)
-        #: stands for this connection in the tables of tokens, which may outlive it
+        #: identifies this connection in token tables, which may outlive it
         self._binder = object()
 
     # -- bind --------------------------------------------------------------------------------------------------
@@ -258,11 +257,11 @@ class ClientBindings:
             owned = self._owned(request)
             planned = None if owned is None else self._planned(channel, request, owned)
         except ProtocolError:
-            return False  # in its turn it will be refused
+            return False  # it is refused when its turn comes
         if planned is None or planned.chosen or planned.identity in channel.held.binds:
             return False
         if planned.compiled.regexes:
-            return False  # so that binds under way can't add up to more than there may be
+            return False  # limits the number of unanswered binds
         self._make(planned)
         return True
 
@@ -279,7 +278,7 @@ class ClientBindings:
         return request
 
     def _planned(self, channel: Channel, request: BindRequest, owned: OwnedExchange) -> _Bind:
-        """Check a bind, and determine what it takes."""
+        """Check a bind, and determine the steps for it."""
         binding = self._binding(request, owned)
         identity, receiver, user = binding.identity, request.receiver, self._connection.terms.user
         under = self._state.tokens_of(owned)
@@ -288,7 +287,7 @@ class ClientBindings:
         known = owned.clients.get(identity)
         kept = known is not None or not self._state.router.exchanges[owned.name].has(binding)
         if known is not None and not known.signed:
-            known = None  # that one may not do what this one may
+            known = None  # the other client's permissions may differ
         is_new = known is None
         carried = owned.delivery is Delivery.CARRIER
         tokens = (receiver,) if carried and self._state.has_token(receiver) else ()
@@ -321,13 +320,13 @@ class ClientBindings:
         )
 
     def _make(self, planned: _Bind) -> None:
-        """Keep the binding and make sure of its destination's token, in one go."""
+        """Store the binding and bind its destination's token, in one batch."""
         channel, owned, receiver, stored = planned.channel, planned.owned, planned.request.receiver, planned.stored
         table, place = owned.tokens, (owned, receiver)
         is_mark = self._is_mark(owned, stored)
         steps = list(planned.keep)
         pins: list[Pin] = []
-        if planned.tokens and stored is None:  # the rules' own, which all share
+        if planned.tokens and stored is None:  # the row of the rules, which all bindings share
             steps += row_frames(bind, channel.number, owned, receiver, planned.under)
         elif planned.tokens and not is_mark and not self._may_rely(place, channel):
             pins.append(new_pin(self._connection, owned, receiver))
@@ -356,14 +355,14 @@ class ClientBindings:
         inject(self._connection, channel, steps, answered)
 
     def _may_rely(self, place: tuple[OwnedExchange, Destination], channel: Channel) -> bool:
-        """Whether a binding may rely on what this connection has asserted, or is about to on the same channel."""
+        """Return True if a binding may rely on an assertion of this connection, made or pending on the same channel."""
         owned, receiver = place
         if place in channel.held.marking:
             return True
         return receiver[0] == QUEUE and owned.tokens.may_rely(receiver, self._binder, self._connection.traffic.now)
 
     def _confirm(self, planned: _Bind, relies: list[Destination], reliance: Reliance, then: Callable[[], None]) -> None:
-        """Make sure that what a binding relies on still stands, now that the broker has it; then go on."""
+        """Verify that the rows a binding relies on still exist, now that the broker has it; then continue."""
         table, now = self._table(planned.owned), self._connection.traffic.now
         lacking = [name for name in (*relies, *planned.routes) if not table.holds(name, reliance, now)]
         if not lacking:
@@ -378,7 +377,7 @@ class ClientBindings:
         inject(self._connection, planned.channel, self._pin_steps(planned.channel, pins), answered)
 
     def _check_first(self, planned: _Bind) -> None:
-        """Ask what the client may bind; the binding is kept last: what a refusal leaves is removed."""
+        """Check what the client may bind, then store the binding; a refusal leaves nothing behind."""
         channel, request, owned = planned.channel, planned.request, planned.owned
         fresh = [destination for destination in planned.tokens if destination not in owned.bound]
         reliance = owned.tokens.reliance(pinned=False)
@@ -399,7 +398,7 @@ class ClientBindings:
         inject(self._connection, channel, steps, marked, request.method)
 
     def _reached(self, planned: _Bind, fresh: list[Destination], reliance: Reliance) -> None:
-        """It is known now what the client may bind: keep the binding, or refuse it."""
+        """Store the binding or refuse it, now that the checks are answered."""
         channel, owned, user = planned.channel, planned.owned, self._connection.terms.user
         refusal = self._reach.refusal(owned, planned.named)
         held = channel.state is DECLARING
@@ -421,7 +420,7 @@ class ClientBindings:
             bound()
 
     def _bound(self, planned: _Bind) -> bytes:
-        """Everything stands on the broker: give the answer for the client."""
+        """Record the binding, and return the answer for the client."""
         state, stored = self._state, planned.stored
         owned = state.now(planned.owned)
         if owned is not None:
@@ -447,7 +446,7 @@ class ClientBindings:
         return (self._state.now(owned) or owned).tokens
 
     def _is_mark(self, owned: OwnedExchange, stored: StoredBinding | None) -> bool:
-        """Whether messages find the destination of a binding by it alone."""
+        """Return True if this binding alone makes its destination reachable."""
         if stored is None:
             return False
         return self._state.tokens_of(owned).of(*stored.destination) == (stored.copies[0].key,)
@@ -464,13 +463,13 @@ class ClientBindings:
         stored = owned.clients.get(binding.identity)
         if stored is None:
             self._refuse_unknown(request, owned, binding)
-            # Nothing is removed, but the broker is asked: it checks permissions and that source and destination exist.
+            # Nothing is removed, but the broker checks permissions and the existence of source and destination.
             key = identity_key(binding.identity, one_word=owned.is_topic)
             stored = StoredBinding(binding, request.entries, key, (BindingCopy(0, "", key),))
         pending = _Unbind(channel, request, owned, stored)
         if owned.delivery is Delivery.QUEUE:
             permitted = partial(self._permitted, pending)
-            # Whether it exists makes no difference, as on the broker.
+            # As on the broker, its existence makes no difference.
             inject(self._connection, channel, [], lambda: self._reach.check(owned, [request.receiver], permitted))
             return False
         needed = self._reach.needed_besides(owned, stored)
@@ -483,7 +482,7 @@ class ClientBindings:
         return False
 
     def _replace(self, pending: _Unbind) -> None:
-        """Others lead there by the binding that goes, or may: a pin comes in its place first."""
+        """Bind a pin before removing a binding that others rely on, or may rely on."""
         channel = pending.channel
         pin = new_pin(self._connection, pending.owned, pending.request.receiver)
         if pending.handed_over:
@@ -499,25 +498,25 @@ class ClientBindings:
         if sidecar_channel.number is None:
             inject(self._connection, channel, self._pin_steps(channel, [pin]), bound)
             return
-        # There it may be refused, where the queue has just gone: unbinding is no error then.
+        # This may be refused if the queue was just deleted: unbinding is not an error then.
         frames = pin.frames(sidecar_channel.number)
         inject(self._connection, channel, [], partial(sidecar_channel.run, frames, bound))
 
     def _drop(self, pending: _Unbind) -> None:
-        """Unbind, now that nothing that leads there otherwise is lost with it."""
+        """Unbind, now that nobody relies on the row."""
         channel, stored, receiver = pending.channel, pending.stored, pending.request.receiver
         owned = self._state.now(pending.owned) or pending.owned
         known = owned.clients.get(stored.binding.identity)
-        stored = stored if known is None else stored.merged_with(known)  # a look may have found further copies
+        stored = stored if known is None else stored.merged_with(known)  # a listing may have found further copies
         table, steps = owned.tokens, list[bytes]()
         if stored.marks:
             table.unbinding_marks(receiver, stored.marks)
         if receiver in table.bound and not self._reach.needed_besides(owned, stored):
-            # The token counts as use: tokens first, since an auto-delete exchange goes with its last binding.
+            # Tokens first: they count as use, and an auto-delete exchange is deleted with its last binding.
             for row in table.removable(receiver):
                 steps += row_frames(unbind, channel.number, owned, receiver, self._state.tokens_of(owned), row)
             table.unbinding(receiver)
-        # A copy under a token that is retired may have been moved meanwhile.
+        # A copy under a retired token may have been moved meanwhile.
         stays = (stored.key, *self._state.tokens_of(owned).of(*receiver))
         moved = [copy._replace(key=stored.key) for copy in stored.copies if copy.key not in stays]
         copies = stored._replace(copies=(*stored.copies, *moved))
@@ -525,7 +524,7 @@ class ClientBindings:
         inject(self._connection, channel, steps, partial(self._unbound, pending))
 
     def _permitted(self, pending: _Unbind) -> None:
-        """It is known now whether the client may unbind, where no binding on the broker says so."""
+        """Unbind if the client may, since no binding on the broker proves it."""
         if pending.channel.state is not DECLARING:
             return
         refusal = self._reach.refusal(pending.owned, [pending.request.receiver])
@@ -535,7 +534,7 @@ class ClientBindings:
             self._connection.refuse(pending.channel, refusal.about(pending.request.method))
 
     def _unbound(self, pending: _Unbind) -> None:
-        """Nothing of the binding stands on the broker any more, but perhaps what its routes asked for."""
+        """Record that the binding is removed, and clean up after its routes."""
         owned = self._state.now(pending.owned)
         known = None
         if owned is not None:
@@ -550,7 +549,7 @@ class ClientBindings:
 
     def _gone(self, pending: _Unbind) -> None:
         owned = pending.owned
-        # The broker has dropped it with its last binding, unless that is a pin now: a later look finds that it is gone.
+        # The broker has deleted it with its last binding, unless that is a pin now: a later listing shows it.
         if owned.ends and not pending.handed_over and self._state.exchanges.get(owned.name) is owned:
             self._state.remove_exchange(owned.name)
         self._unbind_ok(pending)
@@ -562,12 +561,12 @@ class ClientBindings:
     # -- what is known -----------------------------------------------------------------------------------------
 
     def _owned(self, request: BindRequest) -> OwnedExchange | None:
-        """The source, where binding to it is ours to judge: not what stays the broker's own in addition to it."""
+        """Return the source if its bindings are handled here, and not by the broker's own exchange."""
         owned = self._state.exchanges.get(request.source)
         return None if owned is None or owned.unmatched_pass else owned
 
     def _is_clients(self, owned: OwnedExchange, planned: _Bind) -> bool:
-        """Whether a binding is a client's by now: not one that a rules file has."""
+        """Return True if a binding now belongs to a client and not to a rules file."""
         exchange = self._state.router.exchanges[owned.name]
         return planned.identity in owned.clients or not exchange.has(planned.compiled.binding)
 
@@ -593,7 +592,7 @@ class ClientBindings:
             raise ProtocolError(540, text)
 
     def _refuse_unkept(self, request: BindRequest, owned: OwnedExchange) -> None:
-        """Refuse what the broker can't keep: a binding of a carrier to an exchange that it does not have."""
+        """Refuse a binding that the broker can't store: of a carrier to an exchange that is not on the broker."""
         receiver = self._evaluated_destination(request)
         if receiver is not None and receiver.delivery is Delivery.QUEUE and owned.delivery is Delivery.CARRIER:
             text = (

@@ -1,12 +1,11 @@
-"""exchange.declare and exchange.delete of exchanges that are, or are to be, evaluated here.
+"""exchange.declare and exchange.delete of exchanges that are, or will be, evaluated here.
 
 An ``x-open`` exchange becomes a marked direct exchange on the broker, declared on the client's own channel. The broker
 compares type, flags and alternate exchange of an existing one; the filters of an open exchange are compared here, by
-value: integers of any width are equal. Reply texts are RabbitMQ's. What a rules file owns is not the client's to
-change.
+value: integers of any width are equal. Reply texts are RabbitMQ's. Clients can't change exchanges of rules files.
 
-Source: delivery notes, "The store"; the open-exchange specification, 10 and 11; RabbitMQ guide "Exchanges"; texts as
-RabbitMQ 3.10 writes them ("inequivalent arg").
+Source: delivery notes, "The store"; the open-exchange specification, 10 and 11; RabbitMQ guide "Exchanges"; texts of
+RabbitMQ 3.10 ("inequivalent arg").
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ _COMPARED = (
     b"min-payload-size-silent",
     DELIVERY,
 )
-#: how the control plane declares what a rules file names
+#: properties of exchanges that the control plane declares for rules files
 _BY_FILE = DeclaredExchange(durable=True, auto_delete=False, internal=False, entries=b"", sequence=0)
 
 
@@ -110,7 +109,7 @@ def _shown(value: Value | None) -> str:
 
 
 class _NewExchange(NamedTuple):
-    """An exchange on its way to be declared."""
+    """An exchange that is being declared."""
 
     channel: Channel
     request: ExchangeDeclare
@@ -149,7 +148,7 @@ class ClientExchanges:
         """Handle exchange.delete; return whether to forward it unchanged."""
         request = read_method(ExchangeDelete, frame[7:-1])
         owned = self._state.exchanges.get(request.exchange)
-        if owned is None or owned.unmatched_pass:  # the broker's own, with one of ours in addition
+        if owned is None or owned.unmatched_pass:  # the broker's own exchange, which ours only supplements
             return pass_on(channel, methods.EXCHANGE_DELETE, request.nowait)
         if owned.declared is None:
             text = f"exchange '{shown(owned.name)}' is declared by a rules file of the proxy"
@@ -170,7 +169,7 @@ class ClientExchanges:
             if channel.state is DECLARING:
                 inject_and_reply(self._connection, channel, delete, done)
 
-        if request.if_unused and (owned.bound or owned.grants):  # ours, but they count as use to the broker
+        if request.if_unused and (owned.bound or owned.grants):  # our rows, which count as use to the broker
             self._connection.change(channel, ChannelEvent.DECLARE)
             withdraw(self._connection, owned, sorted(owned.bound), list(owned.grants), free, plain=True)
         else:
@@ -182,7 +181,7 @@ class ClientExchanges:
         self._connection.terms.inventory.changed(owned.name)
 
     def _again(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> bool:
-        """An exchange that is known here: it must be declared the same."""
+        """Redeclare a known exchange: its properties must match."""
         table = decode_table(request.arguments, 0, len(request.arguments))
         refuse_inequivalent(owned, request, table, self._state.name)
         # The broker compares the flags and the alternate exchange, and asks for the client's permission.
@@ -208,18 +207,18 @@ class ClientExchanges:
         )
 
     def _new(self, channel: Channel, request: ExchangeDeclare) -> None:
-        """An exchange that is not known here: look whether the broker has one of that name."""
+        """Declare an exchange that is unknown here: look it up on the broker first."""
         new = _NewExchange(channel, request, *self._make(request))
         if not request.exchange or request.exchange.startswith(b"amq."):
             self._connection.change(channel, ChannelEvent.DECLARE)
-            self._looked_up(new, None)  # the broker refuses it
+            self._looked_up(new, None)  # the broker will refuse it
             return
         look_up = LookUpExchange(channel, request.exchange, partial(self._looked_up, new))
-        # After what the client asked before: it may have deleted an exchange of that name.
+        # After the client's earlier requests: it may have deleted an exchange of that name.
         inject(self._connection, channel, [], partial(self._connection.pending.requests.append, look_up))
 
     def _looked_up(self, new: _NewExchange, found: str | None) -> None:
-        """Before the declare: is there an exchange of that name that is not ours?"""
+        """Declare the exchange, unless one of that name exists that is not ours."""
         channel, request, owned = new.channel, new.request, new.owned
         if channel.state is not DECLARING:
             return
@@ -237,13 +236,13 @@ class ClientExchanges:
             self._compared(new, None)
             return
         frame = self._carrier_frame(channel, request, owned, owned.declared.sequence)
-        # Two may have declared at once, and the broker does not compare: look again after the declare-ok.
+        # Two clients may have declared it concurrently, and the broker does not compare: look it up again.
         again = LookUpExchange(channel, request.exchange, partial(self._compared, new))
         made = partial(self._connection.pending.requests.append, again)
         inject(self._connection, channel, [frame], made)
 
     def _compared(self, new: _NewExchange, _: str | None) -> None:
-        """After the declare: is it what was declared first?"""
+        """Compare the exchange with what was declared first, after the declare-ok."""
         channel, owned = new.channel, new.owned
         if channel.state is not DECLARING:
             return
@@ -260,7 +259,7 @@ class ClientExchanges:
         reply_and_resume(self._connection, channel, answer(channel, methods.EXCHANGE_DECLARE, new.request.nowait))
 
     def _make(self, request: ExchangeDeclare) -> tuple[OwnedExchange, Exchange]:
-        """Check the arguments of a new open exchange and make it."""
+        """Check the arguments of a new open exchange and create it."""
         rules = self._connection.plans.rules
         table = decode_table(request.arguments, 0, len(request.arguments))
         delivery = chosen_member(Delivery, dict(table).get(DELIVERY), rules.delivery)

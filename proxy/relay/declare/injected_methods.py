@@ -1,8 +1,8 @@
 """Runs methods of the sidecar on a client's own channel, so that the broker checks that client's permissions.
 
-The client's frames on the channel wait meanwhile; the broker answers in order, so each answer is known by its place.
-A refusal is the broker's own Channel.Close, which goes to the client as it is; where we only looked for something, it
-names the method that the client has sent.
+The client's frames on the channel wait meanwhile; the broker answers in order, so each answer is identified by its
+position. A refusal is the broker's own Channel.Close, which is relayed to the client; if we only looked something up,
+it names the method that the client has sent.
 
 Source: architecture, "The broker is the store"; AMQP 0-9-1 spec, 1.3 (synchronous methods are answered in order).
 """
@@ -18,15 +18,15 @@ from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState
 
-#: Declares without an answer after which one is asked for.
+#: Number of declares without a reply after which one with a reply is sent.
 _UNANSWERABLE = 256
 
-#: Every virtual host has it, and asking whether it is there needs no permission.
+#: Exists in every virtual host, and checking for it needs no permission.
 _ALWAYS_THERE = b"amq.direct"
 
 
 def pass_on(channel: Channel, method: int, nowait: bool) -> bool:
-    """Let a request go upstream unchanged (hence True), and take note that the broker answers it."""
+    """Forward a request unchanged (returns True), and expect the broker's answer."""
     if not nowait:
         channel.replies.append(ExpectedReply(reply_of(method)))
     return True
@@ -38,7 +38,7 @@ def answer(channel: Channel, method: int, nowait: bool) -> bytes:
 
 
 def reply_and_resume(connection: ConnectionState, channel: Channel, answer: bytes) -> None:
-    """Answer the client and let its frames go on, unless the channel has been closed meanwhile."""
+    """Answer the client and resume its frames, unless the channel has been closed meanwhile."""
     if channel.state is not DECLARING:
         return
     if answer:
@@ -58,10 +58,10 @@ def inject(
     Args:
         connection: state of the connection.
         channel: the client's channel; it may be held already.
-        steps: frames of methods of ours, none of them nowait. Where there are none, one runs that changes nothing: what
-            the client asked before is answered before.
-        then: called when all were answered; ends in `reply_and_resume`, or goes further.
-        request_method: class id << 16 | method id of the client's request, where steps are declares that only look.
+        steps: frames of methods of ours, none of them nowait. If empty, one without effect is sent, so that earlier
+            requests of the client are answered first.
+        then: called when all were answered; must call `reply_and_resume` at the end.
+        request_method: class id << 16 | method id of the client's request, if steps are passive declares.
     """
 
     def answered(_: bytes, last: bool) -> bool:
@@ -80,12 +80,12 @@ def inject(
 def inject_and_reply(
     connection: ConnectionState, channel: Channel, steps: Sequence[bytes], done: Callable[[], bytes]
 ) -> None:
-    """Run methods as `inject` does, then answer the client with what `done` gives and let its frames go on."""
+    """Run methods as `inject` does, then answer the client with the result of `done` and resume its frames."""
     inject(connection, channel, steps, lambda: reply_and_resume(connection, channel, done()))
 
 
 def count_unanswerable(connection: ConnectionState, channel: Channel) -> None:
-    """Count a request that the broker does not answer; after some of them ask for something, so that answers come."""
+    """Count a request without a reply; after a number of them send one with a reply."""
     weight = connection.backlog.count_unanswerable(_UNANSWERABLE)
     if weight:
         frame = _nothing(channel)

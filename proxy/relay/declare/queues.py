@@ -1,6 +1,6 @@
-"""queue.declare and queue.delete: what the control plane is told of them, and queues that get tokens.
+"""queue.declare and queue.delete: notifies the control plane, and binds the tokens of new queues.
 
-The broker answers both. A declare-ok waits until the queue has its tokens: what its client publishes next finds it.
+The broker answers both. A declare-ok waits until the queue has its tokens, so that the client's next publish finds it.
 
 Source: delivery notes, "Tokens and bindings"; AMQP 0-9-1 spec, 1.7.2.1.
 """
@@ -26,7 +26,7 @@ _DEAD_LETTER_KEY = b"x-dead-letter-routing-key"
 
 
 class ClientQueues:
-    """Takes queue.declare and queue.delete of one connection."""
+    """Handles queue.declare and queue.delete of one connection."""
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection = connection
@@ -39,7 +39,7 @@ class ClientQueues:
         _refuse_dead_letter_key(request)
         refuse_own_arguments(request.arguments)
         channel.last_queue = request.queue or channel.last_queue
-        if request.exclusive:  # such a queue lives as long as its connection
+        if request.exclusive:  # such a queue is deleted with its connection
             connection.upstream.may_be_kept = False
         connection.plans.state.redeclared((QUEUE, request.queue))
         if not request.nowait:
@@ -54,7 +54,6 @@ class ClientQueues:
         return True
 
     def delete(self, channel: Channel, frame: bytes) -> bool:
-        """Handle queue.delete; it is forwarded unchanged."""
         request = read_method(QueueDelete, frame[7:-1])
         queue = request.queue or channel.last_queue
         if request.nowait:
@@ -68,7 +67,7 @@ class ClientQueues:
         return True
 
     def _declared(self, channel: Channel, request: QueueDeclare, frame: bytes) -> bool:
-        """Keep a declare-ok back until the queue has its tokens."""
+        """Hold back a declare-ok until the queue has its tokens."""
         connection = self._connection
         queue = read_method(QueueDeclareOk, frame[7:-1]).queue
         channel.last_queue = queue
@@ -88,7 +87,7 @@ class ClientQueues:
         return False
 
     def _declare_exclusive(self, channel: Channel, request: QueueDeclare) -> None:
-        """Ask for the answer that the producer does without: no other connection can bind the queue later."""
+        """Request a reply that the producer does not expect: no other connection can bind the queue later."""
         connection = self._connection
         go_on = partial(connection.pending.resumable.append, channel)
 

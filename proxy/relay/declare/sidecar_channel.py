@@ -1,7 +1,7 @@
-"""The channel of a leased upstream connection that the sidecar keeps for itself.
+"""The channel of a leased upstream connection that is reserved for the sidecar.
 
-It is the top channel, which is never offered to the producer. What only this connection may do (binding its exclusive
-queues) runs there, one method at a time: a refusal closes this channel and nothing else.
+It is the top channel, which is never offered to the producer. Operations that only this connection may perform (binding
+its exclusive queues) run there, one method at a time: a refusal closes this channel and nothing else.
 
 Source: delivery notes, "Tokens and bindings".
 """
@@ -17,7 +17,7 @@ from proxy.amqp import methods
 from proxy.amqp.frames import U32
 from proxy.amqp.method_frames import Close, channel_close_ok, channel_open, read_method
 
-#: called with None when the methods were done, with the broker's text of the first that was refused
+#: called with None when the methods are done, or with the broker's text of the first refusal
 Done: TypeAlias = Callable[[str | None], None]
 
 
@@ -29,11 +29,11 @@ class _State(Enum):
 
 
 class SidecarChannel:
-    """The one channel of a leased connection that is ours; it is opened when first needed.
+    """The sidecar's channel on a leased connection; opened on first use.
 
     Args:
-        number: its channel number; None if the broker gives a single channel, then every method is refused.
-        to_upstream: where frames to the broker gather.
+        number: its channel number; None if the broker permits a single channel, then every method is refused.
+        to_upstream: output for the broker.
     """
 
     __slots__ = ("_out", "_queue", "_refusal", "_state", "number")
@@ -42,22 +42,22 @@ class SidecarChannel:
         self.number = number
         self._out = to_upstream
         self._state = _State.CLOSED
-        #: frames to send, and for the last of each run whom to tell
+        #: frames to send, the last of each run with its callback
         self._queue: deque[tuple[bytes, Done | None]] = deque()
         self._refusal: str | None = None
 
     @property
     def busy(self) -> bool:
-        """Whether a method of ours is not answered yet."""
+        """True if a method of ours is unanswered."""
         return bool(self._queue)
 
     @property
     def used(self) -> bool:
-        """Whether the broker knows this channel."""
+        """True if the channel is open on the broker."""
         return self._state is not _State.CLOSED or bool(self._queue)
 
     def run(self, frames: Sequence[bytes], done: Done) -> None:
-        """Send methods that are answered by one method each, after those already waiting."""
+        """Send methods with one reply each, after those already waiting."""
         if self.number is None:
             done("the broker leaves no channel to spare")
             return

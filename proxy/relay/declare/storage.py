@@ -1,8 +1,8 @@
-"""Form in which the broker keeps what clients declared: arguments and keys of stored exchanges and bindings.
+"""Storage format of clients' declarations on the broker: arguments and keys of exchanges and bindings.
 
 An open exchange is a real direct or topic exchange marked ``x-open-exchange``; each client binding is a real binding of
 it with the client's own arguments: the first of a destination under its token, further ones under a storage key that no
-publish uses. One more argument, ``x-oxproxy``, keeps the raw bytes of the client's table, its routing key, its user
+publish uses. One more argument, ``x-oxproxy``, contains the raw bytes of the client's table, its routing key, its user
 name and a sequence number: the management API's JSON loses types and order, and the routing key on the broker is
 another one. A binding has ``x-oxproxy-signature`` as well: every user that may bind can write any user name into
 ``x-oxproxy``. An exchange has none: the user that declared it may configure it.
@@ -42,33 +42,33 @@ Member = TypeVar("Member", bound=Enum)
 
 #: argument that marks an exchange of ours on the broker
 MARK = b"x-open-exchange"
-#: argument that keeps sequence and raw arguments; never shown to clients
+#: argument with sequence and raw arguments; hidden from clients
 KEPT = b"x-oxproxy"
-#: argument that keeps the signature of a binding; never shown to clients
+#: argument with the signature of a binding; hidden from clients
 SIGNATURE = b"x-oxproxy-signature"
-#: argument of a pin, a binding under a token that keeps nothing (see `relay.token_table`); never shown to clients
+#: argument of a pin, a binding under a token without content (see `relay.token_table`); hidden from clients
 PIN = b"x-oxproxy-token"
-#: argument by which a client chooses the delivery of an exchange it declares
+#: argument by which a client chooses the delivery of an exchange
 DELIVERY = b"x-delivery"
-#: argument by which a client chooses the type of the carrier of an exchange it declares
+#: argument by which a client chooses the carrier's type of an exchange
 CARRIER_TYPE = b"x-carrier-type"
 ALTERNATE = b"alternate-exchange"
 STORAGE = RESERVED_PREFIX + b"b."
-#: The same in one word, on topic carriers.
+#: The same as one word, on topic carriers.
 STORAGE_WORD = RESERVED_WORD + b"b-"
-#: Sequences are microseconds since 1970: no clock that runs gives a greater one (the year 2255).
+#: Sequences are microseconds since 1970: greater ones are invalid (the year 2255).
 LAST_SEQUENCE = 2**53 - 1
 _MARK_ENTRY = b"\x0f" + MARK + b"t\x01"
 
 
 class StoredArguments(NamedTuple):
-    """What ``x-oxproxy`` says."""
+    """Content of ``x-oxproxy``."""
 
     #: place in the order of declarations
     sequence: int
     #: the client's; empty for an exchange
     routing_key: bytes
-    #: the user that bound; empty for an exchange
+    #: user of the binding; empty for an exchange
     client: str
     #: raw entries of the client's table
     entries: bytes
@@ -117,7 +117,7 @@ def signed_fields(
     routing_key: bytes,
     entries: bytes,
 ) -> tuple[bytes, ...]:
-    """Return what the signature of a stored binding is made over: everything that it says, and where it stands."""
+    """Return the fields covered by a stored binding's signature: its whole content, and its place."""
     kind, name = destination
     return (
         vhost.encode(),
@@ -134,7 +134,7 @@ def signed_fields(
 def signed_copy(
     state: VhostState, carrier: bytes, binding: Binding, entries: bytes, key: bytes, client: str
 ) -> BindingCopy:
-    """Make the copy of a binding that is stored under a key of a carrier for a client: with our signature."""
+    """Create a signed copy of a client's binding under a key of a carrier."""
     destination = binding.destination_type, binding.destination
     sequence, client_key = binding.sequence, binding.routing_key
     fields = signed_fields(state.name, carrier, destination, client, sequence, client_key, entries)
@@ -147,7 +147,7 @@ def refuse_own_arguments(entries: bytes) -> None:
         return
     for name, _ in decode_table(entries, 0, len(entries)):
         if name == MARK or name.startswith(KEPT):
-            raise ProtocolError(403, f"argument '{shown(name)}' is the proxy's own", Scope.CHANNEL)
+            raise ProtocolError(403, f"argument '{shown(name)}' is reserved for the proxy", Scope.CHANNEL)
 
 
 def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str) -> None:
@@ -166,17 +166,17 @@ def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str) -> None:
 
 
 def shown(name: bytes) -> str:
-    """A name as error texts have it."""
+    """Format a name for error texts."""
     return name.decode(errors="replace")
 
 
 def exchange_arguments(sequence: int, entries: bytes) -> bytes:
-    """Return the entries under which a client's open exchange is declared on the broker: its own, the mark, ours."""
+    """Return the arguments of a client's open exchange on the broker: its own, the mark, ours."""
     return entries + _MARK_ENTRY + longstr_entry(KEPT, pack(sequence, entries))
 
 
 def wanted_type(table: Table) -> CarrierType | None:
-    """Read the carrier's type that the arguments of a declare ask for; None if it is no type."""
+    """Read the requested carrier type from the arguments of a declare; None if it is invalid."""
     return chosen_member(CarrierType, dict(table).get(CARRIER_TYPE), CarrierType.AUTO)
 
 
@@ -218,7 +218,7 @@ def storage_key(kind: str, destination: bytes, routing_key: bytes, entries: byte
 
 
 def identity_key(identity: tuple[Hashable, ...], *, one_word: bool = False) -> bytes:
-    """Return the storage key of the binding with an identity: the source is not in it."""
+    """Return the storage key of the binding with an identity, which does not include the source."""
     return _hashed(identity[1:], one_word)
 
 
@@ -227,7 +227,7 @@ def _hashed(content: tuple[Hashable, ...], one_word: bool) -> bytes:
 
 
 def kept_rows(stored: StoredBinding) -> list[tuple[bytes, bytes]]:
-    """Return key and argument entries of each stored copy on the broker, the one in force first."""
+    """Return key and argument entries of each stored copy on the broker, the effective one first."""
     client_key = stored.binding.routing_key
     return [
         (copy.key, kept_arguments(copy.sequence, stored.entries, client_key, copy.client, copy.signature))

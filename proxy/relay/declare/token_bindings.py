@@ -1,9 +1,9 @@
 """Binds destination tokens and checks a client's permissions on the sidecar channel of its connection.
 
-An exclusive queue can be bound by its owner's connection only, and what a client's rules or messages choose must not
-be reached with the control user's rights: whether the client could have bound it is checked here, and the answer is
-kept on the carrier as a binding under a grant key. A refusal means "missing, with that reason", never an error to the
-producer.
+Only its owner's connection can bind an exclusive queue, and destinations chosen by a client's rules or messages must
+not be bound with the control user's permissions: here it is checked whether the client could have bound them, and the
+result is stored on the carrier as a binding under a grant key. A refusal makes the destination missing, with that
+reason, and is never an error for the producer.
 
 Source: delivery notes, "Tokens and bindings"; RabbitMQ guide "Access control".
 """
@@ -22,7 +22,7 @@ from proxy.relay.tokens import Tokens, grant_key
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.values import QUEUE, Destination
 
-#: how a refusal begins where source or destination does not exist: the permissions were looked at before
+#: prefix of a refusal if source or destination does not exist: permissions were checked before
 _NOT_FOUND = "404 "
 
 
@@ -40,21 +40,21 @@ def row_frames(
 
 
 class Pin(NamedTuple):
-    """A pin on its way (see `relay.token_table`)."""
+    """A pin that is being bound (see `relay.token_table`)."""
 
     owned: OwnedExchange
-    #: under whose token it lies
+    #: the destination whose token it is under
     destination: Destination
     row: bytes
     #: pins that are unbound once it is bound
     replaced: tuple[bytes, ...]
     #: when it was sent
     sent_at: float
-    #: the tokens that it lies under
+    #: the tokens that it is bound under
     tokens: Tokens
 
     def frames(self, number: int) -> list[bytes]:
-        """Bind it, then unbind what it replaces, on a channel."""
+        """Bind it, then unbind the pins that it replaces, on a channel."""
         frames = row_frames(bind, number, self.owned, self.destination, self.tokens, self.row)
         for row in self.replaced:
             frames += row_frames(unbind, number, self.owned, self.destination, self.tokens, row)
@@ -84,7 +84,7 @@ def check_tokens(state: VhostState, owned: OwnedExchange, destination: Destinati
 
 
 def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Destination]]:
-    """Return (carrier's exchange, destination) of each token that a queue is to have."""
+    """Return (carrier's exchange, destination) of each token that a queue needs."""
     destination = (QUEUE, queue)
     return [(owned, destination) for owned in state.carried() if state.router.names(owned.name, destination)]
 
@@ -115,16 +115,16 @@ def bind_tokens(
         current, *others = row_frames(bind, channel.number or 0, owned, destination, state.tokens_of(owned))
         if others:
             channel.run(others, _unheeded)
-        # Last: when it is answered all are.
+        # Last: its answer is the last one.
         channel.run([current], partial(answered, owned=owned, destination=destination))
 
 
 def _unheeded(text: str | None) -> None:
-    """Of a destination's tokens the current one's answer counts."""
+    """Ignore the answer: only that of the destination's current token counts."""
 
 
 def check_permission(connection: ConnectionState, check: PermissionCheck, done: Callable[[], None]) -> None:
-    """Ask whether a client may bind a destination, on a connection of that client, and note the answer in its reach."""
+    """Check on a connection of the client whether it may bind a destination, and record the answer in its reach."""
     if connection.lifecycle.phase is not Phase.OPEN:
         done()
         return
@@ -142,7 +142,7 @@ def check_permission(connection: ConnectionState, check: PermissionCheck, done: 
         done()
 
     if owned.delivery is Delivery.QUEUE:
-        # Nothing is there to unbind from, or nothing under this key: but the permissions are the same.
+        # There may be nothing to unbind, but the same permissions are checked.
         channel.run([unbind(number, destination, owned.name, key)], witnessed)
         return
     grant = bind(number, destination, owned.carrier, key)
@@ -175,9 +175,9 @@ def withdraw(
     *,
     plain: bool = False,
 ) -> None:
-    """Unbind tokens and grants that nothing needs any more; a refusal leaves them to the control plane.
+    """Unbind tokens and grants that nothing needs any more; the control plane retries refused ones.
 
-    With `plain` what the control plane has bound goes as well.
+    With `plain` the control plane's rows are unbound as well.
     """
     state, channel = connection.plans.state, connection.upstream.sidecar_channel
     number = channel.number or 0

@@ -1,8 +1,8 @@
 """From the protocol header to Connection.OpenOk, on both sides.
 
-| question | open |
+| question | module |
 |---|---|
-| which method may come in which state, and the answer | `machine` |
-| what changes in Start, StartOk, Tune and TuneOk | `greeting` |
-| using a kept upstream connection instead of a new one | `lease` |
+| which method is allowed in which state, and the answer | `machine` |
+| changes in Start, StartOk, Tune and TuneOk | `greeting` |
+| reusing an idle upstream connection instead of opening a new one | `lease` |
 """

@@ -1,10 +1,10 @@
-"""Rewrites Connection.Start and StartOk, and agrees on the limits of both sides.
+"""Rewrites Connection.Start and StartOk, and negotiates the limits of both sides.
 
-The property tables keep their own bytes; our entries are appended, and entries of our names that a peer sent are cut
-out, so that no client can pretend to be a proxy or another peer.
+Entries of the property tables keep their bytes; ours are appended, and entries with our names from a peer are removed,
+so that no client can pose as a proxy or another peer.
 
-The producer is offered one channel less than the broker gives: the top channel of the leased connection is the
-sidecar's. Where the producer insists on smaller frames than the broker accepts, the two sides differ.
+The producer is offered one channel less than the broker permits: the top channel of the leased connection is the
+sidecar's. If the producer insists on smaller frames than the broker accepts, the two sides differ.
 
 Source: AMQP 0-9-1 spec, 1.4.2.1, 1.4.2.2, 1.4.2.5 and 1.4.2.6, 4.9 "Limitations"; texts as RabbitMQ's; RabbitMQ
 "Authentication, Authorisation", SASL PLAIN (RFC 4616).
@@ -26,21 +26,21 @@ FRAME_MIN_BYTES = 4096
 #: Smallest frame-max that RabbitMQ accepts from version 4.1 on, in bytes.
 FRAME_MIN_BYTES_4_1 = 8192
 
-#: What "no limit" (0) comes to: channel numbers have 16 bits.
+#: Meaning of "no limit" (0): channel numbers have 16 bits.
 _TOP_CHANNEL = 65535
 
 #: Our entry in both tables: the version of this proxy.
 OXPROXY = b"oxproxy"
-#: Our entry in the client properties: where the producer comes from.
+#: Our entry in the client properties: the producer's address.
 OXPROXY_PEER = b"oxproxy_peer"
-#: The mechanism that logs in by the certificate of the connection. The broker would see ours and let every producer in
-#: as any user that it stands for, so it is neither offered nor relayed.
+#: The mechanism for login by the connection's certificate. The broker would see ours and accept every producer as the
+#: user of that certificate, so it is neither offered nor relayed.
 EXTERNAL = b"EXTERNAL"
 _NOT_EXTERNAL = (
     "SASL EXTERNAL can't pass a proxy: the broker would see its certificate, not yours; "
     "log in with PLAIN or AMQPLAIN, over TLS"
 )
-#: Characters of a user or connection name that logs get to see; the rest is cut.
+#: Logged length of a user or connection name; the rest is cut.
 NAME_CHARACTERS = 255
 _CAPABILITIES = (
     b"publisher_confirms",
@@ -62,12 +62,12 @@ class TuningLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What was agreed. No number is 0 but a heartbeat that is off."""
+    """Negotiated limits. Only a disabled heartbeat is 0."""
 
-    #: highest channel number the producer may use
+    #: highest channel number of the producer
     channel_max_producer: int
-    #: highest channel number towards the broker: the producer's and one more, which is ours. Equal to the producer's
-    #: where the broker gives a single channel; then there is none of ours.
+    #: highest channel number towards the broker: one more than the producer's, which is ours. Equal to the producer's
+    #: if the broker permits a single channel; then we have none.
     channel_max_upstream: int
     #: largest whole frame on the producer's side, in bytes
     frame_max_producer: int
@@ -80,9 +80,9 @@ class Tuning:
 
 
 def offer(broker: TuningLimits, frame_max_bytes: int, most_channels: int = _TOP_CHANNEL) -> TuningLimits:
-    """Return what the producer is offered."""
+    """Return the limits offered to the producer."""
     channels = broker.channel_max or _TOP_CHANNEL
-    # 0 would mean "no limit": with a single channel the producer gets it and we have none.
+    # 0 would mean "no limit": a single channel is given to the producer and we have none.
     channel_max = min(max(channels - 1, 1), most_channels)
     frame_max = min(broker.frame_max_bytes or frame_max_bytes, frame_max_bytes)
     return TuningLimits(channel_max, frame_max, broker.heartbeat_seconds)
@@ -91,10 +91,10 @@ def offer(broker: TuningLimits, frame_max_bytes: int, most_channels: int = _TOP_
 def agree(
     broker: TuningLimits, offered: TuningLimits, answer: TuningLimits, frame_min_bytes: int = FRAME_MIN_BYTES
 ) -> Tuning:
-    """Join the producer's answer with the broker's offer.
+    """Combine the producer's answer with the broker's offer.
 
     Raises:
-        ProtocolError: 530 with the ids of Tune, a value outside what was offered (RabbitMQ's ids and text).
+        ProtocolError: 530 with the ids of Tune, a value outside the offer (RabbitMQ's ids and text).
     """
     _check("channel_max", answer.channel_max, 1, offered.channel_max)
     _check("frame_max", answer.frame_max_bytes, FRAME_MIN_BYTES, offered.frame_max_bytes)
@@ -120,7 +120,7 @@ def _check(name: str, value: int, lowest: int, highest: int) -> None:
 
 
 class Server(NamedTuple):
-    """What a broker's Start says."""
+    """Data from a broker's Start."""
 
     #: the Start for the producer
     frame: bytes
@@ -131,19 +131,19 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    """What a producer's StartOk says; no password in it."""
+    """Data from a producer's StartOk, without its password."""
 
     #: the StartOk for the broker
     frame: bytes
-    #: who logs in, empty if the mechanism does not say
+    #: user name, empty if the mechanism does not contain it
     user: str
     #: ``connection_name`` of the client properties, or empty
     name: str
-    #: capabilities that the client says it has
+    #: capabilities announced by the client
     capabilities: frozenset[bytes]
 
     def __repr__(self) -> str:
-        """Leave the frame out: the response in it is a secret."""
+        """Leave the frame out: it contains a secret."""
         return f"Client(user={self.user!r}, name={self.name!r})"
 
 
@@ -162,7 +162,7 @@ def read_start(payload: bytes, version: str) -> Server:
 
 
 def own_start(version: str) -> bytes:
-    """Build the Start that a producer gets where there is no broker to say one (see `handshake`)."""
+    """Build the Start for a producer while no broker is reachable (see `handshake`)."""
     capabilities = tuple((name, Value("t", True)) for name in _CAPABILITIES)
     properties: Table = (
         (b"capabilities", Value("F", capabilities)),
@@ -234,7 +234,7 @@ def _capabilities(entries: bytes) -> frozenset[bytes]:
 
 
 def _user(mechanism: bytes, response: bytes) -> str:
-    """Read who logs in; what can't be read is the broker's to judge, not ours."""
+    """Return the user name; unreadable responses are left to the broker to reject."""
     if mechanism == b"PLAIN":
         parts = response.split(b"\0")
         return _shown(parts[1]) if len(parts) == 3 else ""

@@ -1,10 +1,10 @@
-"""Uses a kept upstream connection instead of a new one, decided while a producer's handshake runs.
+"""Reuses an idle upstream connection instead of opening a new one, during a producer's handshake.
 
-Plays the broker's part of the handshake with what the broker sent when the kept connection was opened: Start to every
-producer, Tune to one that logs in as its last producer did, OpenOk where limits and virtual host are the same, too. As
-soon as something differs the broker itself is asked: it gets what the producer has sent so far, and of its answers
-those that were given already are left out. So the broker alone admits users that are not known, and what a producer
-reads is what it would read on a new connection.
+Acts as the broker in the handshake with what the broker sent when the kept connection was opened: Start to every
+producer, Tune to one with the same login as its last producer, OpenOk if limits and virtual host are the same, too. As
+soon as something differs the broker itself is used: it gets everything that the producer has sent so far, and answers
+that were already given are suppressed. So only the broker admits unknown users, and a producer receives the same as on
+a new connection.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "The connection class"; architecture, "One publish in, one publish out".
 """
@@ -26,15 +26,15 @@ _CHANGED = b"the broker has changed, connect again"
 
 
 class Lease:
-    """What was said when an upstream connection was opened; whole frames, but for the login.
+    """The methods exchanged when an upstream connection was opened; whole frames, except for the login.
 
     Attributes:
         start: the broker's.
         login: keyed hash of the producer's mechanism, response, locale and capabilities.
         tune: the broker's.
-        tune_ok: the producer's, as the broker got it.
+        tune_ok: the producer's, as sent to the broker.
         open: the producer's.
-        open_ok: the broker's; empty: the connection never got so far, or by another way.
+        open_ok: the broker's; empty if the connection was not fully opened this way.
     """
 
     __slots__ = ("login", "open", "open_ok", "start", "tune", "tune_ok")
@@ -44,17 +44,17 @@ class Lease:
 
 
 class LeaseNegotiation:
-    """Stands between one handshake and the broker.
+    """Mediates between one handshake and the broker.
 
     Args:
-        kept: gives what was said on the connections that are kept, those to be used first first.
-        key: of the hashes of logins; the same for all.
+        kept: returns the leases of the kept connections, in order of preference.
+        key: key of the hashes of logins; the same for all.
 
     Attributes:
-        to_upstream: bytes for the broker itself, drained by the driver.
-        wants_upstream: the broker itself is needed.
-        taken: the kept connection to be used.
-        lease: what was said on the connection, kept or new.
+        to_upstream: bytes for the broker, drained by the driver.
+        wants_upstream: a new connection to the broker is needed.
+        taken: the kept connection to reuse.
+        lease: the lease of the connection, kept or new.
     """
 
     def __init__(self, kept: Callable[[], Iterable[Lease]], key: bytes) -> None:
@@ -64,9 +64,9 @@ class LeaseNegotiation:
         self.lease = Lease()
         self._kept = kept
         self._key = key
-        #: what the producer's side has said and the broker itself has not been told
+        #: the producer's frames that have not been sent to the broker
         self._producer_frames: list[bytes] = []
-        #: answers that the producer has and the broker itself has still to give
+        #: answers already given to the producer, which the broker itself has still to give
         self._answers_given: list[bytes] = []
         self._input = FrameBuffer(WAITING_BYTES)
         self._passes_through = False
@@ -84,14 +84,14 @@ class LeaseNegotiation:
                 self.wants_upstream = True
                 self.to_upstream.append(
                     self._producer_frames.pop(0)
-                )  # the header; the rest follows the broker's answers
+                )  # the header; the rest is sent after the broker's answers
             if self.wants_upstream and not self._answers_given:
                 self._send_producer_frames()
         frames.clear()
         return answer
 
     def receive_from_upstream(self, data: bytes) -> bytes:
-        """Receive bytes from the broker itself; give those that the handshake has not had yet."""
+        """Receive bytes from the broker; return those that are new to the handshake."""
         if self._passes_through:
             return data
         self._input.feed(data)
@@ -100,13 +100,13 @@ class LeaseNegotiation:
             while not self._passes_through and (frame := self._input.next_frame()) is not None:
                 unseen += self._answered(frame)
         except ProtocolError:
-            self._passes_through = True  # the handshake says what is wrong with it
+            self._passes_through = True  # the handshake reports the error
         if self._passes_through:
             unseen += self._input.take(len(self._input))
         return unseen
 
     def _known_answer(self, method: int, frame: bytes) -> bytes | None:
-        """Note what the producer says; return the broker's answer if it is known, b"" if there is none to this."""
+        """Record the producer's method; return the broker's answer if it is known, b"" if this method has none."""
         lease, leases = self.lease, () if self.wants_upstream else self._kept()
         if method == methods.CONNECTION_START_OK:
             lease.login = blake2b(login_of(frame), key=self._key).digest()
@@ -142,7 +142,7 @@ class LeaseNegotiation:
         return None
 
     def _answered(self, frame: RawFrame) -> bytes:
-        """Note what the broker itself says; return what of it is new to the producer."""
+        """Record the broker's method; return the part that is new to the producer."""
         method = U32.unpack_from(frame.payload)[0] if frame.kind == METHOD and len(frame.payload) >= 4 else 0
         if frame.kind == HEARTBEAT:
             return frame.raw
@@ -154,7 +154,7 @@ class LeaseNegotiation:
             self.lease.open_ok = frame.raw
             self._passes_through = True
             return frame.raw
-        else:  # it refuses, or wants to know more: such a connection is not kept
+        else:  # it refuses, or needs more steps: such a connection is not kept
             self._passes_through = True
             return frame.raw
         if not self._answers_given:
@@ -163,7 +163,7 @@ class LeaseNegotiation:
             self._passes_through = True
             return connection_close(320, reply_text(320, _CHANGED))
         if self._answers_given:
-            self.to_upstream.append(self._producer_frames.pop(0))  # StartOk; what follows needs the broker's Tune
+            self.to_upstream.append(self._producer_frames.pop(0))  # StartOk; the rest needs the broker's Tune
         else:
             self._send_producer_frames()
         return b""
@@ -174,5 +174,5 @@ class LeaseNegotiation:
 
 
 def _method(frame: bytes) -> int:
-    """Which method a frame is; 0 for the protocol header."""
+    """Return the method of a frame; 0 for the protocol header."""
     return 0 if frame.startswith(b"AMQP") else int(U32.unpack_from(frame, 7)[0])

@@ -1,18 +1,16 @@
 """State machine of the handshake, from the first byte to OpenOk, with one table of transitions for each side.
 
-The producer logs in at the broker itself: mechanism, response, virtual host and answers pass as they are. There are
-three changes: our entries in the properties of both sides and the limits (`greeting`), and what a producer gets where
+The broker authenticates the producer: mechanism, response, virtual host and answers are relayed unchanged. There are
+three changes: our entries in the properties of both sides and the limits (`greeting`), and the reply to a producer if
 the broker is unreachable.
 
-Where no broker is there, a producer that has sent its protocol header is not closed at once: it gets a Start
-of our own, and Connection.Close 320 after its StartOk. Seen with pika 1.4, aiormq 7.2, py-amqp 5.4 and
-amqp-tools 0.11: after a Close instead of Start, aiormq says "Expected Connection.Start" and amqp-tools
-"unexpected method received"; after Start and StartOk all four show code and text (pika wrapped as
-ProbableAuthenticationError).
+If the broker is unreachable, a producer that has sent its protocol header is not closed at once: it gets a Start of our
+own, and Connection.Close 320 after its StartOk. Seen with pika 1.4, aiormq 7.2, py-amqp 5.4 and amqp-tools 0.11: after
+a Close instead of Start, aiormq says "Expected Connection.Start" and amqp-tools "unexpected method received"; after
+Start and StartOk all four show code and text (pika wrapped as ProbableAuthenticationError).
 
-A fault of the producer is answered with Connection.Close, also before Tune, where RabbitMQ just drops the
-socket. Time, sockets and deadlines belong to the driver, which drains `to_producer` and `to_upstream` after
-every call.
+A protocol error of the producer is answered with Connection.Close, also before Tune, where RabbitMQ just drops the
+socket. The driver owns time, sockets and deadlines, and drains `to_producer` and `to_upstream` after every call.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "The connection class" (the order of its methods), 4.2.2, 4.2.3; RabbitMQ "Protocol
 extensions" (authentication_failure_close).
@@ -42,13 +40,13 @@ from proxy.relay.handshake.greeting import (
     read_start_ok,
 )
 
-#: Bytes from one side that may wait until the other has answered, and the largest frame before OpenOk.
-#: StartOk can carry a token of some KiB; 128 KiB is RabbitMQ's frame-max. Beyond: 506; a larger frame: 501.
+#: Limit of bytes from one side that wait for the other's answer, and of a frame before OpenOk. StartOk can carry a
+#: token of some KiB; 128 KiB is RabbitMQ's frame-max. Beyond: 506; a larger frame: 501.
 WAITING_BYTES = 131072
 
 
 class HandshakeState(Enum):
-    """What is awaited; the value says it for texts."""
+    """The awaited method; the value describes it in messages."""
 
     AWAITING_HEADER = "protocol header"
     AWAITING_START = "Connection.Start"
@@ -77,9 +75,9 @@ PRODUCERS_TURN = frozenset(
     )
 )
 BROKERS_TURN = frozenset((_State.AWAITING_START, _State.AWAITING_TUNE, _State.AWAITING_OPEN_OK))
-#: There is no broker yet or no more; what comes from there is dropped.
+#: There is no broker yet or any more; bytes from it are dropped.
 WITHOUT_BROKER = frozenset((_State.AWAITING_HEADER, _State.REFUSING, _State.CLOSING, _State.CLOSED))
-#: The broker may close the connection (whose turn it is does not matter).
+#: The broker may close the connection, whichever side is expected to send.
 WITH_BROKER = frozenset(_State) - WITHOUT_BROKER - {_State.OPEN}
 
 
@@ -94,28 +92,28 @@ class HandshakeSide(Enum):
 class HandshakeLimits:
     """Limits of one handshake."""
 
-    #: largest frame that is offered to producers, in bytes; at least 4096
+    #: frame_max offered to producers, in bytes; at least 4096
     frame_max: int = 131072
     #: see `WAITING_BYTES`
     waiting_bytes: int = WAITING_BYTES
-    #: most channels that are offered
+    #: channel_max offered to producers
     channel_max: int = 65535
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why there is no open connection, for logs and metrics."""
+    """Why the handshake failed, for logs and metrics."""
 
-    #: whose doing it was
+    #: the side that caused it
     side: HandshakeSide
-    #: what the producer was told, 0 if it was told nothing
+    #: reply code sent to the producer, 0 if none
     reply_code: int
-    #: reply text, or what was seen
+    #: reply text, or a description
     text: str
 
 
-#: What a producer may begin with. The second is the header of AMQP 0-9, sent by Perl's Net::AMQP and others; RabbitMQ
-#: speaks 0-9-1 after it, too. Headers of 0-8, to which it answers in 0-8, are not taken.
+#: Accepted protocol headers. The second is that of AMQP 0-9, sent by Perl's Net::AMQP and others; RabbitMQ speaks 0-9-1
+#: after it, too. Headers of 0-8, which it answers in 0-8, are not accepted.
 ACCEPTED_HEADERS = frozenset((PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"))
 
 _HEADER_BYTES = len(PROTOCOL_HEADER)
@@ -127,24 +125,24 @@ class Handshake:
     """One handshake, both sides.
 
     Args:
-        peer: the producer's address, told to the broker as ``oxproxy_peer``.
-        product_version: our version, told to both sides as ``oxproxy``.
+        peer: the producer's address, sent to the broker as ``oxproxy_peer``.
+        product_version: our version, sent to both sides as ``oxproxy``.
         limits: see `HandshakeLimits`.
 
     Attributes:
         to_producer: bytes to send, drained by the driver.
         to_upstream: bytes to send as soon as there is an upstream connection.
-        wants_upstream: the protocol header has come: connect, or call `upstream_lost`.
-        close_after_flush_producer: send what is in `to_producer`, then close its socket.
-        close_upstream: send what is in `to_upstream`, then close (or stop connecting).
+        wants_upstream: the protocol header was received: connect, or call `upstream_lost`.
+        close_after_flush_producer: send `to_producer`, then close its socket.
+        close_upstream: send `to_upstream`, then close (or stop connecting).
         state: see `HandshakeState`; in OPEN the relay takes over, with the leftovers first.
-        vhost: virtual host from Connection.Open, as text.
-        user: who logs in, where PLAIN or AMQPLAIN says it.
+        vhost: virtual host from Connection.Open.
+        user: user name, if PLAIN or AMQPLAIN is used.
         client_name: ``connection_name`` of the client properties.
-        capabilities: capabilities that the client says it has.
+        capabilities: capabilities announced by the client.
         product: the broker's product and version.
         ending: set as soon as it is clear that this connection will not open.
-        wrong_header: the producer began with something else than a protocol header of AMQP 0-9-1.
+        wrong_header: the producer did not begin with a protocol header of AMQP 0-9-1.
     """
 
     def __init__(self, peer: str, product_version: str, limits: HandshakeLimits) -> None:
@@ -173,7 +171,7 @@ class Handshake:
 
     @property
     def tuning(self) -> Tuning:
-        """What was agreed; there is none before TuneOk."""
+        """Negotiated limits; not available before TuneOk."""
         if self._tuning is None:
             raise LocalProtocolError("no tuning before Connection.TuneOk")
         return self._tuning
@@ -188,7 +186,7 @@ class Handshake:
 
     @property
     def waiting_for(self) -> HandshakeSide | None:
-        """Whose turn it is, so that a driver whose deadline is over knows whom to blame."""
+        """The side that is expected to send, for a driver whose deadline has passed."""
         if self.state in PRODUCERS_TURN:
             return HandshakeSide.PRODUCER
         return HandshakeSide.UPSTREAM if self.state in BROKERS_TURN else None
@@ -204,13 +202,13 @@ class Handshake:
             self._run()
 
     def producer_lost(self) -> None:
-        """The producer's socket is gone: so is everything else."""
+        """Handle the loss of the producer's socket."""
         if self.state not in (_State.CLOSED, _State.CLOSING):
             self._note(HandshakeSide.PRODUCER, 0, f"left while waiting for {self.state.value}")
         self._close()
 
     def upstream_lost(self, failure: UpstreamError | None) -> None:
-        """The upstream socket is gone, could not be had, or the broker does not answer."""
+        """Handle an upstream connection that was lost, could not be opened, or did not answer."""
         if self.state in WITHOUT_BROKER or self.state is _State.OPEN:
             return
         if failure is None and self.state is _State.AWAITING_TUNE and not self._is_told_of_refusals():
@@ -222,7 +220,7 @@ class Handshake:
         self._run()
 
     def reject(self, text: str) -> None:
-        """Tell the producer that there is no place for it (530, as RabbitMQ at its limits); its header has come."""
+        """Refuse the producer because of a limit (530, as RabbitMQ); its header was received."""
         said = reply_text(530, text.encode())
         self._end(connection_close(530, said), Ending(HandshakeSide.PRODUCER, 530, said.decode()))
         self._run()
@@ -246,7 +244,7 @@ class Handshake:
         try:
             self._take(frame, _FROM_PRODUCER, self.to_upstream)
         except ProtocolError as error:
-            if self.state is not _State.CLOSING:  # spec, 1.4.2.9: all else is discarded after Close
+            if self.state is not _State.CLOSING:  # spec, 1.4.2.9: everything else is discarded after Close
                 self._producer_failed(error)
         return True
 
@@ -264,8 +262,8 @@ class Handshake:
         return True
 
     def _take(self, frame: RawFrame, table: Transitions, other_side: list[bytes]) -> None:
-        """Look the frame up in a table of transitions; no entry is the protocol error."""
-        if frame.kind == HEARTBEAT and frame.channel == 0:  # spec, 4.2.7: any traffic is good, also here
+        """Look the frame up in a table of transitions; a missing entry is a protocol error."""
+        if frame.kind == HEARTBEAT and frame.channel == 0:  # spec, 4.2.7: heartbeats are allowed at any time
             return
         if frame.kind != METHOD:
             raise ProtocolError(505, f"frame of type {frame.kind}, expected {self.state.value}")
@@ -283,10 +281,10 @@ class Handshake:
             else:
                 self.state = transition(self, frame)
         except ProtocolError as error:
-            error.about(method)  # a table deep inside the arguments does not know where it stands
+            error.about(method)  # errors deep inside the arguments don't name the method
             raise
 
-    # -- what the producer says ---
+    # -- methods of the producer ---
 
     def _protocol_header(self) -> bool:
         start = self._producer.peek(_HEADER_BYTES)
@@ -339,7 +337,7 @@ class Handshake:
         self.to_producer.append(connection_close_ok())
         return self._close()
 
-    # -- what the broker says ---
+    # -- methods of the broker ---
 
     def _start(self, frame: RawFrame) -> HandshakeState:
         server: Server = read_start(frame.payload, self._version)
@@ -374,7 +372,7 @@ class Handshake:
         self.state = _State.CLOSING
 
     def _producer_broke_framing(self, error: ProtocolError) -> None:
-        """No CloseOk can be found in what follows: close as soon as the Close is sent."""
+        """Close as soon as the Close is sent: a CloseOk can't be located in the malformed stream."""
         if self.state is not _State.CLOSING:
             self._producer_failed(error)
         self._close()
@@ -385,7 +383,7 @@ class Handshake:
         self._end(connection_close(320, text), ending)
 
     def _end(self, close: bytes, ending: Ending) -> None:
-        """Tell the producer a Close, at a time when clients understand it."""
+        """Send a Close to the producer, at a time when clients understand it."""
         self.ending = self.ending or ending
         self.close_upstream = True
         self._upstream.clear()
@@ -410,7 +408,7 @@ class Handshake:
 
 
 def _seen(start: bytes) -> str:
-    """Name what a producer began with; none of its bytes but the version of an AMQP header are shown."""
+    """Describe the producer's first bytes; only the version of an AMQP header is shown."""
     if start.startswith(PROTOCOL_HEADER[:4]):
         return "protocol header AMQP " + " ".join(map(str, start[4:]))
     if start[0] == _TLS_HANDSHAKE:
@@ -419,10 +417,10 @@ def _seen(start: bytes) -> str:
 
 
 Handler: TypeAlias = Callable[[Handshake, RawFrame], HandshakeState]
-#: A state alone: the method is relayed unchanged.
+#: A state without a handler: the method is relayed unchanged.
 Transitions: TypeAlias = dict[tuple[HandshakeState, int], Handler | HandshakeState]
 
-#: The producer's part of the conversation: what may come when, and what becomes of it.
+#: Methods of the producer by state.
 _FROM_PRODUCER: Transitions = {
     (_State.AWAITING_START_OK, methods.CONNECTION_START_OK): Handshake._start_ok,
     (_State.AWAITING_SECURE_OK, methods.CONNECTION_SECURE_OK): _State.AWAITING_TUNE,
@@ -433,7 +431,7 @@ _FROM_PRODUCER: Transitions = {
     **{(state, methods.CONNECTION_CLOSE): Handshake._producer_closes for state in PRODUCERS_TURN},
 }
 
-#: The broker's part.
+#: Methods of the broker by state.
 _FROM_UPSTREAM: Transitions = {
     (_State.AWAITING_START, methods.CONNECTION_START): Handshake._start,
     (_State.AWAITING_TUNE, methods.CONNECTION_SECURE): _State.AWAITING_SECURE_OK,

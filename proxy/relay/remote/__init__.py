@@ -1,8 +1,8 @@
 """Publishes that the address table sends to other brokers.
 
-| question | open |
+| question | module |
 |---|---|
-| a publish as messages for other brokers, and joining their results | `forwarding` |
+| converting a publish to messages for other brokers, and joining their results | `forwarding` |
 | the publishes of one channel: waiting for a link, and the result of each | `lane` |
 | the connection to another broker: login, frames, channels | `link` |
 """

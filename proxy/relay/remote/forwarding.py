@@ -1,7 +1,7 @@
-"""Sends a publish to other brokers and joins their results with the producer's own broker's.
+"""Sends a publish to other brokers and joins their results with those of the producer's own broker.
 
 Each target is one message for that broker. A failed translation counts as a copy that is refused at once. The channel's
-ledger and returns join all of them. No links here, see `lane`.
+ledger and returns join all of them. `lane` handles links.
 
 Source: the messenger-addressing specification, 3.3 and 3.4; architecture, "One publish in, one publish out".
 """
@@ -17,7 +17,7 @@ from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.publish.outgoing import Copy, RemoteTargets, copy_frames
 from proxy.relay.remote.lane import RemoteMessage, RemotePublisher, RemoteResult
 
-#: What a broker says of a message that it has dealt with.
+#: Results by which a broker has accepted responsibility for a message.
 _TAKEN = frozenset((RemoteResult.ACKED, RemoteResult.RETURNED))
 
 
@@ -40,7 +40,7 @@ class _Copy(RemoteMessage):
         self._publish = publish
         self._tag = tag
         self._mark = mark
-        #: the header unchanged, where the message may go back
+        #: the unchanged header, if the message may be returned
         self._origin = collected.header if publish.mandatory else b""
 
     def settled(self, result: RemoteResult, reason: str) -> None:
@@ -51,7 +51,7 @@ class _Copy(RemoteMessage):
 
 
 class _OnlyCopy(RemoteMessage):
-    """The one copy of a publish that goes to one other broker: its own confirm settles the publish."""
+    """The only copy of a publish, at one other broker: its confirm settles the publish."""
 
     __slots__ = ("_channel", "_connection", "_tag")
 
@@ -79,13 +79,13 @@ def send_alone(
     header: bytes,
     body: bytes,
 ) -> None:
-    """Send a whole publish that goes to one other broker and nowhere else; the channel has counted it already."""
+    """Send a whole publish whose only target is one other broker; the channel has counted it already."""
     tag = channel.confirms.published if channel.mode is CONFIRM else 0
     publisher.send(_OnlyCopy(connection, channel, target, tag, header, body))
 
 
 def copy_ids(remote_targets: RemoteTargets, producer_tag: int) -> list[Hashable]:
-    """Names of the copies that go elsewhere, by which their returns are known."""
+    """Return the names of copies at other brokers, which identify their returns."""
     return [
         ("remote", producer_tag, index) for index in range(len(remote_targets.targets) + len(remote_targets.failed))
     ]
@@ -94,7 +94,7 @@ def copy_ids(remote_targets: RemoteTargets, producer_tag: int) -> list[Hashable]
 def send_remote_copies(
     connection: ConnectionState, collected: CollectedPublish, remote_targets: RemoteTargets, names: Sequence[Hashable]
 ) -> None:
-    """Send the copies of a publish that go to other brokers; ledger and returns know of them already."""
+    """Send the copies of a publish to other brokers; ledger and returns already include them."""
     publish = collected.publish
     channel = publish.channel
     tag = channel.confirms.published if channel.mode is CONFIRM else 0
@@ -117,7 +117,7 @@ def remote_publisher(connection: ConnectionState, channel: Channel, remote: Remo
     if found is None:
         others = connection.remotes
         made = "no links" if others is None else others.remotes.publisher(remote)
-        if isinstance(made, str):  # not kept: a rule may take its host from the address
+        if isinstance(made, str):  # not cached: a rule may take its host from the address
             connection.plans.counters.failed_translations += 1
             return None
         found = channel.remote_publishers[remote] = made
@@ -138,7 +138,7 @@ def _settle(
     content: tuple[bytes, bytes] | None,
     acked: bool,
 ) -> None:
-    """Join what became of one copy; `content` where it comes back."""
+    """Join the result of one copy; `content` if it was returned."""
     channel = publish.channel
     if connection.lifecycle.phase is not Phase.OPEN or channel.state not in CONFIRMABLE:
         return

@@ -1,8 +1,8 @@
 """Lane: the publishes of one producer's channel on their way to another broker, and the result of each.
 
-A lane outlives links: what waits goes over the next one, what was sent over a lost one and not confirmed is lost
-(nothing is sent twice). On a link it has a channel of its own, so that what closes the channel (no such exchange, a
-wrong user-id) fails the publishes of one producer's channel alone. No sockets.
+A lane outlives links: waiting messages are sent over the next one, unconfirmed messages of a lost one are lost (nothing
+is sent twice). On a link it has its own channel, so that a channel error (no such exchange, a wrong user-id) only fails
+the publishes of one producer's channel. No sockets.
 
 Source: the messenger-addressing specification, 3.4 "Confirms"; RabbitMQ guide "Publisher confirms".
 """
@@ -18,19 +18,19 @@ from proxy.addressing.targets import Remote
 from proxy.amqp.frames import BODY, FRAME_HEAD, HEADER, OVERHEAD, body_frames
 from proxy.amqp.method_frames import basic_publish, channel_close, channel_open, confirm_select
 
-#: Method frames kept ready, by exchange, key and flag.
+#: Cached method frames, by exchange, key and flag.
 _KEPT_METHODS = 256
 
 
 class RemoteResult(Enum):
-    """What became of one message."""
+    """Result of one message."""
 
     ACKED = "acked"
-    #: refused: by the broker, by a closed channel, or since it can't be sent
+    #: refused: by the broker, by a closed channel, or because it can't be sent
     NACKED = "nacked"
     #: no queue for it
     RETURNED = "returned"
-    #: the link went, or the deadline passed; it is unknown whether the broker has it
+    #: the link was lost, or the deadline passed; it is unknown whether the broker has it
     LOST = "lost"
 
 
@@ -54,7 +54,7 @@ class RemoteMessage:
         self.header = header
         self.body = body
         self.since = since
-        #: it came back; its ack is still to come
+        #: it was returned; its ack is outstanding
         self.returned = False
 
     @property
@@ -66,24 +66,24 @@ class RemoteMessage:
 
 
 class RemotePublisher(Protocol):
-    """From one channel of a producer to one other broker, in order."""
+    """Publishes from one channel of a producer to one other broker, in order."""
 
     def send(self, message: RemoteMessage) -> None:
-        """Take a message; `settled` is called once, sooner or later, perhaps before this returns."""
+        """Accept a message; its `settled` is called once, possibly before this returns."""
 
     def close(self) -> None:
-        """The producer's channel is gone: what was given is still sent."""
+        """Stop accepting messages; those accepted are still sent."""
 
 
 class Remotes(Protocol):
-    """The other brokers as one producer's connection sees them."""
+    """The other brokers of one producer's connection."""
 
     def publisher(self, remote: Remote) -> RemotePublisher | str:
-        """A new publisher to a broker, or why there is none."""
+        """Return a new publisher to a broker, or the reason why there is none."""
 
 
 class Stage(Enum):
-    """How far the lane's channel on the link is."""
+    """State of the lane's channel on the link."""
 
     NONE = "none"
     OPENING = "opening"
@@ -91,14 +91,14 @@ class Stage(Enum):
 
 
 class LaneTransport(Protocol):
-    """The link that a lane is on."""
+    """The link of a lane."""
 
     frame_max: int
     to_send: list[bytes]
     paused: bool
 
     def release_channel(self, number: int) -> None:
-        """The channel number was closed by us; the broker still answers."""
+        """Release a channel number that we closed; the broker's answer is outstanding."""
 
 
 class Lane:
@@ -122,13 +122,13 @@ class Lane:
         self._link: LaneTransport | None = None
         self._methods: dict[tuple[bytes, bytes, bool], bytes] = {}
         self._tag = 0
-        #: no tag below is unconfirmed
+        #: lowest unconfirmed tag
         self._low = 1
         #: messages that wait for a channel
         self.waiting: deque[RemoteMessage] = deque()
         #: by delivery tag, ascending
         self.unconfirmed: dict[int, RemoteMessage] = {}
-        #: sent ones that may come back, in order
+        #: sent messages that may be returned, in order
         self._mandatory: deque[RemoteMessage] = deque()
         self.number = 0
         self.stage = Stage.NONE
@@ -155,7 +155,7 @@ class Lane:
         self.stage = Stage.NONE
 
     def send(self, message: RemoteMessage) -> None:
-        """Send a message now, or keep it until that can be."""
+        """Send a message now, or when that is possible."""
         link = self._link
         if link is None or self.stage is not Stage.READY or self.waiting or link.paused:
             self.waiting.append(message)
@@ -194,14 +194,14 @@ class Lane:
             parts += (FRAME_HEAD.pack(BODY, number, len(body)), body, b"\xce")
         link.to_send.append(b"".join(parts))
 
-    # -- what the broker says --------------------------------------------------------------------------------------
+    # -- methods of the broker --------------------------------------------------------------------------------------
 
     def selected(self) -> None:
         self.stage = Stage.READY
         self.flush()
 
     def confirmed(self, tag: int, multiple: bool, result: RemoteResult) -> None:
-        """The broker acked or nacked; a tag that is not waited for any more says nothing."""
+        """Handle an ack or nack; unknown tags are ignored."""
         unconfirmed = self.unconfirmed
         if not multiple:
             message = unconfirmed.pop(tag, None)
@@ -226,7 +226,7 @@ class Lane:
     def returned(
         self, exchange: bytes, routing_key: bytes, fingerprint_of: Callable[[bytes], Hashable], header: bytes
     ) -> None:
-        """A mandatory message came back: returns come in the order of publishes."""
+        """Handle a returned message: returns arrive in the order of publishes."""
         seen = fingerprint_of(header)
         while self._mandatory:
             message = self._mandatory.popleft()
@@ -239,7 +239,7 @@ class Lane:
                 return
 
     def closed(self, reason: str) -> None:
-        """The broker closed the channel: what it has not confirmed is refused; what waits gets a new one."""
+        """Handle a channel closed by the broker: unconfirmed messages are refused; waiting ones get a new channel."""
         link = self._link
         number = self.number
         self.stage = Stage.NONE
@@ -260,7 +260,7 @@ class Lane:
             self._settle(message, result, reason)
 
     def expire(self, before: float, why: str) -> None:
-        """Give up everything that came before a time."""
+        """Give up all messages that arrived before a time."""
         while self.waiting and self.waiting[0].since < before:
             self._settle(self.waiting.popleft(), RemoteResult.LOST, why)
         while self.unconfirmed:

@@ -1,8 +1,8 @@
-"""One connection to another broker, as its client: login, then frames for the lanes that it serves.
+"""One client connection to another broker: login, then frames for the lanes that it serves.
 
-The login is SASL PLAIN; no text that leaves this module holds a password. After it each frame goes to the lane whose
-channel it is on. A link ends once, by `failure`: the broker closed it, broke the protocol, or the socket was lost. No
-sockets, no clock.
+The login is SASL PLAIN; no text that leaves this module contains a password. After it each frame is passed to the lane
+of its channel. A link ends once, with `failure`: the broker closed it, violated the protocol, or the socket was lost.
+No sockets, no clock.
 
 Source: AMQP 0-9-1 spec, 2.2.4 to 2.2.10, 4.2.3; RFC 4616; RabbitMQ guides "Publisher confirms", "Blocked connections"
 and "authentication_failure_close".
@@ -47,9 +47,9 @@ from proxy.errors import ProtocolError
 from proxy.relay.remote.lane import Lane, RemoteResult
 from proxy.values import Table, Value
 
-#: Largest frame that we take and send, in bytes; a broker may say less.
+#: Our frame_max in bytes; the broker's may be lower.
 FRAME_MAX = 131_072
-#: Seconds, where the broker leaves it to us.
+#: Seconds, if the broker leaves it to us.
 _HEARTBEAT = 60
 _TOP_CHANNEL = 65535
 _CAPABILITIES = (b"publisher_confirms", b"basic.nack", b"connection.blocked", b"authentication_failure_close")
@@ -57,7 +57,7 @@ _CAPABILITIES = (b"publisher_confirms", b"basic.nack", b"connection.blocked", b"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who logs in where."""
+    """Login at another broker."""
 
     user: bytes
     password: bytes = field(repr=False)
@@ -65,17 +65,17 @@ class Credentials:
 
 
 class RemoteLink:
-    """One connection; it begins to log in at once.
+    """One connection; it starts the login at once.
 
     Args:
-        credentials: who logs in.
-        version: of this program, told to the broker.
+        credentials: of the login.
+        version: of this program, sent to the broker.
 
     Attributes:
-        to_send: pieces for the socket, in order; the driver sends and clears them.
+        to_send: output for the socket, in order; the driver sends and clears it.
         open: the login is done.
         paused: nothing can be sent now: the broker has an alarm, or its socket is full.
-        failure: why it is over, None as long as it is not; no credentials in it.
+        failure: why it ended, None while it is up; without credentials.
         channel_max: highest channel number, once open.
         frame_max: largest frame in bytes.
         heartbeat: interval in seconds.
@@ -84,7 +84,7 @@ class RemoteLink:
     def __init__(self, credentials: Credentials, version: str) -> None:
         self._credentials: Final = credentials
         self._version: Final = version
-        #: the method that comes next in the login
+        #: the next expected method of the login
         self._expected = methods.CONNECTION_START
         self._tail = b""
         self.to_send: list[bytes] = [PROTOCOL_HEADER]
@@ -96,7 +96,7 @@ class RemoteLink:
         self.frame_max = FRAME_MAX
         self.heartbeat = 0
         self._lanes: dict[int, Lane] = {}
-        #: numbers whose close the broker has yet to answer
+        #: numbers whose close is unanswered
         self._closing: set[int] = set()
         self._next = 1
         self._free: list[int] = []
@@ -147,7 +147,7 @@ class RemoteLink:
         return True
 
     def set_socket_full(self, full: bool) -> None:
-        """The socket takes no more, or does again: until then messages wait in their lanes."""
+        """Record whether the socket is full; messages then wait in their lanes."""
         self._socket_full = full
         self._update_paused()
 
@@ -158,12 +158,12 @@ class RemoteLink:
                 lane.flush()
 
     def release_channel(self, number: int) -> None:
-        """A lane has closed its channel; the number is free once the broker has answered."""
+        """Release the channel number of a lane once the broker has answered its close."""
         self._lanes.pop(number, None)
         self._closing.add(number)
 
     def lost(self, reason: str) -> None:
-        """The connection is over: tell every lane, once."""
+        """End the connection and notify every lane, once."""
         if self.failure is not None:
             return
         self.failure = reason
@@ -173,7 +173,7 @@ class RemoteLink:
             lane.lost(reason)
 
     def close(self) -> None:
-        """Say goodbye; the driver closes the socket when it is sent."""
+        """Send Connection.Close; the driver closes the socket when it is sent."""
         if self.open:
             self.to_send.append(connection_close(200, b"Goodbye"))
         self.lost("closed by us")
@@ -195,7 +195,7 @@ class RemoteLink:
 
     def _logging_in(self, frame: RawFrame) -> None:
         if frame.kind != METHOD or frame.channel:
-            self.lost("sent something else than the methods of a login")
+            self.lost("sent a frame that is not part of a login")
             return
         method = method_of(frame.payload)
         if method == methods.CONNECTION_CLOSE:
@@ -280,7 +280,7 @@ class RemoteLink:
 
 
 def fingerprint(header: bytes) -> Hashable:
-    """Return what is equal in a sent and a returned content header: all but the header table."""
+    """Return the part of a content header that is equal when sent and returned: all but the header table."""
     fixed = CONTENT_HEAD.size - FRAME_HEAD.size
     flags = U16.unpack_from(header, fixed)[0]
     span = table_span(header, fixed + 2, flags)

@@ -1,11 +1,10 @@
 """Lints of bindings.
 
-Bindings that never match, are never visited, add nothing or are true in no test; gotos that lead nowhere; patterns that
-run into the match limit on simple strings.
+Bindings that never match, are never visited, add nothing or are true in no test; gotos without a target; patterns that
+reach the match limit on simple strings.
 
-What is reported works as it is written, so it is a warning; and each finding is proven. For visits, every way that a
-message can take through the bindings of an exchange is followed, with both results of a binding wherever both are
-possible.
+The rules work as written, so these are warnings; and each finding is proven. For visits, every path that a message can
+take through the bindings of an exchange is followed, with both results of a binding if both are possible.
 
 Source: the open-exchange specification, section 8 (order, goto, stop).
 """
@@ -29,12 +28,12 @@ from proxy.rules.schema import PackedPlaces, ParsedBinding, ParsedFile, binding_
 from proxy.values import strings
 from proxy.yamlfile.document import ConfigWarning, Place
 
-#: Arguments that say where a binding stands and how its operators are joined, not what it looks at.
+#: Arguments for the place of a binding and the combination of its operators, not for conditions.
 _ORDER = b"x-order"
 
 
 def unreachable(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
-    """Return the bindings that no message comes to, each with the one that leaves it out."""
+    """Yield the bindings that no message reaches, each with the one that skips it."""
     if not entries:
         return
     orders = [each.order for each in entries]
@@ -58,7 +57,7 @@ _NO_JUMP = frozenset((0,))
 
 
 def _jumps(compiled: CompiledBinding) -> Set[int]:
-    """Orders at which the visit may go on after a binding."""
+    """Return the orders at which the visit may continue after a binding."""
     if compiled.on_true is None and compiled.on_false is None:
         return _NO_JUMP
     results = {True} if always_true(compiled) else {True, False}
@@ -69,7 +68,7 @@ def _jumps(compiled: CompiledBinding) -> Set[int]:
 
 
 def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, str, str]]:
-    """Return the gotos that lead nowhere: binding, argument, and why."""
+    """Yield the gotos without effect: binding, argument, and why."""
     greatest = max((each.order for each in entries), default=0)
     for compiled in entries:
         for effects, key in ((compiled.on_true, "x-goto-ontrue"), (compiled.on_false, "x-goto-onfalse")):
@@ -83,9 +82,9 @@ def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[Compiled
 
 
 def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
-    """Return the bindings that add nothing to what an earlier one does, each with that one.
+    """Yield the bindings that duplicate an earlier one, each with that one.
 
-    Said only of exchanges whose bindings just add their destination, where no order can matter.
+    Only for exchanges whose bindings just add their destination, so that order can't matter.
     """
     if not all(each.plain for each in entries):
         return
@@ -107,20 +106,20 @@ def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBind
 
 
 def _effect(compiled: CompiledBinding) -> Hashable:
-    """Where a binding leads, and when."""
+    """Return a key for the destination and the condition of a binding."""
     arguments = tuple(each for each in compiled.binding.arguments if each[0] != _ORDER)
     return compiled.destination, compiled.binding.routing_key, typed_arguments(arguments)
 
 
-#: Texts that a pattern should have an answer for: one character again and again, and then another one.
+#: Strings that a pattern should handle within the limit: one character repeated, followed by another one.
 _SIMPLE = (b"a" * 200 + b"!", b"0" * 200 + b"!", b" " * 200 + b"!", b"a." * 100 + b"!", b"a b " * 50 + b"!")
-#: How often a character of the pattern itself is repeated for a trial.
+#: Repetitions of a character from the pattern itself in a trial.
 _REPEATED = 200
 
 
 @dataclass(frozen=True, slots=True)
 class LintedExchange:
-    """One exchange: its bindings in visiting order, and where each was written."""
+    """One exchange: its bindings in visiting order, with their positions."""
 
     vhost: str
     name: bytes
@@ -128,12 +127,12 @@ class LintedExchange:
     bindings: dict[str, ParsedBinding]
 
     def place(self, compiled: CompiledBinding) -> Place:
-        """Where a binding was written."""
+        """Return the position of a binding."""
         return self.bindings[compiled.label[1]].place
 
 
 def linted_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> Iterator[LintedExchange]:
-    """Bring together what was written and what was made of it."""
+    """Combine parsed files with their compiled exchanges."""
     for file in files:
         for parsed in file.exchanges:
             entries = loaded.routers[file.vhost].exchanges[parsed.rule.name].entries
@@ -142,7 +141,7 @@ def linted_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> Iterat
 
 
 def lint_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[ConfigWarning]:
-    """Return everything that can be proven to be in vain."""
+    """Return warnings about everything that provably has no effect."""
     found: list[ConfigWarning] = []
     for exchange in linted_exchanges(files, loaded):
         found += _bindings(exchange)
@@ -161,11 +160,11 @@ def _bindings(exchange: LintedExchange) -> Iterator[ConfigWarning]:
     for compiled, other in unreachable(exchange.entries):
         parsed = bindings[compiled.label[1]]
         line = exchange.place(other).line
-        message = f"this binding is never visited: the one in line {line} leaves it out"
+        message = f"this binding is never visited: the one in line {line} skips it"
         yield ConfigWarning(parsed.place, parsed.path, message)
     for compiled, key, why in invalid_gotos(exchange.entries):
         parsed = bindings[compiled.label[1]]
-        yield ConfigWarning(parsed.argument_place(key), parsed.argument_path(key), f"this goto leads nowhere: {why}")
+        yield ConfigWarning(parsed.argument_place(key), parsed.argument_path(key), f"this goto has no effect: {why}")
     for compiled, other in redundant(exchange.entries):
         parsed = bindings[compiled.label[1]]
         line = exchange.place(other).line
@@ -181,12 +180,12 @@ def _patterns(parsed: ParsedBinding) -> Iterator[ConfigWarning]:
             if subject is not None:
                 key = name.decode()
                 shown = f"{subject[:12].decode('utf-8', 'backslashreplace')}... ({len(subject)} bytes)"
-                message = f"this pattern runs into the match limit on {shown}, which counts as no match"
+                message = f"this pattern reaches the match limit on {shown}, which counts as no match"
                 yield ConfigWarning(parsed.argument_place(key), parsed.argument_path(key), message)
 
 
 def exceeds_match_limit(pattern: bytes) -> bytes | None:
-    """Find a simple text on which a pattern runs into the match limit."""
+    """Return a simple string on which a pattern reaches the match limit, if any."""
     try:
         compiled = compile_pattern(pattern)
     except InvalidPattern:
@@ -199,8 +198,7 @@ def exceeds_match_limit(pattern: bytes) -> bytes | None:
 class UntestedBindings:
     """The bindings of one exchange that are true in no test.
 
-    Where there are no tests these are all bindings, and nobody may ask for them: they are kept as numbers, and the
-    warnings are made when they are asked for.
+    Without tests these are all bindings: they are stored as numbers, and the warnings are made on request.
     """
 
     __slots__ = ("_numbers", "_path", "_places")
@@ -208,7 +206,7 @@ class UntestedBindings:
     def __init__(self, path: str, places: PackedPlaces) -> None:
         self._path = path
         self._places = places
-        #: for each of them its index in the exchange and where its places begin
+        #: for each of them its index in the exchange and the index of its first position
         self._numbers = array("Q")
 
     def add(self, parsed: ParsedBinding) -> None:

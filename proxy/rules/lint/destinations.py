@@ -1,6 +1,6 @@
-"""What rules need of a broker: the destinations that bindings name and the exchanges that are evaluated, with places.
+"""What rules need on a broker: the destinations named by bindings and the evaluated exchanges, with positions.
 
-`oxproxy check --broker` compares it with what the broker has.
+`oxproxy check --broker` compares them with the broker.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from proxy.yamlfile.document import Place
 
 @dataclass(frozen=True, slots=True)
 class NamedDestination:
-    """A destination that a binding names, or a queue that the rules declare.
+    """A destination named by a binding, or a queue declared by the rules.
 
     Args:
-        translated: whether it is not what is written there, but what the address table puts in its place.
+        translated: whether it is the result of an address translation instead of the name in the file.
     """
 
     vhost: str
@@ -41,8 +41,8 @@ class EvaluatedExchange:
     """An exchange of the rules files.
 
     Args:
-        place: where its name was written.
-        published: exchanges that the sidecar publishes to on its behalf, since it has ``delivery: queue``.
+        place: position of its name.
+        published: exchanges that the sidecar publishes to on its behalf, with ``delivery: queue``.
     """
 
     vhost: str
@@ -56,7 +56,7 @@ _Key: TypeAlias = tuple[str, str, bytes]
 
 
 def destinations(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[NamedDestination]:
-    """Return every destination that must exist on the broker, each where it is written first."""
+    """Return every destination that must exist on the broker, each with its first position."""
     found: dict[_Key, NamedDestination] = {}
     made: set[_Key] = set()
     for exchange in linted_exchanges(files, loaded):
@@ -81,7 +81,7 @@ def destinations(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[Named
 def _relocated(
     found: dict[_Key, NamedDestination], vhost: str, book: AddressBook, router: Router
 ) -> dict[_Key, NamedDestination]:
-    """Put what the address table makes of destinations in their place."""
+    """Replace destinations with their address translations."""
     moved = static_translations(book, [key[1:] for key in found if key[0] == vhost], router)
     kept = {key: each for key, each in found.items() if key[0] != vhost or key[1:] not in moved.away}
     for one in moved.found:
@@ -93,7 +93,6 @@ def _relocated(
 
 
 def declared_queues(files: Sequence[ParsedFile]) -> list[NamedDestination]:
-    """Return every queue that the files declare."""
     return [
         NamedDestination(file.vhost, QUEUE, queue.rule.name, queue.place, queue.path)
         for file in files
@@ -102,7 +101,6 @@ def declared_queues(files: Sequence[ParsedFile]) -> list[NamedDestination]:
 
 
 def evaluated_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[EvaluatedExchange]:
-    """Return every exchange of the files, with its place."""
     found: list[EvaluatedExchange] = []
     for file in files:
         router = loaded.routers[file.vhost]

@@ -1,6 +1,6 @@
-"""Checks whether rules files agree with each other and with what a broker can do, without a broker.
+"""Checks that rules files are consistent with each other and with the abilities of a broker, without a broker.
 
-Each check sees the parsed files of one virtual host. Sources: the interface ("one exchange in two files is an error")
+Each check gets the parsed files of one virtual host. Sources: the interface ("one exchange in two files is an error")
 and the delivery page (carriers, ``unmatched: pass``, the reserved prefix).
 """
 
@@ -17,19 +17,19 @@ from proxy.rules.schema import ALTERNATE, CARRIER, OPEN, ParsedBinding, ParsedEx
 from proxy.values import EXCHANGE, Value
 from proxy.yamlfile.document import Faults, Place
 
-#: Filters are arguments of open exchanges; other types take and ignore them, as the broker does.
+#: Filters are arguments of open exchanges; other types accept and ignore them, as the broker does.
 _FILTERS = (b"min-payload-size", b"max-payload-size", b"max-headers-size", b"max-headers-depth")
-#: What such an exchange does not match is the broker's, which gets it only as the producer published it.
+#: Messages that such an exchange does not match are passed to the broker, only as the producer published them.
 _UNREACHABLE = "an exchange with unmatched: pass can't be reached from another one that is evaluated here"
-#: What keys of operators begin with; everything else is the name of a header.
+#: Prefix of operator keys; every other key is the name of a header.
 _RESERVED = "x-"
 _EXISTS = ("x-?hkex", "x-?hk!ex")
 _TYPOGRAPHIC = frozenset("\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb")
-#: Characters that text processors make of those that operators have.
+#: Typographic characters that word processors substitute in operators.
 _TYPED = str.maketrans(
     {**dict.fromkeys(_TYPOGRAPHIC, ""), **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-"), "\u00a0": " "}
 )
-#: What a pattern has besides the characters that it matches one by one: escapes, classes, counts, groups, verbs.
+#: Everything in a pattern that is not a literal character: escapes, classes, counts, groups, verbs.
 _NOT_LITERAL = re.compile(
     rb"\\[pPxogkNu]\{[^}]*\}|\\.|\[\^?\]?[^]]*\]|\{[^}]*\}|\(\?[^()]*?[:=!>)]|\(\*[^)]*\)", re.DOTALL
 )
@@ -37,7 +37,7 @@ _ODD_IN_CLOCK = re.compile(rb"[-/:A-Za-z]")
 
 
 def check_vhost(files: Sequence[ParsedFile], faults: Faults) -> None:
-    """Report what does not go together among the files of one virtual host."""
+    """Report contradictions among the files of one virtual host."""
     _queues([queue for file in files for queue in file.queues], faults)
     exchanges = [exchange for file in files for exchange in file.exchanges]
     _names(exchanges, faults)
@@ -67,7 +67,7 @@ def _queues(queues: Iterable[ParsedQueue], faults: Faults) -> None:
         if other.place.source == queue.place.source:
             faults.error(queue.place, queue.path, f"the same queue as on line {other.place.line}")
         elif typed_arguments(other.rule.arguments) != typed_arguments(queue.rule.arguments):
-            faults.error(queue.place, queue.path, f"{_where(other)} asks for the same queue with other arguments")
+            faults.error(queue.place, queue.path, f"{_where(other)} declares the same queue with other arguments")
 
 
 def _names(exchanges: Iterable[ParsedExchange], faults: Faults) -> None:
@@ -75,7 +75,7 @@ def _names(exchanges: Iterable[ParsedExchange], faults: Faults) -> None:
     for exchange in exchanges:
         other = first.setdefault(exchange.rule.name, exchange)
         if other is not exchange:
-            exchange.fields.error("name", f"{_where(other)} has an exchange of this name already")
+            exchange.fields.error("name", f"{_where(other)} already defines an exchange of this name")
 
 
 def _carriers(exchanges: Sequence[ParsedExchange], faults: Faults) -> None:
@@ -106,18 +106,20 @@ def _alternate(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], fau
         return
     place, path = exchange.argument_place(ALTERNATE), exchange.argument_path(ALTERNATE)
     if alternate == exchange.rule.name:
-        faults.error(place, path, "seen the exchange itself, expected another one")
+        faults.error(place, path, "seen the exchange itself, expected another exchange")
     elif exchange.rule.unmatched_pass and alternate in owned:
         message = "an exchange with unmatched: pass can't have an alternate that is evaluated here"
         faults.error(place, path, message)
     elif exchange.rule.unmatched_pass:
-        faults.warn(place, path, "unmatched: pass wins: only what a `-silent` filter dropped goes there")
+        faults.warn(
+            place, path, "unmatched: pass takes precedence: only messages dropped by a `-silent` filter are sent there"
+        )
     elif alternate in owned and owned[alternate].rule.unmatched_pass:
         faults.error(place, path, _UNREACHABLE)
 
 
 def _carrier_type(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], faults: Faults) -> None:
-    """Point at a type that costs the broker more than the other one would."""
+    """Warn about a carrier type that costs the broker more than the other one."""
     rule = exchange.rule
     if rule.carrier_type == "auto" or rule.delivery != CARRIER:
         return
@@ -129,12 +131,12 @@ def _carrier_type(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], 
             exchange.fields.place_of("carrier_type"),
             exchange.fields.at("carrier_type"),
             f"a direct carrier with {len(named)} destinations: RabbitMQ before 3.13 compares all of them with every "
-            f"message; beyond {few} a topic carrier costs less (auto)",
+            f"message; with more than {few} a topic carrier costs less (auto)",
         )
 
 
 def _without_effect(exchange: ParsedExchange, faults: Faults) -> None:
-    """Point at what is written for an open exchange and ignored by the type that was chosen."""
+    """Warn about keys for open exchanges that the chosen type ignores."""
     if exchange.rule.type == OPEN:
         return
     for name, _ in exchange.rule.arguments:
@@ -156,7 +158,7 @@ def _without_effect(exchange: ParsedExchange, faults: Faults) -> None:
 
 
 def _doubtful_keys(exchange: ParsedExchange, faults: Faults) -> None:
-    """Point at keys that test a header and look as if they were meant as something else."""
+    """Warn about keys that test a header but look like something else."""
     if exchange.rule.type not in (OPEN, "headers"):
         return
     for parsed in exchange.bindings:
@@ -169,7 +171,7 @@ def _doubtful_keys(exchange: ParsedExchange, faults: Faults) -> None:
 
 @lru_cache(4096)
 def _doubtful_key(key: str, kind: str) -> str:
-    """Return why a key that is the name of a header may be meant as an operator."""
+    """Return why the name of a header may be meant as an operator, or ""."""
     if key.startswith(_RESERVED):
         return ""
     plain = key.translate(_TYPED).strip()
@@ -178,9 +180,9 @@ def _doubtful_key(key: str, kind: str) -> str:
         return ""
     operators = OPERATORS if kind == OPEN else ("x-match",)
     if head in operators or (kind == OPEN and head.startswith("x-?")):
-        message = f"operators begin with a small x-: did you mean {head + plain[len(head) :]}?"
+        message = f"operators begin with a lower-case x-: did you mean {head + plain[len(head) :]}?"
     elif _TYPOGRAPHIC & set(key):
-        message = f"typographic quotes are a part of it: did you mean {plain}?"
+        message = f"the key contains typographic quotes: did you mean {plain}?"
     else:
         return ""
     other_way = f'; if not, write "x-?hkv= {key}"' if kind == OPEN else ""
@@ -188,7 +190,7 @@ def _doubtful_key(key: str, kind: str) -> str:
 
 
 def _doubtful_name(key: str, value: Value) -> str:
-    """Say that the name of the header that is tested begins or ends with a blank."""
+    """Return a warning if the tested header's name begins or ends with a blank."""
     name = key
     if key.startswith(_RESERVED):
         head, blank, name = key.partition(" ")
@@ -202,7 +204,7 @@ def _doubtful_name(key: str, value: Value) -> str:
 
 
 def _clocks(exchange: ParsedExchange, faults: Faults) -> None:
-    """Point at patterns that ask the clock for characters that its text does not have."""
+    """Warn about patterns for the clock with characters that its text never contains."""
     if exchange.rule.type != OPEN:
         return
     for parsed in exchange.bindings:
@@ -230,7 +232,7 @@ def _destinations(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], 
         for place, path, name in _named_exchanges(parsed):
             target = owned.get(name)
             if target is None and name in carriers:
-                faults.error(place, path, "this is a carrier: name the exchange that it represents")
+                faults.error(place, path, "this is a carrier; expected the exchange that it represents")
             elif target is not None and target.rule.unmatched_pass and target is not exchange:
                 faults.error(place, path, _UNREACHABLE)
 

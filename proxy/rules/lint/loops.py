@@ -1,6 +1,6 @@
 """Finds address tables and brokers that lead back to this sidecar, as far as their text shows.
 
-What only DNS or a socket shows is found when the link is made, and is a failed translation there.
+Loops through DNS or sockets are detected when the link is opened, and are failed translations then.
 
 Source: the messenger-addressing specification, 3.4 "Loops".
 """
@@ -16,7 +16,7 @@ from proxy.rules.message import text
 from proxy.yamlfile.document import Faults, join
 from proxy.yamlfile.hosts import is_own_address
 
-#: (host, port) where we listen
+#: our listening addresses as (host, port)
 Listening = Collection[tuple[str, int]]
 
 
@@ -45,7 +45,7 @@ def _looping_keys(rule: AddressRule, brokers: Collection[bytes], listening: List
 
 
 def _is_own(permitted: bytes, listening: Listening) -> bool:
-    """Whether a permitted host and its port are ours; without a port it permits other addresses as well."""
+    """Return True if a permitted host and its port are ours; without a port it permits other addresses as well."""
     try:
         address = parse_address(permitted)
     except InvalidAddress:

@@ -1,8 +1,8 @@
-"""Finds bindings whose conditions no message can satisfy. Only what can be proven is reported.
+"""Finds bindings whose conditions no message can satisfy. Only provable cases are reported.
 
 Conditions on one fact (a header, the routing key, a property, the clock) are considered together: an equality leaves a
 few values that are tried one by one, comparisons leave an interval, type tests a set of types. Under `eq` and `set`
-several headers of one name may each satisfy a condition, so headers prove nothing there.
+several headers with the same name may each satisfy a condition, so headers prove nothing there.
 
 Source: the open-exchange specification, sections 2 to 5.
 """
@@ -36,9 +36,9 @@ from proxy.routing.decision import Facts, QueueNames
 from proxy.routing.message import Message
 from proxy.values import Value
 
-#: Type letters of AMQP values as RabbitMQ has them.
+#: Type letters of AMQP values in RabbitMQ.
 _LETTERS = NUMBERS | TEXTS | frozenset("tVFAD")
-#: What an octet can hold, for properties that are one.
+#: Properties that are a single octet.
 _OCTETS = (b"delivery_mode", b"priority")
 _NOTHING = Message(Facts(b"", (), {}, 0), 0.0, QueueNames(), lambda _: 0)
 _TOPICS = (b"topic", b"x-?rkta", b"x-?rktaci")
@@ -65,7 +65,7 @@ def unsatisfiable_reason(compiled: CompiledBinding) -> str | None:
 
 
 def always_true(compiled: CompiledBinding) -> bool:
-    """Return whether a binding is certainly true for every message."""
+    """Return True only if a binding is true for every message."""
     if not compiled.match_type.startswith("all"):
         return False
     return all(each.key in _TOPICS and each.expected == ("S", b"#") for each in compiled.operators)
@@ -110,7 +110,7 @@ def _impossible(group: Sequence[Operator]) -> bool:
 
 
 def _opposites(group: Sequence[Operator]) -> bool:
-    """The same question asked plainly and negated, neither of them optional."""
+    """Return True if the same condition occurs plain and negated, neither of them optional."""
     if group[0].fact_name[0] not in (ROUTING_KEY, CLOCK, PROPERTY):
         return False
     asked = {(each.key, each.expected) for each in group}
@@ -132,13 +132,13 @@ def _impossible_header(group: Sequence[HeaderOperator]) -> bool:
         return not any(all(each.predicate(value, _NOTHING) for each in group) for value in _equals(equal.expected))
     letters = _LETTERS
     for each in group:
-        # Void stands for "is there" in an exchange of type headers, whose keys are mere names.
+        # In an exchange of type headers, void means presence, and keys are mere names.
         letters = letters & (_LETTERS if each.expected.letter == "V" else _letters(each.key))
     return not letters or _empty([(_sign(each.key), each.expected.value) for each in group])
 
 
 def _equals(expected: Value) -> list[Value]:
-    """Every value that is equal to one, up to what operators can tell apart."""
+    """Return every value that is equal to the given one, as far as operators can distinguish them."""
     letter, content = expected
     if letter in NUMBERS:
         return [Value(each, content) for each in INTEGERS | FLOATS]
@@ -151,7 +151,7 @@ def _equals(expected: Value) -> list[Value]:
 
 @lru_cache(1024)
 def _letters(key: bytes) -> frozenset[str]:
-    """Types of the values that an operator can match."""
+    """Return the types of the values that an operator can match."""
     head = key.partition(b" ")[0]
     test = head.removeprefix(b"x-?hkex")
     if test != head and test.removeprefix(b"!") in TYPE_TESTS:
@@ -173,10 +173,10 @@ def _sign(key: bytes) -> bytes:
 
 
 def _empty(bounds: Iterable[tuple[bytes, object]], whole: bool = False, octet: bool = False) -> bool:
-    """Return whether no number lies within bounds.
+    """Return True if no number lies within bounds.
 
     Args:
-        bounds: sign and number of each comparison; other signs bind nothing.
+        bounds: sign and number of each comparison; other signs are ignored.
         whole: whether only whole numbers count.
         octet: whether only numbers from 0 to 255 count.
     """

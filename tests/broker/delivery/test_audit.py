@@ -158,7 +158,7 @@ def test_secrets_reach_neither_log_nor_metrics_nor_audit(broker: Broker, tmp_pat
 def test_an_audit_directory_whose_parent_is_missing_is_an_error_at_the_start(broker: Broker, tmp_path: Path) -> None:
     missing = tmp_path / "nowhere"
     with (
-        pytest.raises(SidecarFailed, match=f"audit.directory: can't be made: there is no directory {missing}"),
+        pytest.raises(SidecarFailed, match=f"audit.directory: can't be created: there is no directory {missing}"),
         standing(broker, tmp_path, RULES, {"audit": {"directory": str(missing / "audit")}}),
     ):
         pass

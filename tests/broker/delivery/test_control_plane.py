@@ -264,7 +264,7 @@ def come_and_go(site: Site, name: str) -> None:
         status = json.loads(site.sidecar.get("/status"))
         assert [each for each in status["degraded"] if name in each] == []
         assert status["ready"]
-    assert len(site.logged("virtual host is gone")) == 2
+    assert len(site.logged("virtual host was deleted")) == 2
 
 
 def test_a_virtual_host_that_rules_name_is_followed_though_it_is_deleted(

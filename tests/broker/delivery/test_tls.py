@@ -397,13 +397,13 @@ def refused(world: World, upstream: Mapping[str, object]) -> str:
 def test_a_broker_of_an_unknown_authority_is_not_talked_to(world: World, tmp_path: Path) -> None:
     other = Authority(tmp_path / "other").ca
     said = refused(world, {"tls": {"ca": str(other)}})
-    assert "certificate refused" in said
+    assert "certificate rejected" in said
     assert f"expected one of the authorities in {other}" in said
 
 
 def test_a_broker_of_another_name_is_not_talked_to(world: World) -> None:
     said = refused(world, {"address": f"127.0.0.1:{world.tls_port}"})
-    assert "certificate refused: IP address mismatch" in said
+    assert "certificate rejected: IP address mismatch" in said
 
 
 def test_a_name_to_expect_can_be_given(world: World) -> None:
@@ -424,7 +424,7 @@ def test_without_verification_any_certificate_will_do_with_a_warning(world: Worl
 
 def test_a_certificate_that_the_broker_demands_and_does_not_get_is_told(world: World) -> None:
     said = refused(world, {"tls": {"certificate": None, "key": None}, "management": None})
-    assert "certificate required (the other side wants one of ours: upstream.tls.certificate)" in said
+    assert "certificate required (the other side requires a client certificate: upstream.tls.certificate)" in said
 
 
 def test_a_broker_whose_certificate_has_expired_is_told_to_producers(world: World, sealed: Sealed) -> None:
@@ -504,7 +504,7 @@ def test_authorities_of_the_broker_are_read_again_too(world: World, tmp_path: Pa
         by_request(sidecar)
         with pytest.raises(Closed) as caught:
             sidecar.producer()
-        assert "certificate refused" in caught.value.text
+        assert "certificate rejected" in caught.value.text
         shutil.copy(world.authority.ca, ca)
         by_request(sidecar)
         sidecar.producer().vanish()
@@ -568,8 +568,8 @@ def test_without_the_configuration_a_private_authority_is_not_trusted(world: Wor
     status, lines = ask_broker(world, f"{scheme}://guest:s3cret@localhost:{port}", rules)
     assert status == 2
     assert lines[-1].startswith("--broker: ")
-    assert "certificate refused" in lines[-1]
-    assert "the system's authorities" in lines[-1]
+    assert "certificate rejected" in lines[-1]
+    assert "the system's CA certificates" in lines[-1]
     assert "s3cret" not in "".join(lines)
 
 

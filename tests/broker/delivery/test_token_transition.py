@@ -265,13 +265,13 @@ def test_alternate_and_dead_letter_exchanges_that_lead_to_a_carrier_are_reported
     outside.make_queue("dying", x_dead_letter_exchange="further")
     outside.make_queue("other", x_dead_letter_exchange="elsewhere")
     expected = [
-        "exchange around: its alternate exchange letters leads to a carrier",
-        "exchange further: its alternate exchange around leads to a carrier",
-        "queue dying: its dead-letter exchange further leads to a carrier",
+        "exchange around: its alternate exchange letters routes to a carrier",
+        "exchange further: its alternate exchange around routes to a carrier",
+        "queue dying: its dead-letter exchange further routes to a carrier",
     ]
     until(lambda: ways() == expected)
     until(lambda: "oxproxy_topology_carrier_bypasses 3.0" in sidecar.get("/metrics"))
-    assert "messages can come to carriers without their rules" in sidecar.log.read_text()
+    assert "messages can reach carriers without their rules" in sidecar.log.read_text()
     outside.delete_queue("dying")
     outside.delete_exchange("around")
     until(lambda: ways() == [])
@@ -289,4 +289,4 @@ def test_an_alternate_exchange_whose_bindings_lead_to_a_carrier_is_reported_at_t
     outside.make_exchange("around", alternate_exchange="bound")
     first.stop()
     sidecar = start("new")
-    assert "exchange around: its alternate exchange bound leads to a carrier" in sidecar.get("/status")
+    assert "exchange around: its alternate exchange bound routes to a carrier" in sidecar.get("/status")
