@@ -102,7 +102,7 @@ def broken(folder: Path, what: str) -> Path:
         ),
         (lambda folder, ca, cert, key: ServerTls(broken(folder, "CERTIFICATE"), key), "can't be used with the key"),
         (lambda folder, ca, cert, key: ServerTls(cert, key, none(folder)), "/text: seen no CERTIFICATE in PEM"),
-        (lambda folder, ca, cert, key: ClientTls(broken(folder, "CERTIFICATE")), "/broken: expected certificates of"),
+        (lambda folder, ca, cert, key: ClientTls(broken(folder, "CERTIFICATE")), "/broken: expected CA certificates"),
         (lambda folder, ca, cert, key: ClientTls(None, None, cert, none(folder)), "/text: seen no PRIVATE KEY"),
     ],
 )
@@ -166,7 +166,7 @@ def test_where_one_file_is_bad_none_is_taken(authority: Authority, pair: tuple[P
 def test_errors_are_told_in_words() -> None:
     wrong = ssl.SSLCertVerificationError(1, "certificate verify failed")
     wrong.verify_message, wrong.verify_code = "Hostname mismatch", 62
-    assert ClientTls().words(wrong) == words(wrong) == "certificate refused: Hostname mismatch"
+    assert ClientTls().words(wrong) == words(wrong) == "certificate rejected: Hostname mismatch"
     wrong.verify_code = 20
     assert ClientTls(Path("ca.pem")).words(wrong).endswith("(not signed by the CA certificates in ca.pem)")
     assert ClientTls().words(wrong).endswith("(not signed by the system's CA certificates)")
