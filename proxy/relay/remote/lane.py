@@ -15,8 +15,9 @@ from enum import Enum
 from typing import Protocol
 
 from proxy.addressing.targets import Remote
-from proxy.amqp.frames import BODY, FRAME_HEAD, HEADER, OVERHEAD, body_frames
+from proxy.amqp.frames import BODY, CONTENT_HEAD, FRAME_HEAD, HEADER, OVERHEAD, U16, body_frames
 from proxy.amqp.method_frames import basic_publish, channel_close, channel_open, confirm_select
+from proxy.amqp.properties import table_span
 
 #: Cached method frames, by exchange, key and flag.
 _KEPT_METHODS = 256
@@ -223,17 +224,15 @@ class Lane:
             result = RemoteResult.RETURNED
         self._settle(message, result, "" if result is not RemoteResult.NACKED else "refused by that broker")
 
-    def returned(
-        self, exchange: bytes, routing_key: bytes, fingerprint_of: Callable[[bytes], Hashable], header: bytes
-    ) -> None:
+    def returned(self, exchange: bytes, routing_key: bytes, header: bytes) -> None:
         """Handle a returned message: returns arrive in the order of publishes."""
-        seen = fingerprint_of(header)
+        seen = _fingerprint(header)
         while self._mandatory:
             message = self._mandatory.popleft()
             if (
                 message.exchange == exchange
                 and message.routing_key == routing_key
-                and fingerprint_of(message.header) == seen
+                and _fingerprint(message.header) == seen
             ):
                 message.returned = True
                 return
@@ -273,3 +272,13 @@ class Lane:
     def _settle(self, message: RemoteMessage, result: RemoteResult, reason: str) -> None:
         self._settled(message, result, reason)
         message.settled(result, reason)
+
+
+def _fingerprint(header: bytes) -> Hashable:
+    """Return the part of a content header that is equal when sent and returned: all but the header table."""
+    fixed = CONTENT_HEAD.size - FRAME_HEAD.size
+    flags = U16.unpack_from(header, fixed)[0]
+    span = table_span(header, fixed + 2, flags)
+    if span is None:
+        return header[4:]
+    return header[4 : span[0] - 4], header[span[1] :]

@@ -10,7 +10,6 @@ and "authentication_failure_close".
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,7 +17,6 @@ from proxy.amqp import methods
 from proxy.amqp.frames import (
     ACK_BYTES,
     ACK_FRAME,
-    CONTENT_HEAD,
     FRAME_END,
     FRAME_HEAD,
     HEADER,
@@ -26,7 +24,6 @@ from proxy.amqp.frames import (
     METHOD,
     OVERHEAD,
     PROTOCOL_HEADER,
-    U16,
     RawFrame,
     check_head,
 )
@@ -41,7 +38,6 @@ from proxy.amqp.method_frames import (
     read_method,
 )
 from proxy.amqp.methods import NAMES, arguments, method_frame, method_of
-from proxy.amqp.properties import table_span
 from proxy.amqp.tables import encode_table
 from proxy.errors import ProtocolError
 from proxy.relay.remote.lane import Lane, RemoteResult
@@ -191,7 +187,7 @@ class RemoteLink:
             exchange, key = self._returned.pop(frame.channel)
             lane = self._lanes.get(frame.channel)
             if lane is not None:
-                lane.returned(exchange, key, fingerprint, frame.payload)
+                lane.returned(exchange, key, frame.payload)
 
     def _logging_in(self, frame: RawFrame) -> None:
         if frame.kind != METHOD or frame.channel:
@@ -277,13 +273,3 @@ class RemoteLink:
         elif method == methods.CHANNEL_CLOSE:
             close = read_method(Close, frame.payload)
             lane.closed(f"channel closed: {close.reply_code} {close.reply_text.decode(errors='replace')}")
-
-
-def fingerprint(header: bytes) -> Hashable:
-    """Return the part of a content header that is equal when sent and returned: all but the header table."""
-    fixed = CONTENT_HEAD.size - FRAME_HEAD.size
-    flags = U16.unpack_from(header, fixed)[0]
-    span = table_span(header, fixed + 2, flags)
-    if span is None:
-        return header[4:]
-    return header[4 : span[0] - 4], header[span[1] :]
