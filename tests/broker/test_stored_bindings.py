@@ -8,7 +8,7 @@ from proxy.amqp.tables import encode_table
 from proxy.broker.declared.store import binding_from_listing, declared_exchange, exchange_from_listing, with_copies
 from proxy.broker.management_api import BindingInfo, ExchangeInfo
 from proxy.relay.declare.storage import pack
-from proxy.relay.tokens import Secrets, token
+from proxy.relay.tokens import Secrets, TokenForm, token
 from proxy.relay.vhost import DeclaredExchange, Delivery, StoredBinding, VhostState
 from proxy.routing.router import Router
 from proxy.values import Table, Value
@@ -53,10 +53,13 @@ def test_an_alternate_exchange_that_the_broker_was_not_told_is_an_error(alternat
         exchange_from_listing(marked(pack(7, encode_table(ARGUMENTS)).decode(), alternate), UTC)
 
 
-def test_delivery_is_as_it_was() -> None:
-    declared = DeclaredExchange(True, False, False, b"", 1)
-    owned, _ = declared_exchange(b"ox", declared, Delivery.QUEUE, UTC)
-    assert owned.delivery is Delivery.QUEUE
+@pytest.mark.parametrize(
+    ("delivery", "form"), [(Delivery.QUEUE, TokenForm.DIRECT), (Delivery.CARRIER, TokenForm.ONE_WORD)]
+)
+def test_only_a_carrier_has_topic_tokens(delivery: Delivery, form: TokenForm) -> None:
+    declared = DeclaredExchange(True, False, False, encode_table(((b"x-carrier-type", text("topic")),)), 1)
+    owned, _ = declared_exchange(b"ox", declared, delivery, UTC)
+    assert (owned.delivery, owned.form) == (delivery, form)
 
 
 STATE = VhostState("/", Router(()))
