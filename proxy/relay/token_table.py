@@ -125,13 +125,6 @@ class Look(NamedTuple):
     began_at: float
 
 
-class Reliance(NamedTuple):
-    """Basis of a client's binding: rows that existed at some event, or a pin that was sent after it."""
-
-    events: int
-    pinned: bool
-
-
 class UnbindPlan(NamedTuple):
     """Steps under a token when a client's binding is removed."""
 
@@ -167,12 +160,12 @@ class TokenTable:
 
     __slots__ = (
         "_bound",
-        "_events",
         "_last_look",
         "_look",
         "_records",
         "_wanted",
         "_without_plain",
+        "events",
         "handover_seconds",
         "looked_at",
         "shared",
@@ -185,8 +178,9 @@ class TokenTable:
         self.handover_seconds = handover_seconds
         self._records: dict[Destination, TokenRecord] = {}
         self._bound: set[Destination] = set()
-        self._events = 0
-        #: the event counts at the requests of the last two received listings
+        #: count of changes
+        self.events = 0
+        #: the event counts when the last listing that has arrived was asked for, and the one before it
         self._look = self._last_look = 0
         #: destinations whose tokens have rows in the last listing, but no plain one
         self._without_plain: set[Destination] = set()
@@ -272,7 +266,7 @@ class TokenTable:
         if record.state is TokenState.UNBINDING:
             self._set(destination, record, TokenState.UNKNOWN)
 
-    def deleted(self, destination: Destination, reason: str = "deleted") -> bool:
+    def deleted(self, destination: Destination) -> bool:
         """Record that a queue or exchange was deleted with its rows; return whether its token was bound."""
         record = self._records.get(destination)
         if record is None:
@@ -282,7 +276,7 @@ class TokenTable:
         record.listed = frozenset()
         self._without_plain.discard(destination)
         state = TokenState.MISSING if record.needs else TokenState.UNKNOWN
-        self._set(destination, record, state, reason if record.needs else "")
+        self._set(destination, record, state, "deleted" if record.needs else "")
         return was_bound
 
     def declared(self, destination: Destination) -> None:
@@ -340,16 +334,10 @@ class TokenTable:
         record = self._records.get(destination, _ABSENT)
         return destination in self._bound and record.binder is binder and now < record.asserted_at + LEASE_SECONDS
 
-    def reliance(self, *, pinned: bool) -> Reliance:
-        """Return the basis of a binding that is sent now."""
-        return Reliance(self._events, pinned)
-
-    def holds(self, destination: Destination, reliance: Reliance, now: float) -> bool:
-        """Return True if the basis of a binding still exists, now that the broker has answered the bind."""
-        if reliance.pinned:
-            return True
+    def holds(self, destination: Destination, since: int, now: float) -> bool:
+        """Return True if the rows that a binding relied on when it was sent (`since`: `events` then) still exist."""
         record = self._records.get(destination, _ABSENT)
-        return record.withdrawn <= reliance.events and now < record.asserted_at + LEASE_SECONDS
+        return record.withdrawn <= since and now < record.asserted_at + LEASE_SECONDS
 
     def superseded(self, destination: Destination) -> tuple[bytes, ...]:
         """Return the pins of this process, which a new pin replaces."""
@@ -401,13 +389,13 @@ class TokenTable:
         """Record that marks of a destination are about to be unbound: assertions must be verified before use."""
         record = self._change(destination)
         record.marks.difference_update(marks)
-        record.withdrawn = self._events
+        record.withdrawn = self.events
         record.binder = None
 
     def forget_assertions(self) -> None:
         """Forget this process's assertions: the carrier gets other tokens."""
         for record in self._records.values():
-            self._events += 1
+            self.events += 1
             self._withdraw(record)
 
     def _settled(self, record: TokenRecord, rows: Collection[Row], seconds: float = LEASE_SECONDS) -> bool:
@@ -419,8 +407,8 @@ class TokenTable:
     def look(self, now: float) -> Look:
         """Record that a listing of the carrier's bindings is requested."""
         for record in self._records.values():
-            record.binder = None  # the queue may have been replaced by another one of that name
-        return Look(self._events, now)
+            record.binder = None  # a queue may be another one of that name, made beside us
+        return Look(self.events, now)
 
     def listed(self, look: Look, rows: Mapping[Destination, frozenset[Row]], now: float) -> None:
         """Process a listing; events since its request take precedence."""
@@ -477,8 +465,8 @@ class TokenTable:
 
     def _change(self, destination: Destination) -> TokenRecord:
         record = self._record(destination)
-        self._events += 1
-        record.changed = self._events
+        self.events += 1
+        record.changed = self.events
         return record
 
     def _withdraw(self, record: TokenRecord) -> None:
@@ -486,7 +474,7 @@ class TokenTable:
         record.pins.clear()
         record.asserted_at = _LONG_AGO
         record.binder = None
-        record.withdrawn = self._events
+        record.withdrawn = self.events
 
     def _set(self, destination: Destination, record: TokenRecord, state: TokenState, reason: str = "") -> None:
         record.state, record.reason = state, reason

@@ -95,12 +95,11 @@ def test_an_assertion_is_relied_on_by_its_own_connection_for_a_while() -> None:
 def test_what_was_withdrawn_meanwhile_does_not_hold() -> None:
     table = TokenTable()
     table.asserted(A, 1, 10.0, None)
-    reliance = table.reliance(pinned=False)
-    assert table.holds(A, reliance, 11.0)
-    assert not table.holds(A, reliance, 10.0 + LEASE_SECONDS)
+    since = table.events
+    assert table.holds(A, since, 11.0)
+    assert not table.holds(A, since, 10.0 + LEASE_SECONDS)
     table.unbinding_marks(A, {1})
-    assert not table.holds(A, reliance, 11.0)
-    assert table.holds(A, table.reliance(pinned=True), 99.0)
+    assert not table.holds(A, since, 11.0)
 
 
 def test_own_pins_go_at_once_and_those_of_others_when_they_are_settled() -> None:
@@ -245,8 +244,8 @@ class Peer:
             sent_at = world.now
             self.send(lane, identity, steps, lambda: self.marked(lane, row, sent_at, new=not known))
         elif lane.marking or table.may_rely(A, lane, world.now):
-            reliance = table.reliance(pinned=False)
-            self.send(lane, identity, steps, lambda: self.relied(lane, row, reliance))
+            since = table.events
+            self.send(lane, identity, steps, lambda: self.relied(lane, row, since))
         else:
             self.pin(lane, identity, steps, lambda: self.bound(row))
 
@@ -257,8 +256,8 @@ class Peer:
             self.table.asserted(A, row[1], sent_at, lane)
         self.bound(row)
 
-    def relied(self, lane: Lane, row: BrokerRow, reliance: Any) -> None:
-        if self.table.holds(A, reliance, self.world.now):
+    def relied(self, lane: Lane, row: BrokerRow, since: int) -> None:
+        if self.table.holds(A, since, self.world.now):
             self.bound(row)
         else:
             self.pin(lane, row[0], [], lambda: self.bound(row))

@@ -40,7 +40,7 @@ from proxy.relay.declare.token_bindings import (
     row_frames,
     withdraw,
 )
-from proxy.relay.token_table import Reliance, TokenTable
+from proxy.relay.token_table import TokenTable
 from proxy.relay.tokens import Tokens, grant_key
 from proxy.relay.vhost import BindingCopy, Delivery, OwnedExchange, StoredBinding
 from proxy.routing.bindings.binding import Binding
@@ -334,14 +334,14 @@ class ClientBindings:
         if (is_mark and planned.is_new) or pins:
             channel.held.marking.add(place)
         relies = [] if is_mark or pins or stored is None else list(planned.tokens)
-        reliance, sent_at = table.reliance(pinned=False), self._connection.traffic.now
+        since, sent_at = table.events, self._connection.traffic.now
 
         def answered() -> None:
             channel.held.marking.discard(place)
             if is_mark and planned.is_new and stored is not None:
                 self._table(owned).asserted(receiver, stored.copies[0].sequence, sent_at, self._binder)
             self._note_pins(pins)
-            self._confirm(planned, relies, reliance, bound)
+            self._confirm(planned, relies, since, bound)
 
         def bound() -> None:
             channel.held.binds.discard(planned.identity)
@@ -361,10 +361,10 @@ class ClientBindings:
             return True
         return receiver[0] == QUEUE and owned.tokens.may_rely(receiver, self._binder, self._connection.traffic.now)
 
-    def _confirm(self, planned: _Bind, relies: list[Destination], reliance: Reliance, then: Callable[[], None]) -> None:
+    def _confirm(self, planned: _Bind, relies: list[Destination], since: int, then: Callable[[], None]) -> None:
         """Verify that the rows a binding relies on still exist, now that the broker has it; then continue."""
         table, now = self._table(planned.owned), self._connection.traffic.now
-        lacking = [name for name in (*relies, *planned.routes) if not table.holds(name, reliance, now)]
+        lacking = [name for name in (*relies, *planned.routes) if not table.holds(name, since, now)]
         if not lacking:
             then()
             return
@@ -380,7 +380,7 @@ class ClientBindings:
         """Check what the client may bind, then store the binding; a refusal leaves nothing behind."""
         channel, request, owned = planned.channel, planned.request, planned.owned
         fresh = [destination for destination in planned.tokens if destination not in owned.bound]
-        reliance = owned.tokens.reliance(pinned=False)
+        since = owned.tokens.events
         pins = [new_pin(self._connection, owned, destination) for destination in planned.tokens]
         asked = planned.chosen if owned.delivery is Delivery.CARRIER else ()
         routed = (*planned.routes, *planned.tokens, *filter(self._state.has_token, asked))
@@ -390,14 +390,14 @@ class ClientBindings:
             self._reach.check(owned, planned.chosen, checked)
 
         def checked() -> None:
-            self._reached(planned._replace(routes=routed), fresh, reliance)
+            self._reached(planned._replace(routes=routed), fresh, since)
 
         steps = self._pin_steps(channel, pins)
         if not steps and self._state.has_token(request.receiver):
             steps = [look_for(channel.number, request.receiver)]
         inject(self._connection, channel, steps, marked, request.method)
 
-    def _reached(self, planned: _Bind, fresh: list[Destination], reliance: Reliance) -> None:
+    def _reached(self, planned: _Bind, fresh: list[Destination], since: int) -> None:
         """Store the binding or refuse it, now that the checks are answered."""
         channel, owned, user = planned.channel, planned.owned, self._connection.terms.user
         refusal = self._reach.refusal(owned, planned.named)
@@ -415,7 +415,7 @@ class ClientBindings:
             reply_and_resume(self._connection, channel, self._bound(planned))
 
         if planned.keep:
-            inject(self._connection, channel, planned.keep, partial(self._confirm, reached, [], reliance, bound))
+            inject(self._connection, channel, planned.keep, partial(self._confirm, reached, [], since, bound))
         else:
             bound()
 
