@@ -39,13 +39,13 @@ def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
         "--admin",
         metavar="URL",
         action="append",
-        help="of the running sidecar; may be repeated, for each of its workers; default: those of --config",
+        help="admin address of the running sidecar; repeat for several workers; default: from the configuration",
     )
     parser.add_argument(
         "--config",
         metavar="FILE",
         type=Path,
-        help="the configuration; default: oxproxy.yaml, else /etc/oxproxy/oxproxy.yaml",
+        help="configuration file; default: oxproxy.yaml, then /etc/oxproxy/oxproxy.yaml",
     )
 
 

@@ -16,19 +16,21 @@ from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="the configuration file")
-    parser.add_argument("--vhost", metavar="NAME", action="append", default=[], help="only there; may be repeated")
+    parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="configuration file")
     parser.add_argument(
-        "--exchange", metavar="NAME", action="append", default=[], help="only its bindings; may be repeated"
+        "--vhost", metavar="NAME", action="append", default=[], help="only this virtual host; can be repeated"
     )
-    parser.add_argument("--dry-run", action="store_true", help="list, and change nothing")
     parser.add_argument(
-        "--doubtful", action="store_true", help="sign bindings as well whose signature no configured secret made"
+        "--exchange", metavar="NAME", action="append", default=[], help="only this exchange; can be repeated"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list without changes")
+    parser.add_argument(
+        "--doubtful", action="store_true", help="also sign bindings whose signature matches no configured secret"
     )
     parser.add_argument(
         "--finish",
         action="store_true",
-        help="then let sidecars drop what versions before 0.2 and previous secrets need",
+        help="then remove the tokens of version 0.1 and of previous secrets",
     )
 
 

@@ -41,20 +41,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files", metavar="FILE", type=Path, nargs="+", help="configuration or rules file; - for standard input"
     )
     parser.add_argument(
-        "--format", choices=FORMATS, default="text", help="of what is printed; default: text, faults on standard error"
+        "--format", choices=FORMATS, default="text", help="output format; default: text, with errors on standard error"
     )
-    parser.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
-    parser.add_argument("--strict", action="store_true", help="status 1 where there is a warning")
-    parser.add_argument("--coverage", action="store_true", help="say which bindings no test makes true")
+    parser.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
+    parser.add_argument("--strict", action="store_true", help="exit status 1 if there are warnings")
+    parser.add_argument("--coverage", action="store_true", help="list bindings that no test matches")
     parser.add_argument(
-        "--fail-under", metavar="N", type=_percentage, help="status 1 unless tests make N percent of the bindings true"
+        "--fail-under", metavar="N", type=_percentage, help="exit status 1 unless tests match N percent of the bindings"
     )
     parser.add_argument(
         "--broker",
         metavar="URL",
-        help="ask a broker what it would refuse and which destinations exist: amqp(s)://USER:PASSWORD@HOST:5672, or "
-        "http(s)://USER:PASSWORD@HOST:15672 of an administrator, which also gives the plan and the permissions that "
-        "the control user lacks; TLS as the configuration says under upstream.tls",
+        help="check conflicts and destinations on a broker: amqp(s)://USER:PASSWORD@HOST:5672, or, as administrator, "
+        "http(s)://USER:PASSWORD@HOST:15672, which also prints the plan and missing permissions of the control user. "
+        "TLS settings are those of upstream.tls",
     )
 
 

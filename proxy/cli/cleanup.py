@@ -18,9 +18,11 @@ from proxy.net.tls_config import SidecarTls
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="the configuration file")
-    parser.add_argument("--vhost", metavar="NAME", action="append", default=[], help="only there; may be repeated")
-    parser.add_argument("--yes", action="store_true", help="remove what is listed")
+    parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="configuration file")
+    parser.add_argument(
+        "--vhost", metavar="NAME", action="append", default=[], help="only this virtual host; can be repeated"
+    )
+    parser.add_argument("--yes", action="store_true", help="remove the listed objects")
 
 
 def run(options: argparse.Namespace) -> int:

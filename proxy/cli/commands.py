@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-_INPUT = "wrong usage, configuration or rules; standard error has every fault"
+_INPUT = "wrong usage, configuration or rules; errors on standard error"
 
 
 class CommandModule(Protocol):
@@ -47,7 +47,7 @@ class CommandEntry:
     done: str = "done"
     wrong: str = _INPUT
     module: str = ""
-    interrupted: str = "ended by Ctrl-C"
+    interrupted: str = "interrupted by Ctrl-C"
     more: tuple[tuple[int, str], ...] = ()
 
     @property
@@ -57,157 +57,157 @@ class CommandEntry:
         return tuple((status, meaning) for status, meaning in listed if meaning)
 
 
-_ASKED = "the sidecar can't be asked, or wrong usage"
+_ASKED = "the sidecar is unreachable, or wrong usage"
 _DIRECTORY = "/var/lib/oxproxy/audit"
 
 COMMANDS = {
     "serve": CommandEntry(
         "run the sidecar until SIGTERM",
-        "Runs the sidecar: reads configuration and rules, declares on the broker what the rules need, lets producers "
-        "in, and drains at SIGTERM or SIGINT. SIGHUP reloads the rules; changed rules files are noticed without it.",
-        (("oxproxy serve --config oxproxy.yaml", "until Ctrl-C"),),
-        no="ended by an error of its own",
+        "Runs the sidecar: reads configuration and rules, declares exchanges and queues on the broker, accepts "
+        "producers, and drains on SIGTERM or SIGINT. Changed rules files are reloaded automatically and on SIGHUP.",
+        (("oxproxy serve --config oxproxy.yaml", "runs until Ctrl-C"),),
+        no="internal error",
         done="drained",
-        wrong="wrong configuration or rules, or refused by the broker",
+        wrong="invalid configuration or rules, or refused by the broker",
         interrupted="",
-        more=((143, "ended by a second signal before it had drained"),),
+        more=((143, "terminated by a second signal before draining finished"),),
     ),
     "check": CommandEntry(
-        "check configuration and rules files and run the tests they carry",
-        "Reads configuration and rules files as a sidecar would at its start, reports every fault with file, line and "
-        "column, warns of what has no effect, and runs the tests of the rules files. A test that fails is "
-        "followed by the walk of its message. --broker also asks a broker, and prints what a start would change there "
-        "and which permissions the control user lacks; what could not be asked is an error.",
+        "check configuration and rules files, and run their tests",
+        "Validates configuration and rules files, reports errors with file, line and column, warns about definitions "
+        "without effect, and runs the tests in the rules files. A failed test is followed by the evaluation of its "
+        "message. --broker also compares the files with a broker and prints the changes at startup and missing "
+        "permissions of the control user.",
         (
-            ("oxproxy check oxproxy.yaml", "the configuration and the rules that it names"),
+            ("oxproxy check oxproxy.yaml", "the configuration and its rules files"),
             ("oxproxy check rules/*.yaml", "rules files alone, as one set"),
             ("oxproxy check --strict --fail-under 90 --format junit oxproxy.yaml > report.xml", "in a pipeline"),
             (
                 "oxproxy check --broker http://guest:guest@127.0.0.1:15672 oxproxy.yaml",
-                "what the broker would refuse, and the plan",
+                "conflicts on the broker, and the plan",
             ),
         ),
-        no="a test fails; with --strict, there is a warning; tests make fewer bindings true than --fail-under requires",
+        no="a test fails; a warning with --strict; less coverage than --fail-under",
         done="a sidecar would start with these files",
     ),
     "explain": CommandEntry(
-        "why one message goes where it goes",
-        "Shows for one message which bindings it visits, what their conditions saw, and which queues it reaches. "
-        "--rules evaluates files; without it a running sidecar answers, including what clients declared. "
+        "explain the routing of one message",
+        "Shows the visited bindings of one message, the values compared by their conditions, and the queues. "
+        "--rules evaluates files; without it, a running sidecar evaluates the message with its client declarations. "
         "The message comes from --message or from the options --exchange, --key, --header and so on. A header is "
-        "NAME=VALUE, a string, or NAME:TYPE=VALUE with a type of "
+        "NAME=VALUE for a string, or NAME:TYPE=VALUE with the type "
         "string, int, int8 to int64, uint8 to uint32, float, float32, bool, null, timestamp, bytes (hexadecimal) or "
         "yaml.",
         (
             (
                 "oxproxy explain --rules rules/orders.yaml --exchange orders --header amount:int=2000",
-                "by files, without a sidecar",
+                "with files, without a sidecar",
             ),
-            ("oxproxy explain --exchange orders --key a.b --header amount=2000", "by the running sidecar"),
+            ("oxproxy explain --exchange orders --key a.b --header amount=2000", "with the running sidecar"),
             ("oxproxy explain --rules rules/orders.yaml --message - --expect orders.big < message.yaml", "in a script"),
         ),
-        no="an expected queue is not reached, no rule of the address table applies, or workers answer differently",
+        no="an expected queue is not reached, no address rule applies, or workers differ",
     ),
     "status": CommandEntry(
-        "whether a running sidecar is ready, and what is wrong",
-        "Asks a running sidecar for its state: ready or why not, rules in force, last reload, connections, missing "
+        "show the state of a running sidecar",
+        "Shows the state of a running sidecar: readiness, active rules, last reload, connections, missing "
         "destinations, other brokers.",
         (
             ("oxproxy status", "the sidecar of ./oxproxy.yaml or /etc/oxproxy/oxproxy.yaml"),
-            ("oxproxy status --admin http://127.0.0.1:15693 --json", "what /status answers"),
+            ("oxproxy status --admin http://127.0.0.1:15693 --json", "the response of /status"),
         ),
-        no="it, or one of its workers, is not ready",
-        done="it is ready",
+        no="the sidecar or a worker is not ready",
+        done="ready",
         wrong=_ASKED,
     ),
     "top": CommandEntry(
         "live rates of a running sidecar by exchange, binding and destination",
-        "Reads the metrics of a running sidecar every few seconds and shows publishes, matches of bindings and "
-        "publishes to destinations in a second, the busiest first. In a terminal it redraws until Ctrl-C; elsewhere "
-        "it writes one table for each interval.",
+        "Reads the metrics of a running sidecar every few seconds and shows publishes, binding matches and "
+        "publishes to destinations per second, highest first. In a terminal, the display is updated until Ctrl-C; "
+        "otherwise one table is printed per interval.",
         (
-            ("oxproxy top", "until Ctrl-C"),
-            ("oxproxy top --interval 10 --count 1 --json", "the rates of ten seconds, for a script"),
+            ("oxproxy top", "runs until Ctrl-C"),
+            ("oxproxy top --interval 10 --count 1 --json", "rates of ten seconds, for a script"),
         ),
         wrong=_ASKED,
-        done="done, or ended by Ctrl-C",
-        interrupted="ended by Ctrl-C before the first table",
+        done="done, or interrupted by Ctrl-C",
+        interrupted="interrupted by Ctrl-C before the first table",
     ),
     "tail": CommandEntry(
         "the last publishes that were unroutable, rejected, nacked or returned",
-        "Prints what a running sidecar has kept of its last 200 failed publishes: exchange, routing key, size, reason "
-        "and the names of headers; values only of headers that audit.headers allows. Publishes that reach no queue "
-        "are kept while somebody looks: from the first call on, until five minutes after the last.",
+        "Prints the last 200 failed publishes of a running sidecar with exchange, routing key, size, reason and header "
+        "names. Only values of headers in audit.headers are included. Unroutable publishes are recorded from the first "
+        "call until five minutes after the last.",
         (
-            ("oxproxy tail --follow", "until Ctrl-C"),
-            ("oxproxy tail --json", "one JSON object in a line for each, for a script"),
+            ("oxproxy tail --follow", "runs until Ctrl-C"),
+            ("oxproxy tail --json", "one JSON object per line, for a script"),
         ),
         wrong=_ASKED,
-        done="done; with --follow, ended by Ctrl-C",
+        done="done, or --follow was interrupted by Ctrl-C",
     ),
     "routes": CommandEntry(
         "exchanges, bindings and destinations as a tree",
-        "Shows for each exchange its bindings in the order in which they are visited, with conditions, effects and "
-        "destination. With FILE it reads rules files, or the configuration that names them; without, it asks a running "
-        "sidecar, which also knows what clients have bound and which destinations are missing.",
+        "Shows the bindings of each exchange in evaluation order, with conditions, effects and destination. With FILE, "
+        "it reads rules files or a configuration. Otherwise it queries a running sidecar, including client bindings "
+        "and missing destinations.",
         (
-            ("oxproxy routes rules/*.yaml", "by files"),
-            ("oxproxy routes --exchange orders", "by the running sidecar, one exchange"),
+            ("oxproxy routes rules/*.yaml", "routes in files"),
+            ("oxproxy routes --exchange orders", "one exchange of the running sidecar"),
         ),
     ),
     "rules": CommandEntry(
-        "the rules files in force in a running sidecar, and how they differ from files",
-        "show: prints the rules files as the sidecar read them, with passwords masked. diff: compares them with files "
-        "on this machine, by default those of the configuration: what a reload would change.",
+        "show the active rules of a running sidecar, or compare them with files",
+        "show: prints the active rules files, with passwords masked. diff: compares them with files on this machine, "
+        "by default those of the configuration.",
         (
-            ("oxproxy rules show", "all files in force"),
-            ("oxproxy rules diff", "what a reload would change"),
+            ("oxproxy rules show", "all active files"),
+            ("oxproxy rules diff", "effect of a reload"),
             ("oxproxy rules diff rules/orders.yaml", "one file"),
         ),
-        no="diff: they differ",
-        done="show: done; diff: they are the same",
+        no="diff: the files differ",
+        done="done; diff: the files are equal",
         wrong=_ASKED,
     ),
     "operators": CommandEntry(
-        "what the operators of a binding mean, with examples",
-        "Prints the meaning of an operator, effect, permission or filter, with an example; without NAME all of them in "
-        "short. NAME is a key or a part of one.",
-        (("oxproxy operators", "all, in short"), ("oxproxy operators 'x-?hkv>='", "one, with an example")),
-        no="no operator has such a name",
+        "describe the operators of bindings, with examples",
+        "Describes an operator, effect, permission or filter with an example. Without NAME, it lists all of them. "
+        "NAME is a key or part of a key.",
+        (("oxproxy operators", "list"), ("oxproxy operators 'x-?hkv>='", "one operator with an example")),
+        no="no operator matches",
         wrong="wrong usage",
     ),
     "shadow": CommandEntry(
-        "where other rules would send live traffic otherwise; changes nothing",
-        "Brings rules files to a running sidecar, which evaluates them for its live traffic in addition to its own, "
-        "and prints which messages would go elsewhere. Nothing is sent by them.",
-        (("oxproxy shadow rules/*.yaml --seconds 60", "compare for a minute"),),
-        no="messages would go elsewhere",
-        done="no message would go elsewhere",
+        "compare candidate rules with the active rules on live traffic",
+        "Sends rules files to a running sidecar, which evaluates them for its live traffic in addition to its active "
+        "rules, and prints the messages with different destinations. Delivery is not affected.",
+        (("oxproxy shadow rules/*.yaml --seconds 60", "compares for a minute"),),
+        no="differences found",
+        done="no differences",
         interrupted="",
     ),
     "report": CommandEntry(
-        "tables and a page on audit logs, made with Spark",
-        "Reads audit logs and writes Parquet tables and a page: traffic, destinations, unroutable messages, latency, "
-        "bindings that match nothing. Needs Java and the extra report.",
+        "create tables and pages from audit logs with Spark",
+        "Reads audit logs and writes Parquet tables and HTML pages: traffic, destinations, unroutable messages, "
+        "latency, bindings without a match. Requires Java and the extra `report`.",
         ((f"oxproxy report --input {_DIRECTORY} --output report --rules rules/orders.yaml", "all days"),),
         no="Spark failed",
     ),
     "trace": CommandEntry(
-        "every record of one message in audit logs",
-        "Prints the records of one message, by its message_id, as JSON lines. Only segments that can hold it are read.",
-        ((f"oxproxy trace 4711 --input {_DIRECTORY}", "every record with message_id 4711"),),
-        no="there is no record of it",
+        "print all audit records of one message",
+        "Prints all records with a message_id as JSON lines. Reads only segments that can contain them.",
+        ((f"oxproxy trace 4711 --input {_DIRECTORY}", "records with message_id 4711"),),
+        no="no record found",
     ),
     "init": CommandEntry(
-        "write a configuration, a rules file and a secret to begin with",
-        "Writes a commented configuration, a rules file with a test, and a secret. Nothing that is there is "
+        "create a configuration, a rules file and a secret",
+        "Creates a commented configuration, a rules file with a test, and a secret. Existing files are not "
         "overwritten.",
-        (("oxproxy init gateway", "into the new directory gateway"),),
+        (("oxproxy init gateway", "creates the directory gateway"),),
     ),
     "import": CommandEntry(
-        "write a rules file from rabbitmqctl export_definitions",
-        "Reads definitions of RabbitMQ and writes a rules file with the exchanges and bindings of one virtual host; "
-        "what cannot be converted unchanged is reported on standard error.",
+        "convert RabbitMQ definitions to a rules file",
+        "Converts the exchanges and bindings of one virtual host in RabbitMQ definitions to a rules file. Definitions "
+        "that cannot be converted exactly are reported on standard error.",
         (
             ("oxproxy import definitions.json > rules/imported.yaml", "the virtual host /"),
             ("oxproxy import - --vhost shop --exchange orders < definitions.json", "one exchange"),
@@ -215,36 +215,36 @@ COMMANDS = {
         module="import_rules",
     ),
     "schema": CommandEntry(
-        "print the JSON Schema of the configuration or of rules files, for editors",
-        "Prints a JSON Schema (draft 2020-12) for editors. It accepts more than oxproxy check, never less.",
-        (("oxproxy schema rules > rules.schema.json", "for rules files"),),
+        "print a JSON Schema of the configuration or of rules files",
+        "Prints a JSON Schema (draft 2020-12) for editors. It accepts every file that oxproxy check accepts.",
+        (("oxproxy schema rules > rules.schema.json", "schema of rules files"),),
         wrong="wrong usage",
     ),
     "cleanup": CommandEntry(
-        "list, and remove, everything that sidecars made on the broker",
-        "Lists the carriers, bindings and exchanges that sidecars made on the broker; --yes removes them. Stop every "
-        "sidecar first.",
+        "list or remove the objects that sidecars created on the broker",
+        "Lists the carriers, bindings and exchanges that sidecars created on the broker; --yes removes them. Stop all "
+        "sidecars first.",
         (
-            ("oxproxy cleanup --config oxproxy.yaml", "list"),
-            ("oxproxy cleanup --config oxproxy.yaml --vhost shop --yes", "remove from one virtual host"),
+            ("oxproxy cleanup --config oxproxy.yaml", "lists objects"),
+            ("oxproxy cleanup --config oxproxy.yaml --vhost shop --yes", "removes objects in one virtual host"),
         ),
-        no="something had to stay",
+        no="some objects could not be removed",
     ),
     "adopt": CommandEntry(
-        "sign what earlier versions, or a previous secret, left on the broker for clients",
-        "Lists the bindings of clients that the current secret did not sign, and signs them.",
+        "sign client bindings of version 0.1 or of a previous secret",
+        "Lists and signs client bindings that are not signed with the current secret.",
         (
-            ("oxproxy adopt --config oxproxy.yaml --dry-run", "list"),
-            ("oxproxy adopt --config oxproxy.yaml --finish", "sign, and end the transition"),
+            ("oxproxy adopt --config oxproxy.yaml --dry-run", "lists bindings"),
+            ("oxproxy adopt --config oxproxy.yaml --finish", "signs bindings and ends the transition"),
         ),
-        no="something is left",
+        no="some bindings could not be signed",
     ),
     "completion": CommandEntry(
         "print a completion script for bash, zsh or fish",
-        "Prints a script that completes commands, options and their values in a shell.",
+        "Prints a script that completes commands, options and values.",
         (
-            ("source <(oxproxy completion bash)", "in this shell; in ~/.bashrc for all"),
-            ("oxproxy completion zsh > ~/.zfunc/_oxproxy", "a directory of $fpath"),
+            ("source <(oxproxy completion bash)", "in this shell, or in ~/.bashrc"),
+            ("oxproxy completion zsh > ~/.zfunc/_oxproxy", "in a directory of $fpath"),
             ("oxproxy completion fish > ~/.config/fish/completions/oxproxy.fish", "for fish"),
         ),
         wrong="wrong usage",

@@ -13,7 +13,7 @@ _FILES = frozenset({"FILE", "DIR", "RULES", "DEFINITIONS"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="for which shell")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="shell")
 
 
 def run(options: argparse.Namespace) -> int:

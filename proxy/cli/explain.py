@@ -54,26 +54,38 @@ _INTEGER_PROPERTIES = frozenset({"delivery_mode", "priority", "timestamp", "expi
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--rules", metavar="FILE", type=Path, action="append", help="rules file, or a configuration; may be repeated"
+        "--rules", metavar="FILE", type=Path, action="append", help="rules file or configuration; can be repeated"
     )
     add_admin_arguments(parser)
     message = parser.add_argument_group("message")
-    message.add_argument("--message", metavar="FILE", help="as YAML or JSON; - for standard input")
-    message.add_argument("--exchange", metavar="NAME", help="the exchange that it is published to")
-    message.add_argument("--key", metavar="KEY", help="its routing key")
+    message.add_argument("--message", metavar="FILE", help="message as YAML or JSON; - for standard input")
+    message.add_argument("--exchange", metavar="NAME", help="exchange")
+    message.add_argument("--key", metavar="KEY", help="routing key")
     message.add_argument(
-        "--header", metavar="NAME[:TYPE]=VALUE", action="append", default=[], help="a header; may be repeated"
+        "--header", metavar="NAME[:TYPE]=VALUE", action="append", default=[], help="header; can be repeated"
     )
     message.add_argument(
-        "--property", metavar="NAME=VALUE", action="append", default=[], help="such as priority=5; may be repeated"
+        "--property",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="property such as priority=5; can be repeated",
     )
-    message.add_argument("--size", metavar="BYTES", type=int, help="of its body")
-    message.add_argument("--queue", metavar="NAME", action="append", default=[], help="a queue that exists as well")
-    message.add_argument("--vhost", metavar="NAME", help="where several have such an exchange or address table")
-    message.add_argument("--address", metavar="TEXT", help="no message: ask the address table alone")
-    parser.add_argument("--at", metavar="TIME", type=_instant, help="such as 2026-11-21T08:00:00Z; default: now")
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
-    parser.add_argument("--expect", metavar="QUEUE", action="append", default=[], help="status 1 unless it gets there")
+    message.add_argument("--size", metavar="BYTES", type=int, help="size of the body")
+    message.add_argument("--queue", metavar="NAME", action="append", default=[], help="additional existing queue")
+    message.add_argument(
+        "--vhost", metavar="NAME", help="virtual host, if several define the exchange or address table"
+    )
+    message.add_argument("--address", metavar="TEXT", help="evaluate only the address table")
+    parser.add_argument("--at", metavar="TIME", type=_instant, help="time such as 2026-11-21T08:00:00Z; default: now")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--expect",
+        metavar="QUEUE",
+        action="append",
+        default=[],
+        help="exit status 1 unless the message reaches this queue",
+    )
     parser.set_defaults(usage_error=parser.error)
 
 

@@ -10,10 +10,14 @@ from proxy.rules.import_definitions import import_definitions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("definitions", metavar="FILE", type=Path, help="definitions as JSON")
-    parser.add_argument("--vhost", metavar="NAME", default="/", help="virtual host to take from; default: /")
+    parser.add_argument("definitions", metavar="FILE", type=Path, help="JSON file with definitions")
+    parser.add_argument("--vhost", metavar="NAME", default="/", help="virtual host; default: /")
     parser.add_argument(
-        "--exchange", metavar="NAME", action="append", default=[], help="only these; default: all but amq.*"
+        "--exchange",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="only this exchange; can be repeated; default: all except amq.*",
     )
 
 

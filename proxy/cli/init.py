@@ -58,7 +58,7 @@ tests:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", metavar="DIR", type=Path, help="where to; nothing that is there is overwritten")
+    parser.add_argument("directory", metavar="DIR", type=Path, help="directory; existing files are not overwritten")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -15,9 +15,9 @@ _NAME = " NAME"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "name", metavar="NAME", nargs="*", help="a key such as 'x-?hkv>=', or a part of one; default: all"
+        "name", metavar="NAME", nargs="*", help="key such as 'x-?hkv>=', or part of a key; default: all"
     )
-    parser.add_argument("--json", action="store_true", help="print what is selected as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -15,22 +15,20 @@ from proxy.report.request import KnownBinding, Request, day, setting
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--input", metavar="DIR", required=True, help="directory of the audit log, or URI such as s3a://..."
-    )
-    parser.add_argument("--output", metavar="DIR", required=True, help="directory of tables and pages, or URI")
+    parser.add_argument("--input", metavar="DIR", required=True, help="directory or URI of the audit log")
+    parser.add_argument("--output", metavar="DIR", required=True, help="directory or URI for tables and pages")
     parser.add_argument(
         "--rules",
         metavar="FILE",
         type=Path,
         action="append",
-        help="tell dead bindings; - for standard input; may be repeated",
+        help="rules file, to report dead bindings; - for standard input; can be repeated",
     )
-    parser.add_argument("--stream", action="store_true", help="look for new segments every minute until SIGTERM")
-    parser.add_argument("--once", action="store_true", help="with --stream: end when what is there has been counted")
-    parser.add_argument("--trace", action="store_true", help="also the table of all messages, as large as the log")
-    parser.add_argument("--forget", action="store_true", help="no longer count segments that are gone")
-    add_days_and_spark(parser, "of a Spark cluster; default: this machine, or what spark-submit sets")
+    parser.add_argument("--stream", action="store_true", help="process new segments every minute until SIGTERM")
+    parser.add_argument("--once", action="store_true", help="with --stream: exit after one round")
+    parser.add_argument("--trace", action="store_true", help="also write the table trace, which is as large as the log")
+    parser.add_argument("--forget", action="store_true", help="drop segments that no longer exist")
+    add_days_and_spark(parser, "Spark master; default: this machine, or the setting of spark-submit")
 
 
 def add_days_and_spark(parser: argparse.ArgumentParser, master: str) -> None:
@@ -40,10 +38,14 @@ def add_days_and_spark(parser: argparse.ArgumentParser, master: str) -> None:
         parser: takes them.
         master: what ``--master`` is for.
     """
-    parser.add_argument("--since", metavar="DAY", help="such as 2026-11-21 (UTC), or yesterday; default: all days")
-    parser.add_argument("--until", metavar="DAY", help="the last day; default: the newest")
+    parser.add_argument(
+        "--since", metavar="DAY", help="first day, such as 2026-11-21 (UTC) or yesterday; default: all days"
+    )
+    parser.add_argument("--until", metavar="DAY", help="last day; default: the newest")
     parser.add_argument("--master", metavar="URL", help=master)
-    parser.add_argument("--conf", metavar="NAME=VALUE", action="append", default=[], help="a setting of Spark")
+    parser.add_argument(
+        "--conf", metavar="NAME=VALUE", action="append", default=[], help="Spark setting; can be repeated"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

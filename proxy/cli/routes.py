@@ -23,12 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=Path,
         nargs="*",
-        help="rules files, or a configuration; - for standard input; default: ask a running sidecar",
+        help="rules files or a configuration; - for standard input; default: query a running sidecar",
     )
     add_admin_arguments(parser)
     parser.add_argument("--vhost", metavar="NAME", help="only this virtual host")
-    parser.add_argument("--exchange", metavar="NAME", action="append", default=[], help="only this; may be repeated")
-    parser.add_argument("--json", action="store_true", help="print what /api/routes answers")
+    parser.add_argument(
+        "--exchange", metavar="NAME", action="append", default=[], help="only this exchange; can be repeated"
+    )
+    parser.add_argument("--json", action="store_true", help="print the response of /api/routes")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -18,15 +18,17 @@ _COLORS = {"+": "32", "-": "31", "@": "36"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("show", "diff"), help="show: as the sidecar read them; diff: against files")
+    parser.add_argument("action", choices=("show", "diff"), help="show: print the rules; diff: compare them with files")
     parser.add_argument(
         "files",
         metavar="FILE",
         nargs="*",
-        help="show: only this; diff: compare with this; - for standard input; default: those of the configuration",
+        help="files to print or compare; - for standard input; default: those of the configuration",
     )
     add_admin_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON: what /api/rules answers, or the differences")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON: the response of /api/rules, or the differences"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -60,7 +60,7 @@ _FILES: dict[str, tuple[type[FileModel], str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("format", choices=_FILES, help="the configuration file, or rules files")
+    parser.add_argument("format", choices=_FILES, help="file format")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -34,8 +34,8 @@ _BINDINGS = 30
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("rules", metavar="RULES", type=Path, nargs="+", help="rules files; - for standard input")
     add_admin_arguments(parser)
-    parser.add_argument("--seconds", metavar="N", type=float, help="default: until Ctrl-C")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--seconds", metavar="N", type=float, help="duration; default: until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -17,8 +17,8 @@ _INTERVAL_SECONDS = 1.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
-    parser.add_argument("--follow", "-f", action="store_true", help="go on until Ctrl-C")
-    parser.add_argument("--json", action="store_true", help="print a JSON object in a line for each publish")
+    parser.add_argument("--follow", "-f", action="store_true", help="wait for new publishes until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -29,12 +29,12 @@ _LEAST_SECONDS = 0.1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
-    parser.add_argument("--interval", metavar="SECONDS", type=_seconds, default=2.0, help="default: 2")
-    parser.add_argument("--count", metavar="N", type=int, help="end after N intervals; default: until Ctrl-C")
+    parser.add_argument("--interval", metavar="SECONDS", type=_seconds, default=2.0, help="interval; default: 2")
+    parser.add_argument("--count", metavar="N", type=int, help="exit after N intervals; default: run until Ctrl-C")
     parser.add_argument(
-        "--rows", metavar="N", type=int, default=_ROWS, help="most rows of a table; default: %(default)s"
+        "--rows", metavar="N", type=int, default=_ROWS, help="maximum rows per table; default: %(default)s"
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object in a line for each interval")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per interval")
 
 
 def _seconds(text: str) -> float:

@@ -11,10 +11,10 @@ from proxy.report.request import Request, day, setting
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("message_id", metavar="MESSAGE_ID", help="as the audit log has it")
-    parser.add_argument("--input", metavar="DIR", required=True, help="directory of the audit log, a path or URI")
-    parser.add_argument("--output", metavar="DIR", help="that of oxproxy report, to read only segments that matter")
-    add_days_and_spark(parser, "of Spark, which reads paths that are not of this machine")
+    parser.add_argument("message_id", metavar="MESSAGE_ID", help="message_id in the audit log")
+    parser.add_argument("--input", metavar="DIR", required=True, help="directory or URI of the audit log")
+    parser.add_argument("--output", metavar="DIR", help="output directory of the report, used to skip segments")
+    add_days_and_spark(parser, "Spark master for remote paths")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -59,35 +59,35 @@ _ENTRY = OperatorEntry
 
 MATCH_TYPES = OperatorSection(
     "How the conditions of a binding combine",
-    "The binding is true when",
-    "true when",
+    "The binding is true if",
+    "true if",
     "`x-match`",
     (
-        _ENTRY(("all",), "", "every operator is true; without any operator: always (the default)", "x-match: all"),
-        _ENTRY(("any",), "", "one operator is true; without any: never", "x-match: any"),
+        _ENTRY(("all",), "", "all operators are true, or there are none (default)", "x-match: all"),
+        _ENTRY(("any",), "", "at least one operator is true", "x-match: any"),
         _ENTRY(
             ("set", "set N"),
             "",
-            "routing key, property and clock operators are all true, no header operator fails on a header that is "
-            "there, and at least N of them (0 for `set`) are true",
+            "all routing key, property and clock operators are true, no header operator is false for an existing "
+            "header, and at least N header operators (0 for `set`) are true",
             "x-match: set 2",
         ),
-        _ENTRY(("eq",), "", "as `set`, and no header is left that no operator has used up", "x-match: eq"),
+        _ENTRY(("eq",), "", "the same as for `set`, and each header is used by an operator", "x-match: eq"),
     ),
 )
 
 HEADERS = OperatorSection(
     "Headers",
-    "True when the header",
-    "true when the header ...",
+    "True if the header",
+    "true if the header ...",
     "operator",
     (
-        _ENTRY(("x-?hkv= NAME",), "any", "is there and equal", '"x-?hkv= type": report'),
-        _ENTRY(("x-?hkv!= NAME",), "any", "is there and different", '"x-?hkv!= type": draft'),
+        _ENTRY(("x-?hkv= NAME",), "any", "exists and is equal", '"x-?hkv= type": report'),
+        _ENTRY(("x-?hkv!= NAME",), "any", "exists and is different", '"x-?hkv!= type": draft'),
         _ENTRY(
             ("x-?hkv< NAME", "x-?hkv<= NAME", "x-?hkv>= NAME", "x-?hkv> NAME"),
             "number",
-            "is there, a number or timestamp, and compares so",
+            "is a number or timestamp and the comparison is true",
             '"x-?hkv>= pages": 100',
         ),
         _ENTRY(("x-?hkvre NAME",), "regex", "is a string that matches", '"x-?hkvre title": (?i)invoice'),
@@ -95,27 +95,27 @@ HEADERS = OperatorSection(
         _ENTRY(
             tuple(f"x-?hk?v{sign} NAME" for sign in ("=", "!=", "<", "<=", ">=", ">", "re", "!re")),
             "as for `x-?hkv`",
-            "is absent, or is as with `x-?hkv` (for `all` and `eq`)",
+            "is missing, or fulfils the `x-?hkv` operator (for `all` and `eq`)",
             '"x-?hk?v= tenant": acme',
         ),
-        _ENTRY(("x-?hkex",), "name", "is there", "x-?hkex: customer"),
-        _ENTRY(("x-?hk!ex",), "name", "is absent", "x-?hk!ex: spam-score"),
+        _ENTRY(("x-?hkex",), "name", "exists", "x-?hkex: customer"),
+        _ENTRY(("x-?hk!ex",), "name", "is missing", "x-?hk!ex: spam-score"),
         _ENTRY(
             tuple(f"x-?hkex{letter}" for letter in "snbia"),
             "name",
-            "is there and a string, number, boolean, integer, list",
+            "is a string, number, boolean, integer or list, respectively",
             "x-?hkexn: pages",
         ),
         _ENTRY(
             tuple(f"x-?hkex!{letter}" for letter in "snbia"),
             "name",
-            "is there and no string, number, boolean, integer, list",
+            "exists and is not a string, number, boolean, integer or list, respectively",
             "x-?hkex!b: urgent",
         ),
         _ENTRY(
             ("NAME",),
             "any",
-            "is there and equal, as with `x-?hkv=`; for every key that does not begin with `x-`",
+            "exists and is equal, like `x-?hkv=`; for keys that do not begin with `x-`",
             "type: report",
         ),
     ),
@@ -123,53 +123,53 @@ HEADERS = OperatorSection(
 
 MESSAGE = OperatorSection(
     "Routing key, properties, clock",
-    "True when",
-    "true when",
+    "True if",
+    "true if",
     "operator",
     (
-        _ENTRY(("x-?rk=", "x-?rk!="), "string", "the key is equal, different", "x-?rk=: invoice.eu"),
-        _ENTRY(("x-?rkre", "x-?rk!re"), "regex", "the key matches, does not match", r"x-?rkre: ^invoice\."),
+        _ENTRY(("x-?rk=", "x-?rk!="), "string", "the key is equal (different)", "x-?rk=: invoice.eu"),
+        _ENTRY(("x-?rkre", "x-?rk!re"), "regex", "the key matches (does not match)", r"x-?rkre: ^invoice\."),
         _ENTRY(
             ("x-?rkta", "x-?rk!ta"),
             "topic",
-            "the key fits the topic, does not: `*` is one word, `#` any number of words",
+            "the key matches (does not match) the topic; `*` is one word, `#` any number of words",
             'x-?rkta: "#.late"',
         ),
         _ENTRY(
             ("x-?rktaci", "x-?rk!taci"),
             "topic",
-            "the key fits the topic, does not, upper and lower case alike",
+            "the key matches (does not match) the topic, ignoring case",
             "x-?rktaci: invoice.*",
         ),
-        _ENTRY(("x-?prex", "x-?pr!ex"), "property", "the property is set, is not set", "x-?prex: correlation_id"),
+        _ENTRY(("x-?prex", "x-?pr!ex"), "property", "the property is set (is not set)", "x-?prex: correlation_id"),
         _ENTRY(
             ("x-?pr= NAME", "x-?pr!= NAME"),
             "string or integer",
-            "the property is set and equal, different",
+            "the property is set and equal (different)",
             '"x-?pr= content_type": text/plain',
         ),
         _ENTRY(
             ("x-?prre NAME", "x-?pr!re NAME"),
             "regex",
-            "the property is set and matches, does not match (text properties)",
+            "the string property is set and matches (does not match)",
             '"x-?prre app_id": ^shop-',
         ),
         _ENTRY(
             ("x-?pr< NAME", "x-?pr<= NAME", "x-?pr>= NAME", "x-?pr> NAME"),
             "integer",
-            "the property is set and compares so (integer properties)",
+            "the integer property is set and the comparison is true",
             '"x-?pr>= priority": 5',
         ),
         _ENTRY(
             ("x-?dture", "x-?dtu!re"),
             "regex",
-            "universal time as `20261121 080000 6 47` matches, does not",
+            "UTC time, formatted as `20261121 080000 6 47`, matches (does not match)",
             'x-?dture: " [67] "',
         ),
         _ENTRY(
             ("x-?dtlre", "x-?dtl!re"),
             "regex",
-            "local time, written likewise, matches, does not; see `timezone`",
+            "local time in `timezone`, in the same format, matches (does not match)",
             "x-?dtlre: ^2026",
         ),
     ),
@@ -188,63 +188,68 @@ EFFECTS = OperatorSection(
         _ENTRY(
             _both("x-addqre", "x-addq!re"),
             "regex",
-            "adds all queues of the virtual host whose names match, do not match",
+            "adds all queues of the virtual host whose names match (do not match)",
             r"x-addqre-ontrue: ^team\.",
         ),
         _ENTRY(
             _both("x-add1qre", "x-add1q!re"),
             "regex",
-            "adds one of the queues whose names match, do not match, picked at random",
+            "adds a random queue whose name matches (does not match)",
             r"x-add1qre-ontrue: ^worker\.",
         ),
         _ENTRY(
             _both("x-delqre", "x-delq!re"),
             "regex",
-            "removes queues that earlier bindings chose and that match, do not match",
+            "removes selected queues whose names match (do not match)",
             r"x-delqre-ontrue: ^team\.",
         ),
-        _ENTRY(("x-del-dest",), '`""`', "removes its own destination, chosen earlier too", 'x-del-dest: ""'),
+        _ENTRY(
+            ("x-del-dest",),
+            '`""`',
+            "removes its own destination, even if an earlier binding added it",
+            'x-del-dest: ""',
+        ),
         _ENTRY(
             ("x-msg-destq-rk",),
             '`""`',
-            "has the queue that the routing key names as its destination",
+            "uses the routing key as the name of its destination queue",
             'x-msg-destq-rk: ""',
         ),
         _ENTRY(
             ("x-order",),
             "100 to 999999",
-            "is visited in this order: lower first, 10000 where none is given, equal ones top to bottom",
+            "is visited in ascending order; default: 10000; equal values from top to bottom",
             "x-order: 200",
         ),
         _ENTRY(
             _both("x-goto"),
             "100 to 999999",
-            "skips every following binding of a lower order; forward only",
+            "skips all following bindings with a lower order",
             "x-goto-ontrue: 400",
         ),
-        _ENTRY(_both("x-stop"), '`""`', "ends the visit of this exchange", 'x-stop-ontrue: ""'),
+        _ENTRY(_both("x-stop"), '`""`', "ends the evaluation of the exchange", 'x-stop-ontrue: ""'),
     ),
 )
 
 PERMISSIONS = OperatorSection(
     "What producers may choose",
-    "Lets through, of the producer's headers,",
-    "the producer's headers that it lets through",
+    "Permits these headers of the producer:",
+    "permitted headers of the producer",
     "permission",
     (
         _ENTRY(
             _both("x-msg-addq"),
             '`""`',
-            "`x-addq-ontrue`, `x-addq-onfalse`: a name or a list of names",
+            "`x-addq-ontrue`, `x-addq-onfalse`: queue names",
             'x-msg-addq-ontrue: ""',
         ),
-        _ENTRY(_both("x-msg-adde"), '`""`', "`x-adde-...`: exchanges", 'x-msg-adde-ontrue: ""'),
+        _ENTRY(_both("x-msg-adde"), '`""`', "`x-adde-...`: exchange names", 'x-msg-adde-ontrue: ""'),
         _ENTRY(_both("x-msg-delq"), '`""`', "`x-delq-...`", 'x-msg-delq-ontrue: ""'),
         _ENTRY(_both("x-msg-dele"), '`""`', "`x-dele-...`", 'x-msg-dele-ontrue: ""'),
         _ENTRY(
             _both("x-msg-addqre"),
             '`""`',
-            "`x-addq-...`, `x-addqre-...`, `x-addq!re-...`: also one regex",
+            "`x-addq-...`, `x-addqre-...`, `x-addq!re-...`: queue names or a regex",
             'x-msg-addqre-ontrue: ""',
         ),
         _ENTRY(
@@ -258,8 +263,8 @@ PERMISSIONS = OperatorSection(
 
 FILTERS = OperatorSection(
     "Filters of an exchange",
-    "A message breaks it when",
-    "broken when",
+    "A message violates it if",
+    "violated if",
     "argument",
     (
         _ENTRY(
@@ -274,13 +279,13 @@ FILTERS = OperatorSection(
         _ENTRY(
             ("max-headers-size",),
             "bytes",
-            "the headers are larger; 16384 where only a depth is given",
+            "the headers are larger; default: 16384 if a depth is given",
             "max-headers-size: 4096",
         ),
         _ENTRY(
             ("max-headers-depth",),
             "levels",
-            "lists are nested deeper; 2 if only a size is given",
+            "lists are nested deeper; default: 2 if a size is given",
             "max-headers-depth: 1",
         ),
     ),

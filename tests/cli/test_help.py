@@ -129,7 +129,7 @@ def test_operators_are_there_for_machines_and_for_narrow_terminals() -> None:
     status, out, _ = said("operators", "--json")
     assert status == 0
     (entry,) = [each for each in json.loads(out) if "x-stop-ontrue" in each["keys"]]
-    assert entry["meaning"] == "The binding ends the visit of this exchange."
+    assert entry["meaning"] == "The binding ends the evaluation of the exchange."
     status, out, _ = said("operators", COLUMNS="60")
     assert max(map(len, out.splitlines())) <= 60
 
