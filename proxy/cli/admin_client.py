@@ -1,4 +1,4 @@
-"""Requests to the admin pages of running sidecars, over HTTP as any client may; each worker has a port of its own."""
+"""HTTP requests to the admin pages of running sidecars; each worker has its own port."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _DEFAULT_URL = "http://127.0.0.1:15693"
-#: Where a configuration is looked for that no option names.
+#: Default locations of the configuration.
 _CONFIGURATIONS = (Path("oxproxy.yaml"), Path("/etc/oxproxy/oxproxy.yaml"))
 
-#: Seconds that one answer may take: compiling ten thousand bindings is a second's work.
+#: Timeout of one answer in seconds: compiling ten thousand bindings takes a second.
 _ANSWER_SECONDS = 60.0
 _UNUSABLE = 422
-#: ``file:line:column``, line and column where they are known
+#: ``file:line:column``, line and column if known
 _PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
-#: Addresses that a sidecar listens on and clients can't connect to everywhere, and loopback of the same family.
+#: Wildcard addresses, which clients can't connect to on every system, and loopback of the same family.
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 -- nothing is bound
 
 
 def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the arguments that say which sidecar is asked."""
+    """Define the arguments that select the sidecar."""
     parser.add_argument(
         "--admin",
         metavar="URL",
@@ -50,10 +50,10 @@ def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def admin_clients(options: argparse.Namespace, command: str) -> list[AdminClient]:
-    """Return the workers that the options name; by default those of the configuration, else the default address.
+    """Return the workers selected by the options; by default those of the configuration, else the default address.
 
     Raises:
-        ConfigErrors: the configuration has faults, or no admin address.
+        ConfigErrors: the configuration is invalid, or has no admin address.
     """
     urls: list[str] = options.admin
     if not urls:
@@ -63,13 +63,13 @@ def admin_clients(options: argparse.Namespace, command: str) -> list[AdminClient
 
 
 def ask_workers(clients: Iterable[AdminClient], ask: Callable[[AdminClient], T]) -> tuple[dict[AdminClient, T], bool]:
-    """Ask all workers; why one can't be asked goes to standard error.
+    """Query all workers; print to standard error why one can't be queried.
 
     Returns:
         The answers, and whether all have answered.
 
     Raises:
-        ConfigErrors: none of them has.
+        ConfigErrors: none has answered.
     """
     answers: dict[AdminClient, T] = {}
     faults: list[ConfigErrors] = []
@@ -85,13 +85,13 @@ def ask_workers(clients: Iterable[AdminClient], ask: Callable[[AdminClient], T])
 
 
 def configuration(options: argparse.Namespace) -> Path | None:
-    """Return the configuration that the options name, else one that is in its usual place."""
+    """Return the configuration given by the options, else one in a default location."""
     config: Path | None = options.config
     return config or next((path for path in _CONFIGURATIONS if path.is_file()), None)
 
 
 def admin_urls(settings: Settings) -> list[str]:
-    """Return where the admin pages of all workers are, as seen from their own host.
+    """Return the admin URLs of all workers, as seen from their own host.
 
     Raises:
         ConfigErrors: the configuration has none.
@@ -108,7 +108,7 @@ class AdminClient:
 
     Args:
         url: such as http://127.0.0.1:15693.
-        command: the command that asks, for errors.
+        command: the calling command, for errors.
     """
 
     url: str
@@ -118,19 +118,21 @@ class AdminClient:
         """Request a page as JSON.
 
         Raises:
-            ConfigErrors: as `request`, or the answer is no JSON.
+            ConfigErrors: as `request`, or the answer is not JSON.
         """
         text = self.request("GET", page)
         try:
             return loads(text)
         except ValueError as error:
-            raise self._failed(f"{self.url}{page}: seen an answer that is no JSON, expected a sidecar's") from error
+            raise self._failed(
+                f"{self.url}{page}: the answer is not JSON; expected the admin address of a sidecar"
+            ) from error
 
     def request(self, method: str, page: str, body: bytes | None = None, accept: str = "application/json") -> str:
         """Request a page and return its text.
 
         Raises:
-            ConfigErrors: the sidecar can't be reached, or refuses; what it finds wrong in files keeps its place.
+            ConfigErrors: the sidecar is unreachable, or refuses; errors in files keep their positions.
         """
         address = self.url.rstrip("/") + page
         if not address.startswith(("http://", "https://")):
@@ -156,7 +158,7 @@ class AdminClient:
 
 
 def _fault(text: str) -> ConfigError:
-    """Read an error as the sidecar writes it, so that it keeps its place among the others."""
+    """Parse an error of the sidecar, so that it keeps its position."""
     place, _, rest = text.partition(": ")
     match = _PLACE.fullmatch(place)
     assert match is not None  # noqa: S101 -- it takes any text

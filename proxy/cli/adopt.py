@@ -1,4 +1,4 @@
-"""``oxproxy adopt``: signs bindings that earlier versions, or sidecars with a previous secret, left on the broker."""
+"""``oxproxy adopt``: signs bindings left on the broker by earlier versions, or by sidecars with a previous secret."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """List what the current secret did not sign, sign it, and end the transition where ``--finish`` asks for it.
+    """List bindings that the current secret did not sign, sign them, and end the transition with ``--finish``.
 
-    The answer is no where something is left that was to be done.
+    Returns NO if something could not be done.
 
     Raises:
-        ConfigErrors: the management API is not configured, the broker can't be reached or refuses, there is no such
+        ConfigErrors: the management API is not configured, the broker is unreachable or refuses, there is no such
             virtual host.
     """
     settings = read_settings(options.config)
@@ -95,19 +95,19 @@ async def _finish(adoption: Adoption, vhost: str, dry_run: bool) -> bool:
         destination = f"{kind} {name.decode(errors='replace')}"
         print_line(
             f"vhost {vhost}: exchange {carrier.decode(errors='replace')}: {destination} is bound under tokens of 0.1 "
-            "or of a previous secret alone: not finished; every sidecar must run with the current secret first"
+            "or of a previous secret only: not finished; every sidecar must run with the current secret first"
         )
     if lacking or dry_run:
         return not lacking
     old = await adoption.retire_tokens(vhost)
-    print_line(f"vhost {vhost}: transition finished; running sidecars take away {old} bindings under old tokens")
+    print_line(f"vhost {vhost}: transition finished; running sidecars remove {old} bindings under old tokens")
     return True
 
 
 async def _sign(adoption: Adoption, binding: UnsignedBinding, options: argparse.Namespace) -> str | None:
     """Sign a binding; return why it was not signed."""
     if binding.foreign_signature and not options.doubtful:
-        return "left, since no version of oxproxy creates such a binding (--doubtful signs it)"
+        return "not signed: no version of oxproxy creates such a binding (--doubtful signs it)"
     if options.dry_run:
         return "would be signed"
     reason = await adoption.sign(binding)

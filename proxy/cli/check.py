@@ -1,7 +1,7 @@
-"""``oxproxy check``: what is wrong with configuration and rules files, and whether the tests in rules files hold.
+"""``oxproxy check``: checks configuration and rules files and runs the tests in rules files.
 
-Files are told apart by their keys. A configuration brings the rules files that it names; rules files given in addition
-are checked as one set, as a sidecar would load them.
+Files are distinguished by their keys. A configuration includes the rules files that it names; further rules files are
+checked as one set, as a sidecar would load them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from proxy.rules.schema import TOP_KEYS, ParsedFile, RulesSource, read_source
 from proxy.yamlfile.document import Faults, Mapping, Place, is_tests_file
 from proxy.yamlfile.models import key_names
 
-#: What ``--format`` takes.
+#: Values of ``--format``.
 FORMATS = ("text", "json", "github", "junit", "sarif")
 _SETTINGS_KEYS = tuple(key_names(Settings))
 
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the findings; 2 where the sidecar would not start, 1 where a test, or what options demand, fails."""
+    """Print the findings; return 2 if the sidecar would not start, 1 if a test or a required option fails."""
     findings = check_files(options.files, os.environ, lambda path: read_bytes(str(path)))
     if findings.uses_tls:
         _check_tls_files(findings)
@@ -122,7 +122,7 @@ def _formatted(findings: Findings, form: str) -> str:
 
 
 class _Sources:
-    """Files, each of which is read only once: standard input and pipes can't be read again, and large ones take long.
+    """Files, each of which is read only once: standard input and pipes can't be read again, and large ones are slow.
 
     Args:
         read: reads a file.
@@ -133,7 +133,7 @@ class _Sources:
         self._known: dict[Path, RulesSource] = {}
 
     def of(self, path: Path, faults: Faults) -> RulesSource | None:
-        """Return a file; None, and an error, where it can't be read."""
+        """Return a file; None, and an error, if it can't be read."""
         if path not in self._known:
             try:
                 data = self.read(path)
@@ -151,7 +151,7 @@ def check_files(
 
     Args:
         paths: configuration and rules files.
-        environ: the environment; passwords that are not there are warnings here.
+        environ: the environment; missing passwords are warnings here.
         read: reads a file; none is read twice.
     """
     rules = [path for path in paths if not is_tests_file(path.name)]
@@ -170,7 +170,7 @@ def check_files(
 
 
 def _kind(path: Path, sources: _Sources, faults: Faults) -> str | None:
-    """Tell a configuration from a rules file by its keys; a file that can't be read as either is a fault."""
+    """Return the kind of a file, configuration or rules, by its keys; other files are an error."""
     source = sources.of(path, faults)
     if source is None:
         return None
@@ -251,12 +251,12 @@ def _rules(
 
 
 def _warn_of_unused_tests(given: Sequence[Path], findings: Findings) -> None:
-    """Report files of tests whose rules are not checked, or are not there."""
+    """Report files of tests whose rules are not checked, or do not exist."""
     faults = Faults()
     if not findings.files:
         for path in given:
-            faults.error(Place(str(path), 0), "", "a file of tests, by its name: expected the rules file that names it")
-    elif not findings.errors:  # with errors it is not known which rules files name which files of tests
+            faults.error(Place(str(path), 0), "", "seen a file of tests, expected the rules file that names it")
+    elif not findings.errors:  # with errors it is unknown which rules files name which files of tests
         beside = (path for settings in findings.settings for path in tests_files(settings))
         read = {path.resolve() for path in findings.files}
         for path in dict.fromkeys((*given, *beside)):
@@ -266,7 +266,7 @@ def _warn_of_unused_tests(given: Sequence[Path], findings: Findings) -> None:
 
 
 def _walk(loaded: LoadedRules, failure: TestFailure) -> str:
-    # Imported here: files whose tests hold need no explanation.
+    # Imported here: passing tests need no explanation.
     from proxy.rules.explain import ExplainRequest, as_text, explain
 
     test = failure.test

@@ -1,8 +1,9 @@
-"""``oxproxy check --broker``: what a start with these rules would do on a broker, and what would prevent or refuse it.
+"""``oxproxy check --broker``: determines what a start with these rules would change on a broker, and what would prevent
+it.
 
 Over the management API queues, exchanges and permissions are listed, so that there is a plan. Over AMQP queues and
-exchanges are declared passively, and a carrier that exists is declared as a sidecar would declare it, so that the
-broker compares. Nothing is created. TLS is that of the configuration. What can't be asked is an error.
+exchanges are declared passively, and an existing carrier is declared as a sidecar would declare it, so that the broker
+compares. Nothing is created. TLS is that of the configuration. Unavailable data are an error.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ _CARRIER = "carrier"
 
 
 def ask_broker(address: str, findings: Findings) -> None:
-    """Ask a broker about the rules that were checked, and add what it answers to the findings.
+    """Check the rules against a broker, and add the results to the findings.
 
     Args:
         address: ``http(s)://user:password@host:port`` of the management API, or ``amqp(s)://user:password@host:port``.
-        findings: the first of its configurations with `upstream.tls` defines TLS; without one, the system's authorities
-            are trusted. The first configuration defines the control user; without one it is the user of the address.
+        findings: the first of its configurations with `upstream.tls` defines TLS; without one, the system's CA
+            certificates are trusted. The first configuration defines the control user; without one it is the user of
+            the address.
 
     Raises:
-        ConfigErrors: the address is invalid, the broker could not be asked, or files of TLS can't be used; never with a
+        ConfigErrors: the address is invalid, the broker could not be queried, or TLS files can't be used; never with a
             password in it.
     """
     try:
@@ -69,7 +71,7 @@ def ask_broker(address: str, findings: Findings) -> None:
     try:
         asyncio.run(asking)
     except UpstreamError as error:
-        raise _wrong(f"could not ask the broker: {error}") from error
+        raise _wrong(f"could not query the broker: {error}") from error
 
 
 def _tls(address: str, configured: Iterable[Settings]) -> SidecarTls:
@@ -101,7 +103,7 @@ def _add_missing(destinations: Iterable[NamedDestination], findings: Findings) -
         text = f"the broker has no such {destination.kind}"
         if destination.translated:
             shown = destination.name.decode("utf-8", "backslashreplace")
-            text = f"the broker has no {destination.kind} {shown}, where the address table sends it"
+            text = f"the broker has no {destination.kind} {shown}, to which the address table redirects it"
         findings.warnings.append(ConfigWarning(destination.place, destination.path, text))
 
 
@@ -114,7 +116,7 @@ def _add_conflict(exchange: EvaluatedExchange, reason: str, findings: Findings) 
 
 
 async def _ask_amqp(settings: ControlSettings, default_vhost: str, findings: Findings) -> None:
-    # A broker that was not asked must not be reported as fine, even if the rules need nothing of it.
+    # A broker that was not queried must not be reported as fine, even if the rules need nothing of it.
     for vhost in _vhosts(findings) or [default_vhost]:
         connection = ControlConnection(settings, vhost)
         await connection.connect()
@@ -223,7 +225,7 @@ def _surplus(
     bindings: Sequence[BindingInfo],
     bound: Mapping[Destination, BindingInfo],
 ) -> Iterator[RemoveBinding]:
-    # What clients have bound needs tokens too, which only a running sidecar computes.
+    # Clients' bindings need tokens too, which only a running sidecar computes.
     if not any(each.stores for each in bindings):
         for destination in bound.keys() - desired.tokens_of(exchange):
             yield RemoveBinding(exchange.carrier, bound[destination], "not needed by the rules")
@@ -233,11 +235,11 @@ def _surplus(
 
 
 class _Need(NamedTuple):
-    """Permissions that the control user needs for one thing.
+    """Permissions that the control user needs for one purpose.
 
     Args:
-        written: what it is for.
-        wanted: each permission with the kind and name of what it is on.
+        written: the purpose.
+        wanted: each permission with kind and name of its object.
         stops: whether the start is refused without it.
     """
 
@@ -247,7 +249,7 @@ class _Need(NamedTuple):
 
 
 async def _permissions(management: ManagementApi, vhost: str, user: str) -> Permissions:
-    asked = f"could not ask for the permissions of the control user {user!r} in virtual host {vhost}"
+    asked = f"could not query the permissions of the control user {user!r} in virtual host {vhost}"
     try:
         found = await management.permissions(vhost, user)
     except UpstreamError as error:
@@ -279,7 +281,7 @@ def _needs(
 
 
 def _add_lacking(user: str, vhost: str, permissions: Permissions, needs: Iterable[_Need], findings: Findings) -> None:
-    """Add permissions that the control user lacks: errors where the start would be refused, else warnings."""
+    """Add permissions that the control user lacks: errors if the start would be refused, else warnings."""
     for need in needs:
         lacks = [
             f"{permission} on {kind} {name.decode('utf-8', 'backslashreplace')}"
@@ -297,7 +299,7 @@ def _add_lacking(user: str, vhost: str, permissions: Permissions, needs: Iterabl
 
 
 def _matches(pattern: str, name: bytes) -> bool:
-    """Whether a permission covers a name, as the broker decides it: an empty pattern is that of the empty name."""
+    """Return True if a permission covers a name, as on the broker: an empty pattern matches the empty name only."""
     try:
         return bool(compile_pattern(pattern.encode() or b"^$").search(name, Budget()))
     except InvalidPattern:

@@ -1,4 +1,4 @@
-"""Findings of ``oxproxy check`` as other programs read them: GitHub annotations, JUnit XML, SARIF.
+"""Findings of ``oxproxy check`` for other programs: GitHub annotations, JUnit XML, SARIF.
 
 Sources: workflow commands of GitHub Actions; the JUnit XML that Jenkins and GitLab read; SARIF 2.1.0.
 """
@@ -14,14 +14,14 @@ from proxy.rules.file_tests import RulesTest
 
 _RULES = {
     ERROR: ("a sidecar would not start", "error"),
-    WARNING: ("works, and its author may not want it", "warning"),
+    WARNING: ("valid, but probably not intended", "warning"),
     TEST: ("a test of the rules file fails", "error"),
 }
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def as_github(findings: Iterable[Finding]) -> str:
-    """Return annotations, a line for each finding."""
+    """Return annotations, one line per finding."""
     return "\n".join(map(_annotation, findings))
 
 
@@ -77,7 +77,7 @@ def _xml(text: str) -> str:
 
 
 def _legal(text: str) -> str:
-    """Escape characters that XML has not."""
+    """Escape characters that XML does not allow."""
     return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
 
 

@@ -1,4 +1,4 @@
-"""``oxproxy cleanup``: lists everything that sidecars made on the broker, and removes it with ``--yes``."""
+"""``oxproxy cleanup``: lists everything that sidecars created on the broker, and removes it with ``--yes``."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """List what is there and remove it with ``--yes``; the answer is no where something had to stay.
+    """List our objects and remove them with ``--yes``; return NO if something had to stay.
 
     Raises:
-        ConfigErrors: the management API is not configured, can't be reached or refuses; there is no such virtual host;
-            a sidecar of this configuration runs, which would declare again what is removed.
+        ConfigErrors: the management API is not configured, unreachable or refuses; there is no such virtual host; a
+            sidecar of this configuration runs, which would declare the objects again.
     """
     settings = read_settings(options.config)
     control, management = control_settings(settings)
@@ -44,26 +44,26 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _expect_stopped(settings: Settings) -> None:
-    """Ask the admin ports of all workers whether they run."""
+    """Check on the admin ports that no worker is running."""
     running = []
     for url in admin_urls(settings) if settings.admin_addresses else []:
         with contextlib.suppress(ConfigErrors):
             AdminClient(url, "oxproxy cleanup").request("GET", "/livez")
             running.append(url)
     if running:
-        message = f"a sidecar runs at {', '.join(running)} and would declare again what is removed: stop it first"
+        message = f"a sidecar runs at {', '.join(running)} and would redeclare what is removed: stop it first"
         raise ConfigErrors([settings.fault("admin.address", message)])
 
 
 def control_settings(settings: Settings) -> tuple[ControlSettings, str]:
-    """Return how to connect as the control user, and the address of the management API.
+    """Return the settings of the control user, and the address of the management API.
 
     Raises:
-        ConfigErrors: the management API is not configured, or files of TLS can't be used.
+        ConfigErrors: the management API is not configured, or TLS files can't be used.
     """
     upstream = settings.upstream
     if upstream.management is None:
-        message = "seen nothing, expected the management API: it alone lists what was made"
+        message = "seen nothing, expected the management API, which is needed to list what was created"
         raise ConfigErrors([ConfigError("configuration", 0, "upstream.management", message)])
     tls = SidecarTls(settings)
     tls.read({})()
@@ -79,12 +79,12 @@ def control_settings(settings: Settings) -> tuple[ControlSettings, str]:
 
 
 async def _clean_up(removal: Cleanup, vhosts: Sequence[str], removing: bool) -> bool:
-    """Return whether nothing is left that had to be removed."""
+    """Return True if nothing is left that had to be removed."""
     complete = True
     try:
         unknown = sorted(set(vhosts) - await removal.vhosts()) if vhosts else []
         if unknown:
-            message = "the broker has no such virtual host, or the control user may not see it"
+            message = "the broker has no such virtual host, or the control user has no access to it"
             raise ConfigErrors([ConfigError("--vhost", 0, name, message) for name in unknown])
         leftovers = await removal.leftovers(vhosts)
         for leftover in leftovers:
@@ -94,9 +94,9 @@ async def _clean_up(removal: Cleanup, vhosts: Sequence[str], removing: bool) -> 
     finally:
         await removal.close()
     if not leftovers:
-        print_line("nothing of ours is there")
+        print_line("nothing found")
     elif not removing:
         print_line("nothing was removed: stop every sidecar, then add --yes")
     else:
-        print_line("removed" if complete else "removed, but for exchanges that others have bound to")
+        print_line("removed" if complete else "removed, except exchanges with foreign bindings")
     return complete

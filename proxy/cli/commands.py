@@ -1,7 +1,7 @@
-"""Every command: its module, what it does, examples and exit statuses.
+"""Every command: its module, description, examples and exit statuses.
 
-``--help``, the shell completion, the man page and docs/reference/cli.md are made of this table and of the arguments
-that the modules define. It imports no module of a command; `load` imports one.
+``--help``, the shell completion, the man page and docs/reference/cli.md are generated from this table and from the
+arguments that the modules define. It imports no module of a command; `load` imports one.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class CommandEntry:
     """One command.
 
     Args:
-        summary: what it does, in a line.
-        description: the same at length.
-        examples: lines to type, and what each does.
-        no: when the exit status is 1; empty: never.
-        done: when it is 0.
-        wrong: when it is 2.
-        module: its module in this package, where it has another name.
-        interrupted: when it is 130; empty: never.
+        summary: one-line description.
+        description: full description.
+        examples: command lines, each with a description.
+        no: meaning of exit status 1; empty: never.
+        done: meaning of exit status 0.
+        wrong: meaning of exit status 2.
+        module: its module in this package, if it has another name.
+        interrupted: meaning of exit status 130; empty: never.
         more: further exit statuses.
     """
 
@@ -121,7 +121,7 @@ COMMANDS = {
         wrong=_ASKED,
     ),
     "top": CommandEntry(
-        "live rates of a running sidecar by exchange, binding and destination",
+        "show live rates of a running sidecar by exchange, binding and destination",
         "Reads the metrics of a running sidecar every few seconds and shows publishes, binding matches and "
         "publishes to destinations per second, highest first. In a terminal, the display is updated until Ctrl-C; "
         "otherwise one table is printed per interval.",
@@ -134,7 +134,7 @@ COMMANDS = {
         interrupted="interrupted by Ctrl-C before the first table",
     ),
     "tail": CommandEntry(
-        "the last publishes that were unroutable, rejected, nacked or returned",
+        "show the last publishes that were unroutable, rejected, nacked or returned",
         "Prints the last 200 failed publishes of a running sidecar with exchange, routing key, size, reason and header "
         "names. Only values of headers in audit.headers are included. Unroutable publishes are recorded from the first "
         "call until five minutes after the last.",
@@ -146,7 +146,7 @@ COMMANDS = {
         done="done, or --follow was interrupted by Ctrl-C",
     ),
     "routes": CommandEntry(
-        "exchanges, bindings and destinations as a tree",
+        "show exchanges, bindings and destinations as a tree",
         "Shows the bindings of each exchange in evaluation order, with conditions, effects and destination. With FILE, "
         "it reads rules files or a configuration. Otherwise it queries a running sidecar, including client bindings "
         "and missing destinations.",
@@ -253,12 +253,11 @@ COMMANDS = {
 
 
 def load(name: str) -> CommandModule:
-    """Import the module of a command."""
     return cast("CommandModule", importlib.import_module(f"proxy.cli.{COMMANDS[name].module or name}"))
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Fills paragraphs, but leaves text of several lines as it is: examples and exit statuses."""
+    """Fills paragraphs, but leaves multi-line text as it is: examples and exit statuses."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if "\n" in text:
@@ -267,13 +266,13 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def make_parser(loaded: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Make a parser that knows the names of all commands, and the arguments of some.
+    """Return a parser with the names of all commands, and the arguments of some.
 
     Args:
         loaded: the commands whose modules are imported.
 
     Returns:
-        The parser, and that of each command that was loaded.
+        The parser, and that of each loaded command.
     """
     parser = argparse.ArgumentParser(
         prog="oxproxy",

@@ -1,4 +1,4 @@
-"""``oxproxy completion``: completion scripts for bash, zsh and fish, made of the arguments that the commands define."""
+"""``oxproxy completion``: completion scripts for bash, zsh and fish, generated from the arguments of the commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the script."""
     _, parsers = make_parser(COMMANDS)
     print_line({"bash": _bash, "zsh": _zsh, "fish": _fish}[options.shell](parsers))
     return DONE
@@ -25,12 +24,12 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentHelp:
-    """What a shell has to know of an argument.
+    """Data about an argument for a shell.
 
     Args:
-        names: of an option; none for a positional argument.
-        help: what it is.
-        values: what it takes, where that is a closed set.
+        names: of an option; empty for a positional argument.
+        help: its description.
+        values: its values, if they are a closed set.
         takes_value: whether a value follows.
         takes_file: whether that is a file.
     """
@@ -43,7 +42,6 @@ class ArgumentHelp:
 
 
 def listed(parser: argparse.ArgumentParser) -> Iterator[ArgumentHelp]:
-    """Yield the arguments that a command defines."""
     for action in parser._actions:  # argparse has no other way to list them
         if action.help == argparse.SUPPRESS:
             continue

@@ -1,4 +1,4 @@
-"""What all commands share: exit statuses, lines to standard output and standard error, input files."""
+"""Shared by all commands: exit statuses, lines to standard output and standard error, input files."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ if TYPE_CHECKING:
     from proxy.config.settings import Settings
     from proxy.rules.loader import LoadedRules
 
-#: Exit statuses: done; the answer is no; wrong usage, configuration or rules.
+#: Exit statuses: done; the answer is no; wrong usage, invalid configuration or rules.
 DONE, NO, WRONG = 0, 1, 2
 
-#: Columns of output that nobody looks at in a terminal: scripts want whole lines.
+#: Columns of output outside of a terminal: scripts need whole lines.
 _UNBROKEN = 1000
 
 
 def print_line(line: str) -> None:
-    """Write a line to standard output."""
     sys.stdout.write(line + "\n")
 
 
@@ -42,19 +41,19 @@ def print_errors(lines: Iterable[object]) -> None:
 
 
 def output_width() -> int:
-    """Return the columns of the terminal, or what COLUMNS in the environment says; 80 where neither is known."""
+    """Return the columns of the terminal, or COLUMNS from the environment; 80 if neither is known."""
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 
 def printable(text: str) -> str:
-    """Escape control characters, with which a name or a message could steer the terminal."""
+    """Escape control characters, with which a name or a message could control the terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def rich_console() -> Console:
-    """Return a console of rich; where the output is no terminal it breaks no line, unless COLUMNS asks for it.
+    """Return a console of rich; outside of a terminal it breaks no lines, unless COLUMNS is set.
 
-    rich is imported here, since it takes a fifth of a second. It follows NO_COLOR by itself.
+    rich is imported here, since that takes a fifth of a second. It follows NO_COLOR by itself.
     """
     from rich.console import Console
 
@@ -81,16 +80,16 @@ def read_input(name: str) -> bytes:
 
 
 def rules_only(files: Sequence[Path]) -> list[Path]:
-    """Leave out files of tests, which a shell's pattern matches as well.
+    """Return the files without files of tests, which a shell's pattern matches as well.
 
     Raises:
-        ConfigErrors: nothing else is among the files.
+        ConfigErrors: there are no other files.
     """
     from proxy.yamlfile.document import is_tests_file
 
     rules = [path for path in files if not is_tests_file(path.name)]
     if not rules:
-        message = "seen a file of tests, by its name, expected a rules file"
+        message = "seen a file of tests, expected a rules file"
         raise ConfigErrors([ConfigError(str(path), 0, "", message) for path in files])
     return rules
 
@@ -99,7 +98,7 @@ def load_rules_of(files: Sequence[Path], environ: Mapping[str, str]) -> LoadedRu
     """Load rules files as one set, or those that a configuration names; - is standard input.
 
     Raises:
-        ConfigErrors: every fault in them.
+        ConfigErrors: all errors in them.
     """
     from proxy.config.loader import parse_settings, rules_files
     from proxy.rules.loader import compile_rules
@@ -125,7 +124,7 @@ def read_settings(path: Path, *, secrets_required: bool = True) -> Settings:
     """Read the configuration, - for standard input, and write its warnings to standard error.
 
     Raises:
-        ConfigErrors: every fault in it.
+        ConfigErrors: all errors in it.
     """
     from proxy.config.loader import parse_settings
     from proxy.yamlfile.document import Faults

@@ -1,7 +1,7 @@
-"""``oxproxy explain``: why one message goes where it goes, as a tree, as text or as JSON.
+"""``oxproxy explain``: explains how one message is routed, as a tree, as text or as JSON.
 
-By rules files, or by the rules in force in a running sidecar: then each of its workers is asked, and their answers are
-compared.
+By rules files, or by the rules in force in a running sidecar: then each of its workers is queried, and their answers
+are compared.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from proxy.rules.explain import (
 )
 from proxy.rules.field_values import instant
 
-#: Types of a header on the command line, and how their values are written in YAML; the value itself is a %s.
+#: Types of a header on the command line with their YAML form; %s is the value.
 _TYPES = {
-    "string": None,  # as a text in quotes
+    "string": None,  # as a quoted string
     "int": "%s",
     "float": "%s",
     "bool": "%s",
@@ -96,7 +96,7 @@ def _instant(text: str) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the explanation; the answer is no where an expected queue is not reached or no address rule applies."""
+    """Print the explanation; return NO if an expected queue is not reached or no address rule applies."""
     _check_usage(options)
     source = options.message or "command line"
     data = read_input(options.message) if options.message else described(options).encode(errors="surrogateescape")
@@ -124,7 +124,7 @@ def _timed(message: bytes, at: str) -> bytes:
 
 
 def _check_usage(options: argparse.Namespace) -> None:
-    """End with status 2 where options contradict each other."""
+    """Exit with status 2 if options contradict each other."""
     parts = [f"--{name}" for name in ("key", "size") if getattr(options, name) is not None]
     parts += [f"--{name}" for name in ("header", "property", "queue") if getattr(options, name)]
     subjects = [f"--{name}" for name in ("message", "exchange", "address") if getattr(options, name) is not None]
@@ -132,15 +132,15 @@ def _check_usage(options: argparse.Namespace) -> None:
         seen = " and ".join(subjects) or "none of them"
         options.usage_error(f"expected one of --message, --exchange and --address, seen {seen}")
     if options.vhost is not None and options.message is not None:
-        options.usage_error("--vhost: the message of --message names its virtual host itself, under vhost")
+        options.usage_error("--vhost: not allowed with --message; name the virtual host in the message, under vhost")
     if parts and options.exchange is None:
-        options.usage_error(f"{parts[0]} describes a message: expected --exchange with it")
+        options.usage_error(f"{parts[0]} describes a message: --exchange is required")
     if options.address is not None and (options.at is not None or options.expect):
         options.usage_error(
-            f"--address: no message is published, {'--at' if options.at else '--expect'} has no meaning"
+            f"--address: no message is published, {'--at' if options.at else '--expect'} is not allowed"
         )
     if options.rules is not None and (options.admin or options.config is not None):
-        options.usage_error("--rules evaluates files: expected neither --admin nor --config with it")
+        options.usage_error("--rules evaluates files: --admin and --config are not allowed")
 
 
 def described(options: argparse.Namespace) -> str:
@@ -190,12 +190,12 @@ def _properties(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """Write a text for YAML; JSON's escapes of pairs of surrogates are none of YAML's."""
+    """Quote a string for YAML; JSON's escapes of surrogate pairs are invalid there."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argparse.Namespace) -> int:
-    """Print the answer of all workers; the answer is no as well where they differ, or one of them can't be asked."""
+    """Print the answer of all workers; return NO also if they differ, or if one of them can't be queried."""
     answers: dict[AdminClient, dict[str, Any]]  # Any: JSON
     answers, complete = ask_workers(clients, lambda client: json.loads(client.request("POST", "/explain", question)))
     distinct = list({_outcome(answer): client for client, answer in reversed(answers.items())}.values())[::-1]
@@ -217,7 +217,7 @@ def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argpa
 
 
 def _outcome(answer: dict[str, Any]) -> str:  # Any: JSON
-    """Return what has to be equal in the answers of workers: the version of the rules, and where the message goes."""
+    """Return the part of an answer that must be equal for all workers: version of the rules, and routing."""
     if "address" in answer:
         return json.dumps(answer)
     return json.dumps([answer[key] for key in ("rules", "outcome", "queues", "exchanges", "remotes", "error")])

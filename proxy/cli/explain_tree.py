@@ -1,6 +1,6 @@
-"""The explanation of one message as a coloured tree, for a terminal; elsewhere the plain text is written.
+"""The explanation of one message as a coloured tree, for a terminal; otherwise plain text is written.
 
-The tree has all that the plain text has, and nothing else.
+The tree has exactly the content of the plain text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ _DIM = "dim"
 
 
 def print_tree(explanation: Explanation, console: Console | None = None) -> None:
-    """Write an explanation to standard output."""
     console = console or rich_console()
     if not console.is_terminal:
         console.file.write(as_text(explanation) + "\n")
@@ -137,5 +136,5 @@ def _printable(value: object) -> Text:
 
 
 def _escaped(value: object) -> str:
-    """Escape control characters, with which a message could steer the terminal."""
+    """Escape control characters, with which a message could control the terminal."""
     return printable(str(json_value(value)))

@@ -1,4 +1,4 @@
-"""What ``oxproxy check`` finds in files and, with ``--broker``, on a broker."""
+"""Findings of ``oxproxy check`` in files and, with ``--broker``, on a broker."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Finding:
 
     Args:
         kind: ERROR, WARNING or TEST.
-        file: where it is; line and column from 1, 0 if unknown.
+        file: its file; line and column from 1, 0 if unknown.
         line: its line.
         column: its column.
         key: dotted path of the key, empty if there is none.
         message: what was seen and what was expected.
-        walk: of a failing test, why its message goes where it goes.
+        walk: for a failed test, the explanation of its message.
         fails: whether it makes the check fail.
     """
 
@@ -54,19 +54,19 @@ class Findings:
 
     Args:
         errors: with any of them the sidecar would not start.
-        warnings: what works and its author may not want.
-        failures: tests that fail.
+        warnings: valid definitions that are probably not intended.
+        failures: failed tests.
         files: the files that were read.
         sets: every set of rules that could be compiled.
         untested: bindings that no test makes true, by exchange.
-        destinations: what must exist on the broker.
-        queues: those that the rules declare.
-        exchanges: what the rules evaluate.
+        destinations: destinations that must exist on the broker.
+        queues: queues declared by the rules.
+        exchanges: exchanges evaluated by the rules.
         settings: every configuration that could be read.
-        walks: by the place of each test that fails, why its message goes where it goes.
+        walks: by the position of each failed test, the explanation of its message.
         strict: whether a warning makes the check fail.
-        coverage_fault: what is wrong with the coverage; empty if nothing is.
-        plan: virtual host, and what a sidecar would do there at its start; None if no broker was asked for it.
+        coverage_fault: description of insufficient coverage, or empty.
+        plan: virtual host, and actions of a sidecar at its start; None without a broker.
     """
 
     errors: list[ConfigError] = field(default_factory=list)
@@ -86,12 +86,12 @@ class Findings:
 
     @property
     def good(self) -> bool:
-        """Whether the exit status is 0."""
+        """True if the exit status is 0."""
         return not (self.errors or self.failures or self.coverage_fault or (self.strict and self.warnings))
 
     @property
     def coverage(self) -> float:
-        """Percentage of the bindings that some test makes true; 100 where there is no binding."""
+        """Percentage of the bindings that some test makes true; 100 without bindings."""
         bindings = sum(self._bindings())
         return 100.0 if not bindings else 100.0 * (bindings - sum(map(len, self.untested))) / bindings
 
@@ -106,7 +106,7 @@ class Findings:
                 yield from (len(exchange.bindings) for exchange in vhost.exchanges)
 
     def listed(self) -> Iterator[Finding]:
-        """Yield every error, warning and failing test, for other programs."""
+        """Yield every error, warning and failed test, for other programs."""
         for error in self.errors:
             yield Finding(ERROR, error.file, error.line, error.column, error.key, error.message)
         for warning in self.warnings:
@@ -119,14 +119,14 @@ class Findings:
             yield Finding(WARNING, first, 0, 0, "", self.coverage_fault)
 
     def add(self, faults: Faults) -> None:
-        """Add errors and warnings; errors stay in the order of files and places."""
+        """Add errors and warnings; errors stay ordered by file and position."""
         self.warnings += faults.warnings
         self.errors += faults.errors
         self.errors.sort(key=lambda error: (error.file, error.line, error.column))
 
     @property
     def uses_tls(self) -> bool:
-        """Whether any listener, the upstream or another broker uses TLS."""
+        """True if any listener, the upstream or another broker uses TLS."""
         sections: list[object] = [settings.upstream.tls for settings in self.settings]
         sections += [listener.tls for settings in self.settings for listener in settings.listen]
         vhosts = [vhost for loaded in self.sets for vhost in loaded.rules.vhosts.values()]
@@ -134,7 +134,7 @@ class Findings:
 
     @property
     def summary(self) -> str:
-        """What was checked, in one line."""
+        """One line about everything that was checked."""
         vhosts = [vhost for loaded in self.sets for vhost in loaded.rules.vhosts.values()]
         exchanges = [exchange for vhost in vhosts for exchange in vhost.exchanges]
         counts = (
@@ -147,7 +147,7 @@ class Findings:
         return ", ".join(counts) + (f"; rules {' '.join(versions)}" if versions else "")
 
     def as_json(self) -> dict[str, object]:
-        """Return everything as plain data; `ok` is true where the exit status is 0."""
+        """Return everything as plain data; `ok` is true if the exit status is 0."""
         return {
             "ok": self.good,
             "summary": self.summary,

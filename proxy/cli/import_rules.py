@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the rules to standard output and what is not certain to standard error."""
+    """Write the rules to standard output and warnings to standard error."""
     source = str(options.definitions)
     text, warnings = import_definitions(read_input(source), source, options.vhost, options.exchange)
     print_errors(warnings)

@@ -1,4 +1,4 @@
-"""``oxproxy init``: writes a configuration, a rules file and a secret to begin with, and overwrites nothing."""
+"""``oxproxy init``: writes an initial configuration, rules file and secret, and overwrites nothing."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _SETTINGS = """\
 # are in docs/reference/configuration.md. OXPROXY_UPSTREAM__ADDRESS=... in the environment overrides upstream.address,
 # and so on.
 
-listen:                                  # where producers connect instead of to the broker
+listen:                                  # address for producers, instead of the broker's
   - address: 127.0.0.1:5673
 
 upstream:                                # the broker
   address: 127.0.0.1:5672
-  control:                               # declares exchanges and bindings, reads what exists on the broker
+  control:                               # declares exchanges and bindings, reads the broker's inventory
     username: guest
-    password: guest                      # for a broker elsewhere: password_env: NAME, or password_file: PATH
+    password: guest                      # for a remote broker: password_env: NAME, or password_file: PATH
   management: http://127.0.0.1:15672
 
 rules: [rules/*.yaml]                    # relative to this file
 
-declared:                                # what clients declare over AMQP
-  secrets:                               # sign what clients bind; every sidecar of the broker needs the same
+declared:                                # declarations of clients over AMQP
+  secrets:                               # sign clients' bindings; the same for every sidecar of the broker
     - file: secrets/current              # the first signs, all are accepted
 
 admin:
@@ -38,10 +38,10 @@ admin:
 # audit: {directory: audit}              # one line per publish, in a directory that exists
 """
 _RULES = """\
-# Which messages go to which queues: docs/reference/rules.md. `oxproxy check` runs the tests at the end.
+# Rules that route messages to queues: docs/reference/rules.md. `oxproxy check` runs the tests at the end.
 vhost: /
 
-queues: [orders.large]                   # declared durable; one that exists is taken as it is
+queues: [orders.large]                   # declared durable; an existing queue is used as it is
 
 exchanges:
   - name: orders
@@ -51,7 +51,7 @@ exchanges:
         arguments: {"x-?hkv>= amount": 1000}
 
 tests:
-  - name: a large order goes to its queue
+  - name: a large order is routed to its queue
     publish: {exchange: orders, headers: {amount: 2500}}
     expect: {queues: [orders.large]}
 """
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the files and print their names.
 
     Raises:
-        ConfigErrors: a file is there already (then nothing is written), or can't be written.
+        ConfigErrors: a file exists (then nothing is written), or can't be written.
     """
     directory: Path = options.directory
     files = {
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     }
     present = [path for path in files if os.path.lexists(path)]
     if present:
-        raise ConfigErrors([ConfigError(str(path), 0, "", "is there already; nothing was written") for path in present])
+        raise ConfigErrors([ConfigError(str(path), 0, "", "exists already; nothing was written") for path in present])
     for path, (content, mode) in files.items():
         _write(path, content, mode)
         print_line(str(path))

@@ -1,7 +1,7 @@
-"""The entry point of ``oxproxy``: finds the module of a subcommand, runs it and turns faults into an exit status.
+"""The entry point of ``oxproxy``: runs the module of a subcommand and turns errors into an exit status.
 
-Exit status 0: done; 1: the answer is no; 2: wrong usage, configuration or rules. Only the module of the subcommand that
-was typed is imported, so that `oxproxy check` loads no network library and `oxproxy --version` hardly anything.
+Exit status 0: done; 1: the answer is no; 2: wrong usage, invalid configuration or rules. Only the module of the given
+subcommand is imported, so that `oxproxy check` loads no network library and `oxproxy --version` hardly anything.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_errors(errors.errors)
         return WRONG
     except KeyboardInterrupt:
-        return 130  # as a shell reports it: 128 and the number of SIGINT
+        return 130  # as in a shell: 128 and the number of SIGINT
     except BrokenPipeError:
         # The reader of our output has closed it; nothing more may be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -44,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Return a parser that knows the names of all commands and the arguments of the one that was typed."""
-    # No option before the command takes a value, so the first argument that is no option is its name.
+    """Return a parser with the names of all commands and the arguments of the given one."""
+    # No option before the command takes a value, so the first argument that is not an option is its name.
     typed = next((argument for argument in arguments if not argument.startswith("-")), None)
     parser, _ = make_parser([typed] if typed in COMMANDS else [])
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="show program's version number and exit")
@@ -53,7 +53,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 class _PrintVersion(argparse.Action):
-    """Reads the version only when it is asked for: importlib.metadata takes longer to load than all else here."""
+    """Reads the version on request only: importlib.metadata takes longer to load than everything else here."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import importlib.metadata

@@ -15,7 +15,7 @@ _ESCAPES = {r"\n": "\n", r"\"": '"', r"\\": "\\"}
 
 
 class Sample(NamedTuple):
-    """One line of the page; its labels in the order of their names."""
+    """One line of the page; labels are sorted by name."""
 
     name: str
     labels: tuple[tuple[str, str], ...]

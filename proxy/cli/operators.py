@@ -1,4 +1,4 @@
-"""``oxproxy operators``: what an operator of a binding means, with an example."""
+"""``oxproxy operators``: describes the operators of bindings, with examples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print all operators in short, or some at length; the answer is no where none has such a name."""
+    """Print a summary of all operators, or the details of some; return NO if no operator has such a name."""
     text = " ".join(options.name)
     selected = _selected(text)
     if options.json:
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _selected(text: str) -> list[tuple[OperatorSection, OperatorEntry]]:
-    """Return the entries that a text names: those of this key, else those that have it in a key or in their meaning."""
+    """Return the entries with this key, else those that contain the string in a key or in their meaning."""
     pairs = [(section, entry) for section in SECTIONS for entry in section.entries]
     if not text:
         return pairs
@@ -53,7 +53,7 @@ def _selected(text: str) -> list[tuple[OperatorSection, OperatorEntry]]:
 
 
 def _is_key(key: str, text: str) -> bool:
-    """Whether a text is a key, as documented or with the name of a header or property."""
+    """Return True if a string is a key, as documented or with the name of a header or property."""
     if key.endswith(_NAME):
         return text.partition(" ")[0] == key.removesuffix(_NAME)
     return text == key or (key == "set N" and re.fullmatch("set -?[0-9]+", text) is not None)
@@ -75,7 +75,7 @@ def _sentence(section: OperatorSection, entry: OperatorEntry) -> str:
 
 
 def _plain(text: str) -> str:
-    """Take out the marks of code that the documentation has."""
+    """Remove the documentation's code markup."""
     return text.replace("`", "")
 
 
@@ -90,7 +90,7 @@ def _at_length(section: OperatorSection, entry: OperatorEntry) -> str:
 
 
 def _wrapped_keys(entry: OperatorEntry, width: int) -> list[str]:
-    """Break the list of keys into lines, but no key."""
+    """Break the list of keys into lines, but not within a key."""
     keys = ", ".join(key.replace(" ", "\N{NO-BREAK SPACE}") for key in entry.keys)
     lines = textwrap.wrap(keys, width, subsequent_indent="  ", break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

@@ -1,4 +1,4 @@
-"""``oxproxy report``: tables and a page on audit logs."""
+"""``oxproxy report``: creates tables and a page from audit logs."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_days_and_spark(parser: argparse.ArgumentParser, master: str) -> None:
-    """Define the arguments that `oxproxy trace` has as well.
+    """Define the arguments shared with `oxproxy trace`.
 
     Args:
-        parser: takes them.
-        master: what ``--master`` is for.
+        parser: receives them.
+        master: help of ``--master``.
     """
     parser.add_argument(
         "--since", metavar="DAY", help="first day, such as 2026-11-21 (UTC) or yesterday; default: all days"
@@ -84,7 +84,7 @@ def _known_bindings(paths: list[Path]) -> tuple[KnownBinding, ...]:
 
 @contextlib.contextmanager
 def faults_of(command: str) -> Iterator[None]:
-    """Report a missing library of the extra ``report``, and faults of the request, as faults of a command."""
+    """Report a missing library of the extra ``report``, and errors of the request, as errors of a command."""
     try:
         yield
     except ModuleNotFoundError as error:

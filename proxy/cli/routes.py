@@ -1,4 +1,4 @@
-"""``oxproxy routes``: exchanges, bindings and destinations as a tree, from files or from a running sidecar."""
+"""``oxproxy routes``: shows exchanges, bindings and destinations as a tree, from files or from a running sidecar."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the tree; the answer is no where nothing has the names that are asked for."""
+    """Print the tree; return NO if nothing has the requested names."""
     if options.files:
         from proxy.rules.overview import overview
 

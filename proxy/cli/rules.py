@@ -1,4 +1,4 @@
-"""``oxproxy rules``: the rules files in force in a running sidecar, and how they differ from files; without secrets."""
+"""``oxproxy rules``: shows the rules files in force in a running sidecar, or compares them with files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the files or the differences; where they differ the answer is no."""
+    """Print the files or the differences; return NO if they differ."""
     in_force: dict[str, Any] = admin_clients(options, "oxproxy rules")[0].json("/api/rules")
     return _show(in_force, options) if options.action == "show" else _diff(in_force, options)
 
@@ -52,7 +52,7 @@ def _show(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
 
 
 def _named(files: list[dict[str, str]], name: str) -> dict[str, str]:
-    """Return the file in force that a name means: its whole name, else the only one that ends so."""
+    """Return the file in force with a name: its whole name, else the only one with this suffix."""
     exact = [file for file in files if file["name"] in (name, os.path.abspath(name))]
     found = exact or [file for file in files if Path(file["name"]).name == Path(name).name]
     if len(found) != 1:
@@ -87,14 +87,14 @@ def _diff(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
             for line in difference["diff"]:
                 print_line(_colored(_printable_line(line)))
         if secret:
-            print_line("The files differ only in passwords, or in how lines end, or in their order.")
+            print_line("The files differ only in passwords, in line endings, or in their order.")
         elif not differences:
             print_line(f"The files are those in force: rules {in_force['rules']}.")
     return NO if differences or secret else DONE
 
 
 def _pairs(in_force: list[dict[str, str]], options: argparse.Namespace) -> list[tuple[str, dict[str, str] | None]]:
-    """Return files on this machine (empty if there is none) and what is in force of each (None likewise)."""
+    """Return files on this machine and their counterparts in force (empty or None if missing)."""
     if options.files:
         if options.files == ["-"] and len(in_force) == 1:
             return [("-", in_force[0])]

@@ -1,4 +1,4 @@
-"""``oxproxy schema``: the JSON Schema of the configuration file or of rules files, for editors.
+"""``oxproxy schema``: prints the JSON Schema of the configuration file or of rules files, for editors.
 
 It is generated from the models that read these files. A schema accepts more than ``oxproxy check``, never less.
 """
@@ -19,10 +19,10 @@ from proxy.yamlfile.models import FileModel
 
 
 class _Schema(GenerateJsonSchema):
-    """As pydantic's, with defaults as they are written in a file and without titles that repeat names."""
+    """Pydantic's schema, with defaults as written in a file and without titles that repeat names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
-        """Never: the title would be the key again."""
+        """Return False: the title would repeat the key."""
         return False
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
@@ -35,7 +35,7 @@ class _Schema(GenerateJsonSchema):
 
 def _written(default: object) -> object:
     if isinstance(default, float):
-        return f"{default:g}s"  # the only ones are durations
+        return f"{default:g}s"  # only durations
     if isinstance(default, HostPort):
         return str(default)
     if isinstance(default, bytes):
@@ -46,7 +46,7 @@ def _written(default: object) -> object:
 
 
 def json_schema(model: type[FileModel], title: str) -> dict[str, object]:
-    """The JSON Schema of a file (draft 2020-12); it accepts more than `read_model`, never less."""
+    """Return the JSON Schema of a file (draft 2020-12); it accepts more than `read_model`, never less."""
     found = model.model_json_schema(schema_generator=_Schema)
     for section in (found, *found.get("$defs", {}).values()):
         section.pop("title", None)
@@ -64,6 +64,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the schema."""
     print_json(json_schema(*_FILES[options.format]))
     return DONE

@@ -18,6 +18,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run until SIGTERM."""
     slot = None if options.worker is None else WorkerSlot(*options.worker)
     return sidecar.run(options.config, os.environ, slot, options.dry_run)

@@ -1,6 +1,6 @@
-"""``oxproxy shadow``: brings rules files to a running sidecar and prints its report as tables or JSON.
+"""``oxproxy shadow``: uploads rules files to a running sidecar and prints its report as tables or JSON.
 
-It uses the admin port over HTTP, as any client may, and removes the candidate again, whatever happens meanwhile.
+It uses the admin port over HTTP, and always removes the candidate again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from proxy.errors import ConfigError, ConfigErrors
 #: The sidecar's answer.
 Report: TypeAlias = dict[str, Any]  # Any: JSON
 
-#: Seconds between two requests for a shadow that is under way: the sidecar drops one that is not asked for.
+#: Seconds between two requests for a running shadow: the sidecar drops one that is not requested.
 _POLL_SECONDS = 30.0
-#: Rows of bindings for people; JSON has them all.
+#: Limit of bindings in a table; JSON has them all.
 _BINDINGS = 30
 
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the reports; the answer is no where messages would go elsewhere."""
+    """Print the reports; return NO if messages would be routed differently."""
     admins = admin_clients(options, "oxproxy shadow")
     reports = compare(options.rules, admins, options.seconds)
     if options.json:
@@ -60,11 +60,11 @@ def compare(files: Sequence[Path], admins: Sequence[AdminClient], seconds: float
 
     Args:
         files: the candidate, as one set.
-        admins: the sidecars; a candidate that one of them refuses is dropped by all.
-        seconds: how long; None: until Ctrl-C.
+        admins: the sidecars; a candidate that one of them rejects is dropped by all.
+        seconds: duration; None: until Ctrl-C.
 
     Raises:
-        ConfigErrors: the files are not good, or a sidecar can't be asked.
+        ConfigErrors: the files are invalid, or a sidecar can't be reached.
     """
     try:
         texts = [(str(path), read_input(str(path)).decode()) for path in rules_only(files)]
@@ -168,7 +168,7 @@ def _table(*left: str, right: Iterable[str]) -> Table:
 
 
 def destinations_text(result: Mapping[str, Any]) -> str:  # Any: JSON
-    """Return where a message goes, in one line."""
+    """Describe the destinations of a message in one line."""
     parts = [f"{what[:-1]} {name}" for what in ("queues", "exchanges", "remotes") for name in result[what]]
     parts += [f"failed: {reason}" for reason in result["failed"]]
     if result["error"]:
@@ -177,5 +177,5 @@ def destinations_text(result: Mapping[str, Any]) -> str:  # Any: JSON
 
 
 def _printable(text: str) -> Text:
-    """Escape control characters, with which a message could steer the terminal."""
+    """Escape control characters, with which a message could control the terminal."""
     return Text(printable(text))

@@ -1,4 +1,4 @@
-"""``oxproxy status``: whether a running sidecar is ready, and what is wrong."""
+"""``oxproxy status``: shows whether a running sidecar is ready, and problems."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clien
 from proxy.cli.console import DONE, NO, print_json, print_line, printable
 from proxy.cli.metrics_page import Sample, samples
 
-#: What `/status` lists of a virtual host where there is any, and what it is called here.
+#: Lists in `/status` of a virtual host, with their titles.
 _FINDINGS = (
     ("missing", "missing"),
     ("conflicts", "conflict"),
@@ -30,10 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the state of each worker; the answer is no where one is not ready or can't be asked.
+    """Print the state of each worker; return NO if one is not ready or can't be reached.
 
     Raises:
-        ConfigErrors: none can be asked.
+        ConfigErrors: none can be reached.
     """
     states: dict[AdminClient, dict[str, Any]]
     states, complete = ask_workers(admin_clients(options, "oxproxy status"), lambda admin: admin.json("/status"))
@@ -55,7 +55,7 @@ def _head(admin: AdminClient, status: Mapping[str, Any]) -> Iterator[str]:
     yield from (_row("not ready", reason) for reason in reasons)
     yield from (_row("degraded", reason) for reason in status.get("degraded", ()))
     if status.get("worker") is not None:
-        yield _row("worker", f"{status['worker']} of several; each has an admin address of its own")
+        yield _row("worker", f"{status['worker']} of several; each has its own admin address")
     yield _row("rules", status.get("rules", ""))
     reload = status.get("last_reload")
     if reload:

@@ -1,4 +1,4 @@
-"""``oxproxy tail``: the last publishes of a running sidecar that were unroutable, rejected, nacked or returned."""
+"""``oxproxy tail``: prints the last publishes that were unroutable, rejected, nacked or returned."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what is kept; with --follow also what comes."""
+    """Print kept publishes; with --follow also new ones."""
     admins = admin_clients(options, "oxproxy tail")
     counts = [0] * len(admins)
     try:
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_new(admins: Sequence[AdminClient], counts: Sequence[int], *, as_json: bool) -> list[int]:
-    """Print the publishes of all workers since their last numbers in the order of time; return the new numbers."""
+    """Print the publishes of all workers since their last numbers, ordered by time; return the new numbers."""
     answers = [admin.json(f"/api/recent?after={count}") for admin, count in zip(admins, counts, strict=True)]
     new = sorted((publish for answer in answers for publish in answer["publishes"]), key=lambda each: str(each["at"]))
     for publish in new:

@@ -1,4 +1,4 @@
-"""``oxproxy top``: live rates of a running sidecar by exchange, binding and destination, from its metrics."""
+"""``oxproxy top``: shows live rates of a running sidecar by exchange, binding and destination, from its metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proxy.cli.metrics_page import Sample, samples
 if TYPE_CHECKING:
     from rich.console import Group
 
-#: What is counted, and the labels that make a row of it.
+#: Metrics, and the labels that form a row.
 _EXCHANGES, _BINDINGS, _DESTINATIONS = (
     "oxproxy_publishes_total",
     "oxproxy_binding_matches_total",
@@ -46,10 +46,10 @@ def _seconds(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """The metrics of one moment.
+    """The metrics at one moment.
 
     Args:
-        at: seconds of a clock that does not jump.
+        at: monotonic seconds.
         counters: by name and labels.
         connections: open connections of producers.
     """
@@ -76,7 +76,7 @@ class _Reading:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print rates until Ctrl-C, or as often as asked for."""
+    """Print rates until Ctrl-C, or for the requested number of intervals."""
     admins = admin_clients(options, "oxproxy top")
     before = _Reading.of(admins, time.monotonic)
     if options.json or not sys.stdout.isatty():
@@ -120,7 +120,7 @@ def _print_intervals(admins: Sequence[AdminClient], before: _Reading, options: a
 
 
 def rates(before: _Reading, now: _Reading) -> dict[str, Any]:
-    """Return rates per second between two readings, the highest first; a counter that fell was restarted."""
+    """Return rates per second between two readings, the highest first; a decreased counter was restarted."""
     seconds = max(now.at - before.at, 1e-9)
     found: dict[str, list[dict[str, Any]]] = {_EXCHANGES: [], _BINDINGS: [], _DESTINATIONS: []}
     total = 0.0

@@ -1,4 +1,4 @@
-"""``oxproxy trace``: every record of one message in audit logs, as JSON lines."""
+"""``oxproxy trace``: prints every record of one message in audit logs, as JSON lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the records; the answer is no where there are none."""
+    """Print the records; return NO if there are none."""
     with faults_of("oxproxy trace"):
         request = Request(
             options.input,
@@ -34,6 +34,6 @@ def run(options: argparse.Namespace) -> int:
     for record in found.records:
         print_line(json.dumps(record))
     if not found.records:
-        print_errors([f"no record of it in {found.read} segments read, {found.skipped} left out"])
+        print_errors([f"no record found: {found.read} segments read, {found.skipped} skipped"])
         return NO
     return DONE

@@ -1,7 +1,7 @@
-"""Computes where the marks of a chart lie; `templates/charts.html` draws them.
+"""Computes the positions of the marks of a chart; `templates/charts.html` draws them.
 
-Places along the time axis are percentages of the plot's width, heights are pixels: a chart fills whatever width it is
-given, and its text keeps its size.
+Positions on the time axis are percentages of the plot's width, heights are pixels: a chart fills the available width,
+and its text keeps its size.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import NamedTuple
 #: Pixels from the top of a plot to its time axis.
 DEPTH = 200
 _MOST_MARKS = 8
-#: A shorter time is shown as this many columns, so that little data does not make large blocks.
+#: Minimum number of columns, so that little data is not shown as large blocks.
 _LEAST_COLUMNS = 30
-#: The part of its step that a column takes.
+#: Share of a step that a column fills.
 _COLUMN_SHARE = 0.9
-#: Seconds between marks of a time axis.
+#: Seconds between ticks of a time axis.
 _PACES = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 2592000)
 _DAY_SECONDS = 86400
 
 
 class Span(NamedTuple):
-    """What a time axis shows."""
+    """The range of a time axis."""
 
     begin: datetime
     end: datetime
 
     @property
     def seconds(self) -> float:
-        """How long it is; never 0."""
+        """Its length; never 0."""
         return max(1.0, (self.end - self.begin).total_seconds())
 
     def at(self, time: datetime) -> float:
-        """Return the place of a time on the plot, in percent."""
+        """Return the position of a time on the plot, in percent."""
         return 100 * (time - self.begin).total_seconds() / self.seconds
 
     @property
@@ -48,7 +48,7 @@ class Span(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Values over time, as the legend names them; the colour is the number of a class of the page's style."""
+    """Values over time, with the name in the legend; the colour is the number of a CSS class."""
 
     name: str
     values: dict[datetime, float]
@@ -56,7 +56,7 @@ class Series(NamedTuple):
 
 
 class Upright(NamedTuple):
-    """A vertical axis: what it measures, with its unit, and how a value is written."""
+    """A vertical axis: its quantity, unit and number format."""
 
     title: str
     label: Callable[[float], str]
@@ -68,14 +68,14 @@ class Upright(NamedTuple):
         return decades(self.least, self.most) if self.least > 0 else rounds(self.most)
 
     def at(self, value: float) -> float:
-        """Return the place of a value on the plot, in pixels from its top."""
+        """Return the position of a value on the plot, in pixels from its top."""
         low, *_, high = self.marks
         part = math.log(max(value, low) / low) / math.log(high / low) if self.least > 0 else value / high
         return DEPTH * (1 - part)
 
 
 class Column(NamedTuple):
-    """A rectangle: x and width in percent, y and height in pixels, and what it tells."""
+    """A rectangle: x and width in percent, y and height in pixels, and its tooltip."""
 
     x: float
     y: float
@@ -95,7 +95,7 @@ class Dot(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """All marks of a chart; the title is for those who do not see it, a stroke connects two dots."""
+    """All marks of a chart; the title is for screen readers, a stroke connects two dots."""
 
     title: str
     span: Span
@@ -123,7 +123,7 @@ class Bar(NamedTuple):
 
 
 def rounds(most: float) -> list[float]:
-    """Choose round whole marks from 0 to beyond a value."""
+    """Return round ticks from 0 to above a value."""
     if most <= 0:
         return [0.0, 1.0]
     rough = max(1.0, most / 5)
@@ -135,7 +135,7 @@ def rounds(most: float) -> list[float]:
 
 
 def decades(least: float, most: float) -> list[float]:
-    """Choose powers of ten around two values, at least two of them."""
+    """Return the powers of ten around two values, at least two of them."""
     low = math.floor(math.log10(least))
     high = max(low + 1, math.ceil(math.log10(most)))
     return [10.0**power for power in range(low, high + 1)]
@@ -152,7 +152,7 @@ def covering(begin: datetime, end: datetime, step: timedelta) -> Span:
 
 
 def columns(span: Span, step: timedelta, stack: Sequence[Series], upright: Upright, title: str) -> Chart:
-    """Make columns over time, the series on top of each other."""
+    """Return columns over time, with the series stacked."""
     width = 100 * _COLUMN_SHARE * step.total_seconds() / span.seconds
     marks = []
     heights: dict[datetime, float] = {}
@@ -170,7 +170,7 @@ def columns(span: Span, step: timedelta, stack: Sequence[Series], upright: Uprig
 
 
 def lines(span: Span, several: Sequence[Series], upright: Upright, title: str) -> Chart:
-    """Make a line for each series, with a dot at each value."""
+    """Return a line for each series, with a dot at each value."""
     dots: list[Dot] = []
     strokes: list[tuple[Dot, Dot]] = []
     for series in several:
@@ -184,7 +184,7 @@ def lines(span: Span, several: Sequence[Series], upright: Upright, title: str) -
 
 
 def bars(items: Sequence[tuple[str, float]]) -> list[Bar]:
-    """Make a bar for each named value."""
+    """Return a bar for each named value."""
     most = max((value for _, value in items), default=0) or 1
     return [Bar(name, value, max(0.3, 100 * value / most)) for name, value in items]
 

@@ -1,4 +1,4 @@
-"""What the page shows: plain values, the few that fit on it; `selection` picks them from the tables."""
+"""The data of the page: plain values; `selection` picks them from the tables."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any, NamedTuple
 
-#: A row of a list by column, as `sql/page.sql` has them.
+#: A row of a list by column, as in `sql/page.sql`.
 Row = dict[str, Any]
 
-#: Outcomes of publishes that went to no destination.
+#: Outcomes of publishes without a destination.
 UNDELIVERED = ("unrouted", "filtered", "rejected")
 
 
@@ -32,12 +32,12 @@ def added(several: Iterable[dict[str, int]]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Figures:
-    """Everything that the page shows."""
+    """All data of a page."""
 
-    days: tuple[date, ...]  # the days that were asked for, in order
-    made: datetime  # when
-    segments: int = 0  # files that were read
-    step_minutes: int = 1  # how long a column of the chart over time is
+    days: tuple[date, ...]  # the requested days, in order
+    made: datetime  # time of the run
+    segments: int = 0  # number of segments read
+    step_minutes: int = 1  # length of a column of the chart over time
     steps: list[Step] = field(default_factory=list)
     exchanges: list[Row] = field(default_factory=list)
     proxies: list[Row] = field(default_factory=list)
@@ -45,21 +45,21 @@ class Figures:
     destinations: list[Row] = field(default_factory=list)
     hot: list[Row] = field(default_factory=list)
     dead: list[Row] = field(default_factory=list)
-    bindings_known: bool = False  # whether rules files were given; only then `dead` says anything
+    bindings_known: bool = False  # whether rules files were given; otherwise `dead` is empty
     unroutable: list[Row] = field(default_factory=list)
     latency: list[Row] = field(default_factory=list)
     producers: list[Row] = field(default_factory=list)
     #: publishes by upper bound of their size class, None for the last one
     sizes: list[tuple[int | None, int]] = field(default_factory=list)
     anomalies: list[Row] = field(default_factory=list)
-    #: message id and steps (`sql/tables.sql`) of messages that came through several sidecars
+    #: message id and steps (`sql/tables.sql`) of messages that passed several sidecars
     ways: list[tuple[str, list[Row]]] = field(default_factory=list)
-    results: dict[str, int] = field(default_factory=dict)  # what the broker said, where it said more than a plain ack
-    rejected: dict[str, int] = field(default_factory=dict)  # lines that are no records, by reason
-    late: int = 0  # records that lie in the directory of another day
+    results: dict[str, int] = field(default_factory=dict)  # results other than a plain ack
+    rejected: dict[str, int] = field(default_factory=dict)  # invalid lines, by reason
+    late: int = 0  # records in the directory of another day
     unmatched: int = 0  # returns whose publish is not in the log, or too far from the end of another segment
-    duplicates: list[str] = field(default_factory=list)  # names of segments whose content another segment has
-    #: how many rows there were for a list, by its name here; one more than it has means more than it has
+    duplicates: list[str] = field(default_factory=list)  # names of segments with the same content as another one
+    #: number of rows found for a list, by its name; one more than the list has means at least that many
     found: dict[str, int] = field(default_factory=dict)
 
     @property

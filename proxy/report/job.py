@@ -1,6 +1,6 @@
-"""One run of the report: find segments, read those that are new, make the tables of days that changed, write the page.
+"""One run of the report: find segments, read new ones, make the tables of changed days, write the page.
 
-A run that follows the log (`follow`) is this run again and again.
+Following the log (`follow`) repeats this run.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from proxy.report.store import Partials
 from proxy.report.tables import Tables
 from proxy.report.wording import several
 
-#: Seconds between two looks for new segments, and how many times longer than a round the rest after it is at least.
+#: Seconds between two checks for new segments, and minimum pause after a run as a multiple of its duration.
 LOOK_SECONDS, REST = 60, 3
-#: What the tables of a day depend on besides its segments; a change of `merge` that changes them raises it.
+#: Inputs of a day's tables besides its segments; increased by every change of `merge` that affects the result.
 _EDITION = 1
-#: The part of the following day in which returns are looked for.
+#: Part of the following day that is searched for returns.
 _FIRST_HOUR = "/hour=00/"
 _ONE_DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run did, and what the page shows."""
+    """Result of a run, and the data of its page."""
 
     figures: Figures
     output: str
     read: int = 0  # segments
     made: tuple[date, ...] = ()  # days whose tables were made
-    gone: tuple[date, ...] = ()  # days that had tables and have no record any more
+    gone: tuple[date, ...] = ()  # days that had tables and no longer have records
     rebuilt: tuple[date, ...] = ()  # days whose tables an earlier version had made
-    kept: tuple[date, ...] = ()  # likewise, but their log is gone
+    kept: tuple[date, ...] = ()  # likewise, but their log was deleted
     is_first: bool = False  # whether the output was that of an earlier version
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class Summary:
             yield f"tables of an earlier version, kept because their log is gone: {_listed(self.kept)}"
         if figures.rejected:
             reasons = ", ".join(f"{count} {why}" for why, count in figures.rejected.items())
-            yield f"kept aside in {self.output}/{names.REJECTED}: {reasons}"
+            yield f"invalid lines moved to {self.output}/{names.REJECTED}: {reasons}"
         if figures.late:
             yield f"{several(figures.late, 'record')} in the directory of another day, counted on their own day"
         if figures.unmatched:
@@ -78,7 +78,7 @@ class Summary:
         if figures.duplicates:
             yield f"segments with the same content, counted once: {', '.join(figures.duplicates)}"
         if self.gone:
-            yield f"days without any record any more, removed: {_listed(self.gone)}"
+            yield f"days that no longer have records, removed: {_listed(self.gone)}"
         yield f"{self.output}/{PAGE}"
 
 
@@ -87,13 +87,13 @@ def _listed(days: Iterable[date]) -> str:
 
 
 def report(request: Request) -> Summary:
-    """Make the report with a Spark of its own."""
+    """Make the report with its own Spark session."""
     with session(request) as spark:
         return run(spark, request)
 
 
 def follow(request: Request, say: Any, once: bool = False) -> None:
-    """Make the report again and again until SIGTERM or SIGINT (or once), with one Spark."""
+    """Repeat the report until SIGTERM or SIGINT (or run once), with one Spark session."""
     with session(request) as spark, _told_to_stop() as told:
         while not told.is_set():
             began = time.monotonic()
@@ -125,7 +125,7 @@ def run(spark: SparkSession, request: Request) -> Summary:
 
 @dataclass
 class _Run:
-    """What the steps of one run share."""
+    """Data shared by the steps of one run."""
 
     spark: SparkSession
     storage: Storage
@@ -174,13 +174,13 @@ class _Run:
         return self.request.wants(day) or self.request.wants(day - _ONE_DAY)
 
     def _is_asked(self, segment: Segment) -> bool:
-        """Whether a segment is of the days that are asked for, or may hold returns of their last hour."""
+        """Return True if a segment is of the requested days, or may contain returns of their last hour."""
         if segment.folder is None or self.request.wants(segment.folder):
             return True
         return _FIRST_HOUR in segment.path
 
     def _days(self, found: Iterable[Segment]) -> list[date]:
-        """The days that a run answers for: those that are named, else those of the log."""
+        """Return the days of a run: the requested ones, else those of the log."""
         self.duck.execute("CREATE OR REPLACE TEMP TABLE present (path VARCHAR)")
         paths = [segment.path for segment in found]
         self.duck.execute("INSERT INTO present SELECT unnest(?::VARCHAR[])", [paths])
@@ -206,7 +206,7 @@ class _Run:
             self.partials.forget(gone)
 
     def _merge(self, days: list[date], earlier: list[date]) -> tuple[list[date], list[date]]:
-        """Make the tables of the days that changed; which ones, and which have no record any more."""
+        """Make the tables of changed days; return these days, and those that no longer have records."""
         prints = {day: self._fingerprint(day) for day in days}
         changed = [day for day in days if self.tables.state(day).get("fingerprint") != prints[day]]
         near = {day + _ONE_DAY * step for day in changed for step in (-1, 0, 1)}
@@ -224,7 +224,7 @@ class _Run:
         return changed, gone
 
     def _fingerprint(self, day: date) -> str:
-        """What the tables of a day are made of."""
+        """Return a fingerprint of the inputs of a day's tables."""
         begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
         over = min(24, max(0, int((self.request.now - begin).total_seconds()) // 3600))
         compared = [str(other) for other in self.tables.days(names.TRAFFIC) if 0 < (day - other).days <= HISTORY_DAYS]
@@ -286,7 +286,7 @@ class _Run:
 
 @contextmanager
 def _told_to_stop() -> Iterator[threading.Event]:
-    """Have SIGTERM and SIGINT noted instead of ending the process."""
+    """Record SIGTERM and SIGINT instead of exiting."""
     told = threading.Event()
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(number, lambda *_: told.set()) for number in numbers]

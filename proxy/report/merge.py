@@ -1,7 +1,7 @@
 """Makes the tables of one day from the partials of its segments.
 
-Each table is one statement over the views ``p_NAME`` (`proxy.report.store`). Sums add up, histograms are added and
-percentiles taken from them, ranges of numbers are joined, returns find their publishes across segments.
+Each table is one statement over the views ``p_NAME`` (`proxy.report.store`). Sums are added, histograms are added and
+percentiles computed from them, ranges of numbers are joined, returns find their publishes across segments.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from proxy.report.partials import MACROS, SIZE_CLASSES, statements
 from proxy.report.request import KnownBinding
 from proxy.report.tables import Tables
 
-#: Days before that hours are compared with, and the least number of them that means anything.
+#: Number of earlier days that hours are compared with, and the minimum for a comparison.
 HISTORY_DAYS, LEAST_DAYS = 28, 3
-#: A modified z-score above it is an outlier; the factor makes the median absolute deviation comparable to a standard
-#: deviation. Source: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993.
+#: A value with a greater modified z-score is an outlier; the factor makes the median absolute deviation comparable to a
+#: standard deviation. Source: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993.
 LIMIT, _FACTOR = 3.5, 1.4826
-#: Less than this share of the median is no deviation, however regular the days before were.
+#: Smaller shares of the median are not outliers, however regular the earlier days were.
 _LEAST_SHARE = 0.05
-#: Messages whose way through several sidecars is kept for the page, and steps of each.
+#: Messages whose path through several sidecars is kept for the page, and steps of each.
 WAYS, STEPS = 10, 50
-#: A return may come so long after the day of its publish.
+#: Maximum delay of a return after the day of its publish.
 _LATE = timedelta(hours=1)
 
 _SQL = statements(
@@ -52,10 +52,10 @@ class Merge:
 
     Args:
         duck: has the partials.
-        tables: where tables get in place.
+        tables: puts tables in place.
         known: bindings of the rules files; None if no file was given.
-        now: the time of the run: hours that are not over are not compared.
-        trace: whether the table of all publishes is asked for.
+        now: time of the run: unfinished hours are not compared.
+        trace: whether the table of all publishes is requested.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Merge:
         """Write the tables of a day to the staging directory.
 
         Returns:
-            What the page shows and no table has.
+            Data for the page that no table has.
         """
         end = datetime.combine(day, time()) + timedelta(days=1) + _LATE
         self._values |= {
@@ -101,7 +101,7 @@ class Merge:
         return self.rejected(day) | self._aside()
 
     def rejected(self, day: date | None) -> dict[str, Any]:
-        """Write the lines that are no records in the directory of a day, and count them."""
+        """Write the invalid lines in the directory of a day, and count them."""
         self._values["here"] = "folder IS NULL" if day is None else f"folder = DATE '{day}'"
         file = self._tables.staging(names.REJECTED, day) / "part-0.json.gz"
         if not self._write("rejected", file, "FORMAT json, COMPRESSION gzip"):
@@ -120,7 +120,7 @@ class Merge:
         }
 
     def _compare_with(self, day: date) -> None:
-        """Take the hours of the days before a day from their tables."""
+        """Load the hours of earlier days from their tables."""
         for other in self._tables.days(names.TRAFFIC):
             if 0 < (day - other).days <= HISTORY_DAYS and other not in self._hours:
                 self._hours.add(other)

@@ -1,7 +1,7 @@
-"""Writes pages: HTML files that need nothing else, no network, no script, no other file.
+"""Writes pages: self-contained HTML files without network access, scripts or other files.
 
-A browser is told so as well: the page's policy forbids it to load anything. The templates escape everything they are
-given, what comes from the log included.
+The page's content security policy forbids browsers to load anything. The templates escape all data, including that from
+the log.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from proxy.report import charts, wording
 from proxy.report.charts import Chart, Series, Span, Upright
 from proxy.report.figures import UNDELIVERED, Figures, Row
 
-#: Order and colour of outcomes: what went well at the bottom, what did not on top of it.
+#: Order and colour of outcomes: successful ones at the bottom, others on top.
 OUTCOMES = ("routed", "passed", "translated", *UNDELIVERED)
 SECTIONS = ("traffic", "destinations", "bindings", "unroutable", "latency", "producers", "anomalies", "trace")
 _OTHER = len(OUTCOMES)
 _PERCENTILES = (("p50", 0), ("p95", 3), ("p99", 5))
 _LATENCIES = {"decide": "Decision", "confirm": "Confirm by the broker"}
 _BARS = 15
-#: Fewer hours are a table: lines of one or two dots show nothing.
+#: Fewer hours are shown as a table: lines of one or two dots show nothing.
 _LEAST_HOURS = 3
 _NAVIGATION = re.compile('<nav class="days".*?</nav>\n', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Days:
-    """Where the links of a page lead: the nearest days that have a page, in a directory as seen from the page."""
+    """Link targets of a page: the nearest days that have a page, relative to the page."""
 
     folder: str = ""
     previous: date | None = None
@@ -61,20 +61,20 @@ def render_index(rows: Sequence[Mapping[str, Any]], ranges: Sequence[str]) -> st
 
 
 def relinked(page: str, days: Days) -> str:
-    """Return a page that was made before with other links to days; text of the log can't look like these."""
+    """Return an existing page with new links to days; text from the log can't look like these."""
     navigation = _TEMPLATES.get_template("days.html").render(days=days)
     return _NAVIGATION.sub(lambda _: navigation, page, count=1)
 
 
 def explain_command(lost: Row) -> str:
-    """Return the command that says what the rules do with a row's example."""
+    """Return the command that explains a row's example."""
     message = {"vhost": lost["vhost"], "exchange": lost["exchange"], "routing_key": lost["example_rk"]}
     at = f"{lost['first_seen']:%Y-%m-%dT%H:%M:%SZ}"
     return f"printf %s {shlex.quote(json.dumps(message))} | oxproxy explain --rules RULES.yaml --at {at} --message -"
 
 
 def _shown(figures: Figures) -> dict[str, Any]:
-    """What the template needs besides the figures."""
+    """Return the values that the template needs in addition to the figures."""
     step = timedelta(minutes=figures.step_minutes)
     span = charts.covering(figures.steps[0].begin, figures.steps[-1].begin + step, step)
     every = wording.minutes(figures.step_minutes)

@@ -1,4 +1,4 @@
-"""Writes pages: one for each day and each range that was asked for, an index of them, and the newest on top."""
+"""Writes pages: one for each day and each requested range, an index of them, and the latest at the top."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from proxy.report.figures import Figures
 from proxy.report.page import Days, relinked, render, render_index
 from proxy.report.storage import Storage
 
-#: The page of the newest run, and the directory of all pages.
+#: The page of the latest run, and the directory of all pages.
 PAGE, PAGES = "report.html", "pages"
-#: What the index says of each day, kept from run to run.
+#: Data of the index for each day, kept between runs.
 _COUNTS = "_counts.json"
 _ENDING = ".html"
 
@@ -32,7 +32,7 @@ class Pages:
         return day in self._days
 
     def write(self, newest: Figures, single: Sequence[Figures]) -> None:
-        """Write the page of a run, those of single days, and the links of the pages next to them."""
+        """Write the page of a run, those of single days, and the links of adjacent pages."""
         new = {figures.days[0]: figures for figures in (*single, newest) if len(figures.days) == 1}
         before = self._days
         self._days = before | new.keys()

@@ -1,14 +1,13 @@
-"""Turns one segment of the audit log into partial aggregates. Runs in Spark's tasks, on whatever machine they run.
+"""Turns one segment of the audit log into partial aggregates. Runs in Spark's tasks, on any machine.
 
-A segment is read once in its life: what this module makes of it is all that tables and page need later. DuckDB parses
-and aggregates (docs/explanation/performance.md has the measurement that chose it); Spark only brings the bytes and
-takes the result. A partial is a set of small tables (`PARTIALS`). Sums, least and greatest values merge by themselves;
-times and sizes are histograms of rounded values, which merge by adding counts; numbers of a channel are ranges;
-examples are bounded.
+A segment is read only once: its partial has everything that tables and page need later. DuckDB parses and aggregates
+(docs/explanation/performance.md has the measurements); Spark only delivers the bytes and collects the result. A partial
+is a set of small tables (`PARTIALS`). Sums, minima and maxima can be merged directly; times and sizes are histograms of
+rounded values, which are merged by adding counts; numbers of a channel are ranges; examples are bounded.
 
-A publish and the settle record that says it was returned may lie in two segments. A partial therefore keeps every
-returned settle, the publishes that those of the same segment name, and the last publishes of the segment (`TAIL`): a
-return that comes later than those is counted as unmatched.
+A publish and the settle record of its return may be in two segments. A partial therefore keeps every settle record of a
+return, the publishes that those of the same segment refer to, and the last publishes of the segment (`TAIL`): a later
+return is counted as unmatched.
 """
 
 from __future__ import annotations
@@ -32,30 +31,30 @@ from typing import NamedTuple
 
 import duckdb
 
-#: Where partials lie in an output directory; the number is that of their format.
+#: Directory of partials in an output directory; the number is their format.
 FOLDER = "_partials/1"
-#: Version of the records that are understood; new fields do not change it.
+#: Supported version of records; new fields do not change it.
 VERSION = 1
-#: Why a line is not a record: a crash cut it off; never a record; of a later sidecar.
+#: Reasons of invalid lines: truncated by a crash; not a record; of a newer sidecar.
 TORN, FOREIGN, NEWER = "torn", "foreign", "version"
-#: Characters of a rejected line and rejected lines of a segment that are kept; all of them are counted.
+#: Limits of kept characters of an invalid line, and of kept lines of a segment; all of them are counted.
 LINE_CHARACTERS, KEPT_LINES = 8192, 1000
-#: Publishes at the end of a segment that a return in a later one can still find: the last 2,000, and those of the last
+#: Publishes at the end of a segment that a return in a later one can still match: the last 2,000, and those of the last
 #: 60 seconds up to 20,000.
 TAIL, TAIL_SECONDS, LONGEST_TAIL = 2_000, 60, 20_000
-#: Publishes of a segment whose whole way is kept. Those with the least hash of their message id are taken, so that all
-#: segments take the same messages.
+#: Number of publishes of a segment whose whole path is kept. Those with the smallest hash of their message id are
+#: chosen, so that all segments choose the same messages.
 SAMPLE = 1_000
-#: Digits that times and sizes keep: rounded values are at most 0.05 % and 0.5 % from the true ones.
+#: Significant digits of times and sizes: rounding errors are at most 0.05 % and 0.5 %.
 TIME_DIGITS, SIZE_DIGITS = 4, 3
-#: Upper bounds of size classes in bytes; larger ones have no bound.
+#: Upper bounds of size classes in bytes; the last class has none.
 SIZE_CLASSES = (100, 1_000, 10_000, 100_000, 1_000_000, None)
-#: A bloom filter has this many bits for a message id, at least, and sets so many: two in a hundred answers are wrong.
+#: Minimum bits of a bloom filter per message id, and hashes: two percent false positives.
 BLOOM_BITS, BLOOM_HASHES = 10, 4
 
-#: Bytes of text that are aggregated at once, and that are inflated at once.
+#: Bytes of text that are aggregated at once, and decompressed at once.
 _GROUP, _CHUNK = 96 << 20, 4 << 20
-#: A longer line is cut; what DuckDB must take is that, a chunk more, and thrice as much where it is no UTF-8.
+#: Longer lines are cut; DuckDB must accept that length, a chunk more, and three times as much if it is not UTF-8.
 _LONGEST_LINE, _LONGEST_OBJECT = 8 << 20, 3 * (8 << 20) + 3 * _CHUNK + 2
 _BLANK = b" \t\r\n"
 _LINES_AT_ONCE = 4096
@@ -68,7 +67,7 @@ def statements(name: str, **values: object) -> dict[str, str]:
     return {title: Template(text).safe_substitute(values) for title, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
-#: Functions in SQL that tables need as well.
+#: SQL functions that tables need as well.
 MACROS = statements("macros.sql")["macros"]
 
 
@@ -94,13 +93,13 @@ _SQL = statements(
     size_digits=SIZE_DIGITS,
     classes=_classes(),
 )
-#: Partial tables by name; that of all publishes is made only where it is asked for.
+#: Partial tables by name; that of all publishes is made on request only.
 TRACE = "trace"
 PARTIALS = {name.removeprefix("table "): text for name, text in _SQL.items() if name.startswith("table ")}
 
 
 class Piece(NamedTuple):
-    """Rows of one partial table, of a group of segments, as a task hands them on: a Parquet file."""
+    """Rows of one partial table, of a group of segments, as output of a task: a Parquet file."""
 
     batch: str
     name: str
@@ -112,25 +111,25 @@ class DamagedError(Exception):
 
 
 def inflated(content: bytes, packed: bool) -> Iterator[bytes]:
-    """Yield text in pieces of bounded size.
+    """Yield text in chunks of bounded size.
 
     Raises:
-        DamagedError: after what could be read.
+        DamagedError: after all readable text.
     """
     whole = io.BytesIO(content)
     stream = gzip.GzipFile(fileobj=whole) if packed else whole
     try:
-        while piece := stream.read1(_CHUNK):  # not read, which would lose what comes before damage
+        while piece := stream.read1(_CHUNK):  # not read, which would lose the text before the damage
             yield piece
     except (EOFError, OSError, zlib.error) as error:
         raise DamagedError from error
 
 
 def texts(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Yield text in pieces that end where a line ends.
+    """Yield text in chunks that end at a line break.
 
     Raises:
-        DamagedError: after the last line that is whole.
+        DamagedError: after the last complete line.
     """
     rest = b""
     for piece in pieces:
@@ -143,13 +142,13 @@ def texts(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 class Reader:
-    """Reads segments one after the other; what it makes of a group of them is taken by `pieces`.
+    """Reads segments one after the other; `pieces` returns the partials of a group.
 
-    The text of a segment goes through a file: DuckDB's reader of JSON files needs a third of the time that its
-    functions on strings need, and no memory for it. One transaction spans a group, which halves the cost of inserting.
+    The text of a segment is written to a file: DuckDB's reader of JSON files needs a third of the time of its functions
+    on strings, and no memory for it. One transaction spans a group, which halves the cost of inserting.
 
     Args:
-        traced: whether the trace table is asked for.
+        traced: whether the trace table is requested.
         directory: for files.
     """
 
@@ -171,7 +170,7 @@ class Reader:
         return Template(_SQL["parse"]).substitute(file=self._file, sid=sid)
 
     def add(self, path: str, modified: int, size: int, pieces: Iterable[bytes], digest: hashlib.blake2b) -> None:
-        """Read a segment; ``digest`` is that of its content once all pieces of its text have been taken."""
+        """Read a segment; ``digest`` is that of its content once all chunks of its text have been consumed."""
         damaged = False
         sid = uuid.uuid4().int >> 66
         with self._file.open("wb") as file:
@@ -188,7 +187,7 @@ class Reader:
         self._duck.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", [*values, self._traced])
 
     def _set_aside(self, sid: int) -> None:
-        """Take out the lines of a segment that are no records, and say what they are."""
+        """Remove the invalid lines of a segment, and classify them."""
         wrong = dict(self._duck.execute("SELECT nr, v FROM lines WHERE sid = ? AND NOT is_record", [sid]).fetchall())
         if not wrong:
             return
@@ -206,7 +205,7 @@ class Reader:
         self._duck.execute("DELETE FROM lines WHERE sid = ? AND NOT is_record", [sid])
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield the partials of what was read since the last call."""
+        """Yield the partials of everything read since the last call."""
         self._duck.commit()
         self._duck.execute(_SQL["routes"])
         self._add_blooms()
@@ -218,7 +217,7 @@ class Reader:
         self._begin()
 
     def _add_blooms(self) -> None:
-        """Make the bloom filters of the message ids; the size of each is a power of two."""
+        """Create the bloom filters of the message ids; the size of each is a power of two."""
         counts = self._duck.execute("SELECT sid, count(DISTINCT id) AS n FROM publishes GROUP BY sid HAVING n > 0")
         for sid, ids in counts.fetchall():
             size = bloom_size(ids)
@@ -233,17 +232,17 @@ def _reason(line: str, version: int | None) -> str:
 
 
 def bloom_place(of: str, number: int, size: str) -> str:
-    """The place of a hash in a bloom filter, in SQL: double hashing by the two halves of its 64 bits."""
+    """Return the SQL for the position of a hash in a bloom filter: double hashing by the two halves of its 64 bits."""
     return f"((({of} & 4294967295) + {number} * ({of} >> 32)) % ({size}))::BIGINT"
 
 
 def bloom_size(ids: int) -> int:
-    """Bits of the bloom filter for so many message ids."""
+    """Return the bits of a bloom filter for a number of message ids."""
     return 1 << max(6, (ids * BLOOM_BITS - 1).bit_length())
 
 
 def folder_day(path: str) -> date | None:
-    """Return the day that a segment's directory names."""
+    """Return the day of a segment's directory."""
     for part in path.split("/")[-2::-1]:
         if part.startswith("date="):
             try:
@@ -254,7 +253,7 @@ def folder_day(path: str) -> date | None:
 
 
 def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[Piece]:
-    """Read the segments of a task (path, time of modification, content) and give their partials."""
+    """Read the segments of a task (path, time of modification, content) and yield their partials."""
     whole = (
         (path, modified, len(content), inflated(bytes(content), path.endswith(".gz")), _digest(content))
         for path, modified, content in segments
@@ -263,7 +262,7 @@ def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[P
 
 
 def read_lines(lines: Iterable[tuple[str, int, int, bytes]], traced: bool) -> Iterator[Piece]:
-    """Read segments of any size, line by line (path, time of modification, size, line), and give their partials."""
+    """Read segments of any size, line by line (path, time of modification, size, line), and yield their partials."""
 
     def ended(rows: Iterable[tuple[str, int, int, bytes]], digest: hashlib.blake2b) -> Iterator[bytes]:
         while piece := b"".join(bytes(row[3]) + b"\n" for row in itertools.islice(rows, _LINES_AT_ONCE)):
@@ -296,6 +295,6 @@ def _read(segments: Iterable[tuple[str, int, int, Iterator[bytes], hashlib.blake
 
 @functools.cache
 def nothing() -> tuple[Piece, ...]:
-    """Return all tables without a row, so that readers always find their columns."""
+    """Return all tables without rows, so that readers always find their columns."""
     with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
         return tuple(Reader(True, Path(folder)).pieces())

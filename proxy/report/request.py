@@ -1,6 +1,6 @@
-"""What is asked of the report.
+"""Parameters of a report.
 
-No Spark here: the command line builds a request before it knows whether Spark is installed.
+Independent of Spark: the command line builds a request before it checks whether Spark is installed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WORDS = {"today": 0, "yesterday": 1}
 
 @dataclass(frozen=True, slots=True)
 class KnownBinding:
-    """A binding of the rules files: what the report looks for, and calls dead where it finds no match."""
+    """A binding of the rules files; it is reported as dead if it matches nothing."""
 
     vhost: str
     exchange: str
@@ -29,25 +29,25 @@ class KnownBinding:
 class Request:
     """One run of the report."""
 
-    input: str  # directory of the audit log, a path or URI as Hadoop reads it
+    input: str  # directory of the audit log, a path or URI of Hadoop
     output: str  # directory of tables and pages, or URI
     since: date | None = None  # first day (UTC); None: the oldest in the log
     until: date | None = None  # last day; None: the newest
-    master: str | None = None  # of Spark; None: what spark-submit says, else all cores of this machine
-    bindings: tuple[KnownBinding, ...] | None = None  # None where no rules file is given
-    settings: tuple[tuple[str, str], ...] = ()  # of Spark, by the operator, before ours
-    trace: bool = False  # whether the table of all publishes with a message id is asked for
-    forget: bool = False  # whether partials of segments that are gone are removed
+    master: str | None = None  # of Spark; None: spark-submit's, else all cores of this machine
+    bindings: tuple[KnownBinding, ...] | None = None  # None if no rules file is given
+    settings: tuple[tuple[str, str], ...] = ()  # of Spark, given by the operator, before ours
+    trace: bool = False  # whether the table of all publishes with a message id is requested
+    forget: bool = False  # whether partials of deleted segments are removed
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:
-        """Refuse a range that ends before it begins, or has no end while it begins in the future."""
+        """Reject a range that ends before it begins, or that begins in the future without an end."""
         if self.since is not None and self.since > self.last_day:
             raise ConfigError("oxproxy report", 0, "--since", f"{self.since} comes after the last day, {self.last_day}")
 
     @property
     def last_day(self) -> date:
-        """The last day that is asked for: the given one, else that of the run."""
+        """The last requested day: the given one, else that of the run."""
         return self.until or self.now.astimezone(UTC).date()
 
     def wants(self, day: date) -> bool:
@@ -57,14 +57,14 @@ class Request:
         return replace(self, now=datetime.now(UTC))
 
     def named_days(self) -> list[date] | None:
-        """Return the days of a range that has a beginning, each of them; None without a beginning."""
+        """Return each day of a range with a beginning; None without one."""
         if self.since is None:
             return None
         return [self.since + timedelta(days=number) for number in range((self.last_day - self.since).days + 1)]
 
 
 def day(text: str, option: str, now: datetime | None = None) -> date:
-    """Read a day of the command line: ``2026-11-21``, ``today`` or ``yesterday`` (UTC)."""
+    """Parse a day of the command line: ``2026-11-21``, ``today`` or ``yesterday`` (UTC)."""
     if text in _WORDS:
         return (now or datetime.now(UTC)).astimezone(UTC).date() - timedelta(days=_WORDS[text])
     try:
@@ -76,7 +76,7 @@ def day(text: str, option: str, now: datetime | None = None) -> date:
 
 
 def setting(text: str) -> tuple[str, str]:
-    """Read a Spark setting of the command line: ``spark.driver.memory=4g``."""
+    """Parse a Spark setting of the command line: ``spark.driver.memory=4g``."""
     name, found, value = text.partition("=")
     if not found or not name.startswith("spark."):
         raise ConfigError("oxproxy report", 0, "--conf", f'seen "{text}", expected spark.NAME=VALUE')

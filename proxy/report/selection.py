@@ -1,4 +1,4 @@
-"""Picks the rows that the page shows from the tables: the largest ones; the tables have the rest."""
+"""Picks the rows of a page from the tables: the largest ones; the tables have the rest."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from proxy.report import tables as names
 from proxy.report.figures import Figures, Row, Step
 from proxy.report.partials import statements
 
-#: Rows of a list; what is farther down is in the tables. Rows of lists where each asks for something to be done.
+#: Row limits of lists, and of lists whose rows require action; the tables have all rows.
 MOST_ROWS, MOST_FINDINGS = 20, 60
-#: Messages whose way through several sidecars is shown.
+#: Limit of messages whose path through several sidecars is shown.
 MOST_WAYS = 10
-#: Columns of the chart over time: wide enough each to be seen and pointed at. Minutes that a column may stand for.
+#: Limit of columns in the chart over time, so that each is visible; possible minutes per column.
 MOST_STEPS, _STEPS = 150, (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 10080)
-#: Tables that the page shows.
+#: Tables on the page.
 SHOWN = tuple(name for name in names.TABLES if name != names.TRACE)
 
 _SQL = statements("page.sql")
@@ -77,20 +77,20 @@ class Selection:
         return step, [steps[begin] for begin in sorted(steps)]
 
     def _largest(self, name: str, by: str, most: int = MOST_ROWS) -> list[Row]:
-        """Return the rows with the greatest values, and note how many there are, or that there are more than these."""
+        """Return the rows with the greatest values, and record how many there are, or that there are more."""
         rows = self._rows(f"FROM ({_SQL[name]}) ORDER BY {by} DESC, COLUMNS(* EXCLUDE {by}) LIMIT {most + 1}")
         self._found[name] = len(rows)
         return rows[:most]
 
     def _rows(self, question: str) -> list[Row]:
-        """Return rows by column; their times, which DuckDB gives without a zone, are UTC."""
+        """Return rows by column; their times, which DuckDB returns without a zone, are UTC."""
         answer = self._duck.execute(question)
         columns = [column[0] for column in answer.description]
         return [{name: _utc(value) for name, value in zip(columns, row, strict=True)} for row in answer.fetchall()]
 
 
 def longest_ways(ways: Iterable[tuple[str, list[Row]]]) -> list[tuple[str, list[Row]]]:
-    """Choose the longest of the ways that days have, the first ones by message id among equals."""
+    """Return the longest paths of the days, ordered by message id among equals."""
     chosen = sorted(ways, key=lambda way: (-len(way[1]), way[0]))[:MOST_WAYS]
     return [
         (message_id, [step | {"ts": _utc(datetime.fromisoformat(step["ts"]))} for step in steps])

@@ -1,8 +1,8 @@
 """Starts Spark.
 
-Without settings of the operator: all cores of this machine, loopback only, no web page. On a cluster, master and
-everything else is what spark-submit or ``--master`` say. The JVM only lists files and moves bytes to and from Python,
-so it gets a small heap, the serial collector and the quick compiler alone, which suits seven records and 20 million.
+Default settings: all cores of this machine, loopback only, no web page. On a cluster, spark-submit or ``--master``
+define master and everything else. The JVM only lists files and moves bytes to and from Python, so it gets a small heap,
+the serial collector and only the quick compiler, which suits seven records as well as 20 million.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from proxy.report.request import Request
 #: Set by spark-submit for the program that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
-#: What the report depends on.
+#: Settings that the report depends on.
 FIXED = {
-    # A partial is a binary value, compressed already.
+    # A partial is a binary value, already compressed.
     "spark.sql.parquet.compression.codec": "uncompressed",
-    # The driver knows the segments by name: no job is needed to list them.
+    # The driver has the names of the segments: no job is needed to list them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
-    # DuckDB's memory goes back to the machine before the tables are made.
+    # DuckDB's memory is released before the tables are made.
     "spark.python.worker.reuse": "false",
     # Retention may remove a segment between listing and reading.
     "spark.sql.files.ignoreMissingFiles": "true",
-    # The file of a task appears when the task is done, so a killed run leaves the partials that were ready.
+    # The file of a task appears when the task is done, so a killed run keeps finished partials.
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.sql.adaptive.enabled": "false",
@@ -43,7 +43,7 @@ FIXED = {
 }
 
 _QUIET = Path(__file__).with_name("log4j2.properties")
-#: For a run on this machine alone.
+#: For a run on this machine only.
 LOCAL = {
     "spark.master": "local[*]",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -64,7 +64,7 @@ def session(request: Request) -> Iterator[SparkSession]:
     """
     wanted = chosen(request, os.environ)
     if _SUBMITTED not in os.environ and not _has_java(os.environ):
-        raise ConfigError("oxproxy report", 0, "", "needs Java 17 or newer (apt-get install default-jre-headless)")
+        raise ConfigError("oxproxy report", 0, "", "requires Java 17 or newer (apt-get install default-jre-headless)")
     if wanted.get("spark.master", "").startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # of the tasks
     builder = SparkSession.builder.appName("oxproxy report")
@@ -81,7 +81,7 @@ def session(request: Request) -> Iterator[SparkSession]:
 
 
 def chosen(request: Request, environment: Mapping[str, str]) -> dict[str, str]:
-    """Choose the settings to start with; the environment tells whether spark-submit started the process."""
+    """Choose the settings to start with; the environment shows whether spark-submit started the process."""
     wanted = dict(FIXED)
     local = request.master is None and _SUBMITTED not in environment
     if local or (request.master or "").startswith("local"):

@@ -1,13 +1,13 @@
-"""Files on every file system that Hadoop knows (local, hdfs://, s3a:// and so on), and the segments found there.
+"""Files on every file system that Hadoop supports (local, hdfs://, s3a:// and so on), and the segments found there.
 
-All file work of the report that Spark does not do by itself goes through here: listing directories, putting tables in
+All file operations of the report that Spark does not do itself are made here: listing directories, putting tables in
 place, writing the page. A path without a scheme is on Hadoop's default file system.
 
-`find_segments` looks for closed segments of the audit log. The log's folders ``date=YYYY-MM-DD`` may lie in the input
-folder itself or deeper in it (a folder for each sidecar). Names that begin with ``_`` or ``.`` are skipped: a segment
-that is being written has such a name. Files outside of such directories are *loose*: only their lines tell the day.
+`find_segments` finds closed segments of the audit log. The log's directories ``date=YYYY-MM-DD`` may be in the input
+directory itself or deeper (a directory for each sidecar). Names that begin with ``_`` or ``.`` are skipped: a segment
+that is being written has such a name. Files outside of such directories are *loose*: only their lines have the day.
 
-Source: Hadoop's FileSystem API, reached through Spark's gateway to the JVM.
+Source: Hadoop's FileSystem API, used through Spark's gateway to the JVM.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 
 from proxy.report.partials import folder_day
 
-#: Characters that have a meaning in Spark's and Hadoop's patterns.
+#: Special characters in Spark's and Hadoop's patterns.
 _PATTERN = frozenset("\\*?[]{},")
 
 
@@ -43,11 +43,11 @@ class Entry:
 
 
 class StorageError(OSError):
-    """A file system that refuses, in its own words."""
+    """An error of a file system, in its own words."""
 
 
 class Files(Protocol):
-    """What reading the log needs of a file system; `Storage` says more."""
+    """Operations of a file system for reading the log; see `Storage`."""
 
     def is_folder(self, path: str) -> bool: ...
 
@@ -57,7 +57,7 @@ class Files(Protocol):
 
 
 class LocalFiles:
-    """The file system of this machine, with paths as Hadoop writes them."""
+    """The file system of this machine, with paths in Hadoop's form."""
 
     def is_folder(self, path: str) -> bool:
         return _local(path).is_dir()
@@ -84,7 +84,7 @@ def _local(path: str) -> Path:
 
 @contextmanager
 def _of_java(path: str) -> Iterator[None]:
-    """Turn what a file system refuses into a sentence."""
+    """Convert errors of a file system to readable ones."""
     try:
         yield
     except Py4JJavaError as error:
@@ -111,7 +111,7 @@ class Storage:
         self._hadoop: Any = spark._jsc.hadoopConfiguration()  # likewise
 
     def whole(self, path: str) -> str:
-        """Return a path with its scheme and from the root."""
+        """Return an absolute path with its scheme."""
         with self._at(path) as (files, target):
             return str(files.makeQualified(target).toString())
 
@@ -124,7 +124,7 @@ class Storage:
             return bool(files.exists(target) and files.getFileStatus(target).isDirectory())
 
     def entries(self, path: str) -> list[Entry]:
-        """List what a directory holds, in the order of names; nothing if there is no directory."""
+        """List a directory in the order of names; empty if there is none."""
         found = []
         with self._at(path) as (files, target):
             if not files.exists(target):
@@ -143,12 +143,12 @@ class Storage:
             raise StorageError(f"{path}: the directory cannot be created")
 
     def remove(self, path: str) -> bool:
-        """Remove a file or a directory with all that is in it; whether there was one."""
+        """Remove a file or a directory with its content; return whether there was one."""
         with self._at(path) as (files, target):
             return bool(files.delete(target, True))
 
     def move(self, source: str, target: str) -> None:
-        """Give a file or directory another path on the same file system, where there is nothing yet."""
+        """Rename a file or directory to a new path on the same file system."""
         with self._at(target) as (files, new):
             # Hadoop would move a directory into an existing one.
             moved = not files.exists(new) and files.rename(self._path(source), new)
@@ -156,13 +156,13 @@ class Storage:
             raise StorageError(f"{target}: {source} can't be moved there")
 
     def put(self, local: Path, target: str) -> None:
-        """Move a file or directory of this machine to a path where there is nothing yet."""
+        """Move a file or directory of this machine to a new path."""
         with self._at(target) as (files, new):
-            files.setWriteChecksum(False)  # no .crc next to what people open
+            files.setWriteChecksum(False)  # no .crc next to files that people open
             files.copyFromLocalFile(True, True, self._path(local.as_uri()), new)
 
     def fetch(self, path: str, folder: Path) -> Path:
-        """Return a file with a plain name in a directory of this machine: a link, or a copy if it lies elsewhere."""
+        """Return a file with a plain name in a directory of this machine: a link, or a copy if it is elsewhere."""
         local = folder / f"{uuid.uuid4().hex}.parquet"
         with self._at(path) as (files, target):
             if files.getUri().getScheme() == "file":
@@ -172,7 +172,7 @@ class Storage:
         return local
 
     def write(self, path: str, content: str) -> None:
-        """Write a text file in place of an earlier one; half of it is never seen."""
+        """Write a text file atomically, replacing an earlier one."""
         with self._at(path) as (files, target):
             files.setWriteChecksum(False)
             hidden = self._jvm.org.apache.hadoop.fs.Path(target.getParent(), f"_{target.getName()}")
@@ -194,7 +194,7 @@ class Storage:
                 stream.close()
 
     def read_json(self, path: str) -> dict[str, Any]:
-        """Read an object in JSON; empty if there is none, or one that a killed run left half written."""
+        """Read a JSON object; empty if there is none, or if a killed run left it incomplete."""
         try:
             found: dict[str, Any] = json.loads(self.read(path)) if self.exists(path) else {}
         except ValueError:
@@ -203,7 +203,7 @@ class Storage:
 
     @contextmanager
     def _at(self, path: str) -> Iterator[tuple[Any, Any]]:  # of the JVM
-        """Yield the file system of a path and the path; what they refuse is a `StorageError`."""
+        """Yield the file system of a path and the path; their errors become a `StorageError`."""
         with _of_java(path):
             target = self._path(path)
             yield target.getFileSystem(self._hadoop), target
@@ -213,14 +213,14 @@ class Storage:
 
 
 def literal(path: str) -> str:
-    """Return a path for Spark's readers, which take paths as patterns, so that it means itself."""
+    """Escape a path for Spark's readers, which treat paths as patterns."""
     return "".join(f"\\{character}" if character in _PATTERN else character for character in path)
 
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
-#: How deep directories of sidecars may lie: enough for input/cluster/sidecar/date=...
+#: Depth limit of sidecars' directories: enough for input/cluster/sidecar/date=...
 _DEPTH = 3
-#: Folders within that of a day: hours.
+#: Depth of a day's directories: hours.
 _DEPTH_OF_DAY = 2
 
 
@@ -228,14 +228,14 @@ _DEPTH_OF_DAY = 2
 class Segment:
     """A file of the log; ``modified`` is in milliseconds since 1970."""
 
-    folder: date | None  # the day that its folder names
+    folder: date | None  # the day of its directory
     path: str
     size: int
     modified: int
 
 
 def find_segments(files: Files, folder: str, wanted: Callable[[date], bool] = lambda _: True) -> list[Segment]:
-    """List the segments of the days that are wanted, and the loose ones, in order."""
+    """List the segments of the wanted days, and the loose ones, in order."""
     return sorted(_walk(files, folder, _DEPTH, wanted), key=lambda found: (found.folder or date.min, found.path))
 
 

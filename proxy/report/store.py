@@ -1,10 +1,10 @@
 """The partials of an output directory: which segments have been read; creates partials of new ones and reads them.
 
 They are Parquet files of rows ``batch``, ``name`` and ``data``: a batch is the partials of a group of segments, each
-row one table of it as a Parquet file of its own. A task of Spark writes one such file, which appears when it is
-complete, so a partial is there or not: a run that is killed at any step leaves nothing that a later one would count
-twice. Within a batch, ``sid`` numbers the segment; the table ``segments`` says which file that was, by path and hash of
-its content.
+row one table of it as an embedded Parquet file. A task of Spark writes one such file, which appears when it is
+complete, so a partial exists completely or not at all: a run that is killed at any step leaves nothing that a later one
+would count twice. Within a batch, ``sid`` numbers the segment; the table ``segments`` identifies its file by path and
+hash of its content.
 """
 
 from __future__ import annotations
@@ -25,22 +25,21 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from proxy.report import partials
 from proxy.report.storage import Segment, Storage, StorageError, literal
 
-#: What text shrinks by in a segment (gzip, level 3).
+#: Compression ratio of text in a segment (gzip, level 3).
 PACKING = 12
-#: Text that one job of Spark reads, so that a run that is killed keeps most of what it did, and bytes of segments that
-#: are worth a task of their own.
+#: Text read by one job of Spark, so that a killed run keeps most of its results, and minimum size of a task.
 _JOB_TEXT, _TASK_BYTES = 8 << 30, 8 << 20
-#: A segment up to this size is in memory as it is stored, one for each core; others come line by line. Those of a
-#: sidecar have at most 128 MiB of text, a tenth of it as they are stored.
+#: Segments up to this size are held in memory as stored, one per core; others are read line by line. Those of a sidecar
+#: have at most 128 MiB of text, a tenth of it as stored.
 _WHOLE_BYTES = 24 << 20
-#: Files up to this size are joined into one when there are so many.
+#: Files up to this size are joined into one above this number.
 _SMALL_FILE, _MOST_FILES = 8 << 20, 60
 _ROW = "batch STRING, name STRING, data BINARY"
 _EMPTY = "nothing"
 
 
 class Partials:
-    """The partials of one output directory; ``work`` is a directory of this machine for the time of the run."""
+    """The partials of one output directory; ``work`` is a temporary directory of this machine."""
 
     def __init__(
         self, spark: SparkSession, storage: Storage, output: str, work: Path, duck: duckdb.DuckDBPyConnection
@@ -56,7 +55,7 @@ class Partials:
         self._put(partials.nothing(), _EMPTY)
 
     def load(self) -> None:
-        """Read which segments there are: table ``segments``, and ``live`` with the one partial of each that counts."""
+        """Read which segments there are: table ``segments``, and ``live`` with the one effective partial of each."""
         for entry in self._storage.entries(self._folder):
             if entry.name.endswith(".parquet") and entry.path not in self._files:
                 self._files[entry.path] = self._storage.fetch(entry.path, self._work)
@@ -84,7 +83,7 @@ class Partials:
             (place / f"{batch}.parquet").write_bytes(data)
 
     def unknown(self, found: Sequence[Segment], traced: bool) -> list[Segment]:
-        """Choose the segments that have not been read as they are now."""
+        """Return the segments that are new or have changed."""
         rows = self._duck.execute("SELECT path, size, modified, traced FROM latest").fetchall()
         known = {(path, size, modified) for path, size, modified, with_trace in rows if with_trace or not traced}
         return [segment for segment in found if (segment.path, segment.size, segment.modified) not in known]
@@ -93,7 +92,7 @@ class Partials:
         """Read segments and store their partials.
 
         Raises:
-            StorageError: a segment can't be read, or partials not be written.
+            StorageError: a segment can't be read, or partials can't be written.
         """
         small = [segment for segment in segments if segment.size <= _WHOLE_BYTES]
         large = [segment for segment in segments if segment.size > _WHOLE_BYTES]
@@ -115,7 +114,7 @@ class Partials:
             rows = files.select("path", F.unix_millis("modificationTime"), "content").rdd
             made = rows.mapPartitions(functools.partial(partials.read, traced=traced))
         else:
-            # Spark writes paths otherwise than it lists them, so each file says its own.
+            # Spark writes paths in another form than it lists them, so each file includes its own.
             several = [
                 spark.read.option("lineSep", "\n")
                 .text(literal(at.path))
@@ -128,7 +127,7 @@ class Partials:
         frame.write.mode("append").parquet(self._folder)
 
     def open(self, days: Iterable[date]) -> None:
-        """Make the partial tables of some days readable, as views ``p_NAME`` over the partials that count."""
+        """Create the views ``p_NAME`` over the effective partials of some days."""
         wanted = self._duck.execute(
             "SELECT DISTINCT batch FROM live WHERE list_has_any(days, ?::DATE[]) OR len(days) = 0", [list(days)]
         )
@@ -156,15 +155,15 @@ class Partials:
         )
 
     def compact(self) -> None:
-        """Join small files once there are many: following the log makes one every minute."""
+        """Join small files if there are many: following the log creates one every minute."""
         small = [path for path, local in self._files.items() if local.stat().st_size <= _SMALL_FILE]
         if len(small) > _MOST_FILES:
             self._rewrite(small, "")
 
     def _rewrite(self, paths: Sequence[str], condition: str) -> None:
-        """Write the partials of files that count, under a condition, into one new file in place of them.
+        """Write the effective partials of files, under a condition, into one new file that replaces them.
 
-        They get other numbers: if the old files stay because the process is killed, `load` takes one of both.
+        They get new numbers: if the process is killed and the old files stay, `load` uses one of both.
         """
         batches = [batch for batch, local in self._batches.items() if local in {self._files[path] for path in paths}]
         if not batches:

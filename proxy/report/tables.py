@@ -1,11 +1,11 @@
-"""The tables of a report: their names, and how those of a day get in place of what the day had before.
+"""The tables of a report: their names, and how new tables of a day replace old ones.
 
-Everything of a day is written next to the tables first; then its folders are exchanged, each by one rename. What a day
-was made of lies in ``_days/``; it is removed before the exchange and written after it, so the run after one that was
-killed makes the day again. Two runs at once on one output are not provided for.
+New tables of a day are written next to the old ones first; then the directories are exchanged, each by one rename. The
+inputs of a day are recorded in ``_days/``; this is removed before the exchange and written after it, so the next run
+after a killed one makes the day again. Concurrent runs on one output are not supported.
 
-A day that has any record has a directory in each table, if need be with an empty file, so that readers always find the
-columns. A day that has none has no directory.
+A day with records has a directory in each table, possibly with an empty file, so that readers always find the columns.
+A day without records has no directory.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from proxy.report.storage import Storage
 TRAFFIC, DESTINATIONS, BINDINGS, UNROUTABLE = "traffic", "destinations", "bindings", "unroutable"
 LATENCY, PRODUCERS, ANOMALIES, TRACE = "latency", "producers", "anomalies", "trace"
 TABLES = (TRAFFIC, DESTINATIONS, BINDINGS, UNROUTABLE, LATENCY, PRODUCERS, ANOMALIES, TRACE)
-#: Lines that are no records, as JSON lines.
+#: Invalid lines, as JSON lines.
 REJECTED = "_rejected"
-#: Directory of rejected lines that lay outside of day directories.
+#: Directory of invalid lines outside of day directories.
 UNDATED = "unknown"
 #: Readers skip names that begin with ``_``.
 _STAGING, _DAYS = "_staging", "_days"
 
 
 class Tables:
-    """The tables of one output directory; ``work`` is a directory of this machine for the time of the run."""
+    """The tables of one output directory; ``work`` is a temporary directory of this machine."""
 
     def __init__(self, storage: Storage, output: str, work: Path) -> None:
         self._storage = storage
@@ -42,26 +42,26 @@ class Tables:
         self._fetched = work / "fetched"
 
     def begin(self) -> None:
-        """Remove what a killed run left, and make room."""
+        """Remove leftovers of a killed run, and create directories."""
         self._storage.remove(f"{self._output}/{_STAGING}")
         self._storage.make(self._output)
 
     def staging(self, name: str, day: date | None) -> Path:
-        """Return the directory of this machine in which a table of a day is written."""
+        """Return the local directory in which a table of a day is written."""
         folder = self._staged / name / _folder(day)
         folder.mkdir(parents=True)
         return folder
 
     def drop(self, day: date | None, *only: str) -> None:
-        """Remove what was written of a day, or of some of its tables."""
+        """Remove the new tables of a day, or some of them."""
         for name in only or TABLES:
             shutil.rmtree(self._staged / name, ignore_errors=True)
 
     def exchange(self, day: date | None, state: dict[str, Any] | None) -> bool:
-        """Replace the tables of a day by the new ones; ``state`` describes their inputs.
+        """Replace the tables of a day with the new ones; ``state`` describes their inputs.
 
         Returns:
-            Whether the day had tables and has none any more.
+            Whether the day had tables and no longer has any.
         """
         folder, staging = _folder(day), f"{self._output}/{_STAGING}"
         self._storage.remove(f"{self._output}/{_DAYS}/{folder}.json")
@@ -83,7 +83,7 @@ class Tables:
         return gone
 
     def state(self, day: date | None) -> dict[str, Any]:
-        """Read what a day was made of; nothing if it has not been made by this version."""
+        """Read the inputs of a day's tables; empty if this version has not made them."""
         return self._storage.read_json(f"{self._output}/{_DAYS}/{_folder(day)}.json")
 
     def days(self, name: str) -> list[date]:

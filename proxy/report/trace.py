@@ -1,7 +1,7 @@
 """Finds every record of one message in the audit log: ``oxproxy trace``.
 
-It reads the segments themselves, and of those that the report has read only the ones whose partial says that they can
-hold the message (time, bloom filter). Spark is started only for file systems that it alone can read; no job runs.
+It reads the segments themselves, and skips those whose partial in a report shows that they can't contain the message
+(time, bloom filter). Spark is started only for file systems that require it; no job runs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from proxy.report.partials import BLOOM_HASHES, FOLDER, DamagedError, bloom_plac
 from proxy.report.request import Request
 from proxy.report.storage import Files, LocalFiles, Segment, StorageError, find_segments
 
-Record = dict[str, Any]  # as JSON has it
+Record = dict[str, Any]  # as in JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search gave: records in the order of time, segments read, and those that can't hold the message."""
+    """Result of a search: records ordered by time, number of segments read, and of those skipped."""
 
     records: list[Record]
     read: int
@@ -35,7 +35,7 @@ class Found:
 
 
 def trace(message_id: str, request: Request, report: str | None) -> Found:
-    """Find every record of a message; partials of a report's output say which segments can be left out.
+    """Find every record of a message; partials of a report's output show which segments can be skipped.
 
     Raises:
         ConfigError: there is no such directory, or it can't be read.
@@ -87,7 +87,7 @@ class _Search:
         return {segment.path for segment in found if (segment.path, segment.size, segment.modified) in known}
 
     def publishes(self, segments: Sequence[Segment]) -> list[tuple[Segment, Record]]:
-        """Return the publishes with the message id, and where each lies."""
+        """Return the publishes with the message id, each with its segment."""
         written = [json.dumps(self._id), json.dumps(self._id, ensure_ascii=False)]
         return [
             (segment, record)
@@ -97,7 +97,7 @@ class _Search:
         ]
 
     def settles(self, segments: Sequence[Segment], publishes: Sequence[tuple[Segment, Record]]) -> list[Any]:
-        """Return what the broker said, from the segment of each publish and the next one of its sidecar."""
+        """Return the broker's answers, from the segment of each publish and the next one of its sidecar."""
         wanted: dict[str, tuple[Segment, set[tuple[Any, ...]]]] = {}
         for segment, record in publishes:
             series = [other for other in segments if _series(other) == _series(segment)]
@@ -111,7 +111,7 @@ class _Search:
         ]
 
     def _records(self, segment: Segment, written: Sequence[str]) -> Iterator[Record]:
-        """Yield the records of the lines that hold one of some texts."""
+        """Yield the records of the lines that contain one of some strings."""
         local = self._files.fetch(segment.path, self._work)
         content = local.read_bytes()
         local.unlink()
@@ -136,7 +136,7 @@ def _key(record: Record) -> tuple[Any, ...]:
 
 
 def _series(segment: Segment) -> tuple[str, str]:
-    """The directory of a sidecar and its name, which its segments have in common."""
+    """Return the directory of a sidecar and its name, which its segments have in common."""
     before, _, name = segment.path.rpartition("/")
     return before.partition("/date=")[0], name.rsplit("-", 2)[0]
 

@@ -1,4 +1,4 @@
-"""Writes numbers, times and names for people."""
+"""Formats numbers, times and names for people."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _TIMES = (("µs", 1.0), ("ms", 1e3), ("s", 1e6))
 
 
 def whole(number: float) -> str:
-    """Write a count: 2,000,000."""
+    """Format a count: 2,000,000."""
     return f"{number:,.0f}"
 
 
 def several(number: int, one: str, many: str = "") -> str:
-    """Write a count with what is counted: 1 segment, 2,000 segments."""
+    """Format a count with its noun: 1 segment, 2,000 segments."""
     return f"{whole(number)} {one if number == 1 else many or f'{one}s'}"
 
 
 def short(number: float, unit: str = "") -> str:
-    """Write a number in up to three digits: 1.25 M, with a unit 1.25 MB."""
+    """Format a number with up to three digits: 1.25 M, with a unit 1.25 MB."""
     size, prefix = scale(number)
     return f"{_three(number / size)} {prefix}{unit}".rstrip()
 
@@ -39,23 +39,23 @@ def scale(number: float) -> tuple[float, str]:
 
 
 def micros(microseconds: float) -> str:
-    """Write a time: 12.3 µs, 4.56 ms."""
+    """Format a duration: 12.3 µs, 4.56 ms."""
     unit, size = next((pair for pair in reversed(_TIMES) if microseconds >= pair[1]), _TIMES[0])
     return f"{_three(microseconds / size)} {unit}"
 
 
 def moment(time: datetime | None) -> str:
-    """Write a time to the second; nothing if there is none."""
+    """Format a time to the second; "" for None."""
     return "" if time is None else f"{time:%Y-%m-%d %H:%M:%S}"
 
 
 def hour(time: datetime) -> str:
-    """Write an hour: 2026-11-20 07-08 h."""
+    """Format an hour: 2026-11-20 07-08 h."""
     return f"{time:%Y-%m-%d %H}-{(time + timedelta(hours=1)):%H} h"
 
 
 def minutes(count: int) -> str:
-    """Write how long a step is: minute, 10 minutes, hour, 2 hours, day."""
+    """Format the length of a step: minute, 10 minutes, hour, 2 hours, day."""
     for name, size in (("week", 10080), ("day", 1440), ("hour", 60), ("minute", 1)):
         if count % size == 0:
             times = count // size
@@ -64,7 +64,7 @@ def minutes(count: int) -> str:
 
 
 def share(part: float, all_of_it: float) -> str:
-    """Write a share: 12.3 %, or less than 0.1 %."""
+    """Format a share: 12.3 %, or less than 0.1 %."""
     if not all_of_it:
         return "0 %"
     percent = 100 * part / all_of_it
@@ -72,5 +72,5 @@ def share(part: float, all_of_it: float) -> str:
 
 
 def exchange(name: str) -> str:
-    """Write an exchange's name, the nameless one's too."""
+    """Format an exchange's name, including the empty one."""
     return name or "(default)"

@@ -73,7 +73,7 @@ def test_a_broker_that_can_not_be_asked_is_no_ok_where_the_rules_need_nothing_of
     path.write_text(text)
     assert cli.main(["check", "--broker", f"{scheme}://127.0.0.1:1", str(path)]) == 2
     captured = capsys.readouterr()
-    assert "--broker: could not ask the broker: " in captured.err
+    assert "--broker: could not query the broker: " in captured.err
     assert "ok" not in captured.out
 
 
@@ -159,7 +159,8 @@ addresses:
     assert cli.main(["check", "--broker", url_of(broker, scheme), str(path)]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert sorted(line.removeprefix(f"{path}:") for line in lines if "the broker has no" in line) == [
-        "6:9: exchanges[0].bindings[1].queue: warning: the broker has no queue new, where the address table sends it",
+        "6:9: exchanges[0].bindings[1].queue: warning: the broker has no queue new, to which the address table "
+        "redirects it",
         "7:9: exchanges[0].bindings[2].queue: warning: the broker has no such queue",
         "9:9: exchanges[0].bindings[4].exchange: warning: the broker has no such exchange",
     ]
@@ -270,7 +271,7 @@ def test_a_control_user_that_the_broker_does_not_know_is_no_ok(
     config.write_text("rules: r.yaml\nupstream: {control: {username: nobody, password: x}}\n")
     assert cli.main(["check", "--broker", url_of(broker, "http"), str(config)]) == 2
     captured = capsys.readouterr()
-    asked = f"--broker: could not ask for the permissions of the control user 'nobody' in virtual host {vhost}: "
+    asked = f"--broker: could not query the permissions of the control user 'nobody' in virtual host {vhost}: "
     assert asked in captured.err
     assert "ok" not in captured.out
 

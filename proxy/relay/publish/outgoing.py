@@ -1,8 +1,8 @@
-"""Turns a decision into upstream publishes: one for one wherever that is possible.
+"""Turns a decision into upstream publishes: one for one if possible.
 
-From a Decision and the state of the virtual host to `Outgoing`: which exchange and key the publish leaves under,
-which tokens or queue names it carries as BCC, and what must be bound first. `Outgoing` is what the publish pass caches
-for a message's facts, so everything that does not depend on the single message is encoded here, once.
+From a Decision and the state of the virtual host to `Outgoing`: the exchange and key of the outgoing publish, its
+tokens or queue names in BCC, and what must be bound first. `Outgoing` is what the publish pass caches for a message's
+facts, so everything that does not depend on the single message is encoded here, once.
 
 Source: architecture "One publish in, one publish out"; delivery notes; RabbitMQ guide "Sender-selected distribution".
 """
@@ -27,26 +27,26 @@ from proxy.routing.destination_translation import TranslatedDestinations, transl
 from proxy.values import RESERVED_PREFIXES, Destination, reserved_prefix
 
 PUBLISH = (60, 40)
-#: why a publish could not go where a rule of the address table sends it, as audit records say it
+#: reason in audit records for a publish whose address translation failed
 TRANSLATION_FAILED = "translation_failed"
-#: why bindings with regular expressions were false, or their routes chose nothing
+#: reason in audit records for bindings that were false, or routes without effect, because of a regex budget
 REGEX_BUDGET = "regex_budget"
 CC_ONLY = _CC = frozenset((b"CC",))
 _BCC = frozenset((b"BCC",))
 CC_BCC = _CC | _BCC
 _CUT = OURS | _BCC
 _CUT_CC = _CUT | _CC
-#: entries of a producer that may have to be cut out: BCC, CC, and the headers that only we may set
+#: entries of a producer that may have to be cut out: BCC, CC, and the headers reserved for us
 CUT_BCC: Final = 1
 CUT_CC: Final = 2
 CUT_OURS: Final = 4
 
 
 class PublishSource(NamedTuple):
-    """Where a publish came from that the address table has sent to another exchange.
+    """The original address of a publish that the address table redirected to another exchange.
 
     Args:
-        address: as the producer wrote it.
+        address: the producer's address.
         rule: index of the rule.
     """
 
@@ -58,13 +58,14 @@ class Copy(NamedTuple):
     """One upstream publish.
 
     Args:
-        exchange: the exchange it leaves under.
+        exchange: its exchange.
         routing_key: its routing key; None: the producer's own.
         bcc: further routing keys (tokens, or queue names in queue delivery).
-        moved: exchange or key differ from the producer's: our header says what they were.
+        moved: exchange or key differ from the producer's: our header has the original.
         hide_cc: the producer's CC would route there and must not.
-        plain: nothing of ours routes it: the producer's CC and BCC mean what they mean to any broker.
-        keys_per_destination: so many keys in turn lead to one destination: in one publish the broker delivers once.
+        plain: nothing of ours routes it: the producer's CC and BCC have their usual meaning.
+        keys_per_destination: number of consecutive keys for one destination: within one publish the broker delivers
+            once.
     """
 
     exchange: bytes
@@ -77,11 +78,11 @@ class Copy(NamedTuple):
 
 
 class RemoteTargets(NamedTuple):
-    """What of a publish does not go to the producer's own broker.
+    """Targets of a publish outside the producer's own broker.
 
     Args:
-        targets: where it goes.
-        failed: translations that lead nowhere: the publish can't be acked.
+        targets: targets at other brokers.
+        failed: failed translations: the publish can't be acked.
     """
 
     targets: tuple[Target, ...]
@@ -89,19 +90,19 @@ class RemoteTargets(NamedTuple):
 
 
 class Outgoing:
-    """How the messages of one decision leave; shared by all messages with the same facts.
+    """The outgoing form of the messages of one decision; shared by all messages with the same facts.
 
     Args:
         decision: the decision.
-        tally: where its publishes and body bytes are counted.
-        copies: upstream publishes; none when the publish is refused, or forwarded untouched.
+        tally: counts its publishes and body bytes.
+        copies: upstream publishes; empty if the publish is refused, or forwarded untouched.
         untouched: forwarded byte for byte to the broker's own exchange (``unmatched: pass``).
         unbound: destinations that must be bound before the publish can leave.
         record: the constant part of its audit lines.
-        remote_targets: what goes to other brokers, or nowhere; None if nothing does.
-        exchange: as the producer named it.
-        original: the producer's address, where it is the same for all these messages; None: `exchange` and the
-            routing key of each.
+        remote_targets: targets at other brokers, and failed translations; None if there are none.
+        exchange: as named by the producer.
+        original: the producer's address, if it is the same for all these messages; None: `exchange` and the routing key
+            of each.
     """
 
     __slots__ = (
@@ -132,19 +133,19 @@ class Outgoing:
         self.remote_targets = remote_targets
         self.exchange = exchange
         self.original = original
-        #: Something must be bound, or asked, before the publish can leave.
+        #: Something must be bound, or checked, before the publish can leave.
         self.waits = bool(unbound or decision.unchecked)
         #: It leaves at once as one publish to the producer's own broker.
         self.leaves_at_once = remote_targets is None and not self.waits and (untouched or len(copies) == 1)
-        #: the other broker that it goes to at once, where it goes nowhere else
+        #: the other broker, if it is the only target and no waiting is needed
         self.remote_alone: Target | None = None
         if remote_targets is not None and not (self.waits or copies or remote_targets.failed):
             self.remote_alone = remote_targets.targets[0] if len(remote_targets.targets) == 1 else None
-        #: encoded exchange under which it leaves; empty: the producer's method frame stays as it is
+        #: encoded outgoing exchange; empty: the producer's method frame is unchanged
         self.address = b""
-        #: encoded routing key under which it leaves; empty: the producer's
+        #: encoded outgoing routing key; empty: the producer's
         self.key_field = b""
-        #: what is put into the header table of every message; None: `entries` encodes it for each routing key
+        #: entries inserted into the header table of every message; None: `entries` encodes them for each routing key
         self.fixed_entries: bytes | None = b""
         #: which of the producer's own entries are cut out: a sum of CUT_BCC, CUT_CC and CUT_OURS
         self.cuts = 0
@@ -154,7 +155,7 @@ class Outgoing:
             self._encode(copies[0])
 
     def _encode(self, copy: Copy) -> None:
-        """Encode what the first copy (usually the only one) has of its own."""
+        """Encode the variable parts of the first (usually only) copy."""
         self.cuts = CUT_OURS if copy.plain else CUT_OURS | CUT_BCC | (CUT_CC if copy.hide_cc else 0)
         self.bcc = b"" if copy.plain else bcc_entry(copy.bcc)
         if not copy.moved:
@@ -174,7 +175,7 @@ class Outgoing:
             self._new_key = U32.pack(len(copy.routing_key)) + copy.routing_key
 
     def entries(self, routing_key: bytes) -> bytes:
-        """Encode what is put into the header table of a message: its original address where that changes, and BCC."""
+        """Encode the inserted header entries of a message: its original address if that changes, and BCC."""
         if self.fixed_entries is not None:
             return self.fixed_entries
         key = U32.pack(len(routing_key)) + routing_key
@@ -184,7 +185,7 @@ class Outgoing:
         return b"".join((ADDRESS_ENTRY, size, front, key, middle, new_key, self.bcc))
 
     def address_of(self, routing_key: bytes) -> OriginalAddress:
-        """Return the address that the producer of a message wrote."""
+        """Return the address of a message as written by its producer."""
         return OriginalAddress(self.exchange, routing_key) if self.original is None else self.original
 
 
@@ -201,13 +202,13 @@ def outgoing(
     """Turn a decision into upstream publishes.
 
     Args:
-        decision: what routing answered.
-        owned: the exchange that was asked.
-        state: what is bound and what is missing in its virtual host.
-        traffic: totals that the publishes are counted in.
+        decision: the decision.
+        owned: the exchange of the publish.
+        state: bound and missing destinations of its virtual host.
+        traffic: totals of publishes.
         journal: the audit log, if there is one.
-        routing_key: the message's, which the address table is asked about.
-        source: where the publish came from, if the address table has sent it here: it is asked no more.
+        routing_key: the message's, for the address table.
+        source: original address of the publish, if the address table has redirected it: it is not translated again.
     """
     leaves = TranslatedDestinations(decision.queues, decision.exchanges)
     if state.addresses is not None and source is None:
@@ -243,11 +244,11 @@ def outgoing(
 
 
 def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
-    """Return what leaves of a publish that the address table has sent to an exchange which is evaluated here.
+    """Return the outgoing form of a publish that the address table redirected to an exchange evaluated here.
 
     Args:
-        out: what leaves of it by that exchange's decision.
-        address: that exchange, and the key that the publish has there.
+        out: its outgoing form by that exchange's decision.
+        address: that exchange, and the key of the publish there.
     """
     if out.untouched:
         copies = [Copy(*address, (), moved=True, plain=True)]
@@ -262,7 +263,7 @@ def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
 
 
 def _unreserved(leaves: TranslatedDestinations) -> TranslatedDestinations:
-    """Let translations fail that would make a token of a part of the producer's routing key."""
+    """Fail translations that would copy a token from the producer's routing key."""
     reserved = [one for one in leaves.publications if one.routing_key.startswith(RESERVED_PREFIXES)]
     if not reserved:
         return leaves
@@ -272,7 +273,7 @@ def _unreserved(leaves: TranslatedDestinations) -> TranslatedDestinations:
 
 
 def labels(targets: Iterable[Target]) -> tuple[str, ...]:
-    """Names of the brokers that targets lead to, without credentials."""
+    """Return the labels of the targets' brokers, without credentials."""
     return tuple(dict.fromkeys(target.remote.label for target in targets if target.remote is not None))
 
 
@@ -282,7 +283,7 @@ def _carrier_copies(
     wanted = [("queue", name) for name in leaves.queues]
     wanted += [("exchange", name) for name in leaves.exchanges]
     if not owned.takes_exchanges and any(("exchange", name) not in state.missing for name in leaves.exchanges):
-        # The tokens have to change first. A publish that has waited in vain leaves without the exchanges.
+        # The tokens have to change first. After an unsuccessful wait the publish leaves without the exchanges.
         queues = [one for one in wanted if one[0] == "queue" and one in owned.bound]
         tokens = tuple(key for one in queues for key in state.tokens_of(owned).of(*one))
         count = state.tokens_of(owned).count
@@ -316,7 +317,7 @@ def _queue_copies(
     if not copies and not exchanges and decision.alternate and owned.alternate is not None:
         exchanges.append(owned.alternate)
     exchanges = [name for name in exchanges if _is_text(name) and ("exchange", name) not in state.missing]
-    # A publish to an exchange that does not exist would close the producer's channel: what no file names is asked for
+    # A publish to a missing exchange would close the producer's channel: exchanges that no file names are checked
     # first.
     there = {name for name in exchanges if ("exchange", name) in owned.bound or _by_file(owned, state, name)}
     copies += [Copy(name, None, (), moved=True) for name in exchanges if name in there]
@@ -325,7 +326,7 @@ def _queue_copies(
 
 
 def _by_file(owned: OwnedExchange, state: VhostState, exchange: bytes) -> bool:
-    """Whether a rules file names an exchange, so that the control plane looks after it."""
+    """Return True if a rules file names an exchange, so that the control plane checks it."""
     if owned.declared is not None:
         return False
     return exchange == owned.alternate or state.router.names(owned.name, ("exchange", exchange))
@@ -340,7 +341,7 @@ def _is_text(name: bytes) -> bool:
 
 
 def bcc_entry(keys: tuple[bytes, ...]) -> bytes:
-    """Encode the BCC entry of a header table (array of long strings); nothing for no keys."""
+    """Encode the BCC entry of a header table (array of long strings); b"" for no keys."""
     if not keys:
         return b""
     items = b"".join(b"S" + U32.pack(len(key)) + key for key in keys)
@@ -351,12 +352,12 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
     """Rewrite the entries of a message's header table for one upstream publish.
 
     Args:
-        entries: the producer's entries, untouched bytes.
-        copy: the publish that leaves.
-        original: where the producer published to.
+        entries: the producer's entries, unchanged bytes.
+        copy: the outgoing publish.
+        original: the producer's address.
 
     Returns:
-        The producer's entries without BCC and without headers that only we may set, then ours.
+        The producer's entries without BCC and without headers reserved for us, then ours.
     """
     if copy.plain:
         kept = without(entries, 0, len(entries), OURS) if b"x-original-" in entries else entries
@@ -373,7 +374,7 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
         without(entries, 0, len(entries), cut) if b"BCC" in entries or b"x-original-" in entries or aside else entries
     )
     if b"BCC" in entries and _first_bcc_is_no_array(entries):
-        return entries  # forwarded as it is: the broker's own 406 is the right answer
+        return entries  # forwarded unchanged: the broker's own 406 is the right answer
     if not copy.moved:
         return kept + bcc_entry(copy.bcc)
     key = original.routing_key if copy.routing_key is None else copy.routing_key
@@ -391,7 +392,7 @@ def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] 
     Args:
         routing_key: of a publish.
         entries: of its header table.
-        names: headers that hold further keys; BCC among them where it is not replaced by ours.
+        names: headers with further keys; including BCC if it is not replaced by ours.
 
     Raises:
         ProtocolError: 403 on the channel.
@@ -414,8 +415,8 @@ def copy_frames(copy: Copy, original: OriginalAddress, method: bytes, header: by
 
     Args:
         copy: the copy.
-        original: where the producer addressed the publish.
-        method: the producer's whole method frame; empty if only the header frame is asked for.
+        original: the producer's address.
+        method: the producer's whole method frame; empty if only the header frame is needed.
         header: the producer's whole content header frame.
 
     Raises:
@@ -440,7 +441,7 @@ def copy_frames(copy: Copy, original: OriginalAddress, method: bytes, header: by
 
 
 def readdressed_method(method: bytes, address: bytes) -> bytes:
-    """Replace exchange and routing key of a Basic.Publish frame; reserved field and flag bits stay.
+    """Replace exchange and routing key of a Basic.Publish frame; reserved field and flag bits are unchanged.
 
     Args:
         method: the producer's whole method frame.

@@ -1,9 +1,9 @@
-"""Plans: what the publish pass knows of one address, and the cache of decisions.
+"""Plans: the data of the publish pass for one address, and the cache of decisions.
 
-A `Plan` answers for the publishes to one exchange that is evaluated here, or for those to one address that the address
-table translates. It names the facts that its rules look at, so that the pass collects nothing else, and maps these
-facts to the outgoing form of the message. That map is the only cache on the publish path. It is bounded in entries and
-bytes for each plan, and in bytes for the process (`DecisionCaches`).
+A `Plan` serves the publishes to one exchange that is evaluated here, or to one address that the address table
+translates. It lists the facts that its rules test, so that the pass collects nothing else, and maps these facts to the
+outgoing form of the message. That map is the only cache on the publish path. It is bounded in entries and bytes for
+each plan, and in bytes for the process (`DecisionCaches`).
 
 `Plans` holds the plans of one virtual host. When the state of the virtual host changes (`VhostState.changed`), all of
 them are dropped with their decisions.
@@ -45,37 +45,37 @@ from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, Facts, Interest, Outcome
 from proxy.values import RESERVED_PREFIXES
 
-#: Decisions kept for one exchange, and the bytes that they stand for, about.
+#: Limits of cached decisions for one exchange, and of their approximate bytes.
 EXCHANGE_ENTRIES, EXCHANGE_BYTES = 8192, 8 << 20
 #: The same for one translated address, of which there may be `ADDRESSES` in a virtual host.
 ADDRESS_ENTRIES, ADDRESS_BYTES = 64, 16384
 ADDRESSES = 1024
-#: Bytes that the decisions of all virtual hosts of the process stand for.
+#: Limit of the decisions' bytes of all virtual hosts of the process.
 PROCESS_BYTES = 64 << 20
-#: Larger facts are decided each time.
+#: Decisions for larger facts are not cached.
 FACTS_BYTES = 2048
-#: When a cache is full and fewer than one publish for so many of its decisions has found one, the facts of that traffic
-#: do not repeat: so many times as many decisions are not kept, before a sample is kept again.
+#: When a cache is full and has fewer hits than its decisions times `_USEFUL`, the facts of that traffic do not repeat:
+#: `_UNKEPT` times as many decisions are not cached, before a sample is cached again.
 _USEFUL, _UNKEPT = 4, 16
-#: bytes of a cached decision beside its facts, and of a destination or binding in it: they share their names
+#: bytes of a cached decision besides its facts, and of a destination or binding in it: names are shared
 _ENTRY_BYTES, _REFERENCE_BYTES = 200, 24
 #: offset of the property flags in a content header frame: head 7, class 2, weight 2, body size 8
 _FLAGS_AT = 19
 
-#: a header that rules look at; in the same sum as CUT_BCC, CUT_CC and CUT_OURS
+#: a header that rules test; in the same sum as CUT_BCC, CUT_CC and CUT_OURS
 FACT: Final = 8
-#: entries that the pass must see whatever the rules look at
+#: entries that the pass must detect whatever the rules test
 _ALWAYS = {b"BCC": CUT_BCC, b"CC": CUT_CC, ADDRESS_HEADER: CUT_OURS, CC_ASIDE: CUT_OURS}
 _NO_INTEREST = Interest()
 
 
 class Sources(NamedTuple):
-    """What is not a function of the message, given by the driver, which has a clock and random numbers.
+    """Inputs other than the message, from the driver, which has a clock and random numbers.
 
     Args:
-        wall: seconds since 1970, read for exchanges with datetime rules only.
-        timer: seconds from any start, to time the engine.
-        draw: index below n at random, read where a rule picks at random only.
+        wall: returns seconds since 1970, for exchanges with datetime rules only.
+        timer: returns monotonic seconds, to time the engine.
+        draw: returns a random index below n, for random picks only.
     """
 
     wall: Callable[[], float]
@@ -84,16 +84,16 @@ class Sources(NamedTuple):
 
 
 class ClientRules(NamedTuple):
-    """What holds for exchanges and bindings that clients declare.
+    """Settings for exchanges and bindings that clients declare.
 
     Args:
         delivery: of exchanges declared without ``x-delivery``.
-        strict_unbind: whether unbinding with other arguments than any binding's is an error.
+        strict_unbind: whether an unbind that matches no binding is an error.
         own_routes: whether routes reach only queues that the client could have bound itself.
         local_time: time zone of `dtl` operators.
         secrets: sign what is stored on the broker.
-        regexes: most regular expressions in the bindings of one user in one virtual host.
-        regex_budget: what the regular expressions of rules files, and those of each user, may cost in one decision.
+        regexes: limit of regular expressions in the bindings of one user in one virtual host.
+        regex_budget: cost limit of the regular expressions of rules files, and of each user, in one decision.
     """
 
     delivery: Delivery = Delivery.CARRIER
@@ -106,10 +106,10 @@ class ClientRules(NamedTuple):
 
 
 class DecisionCaches:
-    """Bytes of the cached decisions of all virtual hosts; the largest cache goes when they are too many.
+    """Limits the bytes of the cached decisions of all virtual hosts; the largest cache is dropped at the limit.
 
     Args:
-        limit_bytes: most bytes together.
+        limit_bytes: total limit.
     """
 
     __slots__ = ("_limit_bytes", "_used", "used_bytes")
@@ -120,27 +120,27 @@ class DecisionCaches:
         self._used: dict[Plan, int] = {}
 
     def add(self, plan: Plan, size: int) -> None:
-        """Count bytes of a decision that a plan keeps from now on."""
+        """Count the bytes of a newly cached decision."""
         self._used[plan] = self._used.get(plan, 0) + size
         self.used_bytes += size
         if self.used_bytes > self._limit_bytes:
             max(self._used, key=self._used.__getitem__).forget()
 
     def remove(self, plan: Plan) -> None:
-        """A plan keeps no decision any more."""
+        """Subtract a plan whose decisions were dropped."""
         self.used_bytes -= self._used.pop(plan, 0)
 
 
 class Plans:
-    """The plans of one virtual host, made when first asked for, and again when its state has changed.
+    """The plans of one virtual host, created on demand, and again when its state has changed.
 
     Args:
         state: the virtual host.
-        counters: what the process counts.
-        sources: clocks and dice.
-        rules: what holds for clients' declarations.
+        counters: counters of the process.
+        sources: clocks and random numbers.
+        rules: settings for client declarations.
         journal: the audit log, if there is one.
-        caches: bounds the decisions of the whole process.
+        caches: limits the decisions of the whole process.
     """
 
     __slots__ = (
@@ -183,13 +183,13 @@ class Plans:
         self.caches = caches or DecisionCaches()
         self.epoch = state.epoch
         self._by_exchange: dict[bytes, Plan] = {}
-        #: what the address table or the tap makes of publishes to other exchanges, None: nothing
+        #: plans of publishes to other exchanges, by the address table or the tap; None: they pass
         self._by_address: dict[tuple[bytes, bytes], Plan | None] = {}
         #: constant parts of the audit lines of publishes that pass, by exchange
         self._passed_records: dict[bytes, LineTemplate] = {}
-        #: who is told of publishes; `set_tap` changes it
+        #: observes publishes; set by `set_tap`
         self.tap: Tap | None = None
-        #: who keeps failed publishes
+        #: records failed publishes
         self.failures: FailureSink | None = None
 
     def fail(
@@ -201,25 +201,24 @@ class Plans:
         address: tuple[bytes, bytes] | None = None,
         header: bytes = b"",
     ) -> None:
-        """Keep a failed publish, see `FailedPublish`; for what is rare, never for a publish that reaches a queue."""
+        """Record a failed publish, see `FailedPublish`; for rare events, never for a publish that reaches a queue."""
         if self.failures is not None:
             exchange, routing_key = (None, None) if address is None else address
             at, vhost = self.sources.wall(), self.state.name
             self.failures.add(FailedPublish(at, vhost, user, channel, result, reason, exchange, routing_key, header))
 
     def set_tap(self, tap: Tap | None) -> None:
-        """Let a tap observe the publishes from now on, or none."""
+        """Set or remove the tap that observes publishes."""
         self.tap = tap
         self.state.changed()
 
     def current(self) -> dict[bytes, Plan]:
-        """Return the plans by exchange that have been asked for, after dropping what a change has made untrue."""
+        """Return the cached plans by exchange, after dropping them if the state has changed."""
         if self.epoch != self.state.epoch:
             self.forget()
         return self._by_exchange
 
     def forget(self) -> None:
-        """Drop all plans with their decisions."""
         self.epoch = self.state.epoch
         for plan in (*self._by_exchange.values(), *self._by_address.values()):
             if plan is not None:
@@ -230,11 +229,11 @@ class Plans:
 
     @property
     def passes_unknown(self) -> bool:
-        """Whether a publish to an exchange that is not evaluated here always passes: no address table and no tap."""
+        """True if all publishes to exchanges that are not evaluated here pass: no address table and no tap."""
         return self.state.addresses is None and self.tap is None
 
     def find(self, exchange: bytes, routing_key: bytes) -> Plan | None:
-        """Return the plan of a publish: of its exchange, else what the address table makes of it; None: it passes.
+        """Return the plan of a publish: of its exchange, else by the address table; None: it passes.
 
         Args:
             exchange: of the publish.
@@ -272,11 +271,11 @@ class Plans:
         return found
 
     def watching(self, exchange: bytes) -> Tap | None:
-        """Return the tap, if it wants to be told of publishes to an exchange."""
+        """Return the tap if it observes publishes to an exchange."""
         return self.tap if self.tap is not None and self.tap.wants(self.state.name, exchange) else None
 
     def _translate(self, publication: Publication) -> Plan | None:
-        """Ask the address table about a publish to an exchange that is not evaluated here."""
+        """Look up a publish to an exchange that is not evaluated here in the address table."""
         state = self.state
         target = None if state.addresses is None else state.addresses.look_up(*publication)
         if target is None:
@@ -299,7 +298,7 @@ class Plans:
         )
 
     def _passing(self, publication: Publication) -> Plan | None:
-        """Return the plan of a publish that passes unchanged: None, where no tap is to be told of it."""
+        """Return the plan of a publish that passes unchanged: None unless a tap observes it."""
         exchange = publication.exchange
         if self.watching(exchange) is None or exchange in self.state.carriers:
             return None
@@ -313,16 +312,16 @@ class Plans:
 
 
 class Plan:
-    """What the publishes to one address become.
+    """The plan for the publishes to one address.
 
     Args:
         plans: those of the virtual host.
         owned: the exchange that is evaluated.
-        interest: what its rules look at.
-        source: the producer's address, where the address table has sent the publish here.
-        routing_key: the key that the rules see then.
-        fixed: the outgoing form, where nothing is evaluated.
-        reserved: whether the address table makes a routing key of it that nobody may use.
+        interest: facts that its rules test.
+        source: the producer's address, if the address table has redirected the publish here.
+        routing_key: the key for the rules in that case.
+        fixed: the outgoing form if nothing is evaluated.
+        reserved: whether the address table turns it into a reserved routing key.
     """
 
     __slots__ = (
@@ -352,40 +351,39 @@ class Plan:
         self.fixed: Final = fixed
         self.routing_key: Final = routing_key
         self.reserved: Final = reserved
-        #: whose publishes are observed, None: not these
+        #: the observer of its publishes, if any
         self.tap: Final = plans.watching(owned.name if source is None else source.address.exchange)
         #: The broker's own exchange gets the publish: BCC routes there, and nothing of the producer's is cut out.
         self.bcc_stays: Final = fixed is not None
         #: Whether the whole header table is a fact.
         self.whole_table: Final = interest.headers is None
-        #: Whether the routing key is a fact. An exchange among the destinations is looked up in the address table under
-        #: it.
+        #: Whether the routing key is a fact. The address table needs it if a destination is an exchange.
         self.keyed: Final = interest.routing_key or plans.state.addresses is not None
-        #: Whether headers and routing key are all there is to know.
+        #: Whether headers and routing key are the only facts.
         self.plain: Final = not (interest.properties or interest.body_sizes or interest.clock or interest.queues)
-        #: encoded name -> what it means to the pass: a sum of FACT and the entries that may have to be cut out
+        #: encoded name -> its meaning for the pass: a sum of FACT and the entries that may have to be cut out
         self.mentioned: Final = {shortstr(name): cut for name, cut in _ALWAYS.items()}
         for name in interest.headers or ():
             self.mentioned[shortstr(name)] = self.mentioned.get(shortstr(name), 0) | FACT
-        #: for each possible size of a name whether one of that size is mentioned: most names are ruled out by it
+        #: for each possible size of a name whether one of that size is mentioned: rules out most names
         sizes = {name[0] for name in self.mentioned}
         self.name_sizes: Final = bytes(size in sizes for size in range(256))
         self.decisions: Final[dict[object, Outgoing]] = {}
-        #: the forms in `decisions`, by what was decided: thousands of facts lead to a few
+        #: the forms in `decisions`, by decision: thousands of facts have few of them
         self._forms: Final[dict[object, Outgoing]] = {}
         self._bytes = 0
-        #: publishes that have found their decision in the cache since it was empty
+        #: publishes with a cached decision since the cache was empty
         self.hits = 0
-        #: decisions that are still not to be kept, see _UNKEPT
+        #: number of decisions that are not to be cached, see _UNKEPT
         self._unkept = 0
         self._limit_entries: Final = EXCHANGE_ENTRIES if source is None else ADDRESS_ENTRIES
         self._limit_bytes: Final = EXCHANGE_BYTES if source is None else ADDRESS_BYTES
 
     def other_facts(self, data: bytes, start: int, stop: int) -> object:
-        """Return what rules look at besides headers and routing key, as a part of the facts of a message.
+        """Return the facts besides headers and routing key, as a part of the facts of a message.
 
         Args:
-            data: bytes with the content header frame in them.
+            data: bytes that contain the content header frame.
             start: its offset.
             stop: offset after it.
 
@@ -407,16 +405,16 @@ class Plan:
         return tuple(parts)
 
     def decide(self, facts: object, routing_key: bytes, entries: bytes, header: bytes) -> tuple[Outgoing, float]:
-        """Decide about a message whose facts are not cached, and keep the answer where it may be kept.
+        """Decide about a message whose facts are not cached, and cache the decision if possible.
 
         Args:
-            facts: under which the answer is kept.
-            routing_key: that the rules see.
-            entries: the header entries that rules look at.
+            facts: key of the cache.
+            routing_key: for the rules.
+            entries: the header entries that rules test.
             header: the content header frame.
 
         Returns:
-            How the message leaves, and the microseconds that the decision took.
+            The outgoing form, and the microseconds that the decision took.
 
         Raises:
             ProtocolError: 502 malformed header.
@@ -457,10 +455,10 @@ class Plan:
         return out, seconds * 1e6
 
     def _outgoing(self, decision: Decision, routing_key: bytes) -> Outgoing:
-        """Return the form in which a message leaves: one object for all decisions that say the same."""
+        """Return the outgoing form: one object for all equivalent decisions."""
         plans = self._plans
         state = plans.state
-        # The address table looks at the routing key, too; what waits or was refused holds for one message.
+        # The address table depends on the routing key, too; a waiting or refused form is for one message.
         alone = not decision.keep or decision.error or decision.unchecked or decision.spent_budgets
         if alone or (self._source is None and state.addresses is not None):
             return self._new_outgoing(decision, routing_key)
@@ -496,7 +494,7 @@ class Plan:
         if self._source is not None:
             out = readdressed(out, OriginalAddress(self.owned.name, routing_key))
         if nowhere:
-            out.leaves_at_once = False  # the exit keeps it; publishes that reach a queue pay nothing
+            out.leaves_at_once = False  # the exit records it; publishes that reach a queue pay nothing
         return out
 
     def _keep(self, facts: object, out: Outgoing, size: int) -> None:
@@ -512,18 +510,17 @@ class Plan:
         self._plans.caches.add(self, size)
 
     def forget(self) -> None:
-        """Forget the decisions."""
         self.decisions.clear()
         self._forms.clear()
         self._bytes = self.hits = self._unkept = 0
         self._plans.caches.remove(self)
 
     def unroutable(self, out: Outgoing) -> str:
-        """Return the reason why a publish reaches no queue, as far as it is known here; empty if it may reach some."""
+        """Return why a publish reaches no queue, as far as it is known here; empty if it may reach some."""
         decision, remote_targets = out.decision, out.remote_targets
         if remote_targets is not None:
             failed = bool(remote_targets.failed) and not (remote_targets.targets or out.copies)
-            return "the address table leads nowhere" if failed else ""
+            return "the address translation failed" if failed else ""
         if out.untouched or any(copy.plain for copy in out.copies):
             return ""
         state = self._plans.state
@@ -535,14 +532,14 @@ class Plan:
         return "no destination exists" if all(name in state.missing for name in names) else ""
 
     def observe(self, tap: Tap, exchange: bytes, routing_key: bytes, header: bytes, out: Outgoing) -> None:
-        """Tell a tap of a publish that is on its way."""
+        """Report a publish to a tap."""
         plans = self._plans
         at = plans.sources.wall()
         tap.observe(ObservedDecision(plans.state.name, exchange, routing_key, header, out.decision, at))
 
 
 def _translated(plans: Plans, source: PublishSource, target: Target | FailedTranslation) -> Outgoing:
-    """Return the one form in which a publish leaves that the address table sends elsewhere, or nowhere."""
+    """Return the single outgoing form of a publish that the address table redirects or fails to translate."""
     exchange = source.address.exchange
     failed = isinstance(target, FailedTranslation)
     outcome = Outcome.UNROUTED if failed else Outcome.ROUTED

@@ -1,10 +1,10 @@
-"""Producer to broker, frame by frame: every frame that the publish pass does not take.
+"""Producer to broker, frame by frame: every frame that the publish pass does not handle.
 
-Methods, channels that are closing or waiting, the end of the connection; what belongs to a publish is given to
-`PublishFrames`. Faults are `ProtocolError`.
+Methods, channels that are closing or waiting, the end of the connection; frames of publishes are passed to
+`PublishFrames`. Errors are `ProtocolError`.
 
-Source: AMQP 0-9-1 spec, 1.4, 1.5, 4.2.3 and 4.2.6; reply codes as RabbitMQ gives them, 540 and 503 where it drops the
-connection or waits without a word.
+Source: AMQP 0-9-1 spec, 1.4, 1.5, 4.2.3 and 4.2.6; reply codes as RabbitMQ's, 540 and 503 where it drops the connection
+or waits without a reply.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from proxy.relay.publish.publish_frames import KIND_NAMES, PublishFrames
 _CONNECTION = 10
 #: bytes of the shortest method frame
 _LEAST_METHOD = 12
-#: frames of methods that consumers send for every message: nothing in them to look at but their length
+#: frames of methods that consumers send for every message: only their length is checked
 _FIXED_BYTES = dict.fromkeys((methods.BASIC_ACK, methods.BASIC_NACK, methods.BASIC_REJECT), 21)
 _EVENTS = {
     methods.CHANNEL_OPEN: ChannelEvent.PRODUCER_OPEN,
     methods.CHANNEL_CLOSE: ChannelEvent.PRODUCER_CLOSE,
     methods.CHANNEL_CLOSE_OK: ChannelEvent.PRODUCER_CLOSE_OK,
 }
-#: Access.Request and Basic.Credit: RabbitMQ knows them, the AMQP 0-9-1 specification does not.
+#: Access.Request and Basic.Credit: known to RabbitMQ, but not in the AMQP 0-9-1 specification.
 _BEYOND = frozenset((30 << 16 | 10, 60 << 16 | 200))
 
 
@@ -49,14 +49,14 @@ class ProducerFrames:
     """Handles single frames of the producer.
 
     Args:
-        connection: what both directions share.
-        publishes: takes the frames of publishes.
+        connection: state shared by both directions.
+        publishes: handles the frames of publishes.
     """
 
     def __init__(self, connection: ConnectionState, publishes: PublishFrames) -> None:
         self._connection = connection
         self._publishes = publishes
-        #: the frames taken are those that a channel held, not new ones
+        #: whether the current frames are held ones, not new ones
         self.resuming = False
         exchanges, queues = ClientExchanges(connection), ClientQueues(connection)
         self._bindings = ClientBindings(connection)
@@ -87,10 +87,10 @@ class ProducerFrames:
             frame: the whole frame.
 
         Returns:
-            Whether it is forwarded unchanged. (What goes instead is in the output already.)
+            Whether it is forwarded unchanged. (Replacements are in the output already.)
 
         Raises:
-            ProtocolError: a fault that ends the connection.
+            ProtocolError: an error that ends the connection.
         """
         connection = self._connection
         if connection.lifecycle.phase is not Phase.OPEN:
@@ -118,7 +118,7 @@ class ProducerFrames:
             return False
 
     def _open(self, kind: int, number: int, frame: bytes) -> bool:
-        """Handle the first frame on a channel number. As at RabbitMQ, channel-max limits their count alone."""
+        """Handle the first frame on a channel number. As on RabbitMQ, channel-max only limits their number."""
         connection = self._connection
         most, count = connection.terms.tuning.channel_max_producer, len(connection.channels)
         if number == connection.upstream.sidecar_channel.number:
@@ -137,12 +137,12 @@ class ProducerFrames:
 
     def _channel_frame(self, channel: Channel, kind: int, frame: bytes) -> bool:
         if channel.content is not None:
-            # On a channel that the broker has closed, too: it expects the rest of a content that has begun, or closes
+            # Also on a channel that the broker has closed: it expects the rest of a content that has begun, or closes
             # the connection with 505.
             return self._publishes.content(channel, channel.content, kind, frame)
         if kind != METHOD:
             self._connection.change(channel, ChannelEvent.PRODUCER_CONTENT)
-            return False  # of a publish that was discarded, on a channel that is being closed
+            return False  # of a discarded publish, on a channel that is being closed
         if channel.state is OPEN or channel.state is OPENING:
             return self._method(channel, frame)
         index = U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0
@@ -152,7 +152,7 @@ class ProducerFrames:
         return False
 
     def _channel_method(self, channel: Channel, frame: bytes) -> bool:
-        """Handle open, close or close-ok; return whether it goes upstream."""
+        """Handle open, close or close-ok; return whether it is sent upstream."""
         connection = self._connection
         index = _method_of(frame)
         _check(index, frame[7:-1])
@@ -161,14 +161,13 @@ class ProducerFrames:
         if event is ChannelEvent.PRODUCER_CLOSE and channel.state is before:
             # It crosses another close, or follows one: each is answered (spec, 1.5.2.5 and 1.5.2.6).
             if channel.state is CLOSING_BY_PRODUCER:
-                channel.output.close_oks += 1  # confirms may come before the broker's
+                channel.output.close_oks += 1  # confirms may arrive before the broker's
             else:
                 connection.send_to_producer(channel, channel_close_ok(channel.number))
             return False
         return event is not ChannelEvent.PRODUCER_CLOSE_OK or before in RELAYED_UP
 
     def _select(self, channel: Channel, frame: bytes) -> bool:
-        """Handle Confirm.Select or Tx.Select."""
         index = _method_of(frame)
         _check(index, frame[7:-1])
         mode = next_mode(channel.mode, CONFIRM if index == methods.CONFIRM_SELECT else TX)
@@ -178,7 +177,7 @@ class ProducerFrames:
         return True
 
     def _qos(self, channel: Channel, frame: bytes) -> bool:
-        """Note whether consumers of the connection get few messages at a time."""
+        """Record whether consumers of the connection get few messages at a time."""
         _, prefetch_count, _ = methods.arguments(frame[7:-1])
         if isinstance(prefetch_count, int) and 0 < prefetch_count < AHEAD_MESSAGES:
             self._connection.deliveries.few_at_a_time = True
@@ -214,11 +213,11 @@ class ProducerFrames:
         _check(index, frame[7:-1])
         if index != methods.CONNECTION_CLOSE:
             connection.upstream.may_be_kept = (
-                False  # it logs in again (Connection.UpdateSecret), or does what we don't know
+                False  # it logs in again (Connection.UpdateSecret), or uses a method unknown to us
             )
             return True
         if connection.holds:
-            connection.lifecycle.last_frame = frame  # what was published before it goes first
+            connection.lifecycle.last_frame = frame  # earlier publishes are sent first
         else:
             connection.producer_leaves(frame)
         return False
@@ -239,7 +238,7 @@ class ProducerFrames:
 
 
 def _method_of(frame: bytes) -> int:
-    """Read which method a frame is: class id << 16 | method id."""
+    """Return the method of a frame: class id << 16 | method id."""
     if len(frame) < _LEAST_METHOD:
         raise ProtocolError(501, f"method frame of {len(frame) - OVERHEAD} bytes, expected 4 or more")
     method: int = U32.unpack_from(frame, 7)[0]
@@ -247,7 +246,7 @@ def _method_of(frame: bytes) -> int:
 
 
 def _check(index: int, payload: bytes) -> None:
-    """Refuse what the broker does not answer, or answers less clearly.
+    """Refuse methods that the broker does not answer, or answers less clearly.
 
     Raises:
         ProtocolError: 502 malformed arguments, 503 a method that only a broker sends, 540 an unknown one.

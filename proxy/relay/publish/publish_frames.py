@@ -1,11 +1,10 @@
 """Publishes frame by frame, and the exits of the publish pass.
 
-Frame by frame go the method frame of a publish whose header frame is not next to it, the body frames of one that leaves
-as several, and whatever stands where it must not. The exits (`PublishFrames.leave`) are for a publish whose decision is
-made and which does not leave at once as one publish: it waits until its destinations are bound, goes to other brokers,
-leaves as several, or is refused.
+Handles the method frame of a publish that is not followed by its header frame, the body frames of a split publish, and
+misplaced frames. The exits (`PublishFrames.leave`) are for a publish whose decision is made and which does not leave at
+once as one publish: it waits until its destinations are bound, is sent to other brokers, is split, or is refused.
 
-Source: AMQP 0-9-1 spec, 4.2.6; reply codes as RabbitMQ gives them.
+Source: AMQP 0-9-1 spec, 4.2.6; reply codes as RabbitMQ's.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ _LEAST_HEADER = 22
 
 
 class PublishFrames:
-    """Handles publishes of one connection that are not for the pass alone.
+    """Handles publishes of one connection outside of the pass.
 
     Args:
-        connection: what both directions share.
+        connection: state shared by both directions.
     """
 
     __slots__ = ("_connection",)
@@ -40,7 +39,7 @@ class PublishFrames:
         self._connection = connection
 
     def method(self, channel: Channel, frame: bytes) -> bool:
-        """Keep a Basic.Publish until its header frame comes, with which it goes upstream, or is refused.
+        """Hold a Basic.Publish until its header frame arrives, with which it is sent upstream, or refused.
 
         Raises:
             ProtocolError: 502 on the connection, 403 on the channel.
@@ -51,10 +50,10 @@ class PublishFrames:
         return False
 
     def content(self, channel: Channel, content: ContentUnderWay, kind: int, frame: bytes) -> bool:
-        """Handle a content frame that is not for the publish pass; return whether it goes upstream.
+        """Handle a content frame outside of the publish pass; return whether it is sent upstream.
 
         Raises:
-            ProtocolError: 505 and 501 on the connection, it does not belong there.
+            ProtocolError: 505 and 501 on the connection, it is misplaced.
         """
         if kind == HEADER and content.remaining == HEADER_TO_COME:
             if len(frame) < _LEAST_HEADER:
@@ -98,19 +97,19 @@ class PublishFrames:
     def leave(
         self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, took_us: float, *, waited: bool
     ) -> None:
-        """Let a publish leave that is not one publish at once.
+        """Process a publish that does not leave at once as one publish.
 
         Args:
             publish: its method.
             header: its content header frame.
-            plan: what decided.
-            out: the decision.
-            took_us: microseconds that the decision took, negative where it was known.
-            waited: whether it has waited for its destinations: what is not bound by now counts as missing.
+            plan: its plan.
+            out: its outgoing form.
+            took_us: duration of the decision in microseconds, negative if it was cached.
+            waited: whether it has waited for its destinations: unbound ones count as missing now.
 
         Raises:
-            ProtocolError: 406 rejected by a filter, or to another broker in a transaction; 311 too large to leave as
-                several; on the channel. 502 on the connection.
+            ProtocolError: on the channel: 406 rejected by a filter, or to another broker in a transaction; 311 too
+                large to be split. 502 on the connection.
         """
         connection = self._connection
         channel = publish.channel
@@ -119,7 +118,7 @@ class PublishFrames:
         body_size: int = U64.unpack_from(header, 11)[0]
         remote_targets = out.remote_targets
         if remote_targets is not None and channel.mode is TX:
-            text = "a transaction can't reach other brokers, where the address table leads"
+            text = "a transaction can't include other brokers, to which the address table redirects"
             raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
         original = out.address_of(publish.routing_key)
         frames = copy_frames(out.copies[0], original, publish.frame, header) if len(out.copies) == 1 else None
@@ -147,15 +146,15 @@ class PublishFrames:
     def leave_for_remote(
         self, publish: PendingPublish, header: bytes, body: bytes, plan: Plan, out: Outgoing, took_us: float
     ) -> bool:
-        """Send a whole publish to the one other broker that it goes to; False if `leave` has more to do for it.
+        """Send a whole publish to its only target, at another broker; False if `leave` has more to do for it.
 
         Args:
             publish: its method.
             header: its content header frame.
             body: its body.
-            plan: what decided.
-            out: the decision.
-            took_us: microseconds that the decision took, negative where it was known.
+            plan: its plan.
+            out: its outgoing form.
+            took_us: duration of the decision in microseconds, negative if it was cached.
 
         Raises:
             ProtocolError: 502 on the connection, the header is malformed.
@@ -167,7 +166,7 @@ class PublishFrames:
             return False
         publisher = channel.remote_publishers.get(target.remote)
         if publisher is None or (channel.mode is CONFIRM and channel.confirms.ledger is None):
-            return False  # the first one makes both
+            return False  # the first one creates both
         sent = header
         if target.publication != (publish.exchange, publish.routing_key):
             copy = Copy(*target.publication, (), moved=True, plain=True)
@@ -183,7 +182,7 @@ class PublishFrames:
     def _record(
         self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, body_size: int, took_us: float
     ) -> None:
-        """Count a publish, write its audit line, and tell a tap of it."""
+        """Count a publish, write its audit line, and report it to a tap."""
         channel = publish.channel
         out.count.publishes += 1
         out.count.body_bytes += body_size
@@ -203,7 +202,7 @@ class PublishFrames:
             plan.observe(plan.tap, publish.exchange, publish.routing_key, header, out)
 
     def _wait(self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing) -> bool:
-        """Let a publish wait until its destinations are bound; False if there is nothing to wait for."""
+        """Hold a publish until its destinations are bound; False if there is nothing to wait for."""
         connection = self._connection
         asked = connection.permission_checks(out.decision.unchecked)
         if not out.unbound and not asked:

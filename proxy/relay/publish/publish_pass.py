@@ -92,19 +92,19 @@ _FRAME_HEAD_BYTES: Final = 7
 _LEAST_HEADER: Final = 14
 #: payload of a publish with empty exchange and routing key
 _LEAST_METHOD: Final = 9
-#: Held frames that are taken in one go; what has to wait is found out at the end of it.
+#: Number of held frames processed at once; whether one has to wait is only known after them.
 _HELD_AT_ONCE: Final = 64
-#: how the names of the headers CC and BCC end, which hold further routing keys
+#: suffix of the names of the headers CC and BCC, which contain further routing keys
 _CC_NAME: Final = b"CC"
 #: first octet of the reserved prefixes
 _RESERVED_FIRST: Final = 0x78
 #: the bit of the header table in the first octet of the property flags
 _HEADERS_BIT: Final = HEADERS >> 8
-#: microseconds of a decision that was known
+#: duration of a cached decision
 _KNOWN: Final = -1.0
-#: stands for a letter that does not exist in `_WIDTHS`
+#: marks a non-existent letter in `_WIDTHS`
 _UNKNOWN: Final = 255
-#: numbers of four octets as they are written: nearly all that the pass writes are small
+#: encoded numbers of four octets: nearly all that the pass writes are small
 _FOUR_OCTETS: Final = [number.to_bytes(4, "big") for number in range(1024)]
 #: octet of a field's letter -> bytes of letter and value; 0: a length of four bytes follows the letter
 _WIDTHS: Final = bytes([VALUE_SIZES.get(letter, _UNKNOWN) for letter in range(256)])
@@ -118,7 +118,7 @@ class PublishPass:
     """The producer's side of one connection.
 
     Args:
-        connection: what both directions share.
+        connection: state shared by both directions.
     """
 
     __slots__ = (
@@ -135,15 +135,15 @@ class PublishPass:
         #: largest payload of a frame, from the producer and to the broker
         self._largest: Final[int] = connection.terms.tuning.frame_max_producer + FRAME_SIZE_FUDGE - OVERHEAD
         self._upstream_largest: Final[int] = connection.terms.tuning.frame_max_upstream - OVERHEAD
-        #: largest body; 0: as large as the broker takes
+        #: size limit of a body; 0: the broker's limit
         self._message_bytes: Final[int] = connection.terms.limits.message_bytes
         #: an unfinished frame, or a method frame whose header frame is unfinished
         self._rest: Final = PartialFrame()
-        #: where frames go on after a fault in the bytes that are being taken
+        #: offset at which to continue after an error in the current bytes
         self._after_fault = 0
         #: whether a publish has spent a regex budget, so that the frames after it wait for the next `read_producer`
         self.interrupted = False
-        # What holds for one read, see `_begin` and `_look`.
+        # Constant during one read, see `_begin` and `_look`.
         self._start = 0
         self._spent = False
         self._hits = 0
@@ -157,10 +157,10 @@ class PublishPass:
         self._exchanges = connection.plans.state.exchanges
 
     def read_producer(self, data: bytes) -> None:
-        """Receive bytes from the producer; what leaves gathers in the connection's state.
+        """Receive bytes from the producer; output is collected in the connection's state.
 
         Args:
-            data: any piece of the stream.
+            data: any part of the stream.
         """
         connection = self._connection
         counters = self._plans.counters
@@ -175,7 +175,7 @@ class PublishPass:
                 at = self._run(data)
             except ProtocolError as error:
                 connection.fail(error)
-                data = data[self._after_fault :]  # the producer's close-ok may be among it
+                data = data[self._after_fault :]  # they may include the producer's close-ok
                 continue
             if at < len(data):
                 self._rest.keep(data[at:])
@@ -185,7 +185,7 @@ class PublishPass:
         self.interrupted = counters.regex_budgets_spent != spent
 
     def resume(self, channel: Channel) -> None:
-        """Go on with the frames that a channel held, in front of everything that comes."""
+        """Resume with the frames that a channel held, before all new ones."""
         connection = self._connection
         number = channel.number
         waits = channel.state is WAITING
@@ -195,14 +195,14 @@ class PublishPass:
         rest = self._rest.take()
         self._frames.resuming = True
         if waits:
-            # What is not bound by now counts as missing: the publish does not wait again.
+            # Unbound destinations count as missing now: the publish does not wait again.
             self._begin()
             self._take_joined(held[0], held[1], channel, waited=True)
             del held[:2]
         for first in range(0, len(held), _HELD_AT_ONCE):
             current = connection.channels.get(number)
             if current is not None and current.held:
-                # One of them has to wait: those after it are not looked at again.
+                # One of them has to wait: those after it are not processed.
                 current.held.keep(held[first:])
                 break
             self.read_producer(b"".join(held[first : first + _HELD_AT_ONCE]))
@@ -211,9 +211,9 @@ class PublishPass:
             self._rest.keep(self._rest.take() + rest)
 
     def _begin(self) -> None:
-        """Record what holds for the publishes of one read."""
+        """Set the values that are constant during one read."""
         connection = self._connection
-        self._start = 0  # what passes as it came begins here and has not been copied yet
+        self._start = 0  # start of the bytes to copy unchanged
         self._spent = False
         self._upstream = connection.to_upstream
         self._audit = connection.audit
@@ -221,7 +221,7 @@ class PublishPass:
         self._look()
 
     def _look(self) -> None:
-        """Record what any frame that is not for the pass may have changed."""
+        """Update the values that a frame outside of the pass may have changed."""
         connection = self._connection
         self._known = self._plans.current()
         self._passes_unknown = self._plans.passes_unknown
@@ -232,7 +232,7 @@ class PublishPass:
         self._relaying = lifecycle.phase is Phase.OPEN and (lifecycle.last_frame is None or self._frames.resuming)
 
     def _run(self, data: bytes) -> int:  # noqa: C901 -- the publish path is one pass, see the module
-        """Process whole frames; return the offset of what is left."""
+        """Process whole frames; return the offset of the rest."""
         connection = self._connection
         channels = connection.channels
         largest = self._largest
@@ -247,15 +247,15 @@ class PublishPass:
             stop: int = at + size + OVERHEAD
             known_kind = METHOD <= kind <= BODY or kind == HEARTBEAT
             if stop > end or size > largest or data[stop - 1] != FRAME_END or not known_kind:
-                break  # not whole yet, or wrong: `_check` finds out
+                break  # incomplete, or invalid: `_check` decides
             frame_number: int = (data[at + 1] << 8) | data[at + 2]
             if frame_number != number:
                 number = frame_number
                 channel = channels.get(number)
 
             if kind == BODY and channel is not None:
-                # A content that has begun goes on until it is whole, even on a channel that is being closed: RabbitMQ
-                # answers a method in the middle of one with 505.
+                # A content that has begun must be completed, even on a channel that is being closed: RabbitMQ answers a
+                # method within one with 505.
                 content = channel.content
                 if content is not None and content.collected is None and 0 < size <= content.remaining:
                     content.remaining -= size
@@ -287,7 +287,7 @@ class PublishPass:
                         at = self._publish(data, at, key_at, flags_at, body_at, channel, False)
                         continue
 
-            # What a consumer sends for each message passes: Basic.Ack, Reject and Nack have one length.
+            # Consumers send these for each message, and they pass: Basic.Ack, Reject and Nack have a fixed length.
             if (
                 kind == METHOD
                 and size == _ACK_BYTES
@@ -303,7 +303,8 @@ class PublishPass:
                 at = stop
                 continue
 
-            # Everything else goes frame by frame: it may change any channel, the rules, and what is relayed at all.
+            # All other frames are handled one by one: each may change any channel, the rules, and what is relayed at
+            # all.
             if self._start < at:
                 self._upstream.append(data[self._start : at])
             self._start = self._after_fault = stop
@@ -321,7 +322,7 @@ class PublishPass:
         return at
 
     def _check(self, data: bytes, at: int, end: int) -> None:
-        """Refuse what can't become a frame as soon as its head is there.
+        """Reject an invalid frame as soon as its head is read.
 
         Raises:
             ProtocolError: 501 on the connection.
@@ -333,21 +334,21 @@ class PublishPass:
             raise ProtocolError(501, f"frame on channel {number} does not end with octet 206")
 
     def _take(self, kind: int, number: int, channel: Channel | None, frame: bytes) -> bool:
-        """Handle one frame that is not for the pass; return whether it is forwarded unchanged."""
+        """Handle one frame outside of the pass; return whether it is forwarded unchanged."""
         if kind == HEADER and channel is not None and (channel.state is OPEN or channel.state is OPENING):
             content = channel.content
             if content is not None and content.publish is not None and content.remaining == HEADER_TO_COME:
                 method = content.publish.frame
                 joined = method + frame
                 if self._relaying and self._header_end(joined, 0, len(method)) == len(joined):
-                    # Frames of other channels came between the two: from here on they are next to each other.
+                    # Frames of other channels were between the two: from now on they are adjacent.
                     channel.content = None
                     self._take_joined(method, frame, channel, waited=False)
                     return False
         return self._frames.take(kind, number, frame)
 
     def _take_joined(self, method: bytes, header: bytes, channel: Channel, *, waited: bool) -> None:
-        """Process a publish whose method and header frame did not come next to each other, or that has waited."""
+        """Process a publish whose method and header frame were not adjacent, or that has waited."""
         outer, self._start = self._start, 0
         joined = method + header
         key_at = 14 + method[13]
@@ -369,7 +370,7 @@ class PublishPass:
             header_at: offset after it.
 
         Returns:
-            The offset after it, beyond the buffer where the rest is still to come; 0 if something else follows.
+            The offset after it, beyond the buffer if the rest is still to come; 0 if something else follows.
         """
         end = len(data)
         there = end - header_at
@@ -390,14 +391,14 @@ class PublishPass:
             if data[body_at - 1] != FRAME_END or data[header_at + 8] != BASIC or data[header_at + 7]:
                 return 0
             return body_at
-        # The few bytes that are there may be its beginning.
+        # The few remaining bytes may be its beginning.
         head = b"\x02" + data[at + 1 : at + 3]
         return end + 1 if head.startswith(data[header_at : header_at + 3]) else 0
 
     def _publish(  # noqa: C901 -- the publish path is one pass, see the module
         self, data: bytes, at: int, key_at: int, flags_at: int, body_at: int, channel: Channel, waited: bool
     ) -> int:
-        """Process a publish whose method and header frame are there; return the offset of the frame after it.
+        """Process a publish with complete method and header frames; return the offset of the frame after it.
 
         Args:
             data: a read buffer.
@@ -405,17 +406,17 @@ class PublishPass:
             key_at: offset in it of the length of the routing key.
             flags_at: offset in it of its flags, the last byte of its payload.
             body_at: offset after the header frame.
-            channel: takes publishes.
+            channel: the open channel.
             waited: whether the publish has waited for its destinations already.
 
         Raises:
-            ProtocolError: a fault that ends the connection.
+            ProtocolError: an error that ends the connection.
         """
         connection = self._connection
         header_at = flags_at + 2
         exchange = data[at + 14 : key_at]
         routing_key = data[key_at + 1 : flags_at]
-        # Written out, as below: compiled, a number of four octets costs a tenth of a call that reads it.
+        # Inlined, as below: compiled, reading a number of four octets this way takes a tenth of the time of a call.
         body_size: int = (
             (data[header_at + 15] << 24)
             | (data[header_at + 16] << 16)
@@ -438,8 +439,8 @@ class PublishPass:
             if plan is None:
                 return self._pass(data, at, flags_at, body_at, exchange, routing_key, body_size, channel)
 
-            # The header table stands after content type and content encoding. At `last` stands the octet that
-            # ends the frame: read as a length it leads beyond the frame, too.
+            # The header table follows content type and content encoding. At `last` is the octet that ends the frame:
+            # read as a length it leads beyond the frame, too.
             last = body_at - 1
             flags = (data[header_at + 19] << 8) | data[header_at + 20]
             table_at = header_at + 21
@@ -460,8 +461,8 @@ class PublishPass:
             if entries_at > last or table_end > last:
                 raise ProtocolError(502, "the header table ends after its frame", Scope.CONNECTION, *PUBLISH)
 
-            # The walk. An entry is the length of its name, the name, a letter, and a value of that letter's width
-            # or of the length that stands after the letter. Most names are ruled out by their length alone.
+            # The walk. An entry is the length of its name, the name, a letter, and a value of that letter's width or of
+            # the length after the letter. Most names are ruled out by their length alone.
             collected = b""
             meanings = 0
             mentioned = plan.mentioned
@@ -504,8 +505,8 @@ class PublishPass:
                 refuse_reserved(routing_key, data[entries_at:table_end], CC_BCC if plan.bcc_stays else CC_ONLY)
             out = plan.fixed
             if out is None:
-                # The facts: the key with its length in front, then whole entries, so that two messages with the
-                # same bytes have the same facts.
+                # The facts: the key preceded by its length, then whole entries, so that two messages with the same
+                # bytes have the same facts.
                 facts: object = collected
                 if plan.keyed and plan.routing_key is None:
                     facts = data[key_at:flags_at] + collected
@@ -530,7 +531,7 @@ class PublishPass:
             rewritten = False
             header_bytes = body_at - header_at - OVERHEAD
             if not out.untouched:
-                # What is put into the table, and what of the producer's own entries stays.
+                # The inserted entries, and the producer's own entries that stay.
                 fixed = out.fixed_entries
                 added = out.entries(routing_key) if fixed is None else fixed
                 kept = data[entries_at:table_end]
@@ -577,8 +578,8 @@ class PublishPass:
                 took_us,
             )
         if rewritten:
-            # The publish leaves as slices of what came around the new parts. The last one, from the end of the table
-            # on, goes on into the next publish: it begins the run.
+            # The publish leaves as slices of the input around the new parts. The last one, from the end of the table
+            # on, continues into the next publish: it starts the run.
             upstream = self._upstream
             if out.address:
                 address = out.address + (out.key_field or data[key_at:flags_at])
@@ -613,10 +614,10 @@ class PublishPass:
         body_size: int,
         channel: Channel,
     ) -> int:
-        """Let a publish pass to an exchange that is not evaluated here; return the offset of the frame after it.
+        """Forward a publish to an exchange that is not evaluated here; return the offset of the frame after it.
 
         Raises:
-            ProtocolError: 403 on the channel: CC, BCC or a header has what only we may write.
+            ProtocolError: 403 on the channel: CC, BCC or a header has a reserved value.
         """
         header_at = flags_at + 2
         if data[header_at + 19] & _HEADERS_BIT and (
@@ -643,10 +644,10 @@ class PublishPass:
         return after
 
     def _body_end(self, data: bytes, at: int, body_at: int, body_size: int, channel: Channel) -> int:
-        """Count a publish that leaves as one publish, and find the end of what goes with its header.
+        """Count a publish that leaves as one publish, and find the end of its processed frames.
 
         Returns:
-            The offset after its body where that is one frame and all there; after its header where the body streams.
+            The offset after its body if that is one complete frame; after its header if the body streams.
         """
         confirms = channel.confirms
         confirms.published += 1
@@ -661,7 +662,7 @@ class PublishPass:
         return body_at
 
     def _whole_body_end(self, data: bytes, at: int, body_at: int, body_size: int) -> int:
-        """Find the offset after a body that is one frame and all there; 0 if it is not."""
+        """Return the offset after a body that is one complete frame; 0 otherwise."""
         if not body_size:
             return body_at
         after = body_at + body_size + OVERHEAD
@@ -693,7 +694,7 @@ class PublishPass:
         """Process a publish by an exit, since it does not leave at once as one publish to the producer's own broker.
 
         Returns:
-            The offset of the frame after what was taken: its header, or its body.
+            The offset of the frame after the processed ones: its header, or its body.
 
         Raises:
             ProtocolError: it is refused.

@@ -1,8 +1,8 @@
-"""Publishes that leave as several, where one-in-one-out cannot hold.
+"""Publishes that are split, where one-in-one-out is impossible.
 
-Too many tokens for one header frame, or, in queue delivery, destinations that are exchanges. The body is repeated,
-so it is kept until it is whole (bounded, see `RelayLimits.replay_bytes`); the channel's ledger joins the confirms, its
-`Returns` the returns.
+Too many tokens for one header frame, or, in queue delivery, destinations that are exchanges. The body is repeated, so
+it is buffered until it is complete (bounded, see `RelayLimits.replay_bytes`); the channel's ledger joins the confirms,
+its `Returns` the returns.
 
 Source: architecture, "One publish in, one publish out"; delivery notes, "The ledger where there are no confirms".
 """
@@ -32,28 +32,30 @@ _AROUND_KEYS, _AROUND_KEY = 9, 5
 def fitting(
     connection: ConnectionState, publish: PendingPublish, header: bytes, body_size: int, out: Outgoing
 ) -> list[Copy]:
-    """Divide copies so that no header frame is larger than the broker takes.
+    """Split copies so that no header frame exceeds the broker's limit.
 
     Args:
         connection: state of the connection.
         publish: the producer's method.
         header: its content header frame.
         body_size: announced size of its body in bytes.
-        out: what the decision asks for.
+        out: its outgoing form.
 
     Raises:
-        ProtocolError: 311 on the channel, body or headers are too large to leave in several copies.
+        ProtocolError: 311 on the channel, body or headers are too large to be split.
     """
     limits = connection.terms.limits
     if body_size > limits.replay_bytes or connection.backlog.collected + body_size > limits.collected_bytes:
-        raise _too_large(f"body of {body_size} bytes is to leave in several copies, at most {limits.replay_bytes} can")
+        raise _too_large(
+            f"body of {body_size} bytes would leave in several copies; the limit is {limits.replay_bytes} bytes"
+        )
     limit = connection.terms.tuning.frame_max_upstream
     original = out.address_of(publish.routing_key)
     return [part for copy in out.copies for part in _divided(original, header, copy, limit)]
 
 
 def send_collected(connection: ConnectionState, collected: CollectedPublish) -> None:
-    """Send every copy of a publish whose body is whole; the channel has counted the publish already."""
+    """Send every copy of a publish with a complete body; the channel has counted the publish already."""
     publish = collected.publish
     channel = publish.channel
     confirms = channel.confirms
@@ -78,11 +80,11 @@ def send_collected(connection: ConnectionState, collected: CollectedPublish) -> 
 
 
 def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
-    """Return what is equal in a publish and in its return: all but BCC, which the broker takes out.
+    """Return the part of a publish that is equal in its return: all but BCC, which the broker removes.
 
     Args:
-        exchange: as it left.
-        routing_key: as it left.
+        exchange: the outgoing exchange.
+        routing_key: the outgoing key.
         header: the content header frame.
 
     Raises:
@@ -91,13 +93,13 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
     span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
     if span is None:
         return exchange, routing_key, header[11:]
-    # Where BCC was taken out, RabbitMQ writes L (64 bits, unsigned) as l; all other letters stay (seen on 3.10.8).
+    # If BCC was removed, RabbitMQ writes L (64 bits, unsigned) as l; all other letters are unchanged (seen on 3.10.8).
     entries = without(header, *span, _BCC).replace(b"L", b"l")
     return exchange, routing_key, header[11 : span[0] - 4], entries, header[span[1] :]
 
 
 def ledger_of(channel: Channel) -> Ledger:
-    """Return the channel's ledger; the first call takes over all publishes before the current one."""
+    """Return the channel's ledger; the first call adds all publishes before the current one."""
     confirms = channel.confirms
     if confirms.ledger is None:
         before = confirms.published - 1
@@ -106,12 +108,12 @@ def ledger_of(channel: Channel) -> Ledger:
 
 
 def _divided(original: OriginalAddress, header: bytes, copy: Copy, limit: int) -> list[Copy]:
-    """Divide the keys of a copy so that no header frame exceeds the limit in bytes."""
+    """Split the keys of a copy so that no header frame exceeds the limit in bytes."""
     if len(copy_frames(copy, original, b"", header)[1]) <= limit:
         return [copy]
     bare = len(copy_frames(copy._replace(bcc=()), original, b"", header)[1])
     longest = max((_AROUND_KEY + len(key) for key in copy.bcc), default=0)
-    if copy.routing_key is not None:  # each part leaves under a key of its own, which the original address repeats
+    if copy.routing_key is not None:  # each part has its own outgoing key; the original address repeats the copy's
         bare += max(map(len, copy.bcc), default=0)
     each = (limit - bare - _AROUND_KEYS) // longest if longest else 0
     each -= each % copy.keys_per_destination

@@ -1,7 +1,7 @@
-"""Who sees what passes the publish path: shadow rules (`Tap`), and the list of publishes that failed (`FailureSink`).
+"""Observers of the publish path: shadow rules (`Tap`), and the list of failed publishes (`FailureSink`).
 
-While a tap is set, the plans of the publishes that it wants carry it (`Plan.tap`), and it gets each of these publishes
-with its decision, once it is on its way. What leaves does not change.
+While a tap is set, the plans of the publishes that it observes carry it (`Plan.tap`), and it gets each of these
+publishes with its decision, once it has been sent. The outgoing publish does not change.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _PROPERTIES = frozenset(
 
 
 class ObservedDecision(NamedTuple):
-    """One publish that was seen.
+    """One observed publish.
 
     Args:
         vhost: its virtual host.
-        exchange: as the producer named it.
+        exchange: as named by the producer.
         routing_key: likewise.
         header: its content header frame.
-        decision: what the rules in force made of it; where no exchange was evaluated here, one that says nothing.
+        decision: the decision of the rules in force; an empty one if no exchange was evaluated here.
         at: seconds since the epoch.
     """
 
@@ -43,7 +43,7 @@ class ObservedDecision(NamedTuple):
     at: float
 
     def facts(self) -> Facts:
-        """Return everything that rules may know about it.
+        """Return all facts of the message.
 
         Raises:
             ProtocolError: 502, the header is malformed.
@@ -66,13 +66,13 @@ class ObservedDecision(NamedTuple):
 
 
 class Tap(Protocol):
-    """Who watches."""
+    """Observes publishes."""
 
     def wants(self, vhost: str, exchange: bytes) -> bool:
-        """Whether publishes to the exchange are to be told of."""
+        """Return True to observe publishes to the exchange."""
 
     def observe(self, observed: ObservedDecision) -> None:
-        """A publish is on its way; called on the publish path."""
+        """Handle a sent publish; called on the publish path."""
 
 
 class FailedPublish(NamedTuple):
@@ -81,13 +81,13 @@ class FailedPublish(NamedTuple):
     Args:
         at: seconds since the epoch.
         vhost: its virtual host.
-        user: name the producer logged in with.
+        user: the producer's user name.
         channel: number of its channel.
         result: unroutable, rejected, nacked or returned.
-        reason: why, in words.
-        exchange: as the producer named it; None if it is not known (a nack has a number only).
+        reason: the reason as text.
+        exchange: as named by the producer; None if unknown (a nack has a number only).
         routing_key: likewise.
-        header: its content header frame, empty if it is not known.
+        header: its content header frame, empty if unknown.
     """
 
     at: float
@@ -101,7 +101,7 @@ class FailedPublish(NamedTuple):
     header: bytes = b""
 
     def size(self) -> int | None:
-        """Return the bytes of its body, None if they are not known."""
+        """Return the size of its body, None if unknown."""
         if not self.header:
             return None
         size: int = U64.unpack_from(self.header, _SIZE_AT)[0]
@@ -127,9 +127,9 @@ class FailedPublish(NamedTuple):
 
 
 class FailureSink(Protocol):
-    """Keeps failed publishes."""
+    """Records failed publishes."""
 
-    #: Whether publishes that reach no queue are wanted as well. Plans look at it when they decide: a change has to be
+    #: Whether publishes that reach no queue are recorded as well. Plans read it for their decisions: a change has to be
     #: followed by `VhostState.changed`.
     watched: bool
 
