@@ -1,7 +1,7 @@
 """Turns one segment of the audit log into partial aggregates. Runs in Spark's tasks, on any machine.
 
 A segment is read only once: its partial has everything that tables and page need later. DuckDB parses and aggregates
-(docs/explanation/performance.md has the measurements); Spark only delivers the bytes and collects the result. A partial
+(tests/bench/README.md has the measurements); Spark only delivers the bytes and collects the result. A partial
 is a set of small tables (`PARTIALS`). Sums, minima and maxima can be merged directly; times and sizes are histograms of
 rounded values, which are merged by adding counts; numbers of a channel are ranges; examples are bounded.
 
