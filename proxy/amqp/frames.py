@@ -1,7 +1,7 @@
-"""Frames: layout, limits, builders, and buffers that take whole frames out of a stream.
+"""Frames: layout, limits, builders, and buffers that extract whole frames from a stream.
 
-`FrameBuffer` serves the handshake, where nothing is hot: it holds what has arrived and is not yet asked for.
-`PartialFrame` serves the relay, which reads frames in place and keeps only the incomplete one.
+`FrameBuffer` serves the handshake, which is not performance-critical: it buffers received bytes until they are
+requested. `PartialFrame` serves the relay, which reads frames in place and buffers only an incomplete one.
 
 Source: AMQP 0-9-1 spec, 4.2.3 "General frame format": type (1 byte), channel (2), size (4), payload, frame-end (206).
 """

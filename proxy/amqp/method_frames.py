@@ -293,7 +293,7 @@ def basic_publish(channel: int, exchange: bytes, key: bytes, *, mandatory: bool 
 
 
 def basic_return(channel: int, reply_code: int, text: bytes, exchange: bytes, key: bytes) -> bytes:
-    """Build ``Basic.Return``; header and body must follow. As text RabbitMQ writes the bare name, ``NO_ROUTE``."""
+    """Build ``Basic.Return``; header and body must follow. RabbitMQ's text is the bare name, ``NO_ROUTE``."""
     return method_frame(channel, methods.BASIC_RETURN, reply_code, text, exchange, key)
 
 

@@ -20,7 +20,7 @@ from proxy.amqp.frames import FRAME_HEAD, METHOD, frame
 from proxy.amqp.tables import pick
 from proxy.errors import LocalProtocolError, ProtocolError
 
-#: An argument: number, bit, text (short or long string), or the entries of a table.
+#: An argument: number, bit, string (short or long), or the entries of a table.
 Argument: TypeAlias = int | bool | bytes
 
 CONNECTION_START: Final = 10 << 16 | 10

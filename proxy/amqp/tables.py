@@ -239,7 +239,7 @@ def _decode(data: bytes, at: int, end: int, depth: int) -> tuple[Value, int]:
     octet: int = data[at]
     at += 1
     if octet == 0x53 and at + 4 <= end:
-        # Most headers are text: a length that is read without a codec takes half the time.
+        # Most headers are strings: reading their length without a codec takes half the time.
         stop: int = at + 4 + ((data[at] << 24) | (data[at + 1] << 16) | (data[at + 2] << 8) | data[at + 3])
         if stop > end:
             _malformed()

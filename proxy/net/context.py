@@ -51,14 +51,14 @@ class AuditGate(AuditCommits, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """What all sessions share.
+    """Data shared by all sessions.
 
     Args:
-        version: our version, told to both sides.
-        audit: the audit log, where confirms have to wait for it or producers for its disk.
+        version: our version, sent to both sides.
+        audit: the audit log, if confirms or producers may have to wait for it.
         remotes: links to other brokers.
-        allowances: what each user may publish.
-        reuse: upstream connections that wait for another producer, where they do.
+        allowances: rate limits of users.
+        reuse: upstream connections kept for reuse, if enabled.
     """
 
     upstream: Upstream

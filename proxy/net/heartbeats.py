@@ -25,12 +25,12 @@ _LOOKS = 4
 
 
 class Heartbeats:
-    """Watches both sides of one connection.
+    """Monitors both sides of one connection.
 
     Args:
-        idle_seconds: longest time without a frame but heartbeats; 0: no limit.
-        flush: sends what the relay has.
-        idle: called when nothing has come or gone for so long.
+        idle_seconds: timeout without frames other than heartbeats; 0: none.
+        flush: sends the relay's output.
+        idle: called at the idle timeout.
     """
 
     __slots__ = (
@@ -89,7 +89,7 @@ class Heartbeats:
             self._timer.cancel()
 
     def saw(self, data: bytes, now: float) -> None:
-        """Note a read of either side; one heartbeat split over two reads counts as something else: no harm."""
+        """Record a read of either side; one heartbeat split over two reads counts as another frame, harmlessly."""
         if data.replace(HEARTBEAT_FRAME, b""):
             self._busy = now
 

@@ -116,14 +116,14 @@ class Link(asyncio.Protocol):
         self._writable(True)
 
     def send(self, pieces: list[bytes]) -> None:
-        """Send all pieces as one write, and clear the list."""
+        """Send all parts in one write, and clear the list."""
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         if self.connected and self.transport is not None:
             self.transport.write(data)
 
     def pause(self, reason: str, paused: bool) -> None:
-        """Stop or go on reading; it goes on when no reason is left."""
+        """Pause or resume reading; it resumes when no reason is left."""
         before = bool(self._paused_for)
         if paused:
             self._paused_for.add(reason)
@@ -151,7 +151,7 @@ class Link(asyncio.Protocol):
 
     @property
     def waiting_bytes(self) -> int:
-        """Number of bytes that wait for the socket."""
+        """Size of the write buffer."""
         return self.transport.get_write_buffer_size() if self.connected and self.transport is not None else 0
 
     def release(self) -> asyncio.Transport | None:

@@ -74,7 +74,7 @@ class ListenerLimits:
 
 
 class ListenError(OSError):
-    """The sidecar cannot listen on the address of this index."""
+    """The sidecar cannot listen on the address with this index."""
 
     def __init__(self, index: int, error: OSError) -> None:
         super().__init__(error.errno, error.strerror)
@@ -82,15 +82,15 @@ class ListenError(OSError):
 
 
 def admitted_connections(connections: int, kept: int = 0, asked: bool = True) -> int:
-    """Raise this process's limit of file descriptors as far as needed and permitted; log where it stays too low.
+    """Raise this process's limit of file descriptors as far as needed and permitted; log if it stays too low.
 
     Args:
-        connections: producers that are permitted at a time.
-        kept: upstream connections that may wait for another producer.
-        asked: whether the operator asked for so many; fewer than the default are no reason to warn.
+        connections: configured limit of producers.
+        kept: limit of upstream connections kept for reuse.
+        asked: whether the limit was configured explicitly; the default is lowered without a warning.
 
     Returns:
-        How many producers can be let in at a time.
+        The number of producers that the file descriptors permit.
     """
     reserve = RESERVED_DESCRIPTORS + kept
     needed = DESCRIPTORS_PER_PRODUCER * connections + reserve
@@ -135,7 +135,7 @@ class TlsListener:
         self._close_seconds = close_seconds
 
     async def handshake(self, connection: socket.socket, protocol: asyncio.Protocol, peer: str) -> None:
-        """Do the handshake and give the protocol its transport; the caller closes the socket where this raises.
+        """Do the handshake and connect the protocol; the caller closes the socket if this raises.
 
         Raises:
             OSError: it failed; that has been counted and logged.
@@ -199,10 +199,10 @@ class Listener:
         self.draining = False
 
     async def start(self) -> list[tuple[str, int]]:
-        """Listen; return the addresses listened on.
+        """Listen; return the listening addresses.
 
         Raises:
-            ListenError: an address can't be listened on.
+            ListenError: listening on an address failed.
         """
         bound: list[tuple[str, int]] = []
         for index, address in enumerate(self._addresses):

@@ -140,7 +140,7 @@ class Session:
         return True
 
     def close(self, reply_code: int, text: str) -> None:
-        """Close both connections on our own account."""
+        """Close both connections on our own initiative."""
         if self.relay is None:
             self.abort()
         else:

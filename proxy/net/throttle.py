@@ -77,7 +77,7 @@ class Throttle:
         self._told = False
 
     def read(self, size_bytes: int, now: float) -> None:
-        """Charge a read of so many bytes, and what has been published with it."""
+        """Charge a read and the publishes in it."""
         published = self._relay.connection.published
         publishes, self._charged = published - self._charged, published
         if publishes:

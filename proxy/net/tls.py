@@ -28,10 +28,10 @@ _VERSION, _UTC_TIME = 0xA0, 0x17
 
 
 def certificate_end(pem: bytes) -> float:
-    """Return when the first certificate of a PEM file ends (seconds since 1970): the one that is shown to others.
+    """Return the expiry (seconds since 1970) of the first certificate of a PEM file: the one presented to peers.
 
     Raises:
-        ValueError: there is no certificate in it, or none that can be read.
+        ValueError: there is no readable certificate.
     """
     found = _PEM.search(pem)
     if found is None:
@@ -179,10 +179,10 @@ class TlsContexts:
         return found
 
     def read(self, wanted: Iterable[ServerTls | ClientTls]) -> Callable[[], None]:
-        """Read all files again, which takes some milliseconds; may be called in another thread.
+        """Read all files again, which takes some milliseconds; may run in a thread.
 
         Returns:
-            Makes the new contexts those in use.
+            A function that puts the new contexts into use.
 
         Raises:
             ConfigErrors: files that can't be used; nothing has changed then.

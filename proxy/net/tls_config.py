@@ -25,7 +25,7 @@ from proxy.yamlfile.document import Faults, Place, join
 
 
 class SidecarTls:
-    """TLS of one sidecar: what it is made of, and its contexts in use."""
+    """TLS of one sidecar: its settings, and its contexts in use."""
 
     def __init__(self, settings: Settings) -> None:
         self.contexts = TlsContexts()
@@ -57,10 +57,10 @@ class SidecarTls:
         self._remote: list[ClientTls] = []
 
     def read(self, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
-        """Read all files, those of brokers that the rules name (by virtual host and name) as well.
+        """Read all files, including those of brokers named by the rules (by virtual host and name).
 
         Returns:
-            Makes what was read hold for new connections.
+            A function that puts the contexts into use for new connections.
 
         Raises:
             ConfigErrors: files that can't be used.
@@ -122,7 +122,7 @@ _KEYS = ("certificate", "key", "client_ca", "ca")
 
 
 def check_settings(settings: Settings, faults: Faults) -> None:
-    """Report files that a configuration names and that can't be used; `load_settings` reports those that are not there.
+    """Report unusable files of a configuration; `load_settings` reports missing ones.
 
     A file that only the serving machine may read is a warning.
     """
@@ -133,9 +133,9 @@ def check_settings(settings: Settings, faults: Faults) -> None:
 
 
 def broker_tls(rule: BrokerRule, faults: Faults, required: bool = True) -> ClientTls | None:
-    """Return what TLS to a broker of the rules needs, None for plain TCP, and report its files that can't be used.
+    """Return the TLS settings of a broker in the rules, None for plain TCP, and report its unusable files.
 
-    A file that can't be read is a warning where it is not `required`: only the machine that serves needs it.
+    Unreadable files are errors if `required`, else warnings: only the serving machine needs them.
     """
     if rule.tls is None:
         return None

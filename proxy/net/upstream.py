@@ -52,7 +52,7 @@ class Upstream:
         """Connect the protocol to the first address that answers.
 
         Raises:
-            UpstreamError: none answered; names each and why.
+            UpstreamError: none answered, with the error of each.
         """
         loop = asyncio.get_running_loop()
         causes = []
@@ -90,7 +90,7 @@ _CLOSE = b"\x00\x0a\x00\x32"
 
 
 class UpstreamPool:
-    """All connections that wait, each for so many seconds."""
+    """All kept connections, each for a limited time."""
 
     def __init__(self, seconds: float, counters: Counters) -> None:
         self._seconds = seconds
@@ -109,7 +109,7 @@ class UpstreamPool:
         return (lease for lease in reversed(self._kept) if self._kept[lease].quiet)
 
     def lease_to(self, lease: Lease, link: Link) -> None:
-        """Give a waiting connection to the next producer: the link becomes its protocol."""
+        """Give a kept connection to the next producer: the link becomes its protocol."""
         kept = self._kept.pop(lease)
         self._counters.kept_connections -= 1
         self._counters.reused_connections += 1

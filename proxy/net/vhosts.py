@@ -120,11 +120,11 @@ class Vhosts:
     """Plans and inventory by virtual host.
 
     Args:
-        states: virtual hosts that rules name.
+        states: virtual hosts named by rules.
         control: the control plane; None if no rules need one.
-        counters: what the process counts.
-        sources: clocks and random draws.
-        rules: what holds for clients' declarations.
+        counters: counters of the process.
+        sources: clocks and random numbers.
+        rules: settings for client declarations.
         journal: the audit log, if there is one.
     """
 

@@ -38,7 +38,7 @@ from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.original_address import ADDRESS_HEADER, restored_content
 from proxy.relay.publish.split_publish import fingerprint
 
-#: frame of a Basic.Ack, and what stands before the delivery tag
+#: frame of a Basic.Ack, and the part before the delivery tag
 _ACK_FRAME_BYTES: Final = 21
 _ACK_HEAD_BYTES: Final = 11
 #: bytes of the shortest method frame and of the shortest content header frame
@@ -65,10 +65,11 @@ class BrokerFrames:
         return not self._rest
 
     def read_broker(self, data: bytes) -> None:
-        """Receive any piece of the broker's stream; what goes to the producer gathers in the connection's state.
+        """Receive bytes of any part of the broker's stream; output for the producer is collected in the connection's
+        state.
 
         Raises:
-            ProtocolError: the broker's bytes are not AMQP; the link is of no use any more.
+            ProtocolError: the broker's bytes are not AMQP; the link is unusable.
         """
         if self._rest:
             data = self._rest.join(data)
@@ -263,7 +264,7 @@ class BrokerFrames:
         return False
 
     def _unknown(self, kind: int, number: int, frame: bytes) -> bool:
-        """Handle a frame on a number without a channel: nothing is expected there; answer False, it is discarded."""
+        """Handle a frame on a number without a channel: discard it and return False."""
         if kind == METHOD:
             self._methods.take_while_closing(Channel(number), U32.unpack_from(frame, 7)[0] if len(frame) >= 12 else 0)
         elif number in self._connection.deliveries.unfinished:
@@ -316,7 +317,8 @@ class BrokerFrames:
         returns = channel.confirms.returns
         if is_return and returns:
             _, _, exchange, routing_key = read_method(Return, method[7:-1])
-            if not returns.returned(fingerprint(exchange, routing_key, header)):  # a copy of its publish is still out
+            # another copy of its publish is outstanding
+            if not returns.returned(fingerprint(exchange, routing_key, header)):
                 channel.output.swallowed = CONTENT_HEAD.unpack_from(header)[5]
                 connection.deliveries.mark(channel)
                 return

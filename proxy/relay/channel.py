@@ -24,7 +24,7 @@ from proxy.relay.original_address import OriginalAddress
 from proxy.relay.publish.outgoing import Copy, RemoteTargets
 from proxy.relay.remote.lane import RemotePublisher
 
-#: `ContentUnderWay.remaining`, and in `Deliveries.unfinished`, until the content header has come.
+#: `ContentUnderWay.remaining`, and the value in `Deliveries.unfinished`, before the content header.
 HEADER_TO_COME: Final = -1
 
 
@@ -172,7 +172,7 @@ class ProducerOutput:
 
     @property
     def holds_back(self) -> bool:
-        """Whether `held_back` is in use; compiled, a narrowed attribute would not be read again after a call."""
+        """Return True if `held_back` is in use; compiled, a narrowed attribute would not be read again after a call."""
         return self.held_back is not None
 
     def hold_back(self, frame: bytes) -> None:
@@ -315,9 +315,8 @@ class Channel:
         self.remote_publishers: dict[Remote, RemotePublisher] = {}
 
     def end(self) -> None:
-        """Forget what was published and asked: nothing of it will be answered. What is held stays held.
-
-        What is under way to other brokers is still sent.
+        """Forget publishes and requests, which won't be answered. Held frames stay, and messages to other brokers are
+        still sent.
         """
         for publisher in self.remote_publishers.values():
             publisher.close()

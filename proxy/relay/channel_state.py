@@ -231,11 +231,11 @@ _BROKER_EVENTS = frozenset((_Event.BROKER_OPEN_OK, _Event.BROKER_CLOSE, _Event.B
 
 
 def next_state(state: ChannelState, event: ChannelEvent, method: int = 0) -> ChannelState:
-    """Look up what an event leads to; `method` is (class << 16 | method) of the frame, if it is one.
+    """Return the state after an event; `method` is (class << 16 | method) of the frame, if it is one.
 
     Raises:
-        ProtocolError: on the connection, the table does not know the event in this state: 503, 504 or 505 as RabbitMQ
-            answers the producer, 504 for the broker, 541 for an event of ours.
+        ProtocolError: on the connection, there is no transition: 503, 504 or 505 as RabbitMQ answers the producer, 504
+            for the broker, 541 for an event of ours.
     """
     after = TRANSITIONS[state].get(event)
     if after is not None:

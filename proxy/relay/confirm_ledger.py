@@ -39,8 +39,8 @@ class Settled:
         """Count one ack or nack; return how many publishes it settled.
 
         Args:
-            tag: its delivery tag; 0 with `multiple`: all that are outstanding.
-            multiple: whether all tags up to it are meant (any non-zero number).
+            tag: its delivery tag; 0 with `multiple`: all outstanding tags.
+            multiple: non-zero for all tags up to it.
             published: highest tag in use.
         """
         above = self._above
@@ -115,7 +115,7 @@ class Ledger:
             self._order.append(self.upstream_tag)
 
     def settle_remote(self, producer_tag: int, ack: bool) -> bool | None:
-        """Enter one copy's result at another broker; return whether its publish is acked, None while not settled."""
+        """Settle one copy at another broker; return whether its publish is acked, None if it is not settled yet."""
         entry = self._remote.get(producer_tag)
         if entry is None:
             return None
@@ -127,7 +127,7 @@ class Ledger:
         return entry.acked
 
     def settle(self, upstream_tag: int, multiple: bool, ack: bool) -> list[tuple[int, bool]]:
-        """Enter an upstream ack or nack; return (producer tag, acked) of each publish settled now, ascending."""
+        """Settle an upstream ack or nack; return (producer tag, acked) of each publish settled now, ascending."""
         order, entries = self._order, self._entries
         tags = []
         if multiple:
@@ -186,7 +186,7 @@ class Returns:
             self._forget(self._order.popleft())
 
     def returned(self, copy: Hashable) -> bool:
-        """Enter a return; return whether it goes to the producer: as last copy of its publish, or as one of none."""
+        """Handle a return; return whether it is relayed: it is the last copy of its publish, or untracked."""
         waiting = self._copies.get(copy)
         if waiting is None:
             return True

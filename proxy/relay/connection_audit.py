@@ -163,8 +163,8 @@ class ConnectionAudit:
 
     Args:
         conn: id of the connection.
-        user: name the producer logged in with.
-        delayed_confirms: confirms that wait for lines, where they have to.
+        user: the producer's user name.
+        delayed_confirms: confirms that wait for lines, if they have to.
     """
 
     def __init__(

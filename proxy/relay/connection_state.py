@@ -74,17 +74,17 @@ class PermissionCheck(NamedTuple):
 
 
 class EnsureQueue(NamedTuple):
-    """A queue has been declared through us: give it its tokens."""
+    """Bind the tokens of a queue that was declared through us."""
 
     channel: Channel
     queue: bytes
 
 
 class BindDestinations(NamedTuple):
-    """A publish waits for destinations that are not bound yet: bind them.
+    """Bind destinations that a publish waits for.
 
-    Of what is asked (by routes of clients' bindings), the clients' own connections must say first whether it is within
-    their reach.
+    For destinations in `asked` (by routes of clients' bindings), the clients' own connections check first whether they
+    are within reach.
     """
 
     channel: Channel
@@ -94,10 +94,10 @@ class BindDestinations(NamedTuple):
 
 
 class LookUpExchange(NamedTuple):
-    """A client declares an open exchange that is not known here: look at the broker.
+    """Look up an open exchange that a client declares and that is unknown here.
 
-    `answer` takes the type of an exchange of that name that is not one of ours, None if there is none; one of
-    ours that is there has been taken into the state before.
+    `answer` takes the type of an exchange of that name that is not one of ours, None if there is none; one of ours has
+    been added to the state before.
     """
 
     channel: Channel
@@ -132,7 +132,7 @@ class QueueInventory(NamedTuple):
 
     #: whether rules name a queue, or depend on queue names at all
     interested: Callable[[bytes], bool]
-    #: a queue exists now; whether it is exclusive to its connection
+    #: a queue was declared; whether it is exclusive to its connection
     queue_declared: Callable[[bytes, bool], None]
     #: a queue was deleted
     queue_deleted: Callable[[bytes], None]
@@ -317,7 +317,7 @@ class ConnectionState:
         return self.plans.state.next_sequence(self.plans.sources.wall())
 
     def change(self, channel: Channel, event: ChannelEvent, method: int = 0) -> None:
-        """Send an event to a channel; the only way in which its state changes."""
+        """Send an event to a channel: the only way to change its state."""
         before = channel.state
         after = channel.state = next_state(before, event, method)
         if after is before:
@@ -332,7 +332,7 @@ class ConnectionState:
             self.deliveries.mark(channel)
 
     def open_channel(self, number: int, event: ChannelEvent, method: int) -> Channel:
-        """Begin a channel with its first event, which is to be Channel.Open."""
+        """Create a channel with its first event, which must be Channel.Open."""
         channel = Channel(number, self.backlog)
         self.change(channel, event, method)
         self.channels[number] = channel

@@ -79,7 +79,7 @@ def _weakly_referenced(decorated: type[T]) -> type[T]:
 
 @_weakly_referenced
 class Tally:
-    """Publishes that shared one decision and that no total holds yet. Made by `Traffic.tally`."""
+    """Publishes that shared one decision and that are not yet in a total. Created by `Traffic.tally`."""
 
     __slots__ = ("__weakref__", "_key", "_totals", "count")
 
@@ -176,7 +176,7 @@ class Traffic:
     def tally(
         self, vhost: str, exchange: bytes, outcome: str, matched: Matched, destinations: tuple[bytes, ...]
     ) -> Tally:
-        """Return the tally of a decision, to keep with its plan: the same one as long as somebody holds it."""
+        """Return the tally of a decision, to keep with its plan: the same object while anyone holds it."""
         key = (vhost, exchange, outcome, matched, destinations)
         found = self._tallies.get(key)
         if found is None:
@@ -338,7 +338,7 @@ class ConnectionCounters:
 class LimitCounters:
     """Counters of limits."""
 
-    #: by a name of REJECTED_CONNECTIONS, connections that were refused
+    #: by a name of REJECTED_CONNECTIONS, number of refused connections
     rejected_connections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REJECTED_CONNECTIONS, 0))
     #: by a name of LIMITS, how often it was reached
     hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0))
@@ -374,7 +374,7 @@ class RulesCounters:
 
 
 class Counters:
-    """Everything that one process counts."""
+    """All counters of one process."""
 
     def __init__(self, binding_limit: int = BINDING_LIMIT, version: str = "") -> None:
         self.version = version

@@ -16,7 +16,7 @@ REMEMBERED = 1024
 
 
 class TokenBucket:
-    """What one user may take of one thing: units a second, and so many seconds' worth at once."""
+    """A token bucket of one user: units per second, and its capacity in seconds of that rate."""
 
     __slots__ = ("_at", "_level", "_most", "_rate")
 
@@ -26,7 +26,7 @@ class TokenBucket:
         self._at = float("-inf")
 
     def take(self, amount: int, now: float) -> float:
-        """Take units, whether they are there or not (0 only looks); return seconds until nothing is owed."""
+        """Take units, whether or not they are available (0 only queries); return the seconds until the debt is paid."""
         if now > self._at:
             self._level = min(self._most, self._level + (now - self._at) * self._rate)
             self._at = now
@@ -68,7 +68,7 @@ class UserRateLimit:
         """Charge what has been read.
 
         Returns:
-            Seconds until nothing is owed, and the limit in force: ``publish_rate``, ``publish_bytes``, or empty.
+            Seconds until the debt is paid, and the limit responsible: ``publish_rate``, ``publish_bytes``, or empty.
         """
         if self.owes_since is not None and self.full(now):
             self.owes_since = None

@@ -1,7 +1,7 @@
 """One producer connection joined to one upstream connection: bytes in, bytes out, for both sides.
 
-The driver gives bytes, time and answers to `Relay`, and reads the rest from its `connection`: it sends what gathers in
-`to_upstream` and `for_producer`, and carries out `pending.requests`, which it answers with `answer`. No sockets.
+The driver passes bytes, time and answers to `Relay`, and reads the rest from its `connection`: it sends `to_upstream`
+and `for_producer`, and carries out `pending.requests`, which it answers with `answer`. No sockets.
 
 Source: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7 (heartbeats).
 """
@@ -52,7 +52,7 @@ class Relay:
         self._go_on()
 
     def answer(self, request: Request, exchange_type: str | None = None) -> None:
-        """What was requested is done, or will not be: the channel goes on; `exchange_type` answers `LookUpExchange`."""
+        """Resume the channel of a finished or abandoned request; `exchange_type` answers `LookUpExchange`."""
         if isinstance(request, EnsureQueue):
             self.connection.pending.released.append(request.channel)
         elif isinstance(request, BindDestinations):
@@ -93,7 +93,9 @@ class Relay:
             connection.refuse(publishing[0], ProtocolError(406, text, Scope.CHANNEL))
 
     def upstream_lost(self, reason: str) -> None:
-        """The upstream link is gone: the producer is told 320 with this reason, unless a close is under way already."""
+        """Handle the loss of the upstream link: close the producer with 320 and this reason, unless it is closing
+        already.
+        """
         connection = self.connection
         connection.upstream.end()
         connection.to_upstream.clear()

@@ -1,35 +1,35 @@
 """State of the destination tokens of one carrier exchange: the only writer of that state.
 
-Both planes report events (a bind is under way, answered, refused; a queue is gone; a listing arrived; a destination is
-needed, or no longer), and ask what to bind and what to unbind. Pure: time is an argument, nothing is sent here.
+Both planes report events (a bind was sent, answered, refused; a queue was deleted; a listing arrived; a destination is
+needed, or no longer), and query what to bind and what to unbind. Pure: time is an argument, nothing is sent here.
 
-Several bindings ("rows") may stand under one token. Messages find the destination while at least one does:
+Several bindings ("rows") may exist under one token. Messages find the destination while there is at least one:
 
-- a *plain* row has no arguments. The control plane makes it for rules files and for publishes that ask for it. All
-  sidecars share it, and it is not known who needs it, so it is unbound only where the rules of this process needed it,
-  or where an exchange that clients declared has no binding left. What rules need has no other row to rely on;
-- a *mark* is a client's binding that lies under the token. It goes when that binding is unbound, through any sidecar;
-- a *pin* has one argument that no other row has. A sidecar binds it where a client's binding lies under a storage key
-  and no mark or pin of its own is recent enough, and for what routes of clients' bindings lead to.
+- a *plain* row has no arguments. The control plane makes it for rules files and for publishes that request it. All
+  sidecars share it, and it is unknown which of them need it, so it is unbound only if the rules of this process needed
+  it, or if an exchange that clients declared has no binding left. Rules have no other row to rely on;
+- a *mark* is a client's binding under the token. It is removed when that binding is unbound, through any sidecar;
+- a *pin* has one argument that no other row has. A sidecar binds it if a client's binding is under a storage key and no
+  mark or pin of its own is recent enough, and for the destinations of routes in clients' bindings.
 
-No sidecar may take away the last row on which a client's binding relies that came through another one, and which it may
-not know of yet. The broker has no compare-and-delete, but unbinding names the exact arguments of a row. Hence:
+No sidecar may remove the last row that a client's binding through another sidecar relies on, possibly without its
+knowledge. The broker has no compare-and-delete, but unbinding names the exact arguments of a row. Hence:
 
-1. A binding under a storage key relies on a mark or pin that *its own* sidecar made (an *assertion*), which was sent
-   less than `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). Otherwise the sidecar makes
-   another pin, with an argument never used before, after the binding and before it answers the client.
-2. A sidecar unbinds its own assertions at once when it knows nothing that needs the destination: bindings through
-   other sidecars rely on assertions of those.
-3. A row of another sidecar is unbound only when it is *settled*: a listing that was asked for more than `LEASE_SECONDS`
-   after the row was first listed has arrived. Nobody newly relies on such a row, and everything that did is in that
-   listing. Where a client unbinds a mark of another sidecar before that, a pin takes its place (`unbind_plan`).
-4. Rows that nothing needs any more are unbound when two looks, `GRACE_SECONDS` apart, say so (`idle`). Pins of others
-   are also unbound where a later pin of this sidecar stands (`outdated`): a sidecar that has ended leaves its own.
-
+1. A binding under a storage key relies on a mark or pin made by *its own* sidecar (an *assertion*), which was sent less
+  than `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). Otherwise the sidecar makes
+  another pin, with an argument never used before, after the binding and before it answers the client.
+2. A sidecar unbinds its own assertions as soon as nothing known to it needs the destination: bindings through other
+  sidecars rely on assertions of those.
+3. A row of another sidecar is unbound only when it is *settled*: a listing that was requested more than `LEASE_SECONDS`
+  after the row was first listed has arrived. No new binding relies on such a row, and all that did are in that listing.
+  If a client unbinds a mark of another sidecar before that, a pin replaces it (`unbind_plan`).
+4. Rows that nothing needs any more are unbound when two passes, `GRACE_SECONDS` apart, confirm it (`idle`). Pins of
+  others are also unbound if there is a later pin of this sidecar (`outdated`): a sidecar that has exited leaves its
+  own.
 5. Rules of another sidecar may need a plain row that those of this one do not need any more. So a pin that counts as
-   one of another sidecar is bound before the plain row is unbound. A sidecar whose rules need the destination
-   recreates the plain row at its next look. On carriers of rules files, pins of others are settled only after
-   `handover_seconds`, in which every sidecar looks.
+  one of another sidecar is bound before the plain row is unbound. A sidecar whose rules need the destination recreates
+  the plain row in its next pass. On carriers of rules files, pins of others are settled only after `handover_seconds`,
+  in which every sidecar runs a pass.
 
 Rules 1 to 4 hold for every order in which the broker carries out the steps of any number of sidecars; only durations
 are compared, so clocks need not agree. `tests/relay/test_token_table.py` runs two sidecars, with the same rules and
@@ -407,7 +407,7 @@ class TokenTable:
     def look(self, now: float) -> Look:
         """Record that a listing of the carrier's bindings is requested."""
         for record in self._records.values():
-            record.binder = None  # a queue may be another one of that name, made beside us
+            record.binder = None  # the queue may have been replaced by another one of that name
         return Look(self.events, now)
 
     def listed(self, look: Look, rows: Mapping[Destination, frozenset[Row]], now: float) -> None:

@@ -78,7 +78,7 @@ _ONE_WORD = {
 
 @lru_cache(maxsize=65536)
 def token(kind: str, name: bytes) -> bytes:
-    """Return the unkeyed token of one destination, as version 0.1 made it: anybody can compute it (see `Tokens`)."""
+    """Return the unkeyed token of one destination, as in version 0.1: it is not secret (see `Tokens`)."""
     letter = b"q." if kind == "queue" else b"e."
     return RESERVED_PREFIX + letter + blake2b(name, digest_size=8).hexdigest().encode()
 

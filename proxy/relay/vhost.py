@@ -288,10 +288,10 @@ class VhostState:
         self._derive()
 
     def prefers_topic(self, wanted: CarrierType, *, many: bool) -> bool:
-        """Return whether a carrier is to be declared as a topic exchange.
+        """Return True if a carrier should be declared as a topic exchange.
 
         Args:
-            wanted: the type that was asked for.
+            wanted: the requested type.
             many: whether it has, or may get, many destinations.
         """
         if wanted is CarrierType.AUTO:
@@ -303,7 +303,7 @@ class VhostState:
         return [owned for owned in self.exchanges.values() if owned.delivery is Delivery.CARRIER]
 
     def now(self, owned: OwnedExchange) -> OwnedExchange | None:
-        """Return what an exchange is by now: rules may have been reloaded meanwhile; None if it is gone."""
+        """Return the current exchange, since rules may have been reloaded; None if it was deleted."""
         now = self.exchanges.get(owned.name)
         if now is None or now is owned:
             return now
@@ -312,7 +312,7 @@ class VhostState:
         return now if same else None
 
     def has_token(self, destination: Destination) -> bool:
-        """Return whether messages find a destination by a token: it is not evaluated here."""
+        """Return True if messages find a destination by a token: it is not evaluated here."""
         return destination[0] == QUEUE or destination[1] not in self.exchanges
 
     def has_queue(self, name: bytes) -> bool:
@@ -335,7 +335,7 @@ class VhostState:
             owned.tokens.declared(destination)
 
     def next_sequence(self, wall: float) -> int:
-        """Return a place in the order of declarations, later than all before: microseconds since 1970, or one more."""
+        """Return a sequence number greater than all before: microseconds since 1970, or one more than the last."""
         self.last_sequence = max(self.last_sequence + 1, int(wall * 1_000_000))
         return self.last_sequence
 
@@ -358,7 +358,7 @@ class VhostState:
         self.changed()
 
     def set_sharing(self, shared: bool, sidecar: str, handover_seconds: float = LEASE_SECONDS) -> None:
-        """Set whether other sidecars may be on the same carriers, and which one this is."""
+        """Set whether other sidecars may be on the same carriers, and the name of this one."""
         self.shared, self.sidecar, self.handover_seconds = shared, sidecar, handover_seconds
         self._derive()
 

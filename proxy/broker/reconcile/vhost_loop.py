@@ -1,12 +1,12 @@
-"""Keeps one virtual host of the broker in step with its rules: the reconcile loop.
+"""Keeps one virtual host of the broker in sync with its rules: the reconcile loop.
 
 A pass observes queues, exchanges and bindings, declares and binds what is missing, unbinds orphaned tokens, and
-publishes the result to the relays through `VhostState`. A full pass (at the start, after a reconnect, before new
-rules) trusts nothing from earlier passes. What clients do through the sidecar is applied at once, between passes
+publishes the result to the relays through `VhostState`. A full pass (at the start, after a reconnect, before new rules)
+ignores the results of earlier passes. Declarations of clients through the sidecar are applied at once, between passes
 (`relay_requests`).
 
 `RefreshSchedule` decides when the next pass is due: at the regular interval, or soon after a request. However many
-requests come, the passes they cause take a bounded share of the time.
+requests there are, the passes they cause take a bounded share of the time.
 """
 
 from __future__ import annotations

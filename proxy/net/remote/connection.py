@@ -144,7 +144,7 @@ class RemoteConnection:
 
     @property
     def under_way(self) -> int:
-        """Number of messages that are not settled."""
+        """Number of unconfirmed messages."""
         return self._messages
 
     # -- bytes -----------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class RemoteConnection:
                     self._lost(TimeoutError("missed heartbeats"))
 
     def give_up(self, why: str = _STOPPING) -> None:
-        """Settle everything under way as lost; `why` is for the log."""
+        """Report all messages in progress as lost; `why` is for the log."""
         for lane in self._lanes:
             lane.expire(float("inf"), why)
 

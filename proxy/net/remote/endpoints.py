@@ -38,7 +38,7 @@ class RemoteBroker:
 
     Args:
         tls: None for plain TCP.
-        user: who logs in, None if only addresses say.
+        user: user name, None if only addresses have one.
         vhost: its virtual host, None for the producer's.
     """
 
@@ -53,7 +53,7 @@ class RemoteBroker:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What distinguishes one link from another; the label is what metrics and logs call it."""
+    """Identity of a link; the label is its name in metrics and logs."""
 
     label: str
     host: str
@@ -64,10 +64,10 @@ class Endpoint:
 
 
 def endpoint(remote: Remote, brokers: Mapping[bytes, RemoteBroker], vhost: str) -> Endpoint | str:
-    """Return where a target leads, or why there is no such place: a text without credentials.
+    """Return the endpoint of a target, or the reason why there is none, without credentials.
 
     Args:
-        remote: what the address says.
+        remote: the target.
         brokers: the configured ones of the virtual host.
         vhost: that of the producer.
     """

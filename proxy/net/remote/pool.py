@@ -60,7 +60,7 @@ class RemotePool:
         self.listening: Sequence[tuple[str, int]] = ()
 
     def port(self, vhost: str, full: Callable[[bool], None]) -> ProducerRemotes:
-        """Return what one producer's connection needs; `full` is called when it has to wait, or not any more."""
+        """Return the remotes of one producer's connection; `full` is called when it has to wait, or not any more."""
         port = ProducerRemotes(self, vhost, full)
         self._ports.add(port)
         return port
@@ -92,7 +92,7 @@ class RemotePool:
 
     @property
     def under_way(self) -> int:
-        """Number of messages that are not settled, on all links."""
+        """Number of unconfirmed messages on all links."""
         return sum(driver.under_way for driver in self._drivers.values())
 
     async def drain(self, seconds: float) -> None:

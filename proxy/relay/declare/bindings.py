@@ -87,7 +87,7 @@ def read_bind_request(channel: Channel, frame: bytes) -> BindRequest:
         name, source, key, nowait, entries = read_method(QueueBind, payload)
     else:
         (name, source, key, entries), nowait = read_method(QueueUnbind, payload), False
-    if not name:  # the queue declared last on the channel, and its name for an empty key (RabbitMQ does so)
+    if not name:  # the last declared queue, and its name for an empty key (as in RabbitMQ)
         name = channel.last_queue
         key = key or channel.last_queue
     return BindRequest(QUEUE, name, source, key, nowait, entries, index)
@@ -249,7 +249,7 @@ class ClientBindings:
         return False
 
     def bind_while_held(self, channel: Channel, frame: bytes) -> bool:
-        """Handle a bind after binds that are not answered yet; return False if it has to wait: it is not as plain."""
+        """Handle a bind while binds are unanswered; return False if it has to wait, since it needs more steps."""
         if not is_bind(frame) or len(channel.held.binds) >= _BINDS_AT_ONCE:
             return False
         try:
@@ -266,7 +266,7 @@ class ClientBindings:
         return True
 
     def _read(self, channel: Channel, frame: bytes) -> BindRequest:
-        """Read a bind; refuse one that nests too deep (406), and what sidecars alone may use (403)."""
+        """Read a bind; refuse one that nests too deep (406), or that is reserved for sidecars (403)."""
         request = read_bind_request(channel, frame)
         refuse_nested(request.entries, f"binding to {request.kind}", request.destination, self._state.name)
         refuse_own_arguments(request.entries)
@@ -303,8 +303,8 @@ class ClientBindings:
         if kept:
             if known is None:
                 key = storage = identity_key(identity, one_word=owned.is_topic)
-                # By the first one messages find the destination, where it has a single token: under one of several
-                # some sidecars only would read it.
+                # Messages find the destination by its first binding, if it has a single token: under one of several
+                # only some sidecars would read it.
                 marked = owned.tokens.has_assertion(receiver) or (owned, receiver) in channel.held.marking
                 if tokens and not chosen and not marked and len(keys := under.of(*receiver)) == 1:
                     key = keys[0]
@@ -442,7 +442,7 @@ class ClientBindings:
             note_pin(self._state, pin, self._binder)
 
     def _table(self, owned: OwnedExchange) -> TokenTable:
-        """The tokens of what an exchange is by now."""
+        """Return the current token table of an exchange."""
         return (self._state.now(owned) or owned).tokens
 
     def _is_mark(self, owned: OwnedExchange, stored: StoredBinding | None) -> bool:

@@ -71,7 +71,7 @@ _BY_FILE = DeclaredExchange(durable=True, auto_delete=False, internal=False, ent
 
 
 def refuse_inequivalent(owned: OwnedExchange, request: ExchangeDeclare, table: Table, vhost: str) -> None:
-    """Refuse to declare an exchange that is there with another type, flag or argument: 406, the first that differs."""
+    """Refuse to redeclare an exchange with another type, flag or argument: 406 for the first that differs."""
     declared = owned.declared or _BY_FILE
     received_type, current_type = shown(request.exchange_type), owned.type
     compared = [("type", f"'{received_type}'", f"'{current_type}'")] if received_type != current_type else []
@@ -184,7 +184,7 @@ class ClientExchanges:
         """Redeclare a known exchange: its properties must match."""
         table = decode_table(request.arguments, 0, len(request.arguments))
         refuse_inequivalent(owned, request, table, self._state.name)
-        # The broker compares the flags and the alternate exchange, and asks for the client's permission.
+        # The broker compares the flags and the alternate exchange, and checks the client's permission.
         self._run_and_reply(
             channel, request, [self._carrier_frame(channel, request, owned, 0)] if owned.is_carrier else []
         )

@@ -33,7 +33,7 @@ def pass_on(channel: Channel, method: int, nowait: bool) -> bool:
 
 
 def answer(channel: Channel, method: int, nowait: bool) -> bytes:
-    """Build the answer to a request, which has no arguments; b"" where the client expects none."""
+    """Build the answer to a request, which has no arguments; b"" if the client expects none."""
     return b"" if nowait else method_frame(channel.number, reply_of(method))
 
 

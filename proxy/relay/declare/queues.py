@@ -103,7 +103,7 @@ class ClientQueues:
 
 
 def _refuse_dead_letter_key(request: QueueDeclare) -> None:
-    """Refuse a queue whose dead letters would leave under a token, bypassing the rules of a carrier: 403."""
+    """Refuse a queue whose dead letters would be routed by a token, bypassing the rules of a carrier: 403."""
     if request.passive or _DEAD_LETTER_KEY not in request.arguments:
         return
     picked = pick(request.arguments, 0, len(request.arguments), frozenset((_DEAD_LETTER_KEY,)))

@@ -81,7 +81,7 @@ def pack(sequence: int, entries: bytes, routing_key: bytes = b"", client: str = 
 
 
 def unpack(text: bytes) -> StoredArguments:
-    """Read a value of ``x-oxproxy`` back; ValueError: it is not one, or was damaged."""
+    """Parse a value of ``x-oxproxy``; ValueError: it is malformed or damaged."""
     raw = b64decode(text, validate=True)
     key_at = U64.size + 1
     user_at = key_at + (raw[U64.size] if len(raw) > U64.size else 0) + U32.size
@@ -142,7 +142,7 @@ def signed_copy(
 
 
 def refuse_own_arguments(entries: bytes) -> None:
-    """Refuse arguments of a client's declare or bind that sidecars alone write, with 403 on the channel."""
+    """Refuse arguments of a client's declare or bind that are reserved for sidecars, with 403 on the channel."""
     if KEPT not in entries and MARK not in entries:
         return
     for name, _ in decode_table(entries, 0, len(entries)):
@@ -153,8 +153,8 @@ def refuse_own_arguments(entries: bytes) -> None:
 def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str) -> None:
     """Refuse arguments of a declare or bind that nest deeper than a table is decoded, with 406 on the channel.
 
-    The broker takes and keeps any depth, and its management API then lists what no client decodes: a queue declared so
-    would hide every queue of the virtual host from every sidecar.
+    The broker accepts and stores any depth, and its management API then returns JSON that no client decodes: one such
+    queue would hide every queue of the virtual host from every sidecar.
     """
     argument = too_deep(entries) if entries else None
     if argument is not None:
@@ -181,7 +181,7 @@ def wanted_type(table: Table) -> CarrierType | None:
 
 
 def chosen_member(kind: type[Member], value: Value | None, default: Member) -> Member | None:
-    """Return the member of an enum that an argument names by its value; None if it names none."""
+    """Return the member of an enum that an argument selects by its value; None if there is none."""
     if value is None:
         return default
     return next((member for member in kind if value == Value("S", member.value.encode())), None)
@@ -190,10 +190,10 @@ def chosen_member(kind: type[Member], value: Value | None, default: Member) -> M
 def open_exchange(
     name: bytes, declared: DeclaredExchange, delivery: Delivery, local_time: tzinfo
 ) -> tuple[OwnedExchange, Exchange]:
-    """Make an open exchange from what a client said when it declared it.
+    """Create an open exchange from a client's declaration.
 
     Raises:
-        ProtocolError: 406 on the channel, an argument has a value that it can't have; 502, the table is malformed.
+        ProtocolError: 406 on the channel, an argument has an invalid value; 502, the table is malformed.
     """
     table = decode_table(declared.entries, 0, len(declared.entries))
     value = dict(table).get(ALTERNATE)

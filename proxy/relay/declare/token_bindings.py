@@ -62,7 +62,7 @@ class Pin(NamedTuple):
 
 
 def new_pin(connection: ConnectionState, owned: OwnedExchange, destination: Destination) -> Pin:
-    """Make a row for clients' bindings to rely on: a pin, where other sidecars may be there."""
+    """Return a row for clients' bindings to rely on: a pin, if there may be other sidecars."""
     state = connection.plans.state
     table = (state.now(owned) or owned).tokens
     row = state.next_pin(connection.plans.sources.wall()) if table.shared else PLAIN
@@ -71,14 +71,14 @@ def new_pin(connection: ConnectionState, owned: OwnedExchange, destination: Dest
 
 
 def note_pin(state: VhostState, pin: Pin, binder: object | None) -> None:
-    """The broker has bound a pin, and unbound what it replaces."""
+    """Record that the broker has bound a pin, and unbound the pins that it replaces."""
     owned = state.now(pin.owned) or pin.owned
     owned.tokens.asserted(pin.destination, pin.row, pin.sent_at, binder, pin.replaced)
     check_tokens(state, owned, pin.destination, pin.tokens)
 
 
 def check_tokens(state: VhostState, owned: OwnedExchange, destination: Destination, tokens: Tokens) -> None:
-    """Record that messages don't find what was bound, where the carrier has changed its tokens meanwhile."""
+    """Record that messages don't find the new rows if the carrier has changed its tokens meanwhile."""
     if not tokens.lead_to(state.tokens_of(owned)):
         owned.tokens.not_bound(destination)
 
@@ -92,7 +92,7 @@ def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Dest
 def bind_tokens(
     connection: ConnectionState, wanted: Sequence[tuple[OwnedExchange, Destination]], done: Callable[[], None]
 ) -> None:
-    """Bind tokens on the connection's own channel; a destination that is refused is missing."""
+    """Bind tokens on the connection's own channel; a refused destination is missing."""
     if not wanted:
         done()
         return

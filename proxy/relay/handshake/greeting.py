@@ -148,7 +148,7 @@ class Client(NamedTuple):
 
 
 def read_start(payload: bytes, version: str) -> Server:
-    """Read the broker's Start and put our version into it."""
+    """Read the broker's Start and add our version."""
     major, minor, properties, mechanisms, locales = arguments(payload)
     entries = cast(bytes, properties)
     said = _texts(entries, frozenset((b"product", b"version")))
@@ -174,9 +174,9 @@ def own_start(version: str) -> bytes:
 
 
 def read_start_ok(payload: bytes, version: str, peer: str, frame_min_bytes: int) -> Client:
-    """Read the producer's StartOk and put our version and its address into it.
+    """Read the producer's StartOk and add our version and its address.
 
-    Mechanism, response and locale stay as they are. Where our entries would make the frame larger than the broker takes
+    Mechanism, response and locale are unchanged. If our entries would make the frame larger than the broker accepts
     before Tune (`frame_min_bytes`), they are left out: a client that could log in without us can log in through us.
 
     Raises:
@@ -198,9 +198,9 @@ def read_start_ok(payload: bytes, version: str, peer: str, frame_min_bytes: int)
 
 
 def login_of(frame: bytes) -> bytes:
-    """Return what distinguishes logins in a whole StartOk frame: mechanism, response, locale and capabilities.
+    """Return the parts of a whole StartOk frame that distinguish logins: mechanism, response, locale and capabilities.
 
-    Capabilities are in it since the broker behaves by them. What is given holds a secret.
+    Capabilities are included since the broker's behaviour depends on them. The result contains a secret.
     """
     properties, *texts = (cast(bytes, argument) for argument in arguments(frame[7:-1]))
     parts = [*texts, *sorted(_capabilities(properties))]
@@ -251,6 +251,6 @@ def _shown(text: bytes) -> str:
 
 
 def _release(text: str) -> tuple[int, ...]:
-    """Read ``4.1.0-rc.1`` as (4, 1); anything else as ()."""
+    """Parse ``4.1.0-rc.1`` as (4, 1); anything else as ()."""
     parts = text.split(".")[:2]
     return tuple(int(part) for part in parts) if all(part.isdecimal() and part.isascii() for part in parts) else ()

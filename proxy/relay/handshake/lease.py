@@ -72,7 +72,7 @@ class LeaseNegotiation:
         self._passes_through = False
 
     def take(self, frames: list[bytes]) -> bytes:
-        """Take what the handshake has for the broker, and clear the list; return the broker's answer, if known."""
+        """Take the handshake's output for the broker, and clear the list; return the broker's answer, if known."""
         answer = b""
         for frame in frames:
             self._producer_frames.append(frame)

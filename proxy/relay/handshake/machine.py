@@ -295,8 +295,7 @@ class Handshake:
             self.to_upstream.append(PROTOCOL_HEADER)
             return True
         if len(start) == _HEADER_BYTES or not start.startswith(PROTOCOL_HEADER[:4][: len(start)]):
-            # Spec, 4.2.2: the header that we speak, then close. To a TLS peer these bytes are a "wrong
-            # version".
+            # Spec, 4.2.2: send the supported header, then close. A TLS peer reads these bytes as a "wrong version".
             self.to_producer.append(PROTOCOL_HEADER)
             self.wrong_header = True
             self._note(HandshakeSide.PRODUCER, 0, f"{_seen(start)}, expected the protocol header AMQP 0 0 9 1")

@@ -1,8 +1,8 @@
 """The publish pass: the producer's bytes in, the broker's bytes out, read once from left to right.
 
-What comes in
-    `PublishPass.read_producer` gets any piece of the producer's stream. `_run` looks at whole frames only; what is left
-    of the last one waits in `_rest` for the next read. A frame is type (1 byte), channel (2), size (4), payload, 206. A
+Input
+    `PublishPass.read_producer` gets any part of the producer's stream. `_run` processes whole frames only; an
+    incomplete one waits in `_rest` for the next read. A frame is type (1 byte), channel (2), size (4), payload, 206. A
     publish is three kinds of frames on one channel: a method frame with exchange, routing key and flags; a content
     header frame with body size, property flags and properties, the header table among them; body frames. All offsets
     below are offsets into the read buffer:
@@ -13,28 +13,28 @@ What comes in
                          at+13 --^          ^     ^             header_at+11 --^          ^      ^      ^
                                        key_at     flags_at           header_at+19 = flags-+  table_at   table_end
 
-What is done with it
-    A frame that is not ours to change extends the run `start:at`, which is copied as one slice. Of a publish that is
-    ours the header table is walked once. The walk collects the entries that the rules of the exchange mention, and
+Processing
+    A frame that stays unchanged extends the run `start:at`, which is copied as one slice. The header table of a publish
+    to an evaluated exchange is walked once. The walk collects the entries that the rules of the exchange mention, and
     notes those that a producer may not leave in (BCC and our own headers). Routing key and collected entries, as raw
-    bytes, are the facts of the message; `Plan.decisions` maps them to the outgoing form, and `Plan.decide` makes the
-    ones that are not there. The publish leaves as slices of the buffer around what the form puts in.
+    bytes, are the facts of the message; `Plan.decisions` maps them to the outgoing form, and `Plan.decide` makes
+    missing ones. The publish leaves as slices of the buffer around the inserted parts.
 
-What ends the pass for a publish
+End of the pass for a publish
     1. It is refused: `ProtocolError` on the channel or the connection.
-    2. It leaves by an exit (`_leave`, `PublishFrames`): it waits for a destination, leaves as several, or goes to
+    2. It leaves by an exit (`_leave`, `PublishFrames`): it waits for a destination, is split, or is sent to
        another broker.
-    3. It has spent a regex budget: what comes after it waits for the next `read_producer`, so that other producers get
-       their turn in between.
+    3. It has spent a regex budget: the frames after it wait for the next `read_producer`, so that other producers are
+       served in between.
 
-What is assumed
-    A channel takes a publish here when it is open, expects a method and holds nothing; everything else goes frame by
-    frame through `ProducerFrames`, which may change any channel and the rules. A method frame whose header frame is
-    not next to it is kept in the channel; with the header frame it comes back through `_take_joined`, as publishes do
-    that have waited.
+Assumptions
+    A channel accepts a publish here if it is open, expects a method and holds nothing; everything else is handled frame
+    by frame in `ProducerFrames`, which may change any channel and the rules. A method frame that is not
+    followed by its header frame is held in the channel; with the header frame it is processed by `_take_joined`, as are
+    publishes that have waited.
 
-No object is made for a frame, and nothing is cached for a connection. The module is compiled with mypyc where there
-is a compiler, and runs unchanged without.
+No object is created per frame, and nothing is cached per connection. The module is compiled with mypyc if there is a
+compiler, and runs unchanged without one.
 
 Source: AMQP 0-9-1 spec, 4.2.3 and 4.2.6; architecture, "The path of one publish".
 """

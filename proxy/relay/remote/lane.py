@@ -36,12 +36,12 @@ class RemoteResult(Enum):
 
 
 class RemoteMessage:
-    """One publish on its way to another broker; it is sent at most once.
+    """One publish to another broker; it is sent at most once.
 
     Args:
-        mandatory: whether it comes back where no queue takes it.
+        mandatory: whether it is returned if no queue takes it.
         header: payload of its content header frame.
-        since: when it came, on the driver's monotonic clock.
+        since: time of arrival on the driver's monotonic clock.
     """
 
     __slots__ = ("body", "exchange", "header", "mandatory", "returned", "routing_key", "since")
@@ -63,7 +63,7 @@ class RemoteMessage:
         return len(self.header) + len(self.body)
 
     def settled(self, result: RemoteResult, reason: str) -> None:
-        """Called once, with a reason for logs; no credentials in it, and empty if there is nothing to say."""
+        """Handle the result; called once, with a reason for logs, possibly empty and without credentials."""
 
 
 class RemotePublisher(Protocol):
@@ -103,7 +103,7 @@ class LaneTransport(Protocol):
 
 
 class Lane:
-    """One producer channel's way to one broker; `settled` is called before the message itself hears of its result."""
+    """Publishes from one producer channel to one broker; `settled` is called before the message's own callback."""
 
     __slots__ = (
         "_link",

@@ -1,31 +1,31 @@
-"""Regular expressions: PCRE2 as it is, on bytes, with a bounded cost.
+"""Regular expressions: unmodified PCRE2, on bytes, with a bounded cost.
 
 Patterns are written in PCRE2's own language, pcre2pattern(3), with the character tables of Latin-1; nothing is
 translated. The system's ``libpcre2-8`` runs them through ctypes.
 
 **What a search may cost.** Producers choose subjects, and clients choose patterns, so both may be hostile. PCRE2's
-match limit counts decisions, but it begins again at every offset at which a match could begin, and between two
+match limit counts decisions, but it restarts at every offset at which a match could begin, and between two
 decisions a repeat may walk over the rest of the subject. Hence a pattern has two forms:
 
-1. The *plain* form is the pattern as it was written, compiled to machine code where memory may be made executable. The
+1. The *plain* form is the pattern as written, compiled to machine code if the system permits executable memory. The
    worst case of a search is the product of match limit, number of offsets and length of a walk; the limit is chosen so
    that the product stays small. PCRE2 skips offsets at which no match can begin, so most searches end within a
    microsecond, but the worst case is all that can be stated in advance.
 2. The *counted* form is the pattern after a lazy run over the offsets, anchored and without automatic possessification:
    one search from one offset, in which each character of a walk that is given back is a decision. The limit bounds the
-   whole search. Only the interpreter counts so: compiled code skips, without counting, the characters of a walk
+   whole search. Only the interpreter counts like this: compiled code skips, without counting, the characters of a walk
    that the next literal cannot follow (measured: 3 s for ``[a-y]*z|q`` on 131,000 bytes). Constructs that walk
    without decisions (``_UNCOUNTED``) have no such form; for them the worst case of the plain form counts.
 
 **What a decision may cost.** The unit of a `Budget` is the match limit's: one decision, about 10 ns. A search is
 charged with the limits that it was given, the smallest first, so the charge exceeds the use by a constant factor at
-most, and the same search always costs the same. What is worth little more than the call itself (``_FREE_UNITS``) costs
-nothing, so a budget does not limit how many patterns there may be. For subjects that are too long for that, the plain
+most, and the same search always costs the same. Searches that cost little more than the call itself
+(``_FREE_UNITS``) are free, so a budget does not limit the number of patterns. For subjects that are too long for that, the plain
 form goes first as long as the worst cases of such searches add up to no more than a quarter of the budget
 (``Budget.unproven``). It follows that all searches of one budget together take at most the budget, a quarter of
 it, and four microseconds each.
 
-Every call holds the interpreter lock (``PyDLL``): a search is shorter than giving the lock away and getting it back,
+Every call holds the interpreter lock (``PyDLL``): a search takes less time than releasing and reacquiring the lock,
 and one match block and one stack can then serve all patterns.
 
 Sources: pcre2api(3), "The match context"; pcre2jit(3), "Controlling the JIT stack"; pcre2_chartables.c for the layout
