@@ -175,7 +175,7 @@ class Tokens:
         return tuple(self._token(key, kind, name, one_word) for key, one_word in self._former)
 
     def lead_to(self, later: Tokens) -> bool:
-        """Return True if messages with later tokens of the same carrier find what was bound under these."""
+        """Return True if bindings under these tokens match messages with later tokens of the same carrier."""
         return later._one_word[0] in self._one_word
 
     def markers(self) -> dict[bytes, tuple[bytes, bytes]]:

@@ -19,11 +19,10 @@ decisions a repeat may walk over the rest of the subject. Hence a pattern has tw
 
 **What a decision may cost.** The unit of a `Budget` is the match limit's: one decision, about 10 ns. A search is
 charged with the limits that it was given, the smallest first, so the charge exceeds the use by a constant factor at
-most, and the same search always costs the same. Searches that cost little more than the call itself
-(``_FREE_UNITS``) are free, so a budget does not limit the number of patterns. For subjects that are too long for that, the plain
-form goes first as long as the worst cases of such searches add up to no more than a quarter of the budget
-(``Budget.unproven``). It follows that all searches of one budget together take at most the budget, a quarter of
-it, and four microseconds each.
+most, and the same search always costs the same. Searches that cost little more than the call itself (``_FREE_UNITS``)
+are free, so a budget does not limit the number of patterns. For subjects that are too long for that, the plain form is
+tried first while the worst cases of such searches add up to at most a quarter of the budget (``Budget.unproven``).
+Therefore all searches of one budget together take at most the budget, a quarter of it, and four microseconds each.
 
 Every call holds the interpreter lock (``PyDLL``): a search takes less time than releasing and reacquiring the lock,
 and one match block and one stack can then serve all patterns.
