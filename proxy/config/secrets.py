@@ -120,7 +120,7 @@ class SecretReader:
         if source is not None:
             return SecretStr(self._password(place, key, source))
         if not control.password.get_secret_value():
-            self.faults.error(place, key, "seen an empty text, expected a password")
+            self.faults.error(place, key, "seen an empty string, expected a password")
         elif place.line and not loopback:
             message = (
                 "a password in plain text, for a broker that is not on loopback: use password_env or password_file"

@@ -356,8 +356,8 @@ class Listener:
     async def drain(self) -> None:
         """Stop accepting, wait for confirms, close every producer with 320, close the sockets.
 
-        Publishes to another broker that are unconfirmed at the deadline are nacked; for this broker's the close says
-        enough.
+        Publishes to another broker that are unconfirmed at the deadline are nacked; producers of others learn from the
+        close.
         """
         await self._stop_accepting()
         loop = asyncio.get_running_loop()

@@ -175,7 +175,7 @@ def _shown(value: Value) -> str:
     """Describe an argument's value for an error message."""
     match value.letter:
         case "S":
-            return f"the text {_quoted(value.value)}" if isinstance(value.value, bytes) else "a text"
+            return f"the string {_quoted(value.value)}" if isinstance(value.value, bytes) else "a string"
         case "t":
             return f"the boolean {str(value.value).lower()}"
         case "A":

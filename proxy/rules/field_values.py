@@ -114,7 +114,9 @@ def _tagged(node: Scalar) -> Value:
     read = _TAGS.get(node.tag or "")
     if read is None:
         expected = ", ".join(sorted(_TAGS))
-        raise _RefusedError(node.place, f"seen the tag {node.tag}, expected one of {expected}; or put text in quotes")
+        raise _RefusedError(
+            node.place, f"seen the tag {node.tag}, expected one of {expected}; or put strings in quotes"
+        )
     return read(node)
 
 

@@ -107,7 +107,7 @@ def _expiration(value: object) -> bytes:
 
 
 _EITHER: dict[str, object] = {"type": ["integer", "string"]}
-_ShortText: TypeAlias = Annotated[bytes, Parsed("a text", _short, bytes)]
+_ShortText: TypeAlias = Annotated[bytes, Parsed("a string", _short, bytes)]
 
 
 class Properties(FileModel):

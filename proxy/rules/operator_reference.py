@@ -321,16 +321,16 @@ _VALUES: dict[str, tuple[str, dict[str, Any]]] = {
     "number": (_OTHER_TYPE, {"type": ["number", "string"]}),
     "string or integer": (_OTHER_TYPE, {}),
     "integer": (_OTHER_TYPE, {"type": ["integer", "string"]}),
-    "string": ("a text", _TEXT),
-    "topic": ("a text", _TEXT),
-    "regex": ("a regular expression (text)", {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}),
-    "name": ("the name of a header (text, not empty)", _FILLED),
+    "string": ("a string", _TEXT),
+    "topic": ("a string", _TEXT),
+    "regex": ("a regular expression (string)", {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}),
+    "name": ("the name of a header (non-empty string)", _FILLED),
     "property": (f"the name of a property: {', '.join(PROPERTIES)}", {"enum": list(PROPERTIES)}),
     "name or list": (
-        "a name (text, not empty) or a list of them",
+        "a name (non-empty string) or a list of them",
         {"anyOf": [_FILLED, {"type": "array", "items": _FILLED}]},
     ),
-    '`""`': ('an empty text, ""', {"const": ""}),
+    '`""`': ('an empty string, ""', {"const": ""}),
     _ORDER: (
         f"a whole number from {_ORDER}",
         {"type": "integer", "minimum": LEAST_ORDER, "maximum": GREATEST_ORDER},
@@ -340,7 +340,7 @@ _VALUES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def _operators() -> dict[str, OperatorValue]:
     """Return the operators by the prefix of their keys."""
-    found = {"x-match": OperatorValue("a text", _TEXT, f"{MATCH_TYPES.title}: all, any, set, set N or eq", "")}
+    found = {"x-match": OperatorValue("a string", _TEXT, f"{MATCH_TYPES.title}: all, any, set, set N or eq", "")}
     for section in (HEADERS, MESSAGE, EFFECTS, PERMISSIONS):
         for entry in section.entries:
             for key in entry.keys:

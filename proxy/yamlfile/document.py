@@ -207,7 +207,7 @@ def _scalar_shown(node: Scalar) -> str:
         case None:
             return text
         case _:
-            return f'the text "{text}"'
+            return f'the string "{text}"'
 
 
 def release_tree(root: Node) -> None:
@@ -306,7 +306,7 @@ class _Composer:
         if event.anchor is not None:
             kind, sign = ("alias", "*") if isinstance(event, AliasEvent) else ("anchor", "&")
             plural = "aliases" if kind == "alias" else "anchors"
-            message = f"seen the {kind} {sign}{event.anchor}; there are no {plural} here: put a text in quotes"
+            message = f"seen the {kind} {sign}{event.anchor}; there are no {plural} here: put a string in quotes"
             self._fault(self._place(event), message)
         if isinstance(event, ScalarEvent):
             if event.tag is None:
@@ -321,7 +321,7 @@ class _Composer:
             raise ConfigError(self._source, place.line, "", message, place.column)
         if event.tag is not None:
             seen = "a list" if sequence else "a mapping"
-            self._fault(place, f"seen the tag {_short(event.tag)} before {seen}; put text in quotes")
+            self._fault(place, f"seen the tag {_short(event.tag)} before {seen}; put strings in quotes")
         return self._sequence(place) if sequence else self._mapping(place)
 
     def _tagged(self, event: Any) -> Scalar:
@@ -364,14 +364,14 @@ class _Composer:
 
     def _key(self, node: Node, seen: set[str]) -> Scalar:
         if not isinstance(node, Scalar):
-            self._fault(node.place, f"seen {describe(node)} as a key, expected a text")
+            self._fault(node.place, f"seen {describe(node)} as a key, expected a string")
             return Scalar(node.place, "", plain=False)  # keeps keys and values in step
         if node.text in seen:
             self._fault(node.place, "the key is there twice", node.text)
         elif node.plain and node.text == "<<":
             self._fault(node.place, "merge keys are not supported", "<<")
         elif node.tag is not None or not isinstance(node.value, str):
-            self._fault(node.place, f"seen {describe(node)} as a key, expected a text: put it in quotes")
+            self._fault(node.place, f"seen {describe(node)} as a key, expected a string: put it in quotes")
         return node
 
     def _fault(self, place: Place, message: str, key: str | None = None) -> None:

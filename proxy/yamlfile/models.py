@@ -226,7 +226,7 @@ def _message(model: type[BaseModel], node: Node | None, detail: ErrorDetails) ->
     if stated is None:
         return f"seen {seen}, expected true or false" if kind == "bool_type" else f"seen {seen}: {detail['msg']}"
     if stated.hidden:
-        return f"seen something else than a text, expected {stated.expected}"
+        return f"seen a value that is not a string, expected {stated.expected}"
     expected = str(context["error"]) if kind == "value_error" else ""
     quotes = stated.quotes and kind == "string_type" and isinstance(node, Scalar) and not node.absent
     return f"seen {seen}, expected {expected or stated.expected}{': put it in quotes' if quotes else ''}"
@@ -451,7 +451,7 @@ def _network(text: str) -> str:
             wide = ip_interface(text)
         except ValueError:
             raise ValueError("an address or a network such as 10.0.0.0/8 or fd00::/8") from None
-        message = f'seen the text "{text}", an address inside the network: expected {wide.network} or {wide.ip}'
+        message = f'seen the string "{text}", an address inside the network: expected {wide.network} or {wide.ip}'
         raise fault(message) from None
     return text
 
@@ -470,14 +470,14 @@ def _http_url(text: str) -> str:
 
 
 _HTTP = "http://host:port or https://host:port, credentials go under control"
-_HIDDEN = "a password, in quotes where it could be something else than a text"
+_HIDDEN = "a password, in quotes where it could be something other than a string"
 #: A list, which becomes a tuple.
 LISTED = Strict(False)
 ONE_OR_MORE = _OneOrMore()
 NO_KEY = _NoKey()
 #: Default of a key that may be omitted but not null.
 NOTHING: Any = None
-Text: TypeAlias = Annotated[str, Expected("a text")]
+Text: TypeAlias = Annotated[str, Expected("a string")]
 Texts: TypeAlias = Annotated[tuple[Text, ...], ONE_OR_MORE]
 Network: TypeAlias = Annotated[str, Parsed("an address or a network (CIDR)", _network)]
 HttpUrl: TypeAlias = Annotated[

@@ -252,11 +252,11 @@ def test_an_address_that_is_taken_is_an_error_at_its_key(serve: Serve, key: str,
 
 #: A configuration that can't be served, and what says so; `check` and `serve` agree.
 UNSERVABLE = {
-    "{admin: {allow: [10.0.0.1/8]}}": '1:18: admin.allow[0]: seen the text "10.0.0.1/8", an address inside the '
+    "{admin: {allow: [10.0.0.1/8]}}": '1:18: admin.allow[0]: seen the string "10.0.0.1/8", an address inside the '
     "network: expected 10.0.0.0/8 or 10.0.0.1",
-    "{admin: {allow: 10.0.0.0/33}}": '1:17: admin.allow: seen the text "10.0.0.0/33", expected an address or a network '
-    "such as 10.0.0.0/8 or fd00::/8",
-    "{audit: {directory: ., hash: [usr]}}": '1:31: audit.hash[0]: seen the text "usr", expected one of message_id, '
+    "{admin: {allow: 10.0.0.0/33}}": '1:17: admin.allow: seen the string "10.0.0.0/33", expected an address or a '
+    "network such as 10.0.0.0/8 or fd00::/8",
+    "{audit: {directory: ., hash: [usr]}}": '1:31: audit.hash[0]: seen the string "usr", expected one of message_id, '
     "user, rk",
     "{audit: {directory: ., hash: rk}}": "1:24: audit.hash: hashes need a key under hash_key_env or hash_key_file",
     "{audit: {hash: [rk], hash_key_file: key}}": "1:22: audit.hash_key_file: seen a key of 5 bytes, expected 16 to 64",
@@ -268,10 +268,10 @@ UNSERVABLE = {
     "listened on together with listen[0].address [::]:7001",
     "{listen: [{address: 0.0.0.0:7001}], upstream: {address: [a:1, 127.0.0.1:7001]}}": "1:48: upstream.address: "
     "127.0.0.1:7001 is an address that this sidecar itself listens on",
-    "{upstream: {address: 127.0.0.1:0}}": '1:22: upstream.address: seen the text "127.0.0.1:0", expected a port from 1 '
-    "to 65535",
-    "{listen: [{address: a..b:7001}]}": '1:21: listen[0].address: seen the text "a..b:7001", expected host:port with a '
-    "name whose parts between dots have 1 to 63 characters",
+    "{upstream: {address: 127.0.0.1:0}}": '1:22: upstream.address: seen the string "127.0.0.1:0", expected a port from '
+    "1 to 65535",
+    "{listen: [{address: a..b:7001}]}": '1:21: listen[0].address: seen the string "a..b:7001", expected host:port with '
+    "a name whose parts between dots have 1 to 63 characters",
 }
 
 

@@ -83,10 +83,10 @@ def test_all_faults_are_reported_at_once_with_file_and_line(tmp_path: Path) -> N
     assert faults(tmp_path, text, OXPROXY_ADMIN__ADDRESS="nowhere") == [
         "oxproxy.yaml:2:5: listen[0].adress: unknown key; did you mean address?",
         "oxproxy.yaml:3:23: limits.connections: seen the number 0, expected a whole number from 1 to 1000000",
-        'oxproxy.yaml:4:14: log.level: seen the text "loud", expected one of debug, info, warning, error',
+        'oxproxy.yaml:4:14: log.level: seen the string "loud", expected one of debug, info, warning, error',
         "oxproxy.yaml:5:1: nothing: unknown key, expected one of admin, audit, declared, inventory, limits, listen, "
         "log, metrics, rules, shutdown, upstream, workers",
-        'OXPROXY_ADMIN__ADDRESS: admin.address: seen the text "nowhere", expected host:port such as '
+        'OXPROXY_ADMIN__ADDRESS: admin.address: seen the string "nowhere", expected host:port such as '
         "127.0.0.1:5672 or [::1]:5672",
     ]
 
@@ -101,7 +101,7 @@ def test_what_holds_for_clients_declarations_is_read(tmp_path: Path) -> None:
 
 def test_a_flag_is_true_or_false(tmp_path: Path) -> None:
     assert faults(tmp_path, "declared: {announce: yes}\n") == [
-        'oxproxy.yaml:1:22: declared.announce: seen the text "yes", expected true or false'
+        'oxproxy.yaml:1:22: declared.announce: seen the string "yes", expected true or false'
     ]
 
 
@@ -247,7 +247,7 @@ def test_a_control_user_without_a_password_is_an_error_and_for_check_a_warning(
 
 def test_an_empty_password_is_an_error(tmp_path: Path) -> None:
     assert faults(tmp_path, "upstream: {control: {password: ''}}") == [
-        "oxproxy.yaml:1:22: upstream.control.password: seen an empty text, expected a password"
+        "oxproxy.yaml:1:22: upstream.control.password: seen an empty string, expected a password"
     ]
 
 

@@ -14,7 +14,7 @@ _TOP = {"delivery_mode": 255, "priority": 255, "timestamp": 2**64 - 1}
 
 @st.composite
 def properties(draw: st.DrawFn) -> dict[str, bytes | int]:
-    """Any properties but the header table; an empty text is not the same as none."""
+    """Any properties but the header table; an empty string is not the same as none."""
     names = [name for name, _ in PROPERTIES if name != "headers"]
     found: dict[str, bytes | int] = {}
     for name in draw(st.lists(st.sampled_from(names), unique=True)):

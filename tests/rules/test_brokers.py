@@ -69,7 +69,7 @@ def test_a_broker_says_how_it_is_reached() -> None:
         ),
         (
             f"addresses: [{{pattern: a, translation: [{SECRET}]}}]",
-            "addresses[0].translation: seen something else than a text, expected an address such as /queue/q or "
+            "addresses[0].translation: seen a value that is not a string, expected an address such as /queue/q or "
             "amqps://broker/queue/q",
         ),
         (
@@ -88,7 +88,7 @@ def test_a_broker_says_how_it_is_reached() -> None:
         ),
         (f"addresses: [{{pattern: a, translation: 'http://u:{SECRET}@h/q'}}]", "addresses[0].translation: the scheme"),
         ("brokers: {a: {}}", "brokers.a.address: seen nothing, expected host:port"),
-        ("brokers: {a: {address: h}}", "brokers.a.address: seen the text"),
+        ("brokers: {a: {address: h}}", "brokers.a.address: seen the string"),
         ("brokers: {'a/b': {address: 'h:1'}}", 'brokers["a/b"]: a broker\'s name is used as a host'),
         ("brokers: {a: {address: 'h:1', tls: true}}", "brokers.a.tls: seen the boolean true, expected a mapping"),
         (

@@ -8,7 +8,7 @@ from tests.rules.loading import binding, exchange, faults, load
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("x-match: some", 'x-match: seen the text "some", expected all, any, eq, set or set N with a whole number N'),
+        ("x-match: some", 'x-match: seen the string "some", expected all, any, eq, set or set N with a whole number N'),
         (
             '"x-?hkvre a": "a(b"',
             '["x-?hkvre a"]: seen "a(b", which is not a regular expression: missing closing parenthesis at offset 3',
@@ -19,7 +19,7 @@ from tests.rules.loading import binding, exchange, faults, load
             "lookbehind assertion is not fixed length at offset 0",
         ),
         ('"x-?rkre": ""', '["x-?rkre"]: seen "", which is not a regular expression: empty pattern'),
-        ('"x-?rkta": ""', '["x-?rkta"]: Invalid AMQP topic: seen the text ""'),
+        ('"x-?rkta": ""', '["x-?rkta"]: Invalid AMQP topic: seen the string ""'),
         ("x-order: 5", "x-order: Binding's order must be an integer between 100 and 999999"),
         ('"x-?hkv> a": b', "[\"x-?hkv> a\"]: Type's value of comparison's operators < and > must be numeric"),
         (
@@ -96,21 +96,21 @@ def test_faults_of_several_bindings_and_of_the_exchange_are_found_at_once() -> N
         ('"x-?hkx a": 1', "unknown operator x-?hkx; did you mean x-?hkex a?"),
         ("x-addq-ontru: a", "unknown operator x-addq-ontru; did you mean x-addq-ontrue?"),
         ("x-zzzzzz: a", 'unknown operator x-zzzzzz; a header of that name is tested by "x-?hkv= x-zzzzzz"'),
-        ('"x-?rkre": 5', "seen the number 5, expected a regular expression (text)"),
+        ('"x-?rkre": 5', "seen the number 5, expected a regular expression (string)"),
         (
             '"x-?hkv=": 5',
             'seen x-?hkv= without a name, expected "x-?hkv= NAME" with the name of a header after one blank',
         ),
         ('"x-?rk= a": b', "seen a name after x-?rk=, which takes none: the name is its value"),
-        ("x-order: ten", 'seen the text "ten", expected a whole number from 100 to 999999'),
+        ("x-order: ten", 'seen the string "ten", expected a whole number from 100 to 999999'),
         ("x-goto-ontrue: [200]", "seen a list, expected a whole number from 100 to 999999"),
-        ("x-stop-ontrue: true", 'seen the boolean true, expected an empty text, ""'),
-        ("x-addq-ontrue: null", "seen null, expected a name (text, not empty) or a list of them"),
-        ("x-addqre-ontrue: {a: b}", "seen a mapping, expected a regular expression (text)"),
-        ('"x-?hkex": 5', "seen the number 5, expected the name of a header (text, not empty)"),
+        ("x-stop-ontrue: true", 'seen the boolean true, expected an empty string, ""'),
+        ("x-addq-ontrue: null", "seen null, expected a name (non-empty string) or a list of them"),
+        ("x-addqre-ontrue: {a: b}", "seen a mapping, expected a regular expression (string)"),
+        ('"x-?hkex": 5', "seen the number 5, expected the name of a header (non-empty string)"),
         (
             '"x-?prex": size',
-            'Invalid property match operator: seen the text "size", expected the name of a property: content_type, '
+            'Invalid property match operator: seen the string "size", expected the name of a property: content_type, '
             "content_encoding, correlation_id, reply_to, message_id, type, user_id, app_id, cluster_id, delivery_mode, "
             "priority, timestamp, expiration",
         ),
@@ -134,6 +134,6 @@ def test_bindings_that_differ_in_a_type_alone_are_two() -> None:
 def test_a_headers_exchange_has_its_own_refusals() -> None:
     (error,) = faults(binding("{x-match: some}", "headers"))
     assert error == (
-        'a.yaml:4:39: exchanges[0].bindings[0].arguments.x-match: seen the text "some", expected all, any, all-with-x '
-        "or any-with-x"
+        'a.yaml:4:39: exchanges[0].bindings[0].arguments.x-match: seen the string "some", expected all, any, '
+        "all-with-x or any-with-x"
     )

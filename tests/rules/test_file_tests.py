@@ -112,20 +112,20 @@ def test_a_test_asks_the_rules_of_its_file_s_virtual_host() -> None:
         ),
         (
             "publish: {exchange: e}, at: noon, expect: {}",
-            'at: seen the text "noon", expected a time with its zone such as 2026-11-21T08:00:00Z',
+            'at: seen the string "noon", expected a time with its zone such as 2026-11-21T08:00:00Z',
         ),
         (
             "publish: {exchange: e}, at: 1.5, expect: {}",
             "at: seen the number 1.5, expected a time with its zone such as 2026-11-21T08:00:00Z: put it in quotes",
         ),
-        ("publish: {exchange: e}, expect: {queues: a}", 'expect.queues: seen the text "a", expected a list'),
+        ("publish: {exchange: e}, expect: {queues: a}", 'expect.queues: seen the string "a", expected a list'),
         (
             "publish: {exchange: e}, expect: {queues: [5]}",
             "expect.queues[0]: seen the number 5, expected a name: put it in quotes",
         ),
         (
             "publish: {exchange: e}, expect: {outcome: lost}",
-            'expect.outcome: seen the text "lost", expected one of routed, unrouted, filtered, rejected, translated, '
+            'expect.outcome: seen the string "lost", expected one of routed, unrouted, filtered, rejected, translated, '
             "passed",
         ),
         ("publish: {exchange: e}, expect: {queue: [a]}", "expect.queue: unknown key; did you mean queues?"),

@@ -173,13 +173,13 @@ def test_operators_in_a_headers_exchange_are_a_warning_unless_asked_for() -> Non
         ('{"x-?hkex": " a"}', 'tests the header " a", whose name begins or ends with a blank'),
         (
             '{"x-?dtu!re": "^2026-11"}',
-            '"-" is not in the text that is matched: date, time, weekday and week as digits with blanks between them, '
-            'such as "20261121 080000 6 47"',
+            '"-" is not in the string that is matched: date, time, weekday and week as digits with blanks between '
+            'them, such as "20261121 080000 6 47"',
         ),
         (
             '{"x-?dtlre": " 08:00"}',
-            '":" is not in the text that is matched: date, time, weekday and week as digits with blanks between them, '
-            'such as "20261121 080000 6 47"',
+            '":" is not in the string that is matched: date, time, weekday and week as digits with blanks between '
+            'them, such as "20261121 080000 6 47"',
         ),
     ],
 )

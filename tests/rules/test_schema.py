@@ -87,7 +87,7 @@ def test_without_a_time_zone_the_machine_s_own_is_used() -> None:
     ("text", "message"),
     [
         ("vhosts: /", "a.yaml:1:1: vhosts: unknown key; did you mean vhost?"),
-        ("vhost: ''", 'a.yaml:1:8: vhost: seen the text "", expected the name of a virtual host, 1 to 255 bytes'),
+        ("vhost: ''", 'a.yaml:1:8: vhost: seen the string "", expected the name of a virtual host, 1 to 255 bytes'),
         (
             "remotes: []",
             "a.yaml:1:1: remotes: unknown key, expected one of addresses, brokers, exchanges, queues, tests, timezone, "
@@ -95,7 +95,7 @@ def test_without_a_time_zone_the_machine_s_own_is_used() -> None:
         ),
         (
             "timezone: Mars/Base",
-            'a.yaml:1:11: timezone: seen the text "Mars/Base", expected a name of the time zone database such as '
+            'a.yaml:1:11: timezone: seen the string "Mars/Base", expected a name of the time zone database such as '
             "Europe/Berlin or UTC",
         ),
         ("queues: {a: b}", "a.yaml:1:9: queues: seen a mapping, expected a list"),
@@ -128,9 +128,9 @@ def test_what_the_file_can_not_mean_is_a_fault(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["type: open"], 'type: seen the text "open", expected one of x-open, headers, topic, direct, fanout'),
-        (["delivery: both"], 'delivery: seen the text "both", expected one of carrier, queue'),
-        (["unmatched: drop"], 'unmatched: seen the text "drop", expected pass'),
+        (["type: open"], 'type: seen the string "open", expected one of x-open, headers, topic, direct, fanout'),
+        (["delivery: both"], 'delivery: seen the string "both", expected one of carrier, queue'),
+        (["unmatched: drop"], 'unmatched: seen the string "drop", expected pass'),
         (["delivery: queue", "carrier: f"], "carrier: requires delivery: carrier"),
         (["arguments: [a]"], "arguments: seen a list, expected a mapping"),
         (["arguments: {x-oxproxy: a}"], "arguments.x-oxproxy: this argument is reserved for the proxy"),
@@ -161,7 +161,7 @@ def test_what_the_file_can_not_mean_is_a_fault(text: str, message: str) -> None:
         ),
         (
             ["bindings: [{queue: a, name: ''}]"],
-            'bindings[0].name: seen the text "", expected a name for metrics, audit and explain',
+            'bindings[0].name: seen the string "", expected a name for metrics, audit and explain',
         ),
         (
             ["bindings: [{queue: a, rk: b}]"],

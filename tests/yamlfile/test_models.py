@@ -67,14 +67,14 @@ def read(text: str) -> tuple[House, list[str]]:
     ("text", "message"),
     [
         ("floors: 10", "f.yaml:1:9: floors: seen the number 10, expected a whole number from 1 to 9"),
-        ("floors: '5'", 'f.yaml:1:9: floors: seen the text "5", expected a whole number from 1 to 9'),
+        ("floors: '5'", 'f.yaml:1:9: floors: seen the string "5", expected a whole number from 1 to 9'),
         ("floors: true", "f.yaml:1:9: floors: seen the boolean true, expected a whole number from 1 to 9"),
         ("floors: 5.0", "f.yaml:1:9: floors: seen the number 5.0, expected a whole number from 1 to 9"),
         ("floors:", "f.yaml:1:8: floors: seen no value, expected a whole number from 1 to 9"),
         ("floors: null", "f.yaml:1:9: floors: seen null, expected a whole number from 1 to 9"),
-        ("kind: tall", 'f.yaml:1:7: kind: seen the text "tall", expected one of big, small'),
-        ("state: old", 'f.yaml:1:8: state: seen the text "old", expected new'),
-        ("open: yes", 'f.yaml:1:7: open: seen the text "yes", expected true or false'),
+        ("kind: tall", 'f.yaml:1:7: kind: seen the string "tall", expected one of big, small'),
+        ("state: old", 'f.yaml:1:8: state: seen the string "old", expected new'),
+        ("open: yes", 'f.yaml:1:7: open: seen the string "yes", expected true or false'),
         ("front: {color: blue}", "f.yaml:1:9: front.color: unknown key; did you mean colour?"),
         ("front: {col: blue}", "f.yaml:1:9: front.col: unknown key; did you mean colour?"),
         ("front: {zzz: blue}", "f.yaml:1:9: front.zzz: unknown key, expected one of colour, key"),
@@ -92,11 +92,11 @@ def read(text: str) -> tuple[House, list[str]]:
         ("doors: {}", "f.yaml:1:8: doors: seen a mapping, expected a list with at least one item"),
         (
             "doors: [{}, {colour: 5}]",
-            "f.yaml:1:22: doors[1].colour: seen the number 5, expected a text: put it in quotes",
+            "f.yaml:1:22: doors[1].colour: seen the number 5, expected a string: put it in quotes",
         ),
-        ("texts: [a, !bytes 0a]", "f.yaml:1:12: texts[1]: seen !bytes 0a, expected a text: put it in quotes"),
-        ("texts: [[b]]", "f.yaml:1:9: texts[0]: seen a list, expected a text"),
-        ("texts: 5", "f.yaml:1:8: texts: seen the number 5, expected a text: put it in quotes"),
+        ("texts: [a, !bytes 0a]", "f.yaml:1:12: texts[1]: seen !bytes 0a, expected a string: put it in quotes"),
+        ("texts: [[b]]", "f.yaml:1:9: texts[0]: seen a list, expected a string"),
+        ("texts: 5", "f.yaml:1:8: texts: seen the number 5, expected a string: put it in quotes"),
         ("name: ''", "f.yaml:1:7: name: seen an empty name, expected the name of a house"),
         ("name: 5", "f.yaml:1:7: name: seen the number 5, expected the name of a house: put it in quotes"),
         ("- a", "f.yaml:1:1: seen a list, expected a mapping"),
@@ -128,7 +128,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 def test_what_is_no_http_address_is_refused_and_not_shown(text: str) -> None:
     (message,) = read(f"url: {text}")[1]
     assert message == (
-        "f.yaml:1:6: url: seen something else than a text, expected http://host:port or https://host:port, "
+        "f.yaml:1:6: url: seen a value that is not a string, expected http://host:port or https://host:port, "
         "credentials go under control"
     )
 

@@ -87,7 +87,7 @@ class TokenRights:
     """Determines for which destinations of an exchange the control user may bind tokens.
 
     Args:
-        own_routes: whether routes of clients' bindings give no such right.
+        own_routes: whether the control user must not bind tokens for routes of clients' bindings.
     """
 
     def __init__(self, own_routes: bool) -> None:

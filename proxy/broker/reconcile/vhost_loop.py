@@ -302,8 +302,8 @@ class VhostTopology:
         """Look up an exchange now.
 
         Returns:
-            Its type if no client declared it. None if one did, and then it is in the state; if there is none; and
-            without a management API: then the broker compares types.
+            Its type if no client declared it. None if a client did (it is in the state then), if it does not exist, or
+            without a management API (the broker compares types then).
 
         Raises:
             UpstreamError: the management API did not answer.

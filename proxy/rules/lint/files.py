@@ -215,7 +215,7 @@ def _clocks(exchange: ParsedExchange, faults: Faults) -> None:
             if odd is not None:
                 key = name.decode()
                 message = (
-                    f'"{odd[0].decode()}" is not in the text that is matched: date, time, weekday and week as digits '
+                    f'"{odd[0].decode()}" is not in the string that is matched: date, time, weekday and week as digits '
                     'with blanks between them, such as "20261121 080000 6 47"'
                 )
                 faults.warn(parsed.argument_place(key), parsed.argument_path(key), message)
