@@ -12,7 +12,8 @@ setup: ## environment in .venv, RabbitMQ where none is installed, compiled modul
 environment: ## the same without compilation, for what is short
 	@deploy/local/setup environment
 
-demo: environment ## broker, sidecar and sample traffic: who got what, and why; KEEP=1 leaves both running
+demo: ## broker, sidecar and sample traffic: who got what, and why; KEEP=1 leaves both running
+	@deploy/local/setup demo
 	@$(bin)/python -m deploy.local.demo
 
 run: setup ## sidecar in front of the broker that RABBITMQ_URL names; CONFIG=config/oxproxy.yaml
@@ -43,5 +44,5 @@ bench: ## the table of docs/explanation/performance.md
 conformance: environment ## the decision core against the vector files, without a broker
 	@$(bin)/python -m tests.conformance
 
-pins: environment ## exact versions in deploy/local/requirements.txt anew, after a change of dependencies
+pins: ## exact versions in deploy/local/requirements*.txt again, after a change of dependencies
 	@deploy/local/pins
