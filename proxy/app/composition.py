@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from proxy.audit.record import Privacy
 from proxy.audit.retention import Retention
 from proxy.audit.writer import AuditMode, AuditPolicy
+from proxy.broker.connection import ControlSettings, DeclaredSettings
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError
 from proxy.net.context import SessionLimits
 from proxy.net.listener import ListenerLimits
 from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
-from proxy.net.tls_config import broker_tls
+from proxy.net.tls_config import SidecarTls, broker_tls
 from proxy.relay.connection_state import RelayLimits as RelayLimits
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.rate_limits import RateLimits
@@ -66,6 +67,28 @@ def rates(settings: Settings) -> RateLimits:
         limits.publish_bytes or 0,
         limits.burst_seconds,
         limits.patience_seconds or 0.0,
+    )
+
+
+def control_settings(settings: Settings, tls: SidecarTls, secrets: Secrets) -> ControlSettings:
+    """Return how the control plane connects and what it keeps; `secrets` sign what clients declare."""
+    upstream, declared = settings.upstream, settings.declared
+    return ControlSettings(
+        hosts=tuple((address.host, address.port) for address in upstream.addresses),
+        username=upstream.control.username,
+        password=upstream.control.password.get_secret_value(),
+        tls=tls.control(),
+        management=upstream.management,
+        management_tls=tls.management(),
+        refresh_seconds=settings.inventory.refresh_seconds,
+        remove_foreign=settings.inventory.foreign_bindings == "remove",
+        declared=DeclaredSettings(
+            own_routes=declared.client_routes == "own",
+            local_time=SystemZone(),
+            announce=declared.announce,
+            snapshot=None if declared.snapshot is None else settings.folder / declared.snapshot,
+            secrets=secrets,
+        ),
     )
 
 

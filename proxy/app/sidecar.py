@@ -34,6 +34,7 @@ from proxy.app.composition import (
     audit_privacy,
     cannot_listen,
     client_rules,
+    control_settings,
     listener_limits,
     rates,
     remote_brokers,
@@ -45,10 +46,10 @@ from proxy.app.shadow import Shadow
 from proxy.app.workers import SIGNALS, Workers, WorkerSlot
 from proxy.audit.record import LineRenderer, PublishLog
 from proxy.audit.writer import AuditWriter
-from proxy.broker.connection import ControlSettings, DeclaredSettings, TlsSettings
+from proxy.broker.connection import ControlSettings, TlsSettings
 from proxy.broker.remote_observer import RemoteObserver
 from proxy.broker.topology import Topology
-from proxy.config.loader import changed_since, load_settings, rules_files
+from proxy.config.loader import STANDARD_INPUT, changed_since, load_settings, rules_files
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError, UpstreamFailure
 from proxy.native import BUILD
@@ -67,7 +68,6 @@ from proxy.relay.publish.plan import Sources
 from proxy.relay.rate_limits import UserRateLimits
 from proxy.relay.vhost import VhostState
 from proxy.routing.bindings.patterns import jit_compiles
-from proxy.rules.field_values import SystemZone
 from proxy.rules.loader import LoadedRules, load_rules
 from proxy.yamlfile.hosts import is_own_address
 
@@ -117,6 +117,11 @@ def run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None = None
 def _run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None, dry_run: bool) -> int:
     settings, warnings = load_settings(config, environ)
     if slot is None and settings.workers > 1 and not dry_run:
+        if config == STANDARD_INPUT:
+            message = (
+                f"seen {settings.workers}, expected 1: each worker reads the configuration, which standard input is"
+            )
+            raise settings.fault("workers", message)
         configure(LogSettings(level=settings.log.level, style=settings.log.format))
         return Workers(config, settings).serve()
     loaded = load_rules(rules_files(settings))
@@ -371,27 +376,9 @@ class Sidecar:
         }
 
     def _make_topology(self) -> Topology:
-        settings, upstream = self._settings, self._settings.upstream
-        control = ControlSettings(
-            hosts=tuple((address.host, address.port) for address in upstream.addresses),
-            username=upstream.control.username,
-            password=upstream.control.password.get_secret_value(),
-            tls=self._tls.control(),
-            management=upstream.management,
-            management_tls=self._tls.management(),
-            refresh_seconds=settings.inventory.refresh_seconds,
-            remove_foreign=settings.inventory.foreign_bindings == "remove",
-            declared=DeclaredSettings(
-                own_routes=settings.declared.client_routes == "own",
-                local_time=SystemZone(),
-                announce=settings.declared.announce,
-                snapshot=None if settings.declared.snapshot is None else settings.folder / settings.declared.snapshot,
-                secrets=self._secrets,
-            ),
-        )
-        return Topology(
-            control, self._states, {name: vhost.queues for name, vhost in self._loaded.rules.vhosts.items()}
-        )
+        control = control_settings(self._settings, self._tls, self._secrets)
+        queues = {name: vhost.queues for name, vhost in self._loaded.rules.vhosts.items()}
+        return Topology(control, self._states, queues)
 
     def _make_remotes(self, tasks: Tasks) -> RemotePool:
         listening = _listening(self._settings)

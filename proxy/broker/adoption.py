@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.declared.store import binding_from_listing, why_unsigned
@@ -41,15 +42,22 @@ class UnsignedBinding:
         """True if it has a signature that is none of ours: no version of ours has created it."""
         return self.secret is None and bool(self.info.signature)
 
-    def __str__(self) -> str:
-        """Format it as one line for operators, without values of arguments."""
+    def as_json(self) -> dict[str, Any]:  # Any: JSON
+        """Return what is known of it, without values of arguments."""
         (copy,) = self.stored.copies
-        names = ", ".join(name.decode(errors="replace") for name, _ in self.stored.binding.arguments) or "none"
-        why = why_unsigned(self.info) if self.secret is None else "signed by a previous secret"
-        return (
-            f"vhost {self.vhost}: exchange {self.carrier.decode(errors='replace')}: {self.info}, "
-            f"user {copy.client!r}, arguments {names}: {why}"
-        )
+        return {
+            "exchange": self.carrier.decode(errors="replace"),
+            "binding": str(self.info),
+            "user": copy.client,
+            "arguments": [name.decode(errors="replace") for name, _ in self.stored.binding.arguments],
+            "reason": why_unsigned(self.info) if self.secret is None else "signed by a previous secret",
+        }
+
+    def __str__(self) -> str:
+        """Format the same as one line for operators."""
+        exchange, binding, user, arguments, reason = self.as_json().values()
+        names = ", ".join(arguments) or "none"
+        return f"vhost {self.vhost}: exchange {exchange}: {binding}, user {user!r}, arguments {names}: {reason}"
 
 
 class Adoption:

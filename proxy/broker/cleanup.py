@@ -24,12 +24,21 @@ class Leftover:
     bindings: tuple[BindingInfo, ...]
     foreign: tuple[BindingInfo, ...]
 
-    def __str__(self) -> str:
+    def as_json(self) -> dict[str, object]:
         stored = sum(binding.stores for binding in self.bindings)
-        name = self.exchange.decode(errors="backslashreplace")
-        counts = f"{len(self.bindings) - stored} tokens, {stored} stored bindings"
+        return {
+            "vhost": self.vhost,
+            "exchange": self.exchange.decode(errors="backslashreplace"),
+            "tokens": len(self.bindings) - stored,
+            "stored_bindings": stored,
+            "foreign_bindings": list(map(str, self.foreign)),
+        }
+
+    def __str__(self) -> str:
+        values = self.as_json()
+        counts = f"{values['tokens']} tokens, {values['stored_bindings']} stored bindings"
         others = "".join(f"; not ours, so the exchange stays: {binding}" for binding in self.foreign)
-        return f"vhost {self.vhost}: exchange {name}: {counts}{others}"
+        return f"vhost {self.vhost}: exchange {values['exchange']}: {counts}{others}"
 
 
 class Cleanup(ManagementApi):

@@ -45,7 +45,7 @@ def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
         "--config",
         metavar="FILE",
         type=Path,
-        help="configuration file; default: oxproxy.yaml, then /etc/oxproxy/oxproxy.yaml",
+        help="configuration file; - for standard input; default: oxproxy.yaml, then /etc/oxproxy/oxproxy.yaml",
     )
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
-from proxy.app.composition import secrets_of
 from proxy.broker.adoption import Adoption, UnsignedBinding
 from proxy.broker.management_api import ManagementApi
-from proxy.cli.cleanup import control_settings
-from proxy.cli.console import DONE, NO, print_line, read_settings
+from proxy.cli.cleanup import control_of
+from proxy.cli.console import DONE, NO, print_json, print_line, read_settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="configuration file")
+    parser.add_argument(
+        "--config", metavar="FILE", type=Path, required=True, help="configuration file; - for standard input"
+    )
     parser.add_argument(
         "--vhost", metavar="NAME", action="append", default=[], help="only this virtual host; can be repeated"
     )
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="then remove the tokens of version 0.1 and of previous secrets",
     )
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,8 +46,7 @@ def run(options: argparse.Namespace) -> int:
             virtual host.
     """
     settings = read_settings(options.config)
-    control, management = control_settings(settings)
-    control = replace(control, declared=replace(control.declared, secrets=secrets_of(settings)))
+    control, management = control_of(settings)
     try:
         complete = asyncio.run(_adopt(Adoption(control, ManagementApi(control, management)), options))
     except UpstreamError as error:
@@ -59,49 +60,52 @@ async def _adopt(adoption: Adoption, options: argparse.Namespace) -> bool:
         if missing := sorted(set(options.vhost).difference(vhosts)):
             seen = f'seen "{missing[0]}", expected one of {", ".join(sorted(vhosts))}'
             raise ConfigErrors([ConfigError("oxproxy adopt", 0, "--vhost", seen)])
-        complete = True
-        for vhost in sorted(set(options.vhost) or vhosts):
-            complete = await _adopt_vhost(adoption, vhost, options) and complete
-        return complete
+        adopted = [await _adopt_vhost(adoption, vhost, options) for vhost in sorted(set(options.vhost) or vhosts)]
     finally:
         await adoption.close()
+    if options.json:
+        print_json({"vhosts": adopted})
+    return all(vhost["complete"] for vhost in adopted)
 
 
-async def _adopt_vhost(adoption: Adoption, vhost: str, options: argparse.Namespace) -> bool:
+async def _adopt_vhost(adoption: Adoption, vhost: str, options: argparse.Namespace) -> dict[str, object]:
+    """Return what was found and done; print it at once unless JSON is asked for."""
+    print_text: Callable[[str], None] = (lambda _: None) if options.json else print_line
     bindings = await adoption.find(vhost, {name.encode() for name in options.exchange})
+    listed: list[dict[str, object]] = []
     left: list[UnsignedBinding] = []
     for binding in bindings:
-        reason = await _sign(adoption, binding, options)
-        print_line(f"{binding}: {reason or 'signed'}")
-        if reason:
+        left_because = await _sign(adoption, binding, options)
+        print_text(f"{binding}: {left_because or 'signed'}")
+        listed.append({**binding.as_json(), "signed": left_because is None, "left": left_because})
+        if left_because:
             left.append(binding)
     unsigned = sum(binding.secret is None for binding in left)
-    print_line(
+    print_text(
         f"vhost {vhost}: {len(bindings) - len(left)} bindings signed, {unsigned} left without a valid signature, "
         f"{len(left) - unsigned} left under a previous secret"
     )
-    finished = not options.finish or await _finish(adoption, vhost, options.dry_run)
-    if options.dry_run:
-        return finished
-    return finished and not any(options.doubtful or not binding.foreign_signature for binding in left)
+    finished, notes = await _finish(adoption, vhost, options) if options.finish else (True, [])
+    for note in notes:
+        print_text(f"vhost {vhost}: {note}")
+    signed = options.dry_run or not any(options.doubtful or not binding.foreign_signature for binding in left)
+    return {"vhost": vhost, "bindings": listed, "transition": notes, "complete": finished and signed}
 
 
-async def _finish(adoption: Adoption, vhost: str, dry_run: bool) -> bool:
-    """End the transition to the current destination tokens; return whether it is ended."""
+async def _finish(adoption: Adoption, vhost: str, options: argparse.Namespace) -> tuple[bool, list[str]]:
+    """End the transition to the current destination tokens; return whether it is ended, and what there is to know."""
     if not await adoption.carriers(vhost):
-        return True
+        return True, []
     lacking = await adoption.lacking_tokens(vhost)
-    for carrier, (kind, name) in lacking:
-        destination = f"{kind} {name.decode(errors='replace')}"
-        print_line(
-            f"vhost {vhost}: exchange {carrier.decode(errors='replace')}: {destination} is bound under tokens of 0.1 "
-            "or of a previous secret only: not finished; every sidecar must run with the current secret first"
-        )
-    if lacking or dry_run:
-        return not lacking
+    if lacking or options.dry_run:
+        return not lacking, [
+            f"exchange {carrier.decode(errors='replace')}: {kind} {name.decode(errors='replace')} is bound under "
+            "tokens of 0.1 or of a previous secret only: not finished; every sidecar must run with the current secret "
+            "first"
+            for carrier, (kind, name) in lacking
+        ]
     old = await adoption.retire_tokens(vhost)
-    print_line(f"vhost {vhost}: transition finished; running sidecars remove {old} bindings under old tokens")
-    return True
+    return True, [f"transition finished; running sidecars remove {old} bindings under old tokens"]
 
 
 async def _sign(adoption: Adoption, binding: UnsignedBinding, options: argparse.Namespace) -> str | None:

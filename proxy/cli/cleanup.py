@@ -5,24 +5,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 
+from proxy.app.composition import control_settings, secrets_of
 from proxy.broker.cleanup import Cleanup
 from proxy.broker.connection import ControlSettings
 from proxy.cli.admin_client import AdminClient, admin_urls
-from proxy.cli.console import DONE, NO, print_line, read_settings
+from proxy.cli.console import DONE, NO, print_json, print_line, read_settings
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 from proxy.net.tls_config import SidecarTls
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="configuration file")
+    parser.add_argument(
+        "--config", metavar="FILE", type=Path, required=True, help="configuration file; - for standard input"
+    )
     parser.add_argument(
         "--vhost", metavar="NAME", action="append", default=[], help="only this virtual host; can be repeated"
     )
     parser.add_argument("--yes", action="store_true", help="remove the listed objects")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -33,11 +36,11 @@ def run(options: argparse.Namespace) -> int:
             sidecar of this configuration runs, which would declare the objects again.
     """
     settings = read_settings(options.config)
-    control, management = control_settings(settings)
+    control, management = control_of(settings)
     if options.yes:
         _expect_stopped(settings)
     try:
-        complete = asyncio.run(_clean_up(Cleanup(control, management), options.vhost, options.yes))
+        complete = asyncio.run(_clean_up(Cleanup(control, management), options))
     except UpstreamError as error:
         raise ConfigErrors([ConfigError("upstream.management", 0, "", str(error))]) from error
     return DONE if complete else NO
@@ -55,47 +58,41 @@ def _expect_stopped(settings: Settings) -> None:
         raise ConfigErrors([settings.fault("admin.address", message)])
 
 
-def control_settings(settings: Settings) -> tuple[ControlSettings, str]:
+def control_of(settings: Settings) -> tuple[ControlSettings, str]:
     """Return the settings of the control user, and the address of the management API.
 
     Raises:
         ConfigErrors: the management API is not configured, or TLS files can't be used.
     """
-    upstream = settings.upstream
-    if upstream.management is None:
+    management = settings.upstream.management
+    if management is None:
         message = "seen nothing, expected the management API, which is needed to list what was created"
         raise ConfigErrors([ConfigError("configuration", 0, "upstream.management", message)])
     tls = SidecarTls(settings)
     tls.read({})()
-    control = ControlSettings(
-        hosts=tuple((address.host, address.port) for address in upstream.addresses),
-        username=upstream.control.username,
-        password=upstream.control.password.get_secret_value(),
-        tls=tls.control(),
-        management=upstream.management,
-        management_tls=tls.management(),
-    )
-    return control, upstream.management
+    return control_settings(settings, tls, secrets_of(settings)), management
 
 
-async def _clean_up(removal: Cleanup, vhosts: Sequence[str], removing: bool) -> bool:
+async def _clean_up(removal: Cleanup, options: argparse.Namespace) -> bool:
     """Return True if nothing is left that had to be removed."""
-    complete = True
+    listed: list[dict[str, object]] = []
     try:
-        unknown = sorted(set(vhosts) - await removal.vhosts()) if vhosts else []
+        unknown = sorted(set(options.vhost) - await removal.vhosts()) if options.vhost else []
         if unknown:
             message = "the broker has no such virtual host, or the control user has no access to it"
             raise ConfigErrors([ConfigError("--vhost", 0, name, message) for name in unknown])
-        leftovers = await removal.leftovers(vhosts)
-        for leftover in leftovers:
-            print_line(str(leftover))
-            if removing:
-                complete = await removal.remove(leftover) and complete
+        for leftover in await removal.leftovers(options.vhost):
+            if not options.json:
+                print_line(str(leftover))
+            listed.append({**leftover.as_json(), "removed": options.yes and await removal.remove(leftover)})
     finally:
         await removal.close()
-    if not leftovers:
+    complete = not options.yes or all(row["removed"] for row in listed)
+    if options.json:
+        print_json({"exchanges": listed})
+    elif not listed:
         print_line("nothing found")
-    elif not removing:
+    elif not options.yes:
         print_line("nothing was removed: stop every sidecar, then add --yes")
     else:
         print_line("removed" if complete else "removed, except exchanges with foreign bindings")

@@ -54,7 +54,11 @@ _INTEGER_PROPERTIES = frozenset({"delivery_mode", "priority", "timestamp", "expi
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--rules", metavar="FILE", type=Path, action="append", help="rules file or configuration; can be repeated"
+        "--rules",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        help="rules file or configuration; - for standard input; can be repeated",
     )
     add_admin_arguments(parser)
     message = parser.add_argument_group("message")

@@ -10,7 +10,9 @@ from proxy.rules.import_definitions import import_definitions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("definitions", metavar="FILE", type=Path, help="JSON file with definitions")
+    parser.add_argument(
+        "definitions", metavar="FILE", type=Path, help="JSON file with definitions; - for standard input"
+    )
     parser.add_argument("--vhost", metavar="NAME", default="/", help="virtual host; default: /")
     parser.add_argument(
         "--exchange",

@@ -7,7 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
-from proxy.cli.console import DONE, print_line
+from proxy.cli.console import DONE, print_json, print_line
 from proxy.config.secrets import SECRET_BYTES
 from proxy.errors import ConfigError, ConfigErrors
 
@@ -59,6 +59,7 @@ tests:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", type=Path, help="directory; existing files are not overwritten")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -78,8 +79,12 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigErrors([ConfigError(str(path), 0, "", "exists already; nothing was written") for path in present])
     for path, (content, mode) in files.items():
         _write(path, content, mode)
-        print_line(str(path))
-    print_line(f"next: oxproxy check {directory / 'oxproxy.yaml'}")
+        if not options.json:
+            print_line(str(path))
+    if options.json:
+        print_json({"files": list(map(str, files))})
+    else:
+        print_line(f"next: oxproxy check {directory / 'oxproxy.yaml'}")
     return DONE
 
 

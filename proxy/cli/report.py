@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="with --stream: exit after one round")
     parser.add_argument("--trace", action="store_true", help="also write the table trace, which is as large as the log")
     parser.add_argument("--forget", action="store_true", help="drop segments that no longer exist")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line and run")
     add_days_and_spark(parser, "Spark master; default: this machine, or the setting of spark-submit")
 
 
@@ -63,12 +65,15 @@ def run(options: argparse.Namespace) -> int:
             options.trace,
             options.forget,
         )
-        from proxy.report.job import follow, report
+        from proxy.report.job import Summary, follow, report
+
+        def print_summary(summary: Summary) -> None:
+            print_line(json.dumps(summary.as_json(), ensure_ascii=False) if options.json else str(summary))
 
         if options.stream:
-            follow(request, print_line, options.once)
+            follow(request, print_summary, options.once)
         else:
-            print_line(str(report(request)))
+            print_summary(report(request))
     return DONE
 
 

@@ -11,7 +11,9 @@ from proxy.app.workers import WorkerSlot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="configuration file")
+    parser.add_argument(
+        "--config", metavar="FILE", type=Path, required=True, help="configuration file; - for standard input"
+    )
     # Passed by the supervisor of several workers: number and restarts of a worker, or a check of all files.
     parser.add_argument("--worker", type=int, nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--dry-run", action="store_true", help=argparse.SUPPRESS)

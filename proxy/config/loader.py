@@ -7,6 +7,7 @@ is opened.
 from __future__ import annotations
 
 import glob
+import sys
 from collections.abc import Mapping as Environment
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,8 @@ from proxy.yamlfile.document import (
 from proxy.yamlfile.hosts import MOST_PORT, is_own_address, listen_conflict
 from proxy.yamlfile.models import read_model, warn_of_variables
 
+#: Names standard input where a file is expected.
+STANDARD_INPUT = Path("-")
 _NO_SECRETS = (
     "seen nothing, expected a secret for a broker that is not on loopback: without one the key that signs clients' "
     "bindings is derived from the control user's password"
@@ -41,6 +44,7 @@ def load_settings(
     """Read the configuration file and the environment.
 
     Args:
+        path: the file; - is standard input.
         environ: the environment; variables with the prefix ``OXPROXY_`` override keys.
         secrets_required: whether passwords stored elsewhere, and TLS files, must exist; False makes their absence a
             warning, and that of the audit log's directory (which serve reports as an error later), for checks on a
@@ -54,7 +58,7 @@ def load_settings(
     """
     faults = Faults()
     try:
-        data = path.read_bytes()
+        data = sys.stdin.buffer.read() if path == STANDARD_INPUT else path.read_bytes()
     except OSError as error:
         raise ConfigErrors([ConfigError(str(path), 0, "", f"can't be read: {error.strerror or error}")]) from error
     settings = parse_settings(data, path, environ, faults, secrets_required)
@@ -218,7 +222,8 @@ class ChangedSettings(NamedTuple):
 
 def changed_since(settings: Settings, environ: Environment[str, str]) -> ChangedSettings:
     """Read the configuration file again and compare."""
-    if settings.file.exists() and not settings.file.is_file():  # standard input and pipes can't be read again
+    # Standard input and pipes can't be read again.
+    if settings.file == STANDARD_INPUT or (settings.file.exists() and not settings.file.is_file()):
         return ChangedSettings()
     try:
         now, _ = load_settings(settings.file, environ)

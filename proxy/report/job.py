@@ -11,12 +11,11 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import duckdb
 from pyspark.sql import SparkSession
@@ -59,6 +58,24 @@ class Summary:
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
+    def as_json(self) -> dict[str, object]:
+        figures = self.figures
+        return {
+            "page": f"{self.output}/{PAGE}",
+            "days": list(map(str, figures.days)),
+            "publishes": figures.publishes,
+            "segments": figures.segments,
+            "read": self.read,
+            "made": list(map(str, self.made)),
+            "rebuilt": list(map(str, self.rebuilt)),
+            "kept": list(map(str, self.kept)),
+            "removed": list(map(str, self.gone)),
+            "rejected": figures.rejected,
+            "late": figures.late,
+            "unmatched": figures.unmatched,
+            "duplicates": list(figures.duplicates),
+        }
+
     def _lines(self) -> Iterator[str]:
         figures = self.figures
         published = several(figures.publishes, "publish", "publishes")
@@ -92,14 +109,14 @@ def report(request: Request) -> Summary:
         return run(spark, request)
 
 
-def follow(request: Request, say: Any, once: bool = False) -> None:
+def follow(request: Request, say: Callable[[Summary], None], once: bool = False) -> None:
     """Repeat the report until SIGTERM or SIGINT (or run once), with one Spark session."""
     with session(request) as spark, _told_to_stop() as told:
         while not told.is_set():
             began = time.monotonic()
             summary = run(spark, request.again())
             if once or summary.read or summary.made:
-                say(str(summary))
+                say(summary)
             if once:
                 return
             told.wait(max(LOOK_SECONDS, REST * (time.monotonic() - began)))

@@ -107,6 +107,27 @@ def test_without_rules_everything_passes(serve: Serve, outside: Outside) -> None
     assert running.end() == 0
 
 
+#: Runs the sidecar in the directory of the configuration, which is its standard input.
+_CONFIGURED_BY_INPUT = 'cd "$(dirname "$3")"; exec "$0" serve --config - < "$3"'
+
+
+def test_a_configuration_of_standard_input_is_that_of_a_file_but_for_reloads(serve: Serve, outside: Outside) -> None:
+    running = serve(wrap=["sh", "-ec", _CONFIGURED_BY_INPUT])
+    running.await_ready()
+    with Producer(running.port, outside.vhost).open(confirm=True) as producer:
+        assert producer.send_settled("letters", "k") == (True, [])
+    running.process.send_signal(signal.SIGHUP)
+    running.await_log("reloaded")
+    assert "level=warning" not in running.log.read_text()
+    assert running.end() == 0
+
+
+def test_several_workers_cannot_share_a_configuration_of_standard_input(serve: Serve) -> None:
+    running = serve(wrap=["sh", "-ec", _CONFIGURED_BY_INPUT], workers=2)
+    assert running.process.wait(END_SECONDS) == 2
+    assert re.search(r"^-:\d+:\d+: workers: seen 2, expected 1: ", running.log.read_text(), re.MULTILINE)
+
+
 def test_settings_reach_the_listener(serve: Serve, outside: Outside) -> None:
     limits = {"connections": 1, "handshake_timeout": "2s", "frame_max": 8192}
     running = serve(limits=limits, log={"format": "json"})

@@ -107,6 +107,21 @@ def test_what_is_adopted_reaches_again_what_its_client_may_bind(
         assert old.signatures() == []
 
 
+def test_what_was_signed_is_there_for_machines(running: Sidecar, old: Old, capsys: pytest.CaptureFixture[str]) -> None:
+    for more, left in ((["--dry-run"], "would be signed"), ([], None)):
+        assert run(running, old, "--json", *more) == 0
+        (found,) = json.loads(capsys.readouterr().out)["vhosts"]
+        assert (found["vhost"], found["complete"], found["transition"]) == (old.vhost, True, [])
+        assert [(each["signed"], each["left"]) for each in found["bindings"]] == [(left is None, left)] * 2
+        one = next(each for each in found["bindings"] if each["binding"].startswith("queue one "))
+        assert (one["exchange"], one["user"], one["reason"]) == ("ox", "guest", "no signature")
+        assert one["arguments"] == ["x-?hkex", "x-addq-ontrue"]
+    assert run(running, old, "--json", "--finish") == 0
+    (found,) = json.loads(capsys.readouterr().out)["vhosts"]
+    assert found["bindings"] == []
+    assert found["transition"][0].startswith("transition finished; ")
+
+
 def test_messages_reach_their_queues_while_they_are_adopted(running: Sidecar, old: Old) -> None:
     adopted = threading.Event()
     sent = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,27 @@ def test_an_exchange_that_others_bound_to_stays(
         assert run(site, "--yes") == 1
         assert "not ours, so the exchange stays: queue a under key 'by hand'" in capsys.readouterr().out
         assert site.bindings("letters") == {("queue", b"a", b"by hand")}
+
+
+def test_what_is_there_and_what_was_removed_are_there_for_machines(
+    broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with standing(broker, tmp_path, RULES) as site:
+        assert site.sidecar.stop()
+        found = {
+            "vhost": site.vhost,
+            "exchange": "letters",
+            "tokens": 2,
+            "stored_bindings": 0,
+            "foreign_bindings": [],
+            "removed": False,
+        }
+        assert run(site, "--json") == 0
+        assert json.loads(capsys.readouterr().out) == {"exchanges": [found]}
+        assert run(site, "--json", "--yes") == 0
+        assert json.loads(capsys.readouterr().out) == {"exchanges": [{**found, "removed": True}]}
+        assert run(site, "--json") == 0
+        assert json.loads(capsys.readouterr().out) == {"exchanges": []}
 
 
 def test_without_the_management_api_there_is_no_cleanup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,6 +58,23 @@ def test_every_option_says_what_it_does(name: str) -> None:
     assert [action.dest for action in parsers[name]._actions if not action.help] == []
 
 
+#: What these print is for other programs already, or for no program.
+WITHOUT_JSON = {"serve", "trace", "import", "schema", "completion"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_that_prints_for_people_prints_json_too(name: str) -> None:
+    _, parsers = make_parser([name])
+    assert ("--json" in parsers[name]._option_string_actions) is (name not in WITHOUT_JSON)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_argument_that_takes_a_file_takes_standard_input(name: str) -> None:
+    _, parsers = make_parser([name])
+    taking = [action for action in parsers[name]._actions if action.metavar in ("FILE", "RULES")]
+    assert [action.dest for action in taking if "- for standard input" not in str(action.help)] == []
+
+
 def test_every_command_is_listed_with_what_it_does() -> None:
     status, out, _ = said("--help", COLUMNS="200")
     assert status == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,12 @@ def test_what_is_written_passes_the_check_and_runs_its_test(tmp_path: Path, caps
     answer = capsys.readouterr()
     assert "1 test" in answer.out
     assert answer.err == ""
+
+
+def test_the_names_of_the_files_are_there_for_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["init", str(tmp_path), "--json"]) == 0
+    written = ["oxproxy.yaml", "rules/orders.yaml", "secrets/current"]
+    assert json.loads(capsys.readouterr().out) == {"files": [str(tmp_path / name) for name in written]}
 
 
 def test_the_secret_is_random_and_nobody_else_reads_it(tmp_path: Path) -> None:

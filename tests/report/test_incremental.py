@@ -281,8 +281,10 @@ def test_killed_while_tasks_run_nothing_is_lost_and_nothing_counted_twice(place:
 def test_following_says_what_is_new(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "session", lambda _: nullcontext(place.spark))
     segment(place.input, [publish()])
-    said: list[str] = []
+    said: list[Summary] = []
     for _ in range(2):
         follow(Request(str(place.input), str(place.output)), said.append, once=True)
-    assert ["read 1 new segment" in text for text in said] == [True, False]
+    assert ["read 1 new segment" in str(summary) for summary in said] == [True, False]
+    assert [summary.as_json()["read"] for summary in said] == [1, 0]
+    assert (said[0].as_json()["publishes"], said[0].as_json()["page"]) == (1, f"file:{place.output}/report.html")
     assert PUBLISH["proxy"] in str(place.ask("SELECT proxy FROM {producers}"))
