@@ -145,6 +145,33 @@ async def test_the_map_names_conditions_and_rates_of_a_line_by_keyboard(tab: Tab
     nothing_complained(tab)
 
 
+async def test_the_map_names_conditions_and_rates_of_what_the_pointer_is_on(tab: Tab, site: Site) -> None:
+    await tab.width(1280)
+    await see(tab, "map")
+    publish(site, "order")
+    for part, heading, shown in (
+        (".node[aria-label*=' inner']", "inner", "orders"),
+        (".node.missing[aria-label*=' nowhere']", "nowhere", "missing"),
+        (".edge[aria-label^='orders to orders.all']", "orders → orders.all", 'x-?hkv= kind: "order"'),
+    ):
+        # The middle of a box, or of a line.
+        place = f"""(part => {{
+            const line = part.querySelector('.line'), box = part.ownerSVGElement.getBoundingClientRect()
+            if (line) {{
+                const middle = line.getPointAtLength(line.getTotalLength() / 2)
+                return [box.left + middle.x, box.top + middle.y]
+            }}
+            const own = part.getBoundingClientRect()
+            return [own.left + own.width / 2, own.top + own.height / 2]
+        }})(document.querySelector({json.dumps(part)}))"""
+        x, y = await tab.value(place)
+        await tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        await shows(tab, "document.querySelector('#map-detail h3').textContent", heading)
+        assert shown in await tab.value("document.getElementById('map-detail').textContent")
+    detail = "document.getElementById('map-detail').textContent"
+    await shows(tab, f"/matches now, [1-9]\\d* in total, 1 binding/.test({detail})")
+
+
 async def test_rules_are_as_written_with_counts_and_without_secrets(tab: Tab, site: Site) -> None:
     publish(site, "order")
     await see(tab, "rules")
@@ -198,6 +225,11 @@ async def test_an_explanation_is_a_test_that_the_rules_pass(tab: Tab, site: Site
     await shows(tab, "Boolean(document.getElementById('test'))")
     assert "✓ true" in await tab.value("document.querySelector('.walk').textContent")
     test = await tab.value("document.getElementById('test').value")
+    copied = "(document.activeElement.value ?? '').slice(document.activeElement.selectionStart)"
+    await tab.value(
+        "[...document.querySelectorAll('#answer button')].find(each => each.textContent === 'Copy').click()"
+    )
+    assert await tab.value(copied) == test  # selected, whatever the browser then permits
     loaded = compile_rules([("rules.yaml", f"vhost: /\n{RULES}tests:\n{test}\n".encode())])
     assert [test.message.facts.body_size_bytes for test in loaded.tests] == [7]
     assert loaded.failures() == []
@@ -218,6 +250,28 @@ async def test_a_candidate_is_compared_and_stopped(tab: Tab, site: Site) -> None
     await tab.value("document.getElementById('stop').click()")
     await shows(tab, "document.getElementById('candidate').hidden", False)
     assert json.loads(site.sidecar.get("/status"))["shadow"] is None
+
+
+async def test_rules_files_are_uploaded_as_one_candidate(tab: Tab, site: Site, tmp_path: Path) -> None:
+    files = {
+        "orders.yaml": RULES,
+        "more.yaml": "queues: [more]\nexchanges: [{name: more, bindings: [{queue: more}]}]\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"vhost: {site.vhost}\n{text.replace('queue: nowhere', 'queue: orders.all')}")
+    await see(tab, "shadow")
+    document = await tab.call("DOM.getDocument")
+    chooser = await tab.call("DOM.querySelector", nodeId=document["root"]["nodeId"], selector="[name=files]")
+    paths = [str(tmp_path / name) for name in files]
+    await tab.call("DOM.setFileInputFiles", nodeId=chooser["nodeId"], files=paths)
+    await tab.value("document.querySelector('#candidate button').click()")
+    await shows(tab, "document.getElementById('candidate').hidden")
+    publish(site, "lost")
+    await shows(tab, "document.querySelector('#comparison tbody td')?.textContent", "1")
+    assert "queue orders.all" in await tab.value("document.querySelector('#comparison tbody').textContent")
+    await tab.value("document.getElementById('stop').click()")
+    await shows(tab, "document.getElementById('candidate').hidden", False)
+    nothing_complained(tab)
 
 
 async def test_a_thousand_bindings_are_grouped_and_a_group_opens(
@@ -277,6 +331,25 @@ async def test_every_view_is_reached_by_keyboard_alone(tab: Tab) -> None:
         await press(tab, "Tab")
         await press(tab, "Enter", "\r")
         await shows(tab, f"document.querySelector('nav [aria-current]').hash === '#{view}'")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+async def test_every_control_of_a_view_is_reached_by_tab_in_turn_and_shows_its_focus(
+    tab: Tab, site: Site, view: str
+) -> None:
+    publish(site, "lost")
+    await see(tab, view)
+    controls = "a[href], button, input, select, textarea, summary, [tabindex='0']"
+    visible = f"[...document.querySelectorAll(`{controls}`)].filter(each => each.checkVisibility())"
+    await tab.value("document.activeElement.blur()")
+    reached = []
+    for _ in range(await tab.value(f"{visible}.length")):
+        await press(tab, "Tab")
+        reached.append(await tab.value(f"{visible}.indexOf(document.activeElement)"))
+        outline = "getComputedStyle(document.activeElement).outlineStyle"
+        colored = "document.activeElement.matches('.edge')"  # a line of the map has another color instead
+        assert await tab.value(f"{outline} !== 'none' || {colored}"), reached
+    assert sorted(reached) == list(range(len(reached)))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -142,7 +142,9 @@ function asTest(found, message) {
   const area = element('textarea', { id: 'test', readOnly: true, rows: 6, value: text, spellcheck: false, 'aria-label': 'Test for the rules file' })
   const copy = element('button', { type: 'button', onclick: async () => {
     area.select()
-    await navigator.clipboard?.writeText(text).then(() => { copy.textContent = 'Copied' }, () => {})
+    // A page of another host over plain HTTP has no navigator.clipboard.
+    const copied = await navigator.clipboard?.writeText(text).then(() => true, () => false) ?? document.execCommand('copy')
+    if (copied) copy.textContent = 'Copied'
   } }, 'Copy')
   return element('div', { class: 'card' }, element('div', { class: 'head' }, element('h3', {}, 'As a test for the rules file, under tests:'), copy), area)
 }

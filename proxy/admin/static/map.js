@@ -129,9 +129,10 @@ function draw() {
     return
   }
   const columns = 1 + Math.max(...graph.nodes.map(node => node.column))
-  const fitting = (width - 4 - (columns - 1) * BOX.between) / columns
+  const between = width < 700 ? BOX.between / 2 : BOX.between
+  const fitting = (width - 4 - (columns - 1) * between) / columns
   const box = { ...BOX, width: Math.min(BOX.wide, Math.max(BOX.narrow, fitting)) }
-  const wide = Math.max(width - 4, columns * box.width + (columns - 1) * box.between)
+  const wide = Math.max(width - 4, columns * box.width + (columns - 1) * between)
   const height = arrange(columns, column => 1 + (columns > 1 ? column * (wide - 2 - box.width) / (columns - 1) : 0))
   const lines = graph.edges.map(edge => {
     const [x1, y1, y2] = [edge.from.x + box.width, edge.from.y + box.height / 2, edge.to.y + box.height / 2]

@@ -47,7 +47,7 @@ function status() {
   at('alerts').replaceChildren(...notes.map(([text, kind]) => element('p', { class: `note ${kind}` }, name(text))))
   facts(at('facts'), [
     ['Version', `${status.version}, ${status.build}`],
-    ['Started', `${time(status.started_at)}`, '', `process ${status.process}`],
+    ['Started', time(status.started_at), '', `${duration(Date.now() / 1000 - status.started_at)} ago, process ${status.process}`],
     ['Rules', status.rules, '', `in force since ${time(status.rules_since)}`],
     ['Last reload', reload ? `${reload.result} (${reload.reason})` : 'none since the start', reload?.errors.length ? 'bad' : '', reload ? time(reload.at) : ''],
     ['Shadow', status.shadow ? `rules ${status.shadow}` : 'none'],
