@@ -23,11 +23,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from inspect import isawaitable
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import structlog
 from aiohttp import web
 from prometheus_client.exposition import gzip_accepted
+
+from proxy.observe.exposition import Exposition
 
 _log = structlog.get_logger(__name__)
 
@@ -73,13 +75,6 @@ class GuardedRoute:
     handler: Handler
 
 
-class Page(Protocol):
-    """The metrics page."""
-
-    async def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Render it in the accepted format; return it and its content type."""
-
-
 class AdminServer:
     """The HTTP server of the admin address.
 
@@ -98,7 +93,7 @@ class AdminServer:
 
     def __init__(
         self,
-        exposition: Page,
+        exposition: Exposition,
         readiness: Callable[[], Soon[Sequence[str]]],
         status: Callable[[], Soon[Mapping[str, object]]],
         allow: Iterable[str] = (),

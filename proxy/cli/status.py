@@ -16,6 +16,7 @@ from proxy.cli.metrics_page import Sample, samples
 _FINDINGS = (
     ("missing", "missing"),
     ("conflicts", "conflict"),
+    ("failing", "refused"),
     ("inventory_failures", "not listed"),
     ("foreign", "foreign"),
     ("unsigned", "unsigned"),
@@ -78,9 +79,6 @@ def _traffic(page: Sequence[Sample]) -> Iterator[str]:
     if outcomes:
         shown = [f"{outcome} {count:.0f}" for outcome, count in outcomes.items() if count]
         yield _row("publishes", ", ".join(shown) or "none since the start")
-    for each in page:
-        if each.name == "oxproxy_remote_up":
-            yield _row("broker", f"{each.label('broker')}: {'up' if each.value else 'down'}")
 
 
 def _total(page: Iterable[Sample], name: str) -> float:
@@ -88,6 +86,9 @@ def _total(page: Iterable[Sample], name: str) -> float:
 
 
 def _body(status: Mapping[str, Any]) -> Iterator[str]:
+    for remote in status.get("remotes", ()):
+        state = "connected" if remote["connected"] else "not connected"
+        yield _row("broker", f"{remote['broker']}: {state}" + (f", {remote['error']}" if remote["error"] else ""))
     for vhost in status.get("vhosts", ()):
         state = "connected" if vhost.get("connected") else f"not connected: {vhost.get('fault') or 'no reason known'}"
         refreshed = vhost.get("refreshed_at")

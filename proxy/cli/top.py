@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -78,45 +80,41 @@ class _Reading:
 def run(options: argparse.Namespace) -> int:
     """Print rates until Ctrl-C, or for the requested number of intervals."""
     admins = admin_clients(options, "oxproxy top")
-    before = _Reading.of(admins, time.monotonic)
-    if options.json or not sys.stdout.isatty():
-        return _print_intervals(admins, before, options)
-    from rich.live import Live
-
-    console = rich_console()
-    left = options.count
-    try:
-        with Live(console=console, screen=options.count is None, auto_refresh=False) as live:
-            while left is None or left > 0:
-                time.sleep(options.interval)
-                now = _Reading.of(admins, time.monotonic)
-                rows = min(options.rows, max(1, (console.height - 12) // 3))
-                live.update(_drawn(admins, rates(before, now), rows), refresh=True)
-                before, left = now, None if left is None else left - 1
-    except KeyboardInterrupt:
-        pass
-    return DONE
-
-
-def _print_intervals(admins: Sequence[AdminClient], before: _Reading, options: argparse.Namespace) -> int:
-    left = options.count
     printed = False
     try:
-        while left is None or left > 0:
-            time.sleep(options.interval)
-            now = _Reading.of(admins, time.monotonic)
-            found = rates(before, now)
-            if options.json:
-                print_line(json.dumps(found, ensure_ascii=False))
-            else:
-                rich_console().print(_drawn(admins, found, options.rows))
-            sys.stdout.flush()
-            printed = True
-            before, left = now, None if left is None else left - 1
+        before = _Reading.of(admins, time.monotonic)
+        with _output(admins, options) as show:
+            for _ in itertools.repeat(None) if options.count is None else range(options.count):
+                time.sleep(options.interval)
+                now = _Reading.of(admins, time.monotonic)
+                show(rates(before, now))
+                sys.stdout.flush()
+                before, printed = now, True
     except KeyboardInterrupt:
         if not printed:
             raise
     return DONE
+
+
+@contextlib.contextmanager
+def _output(admins: Sequence[AdminClient], options: argparse.Namespace) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Give what shows rates: as JSON, as tables one after the other, or redrawn in a terminal."""
+    if options.json:
+        yield lambda found: print_line(json.dumps(found, ensure_ascii=False))
+        return
+    console = rich_console()
+    if not sys.stdout.isatty():
+        yield lambda found: console.print(_drawn(admins, found, options.rows))
+        return
+    from rich.live import Live
+
+    with Live(console=console, screen=options.count is None, auto_refresh=False) as live:
+
+        def redraw(found: dict[str, Any]) -> None:
+            rows = min(options.rows, max(1, (console.height - 12) // 3))
+            live.update(_drawn(admins, found, rows), refresh=True)
+
+        yield redraw
 
 
 def rates(before: _Reading, now: _Reading) -> dict[str, Any]:
