@@ -20,10 +20,13 @@ from tests.report.browser import Tab, browser, program
 
 pytestmark = pytest.mark.matrix
 
+#: Views that show the whole name of each exchange.
+HAS_NAMES = ("overview", "rules", "recent")
 WIDTHS = (360, 1280, 3840)
 VIEWS = ("overview", "map", "rules", "explain", "recent", "shadow")
 HOSTILE = "<script>fail()</script>\u202e" + "n" * 200
 LONGEST = ("<img src=x onerror=fail()>\u202e" + "q" * 255).encode()[:255].decode()
+EXCHANGE = ("<script>fail()</script>\u202e" + "e" * 255).encode()[:255].decode()
 RULES = f"""\
 queues: [orders.all]
 brokers:
@@ -35,8 +38,12 @@ exchanges:
       - {{queue: nowhere, name: "{HOSTILE}", arguments: {{"x-?hkv= kind": lost}}}}
       - {{queue: "{LONGEST}", name: long, arguments: {{"x-?hkv= kind": long}}}}
       - {{exchange: inner, name: never, arguments: {{"x-?hkv= kind": "{HOSTILE}", "x-?hkv!= kind": "{HOSTILE}"}}}}
+      - {{queue: orders.all, name: asks, arguments: {{"x-?hkexn": "{HOSTILE}"}}}}
+      - {{queue: orders.all, name: both, arguments: {{"x-?hkexn": "{HOSTILE}", "x-?hkv= kind": order}}}}
   - name: inner
     bindings: [{{queue: orders.all}}]
+  - name: "{EXCHANGE}"
+    bindings: [{{queue: orders.all, name: "{HOSTILE}", arguments: {{"x-?hkv= {HOSTILE[:200]}": order}}}}]
 """
 MANY = "exchanges:\n" + "".join(
     f"  - name: exchange{exchange}\n    bindings:\n"
@@ -70,12 +77,12 @@ async def opened_tab(site: Site) -> AsyncIterator[Tab]:
         yield tab
 
 
-def publish(site: Site, kind: str, key: str = "k", secret: str = "hunter2") -> None:
+def publish(site: Site, kind: str, key: str = "k", secret: str = "hunter2", exchange: str = "orders") -> None:
     address = Broker("127.0.0.1", site.sidecar.port, "").url(site.vhost)
     with pika.BlockingConnection(pika.URLParameters(address)) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
-        channel.basic_publish("orders", key, b"body", pika.BasicProperties(headers={"kind": kind, HOSTILE: secret}))
+        channel.basic_publish(exchange, key, b"body", pika.BasicProperties(headers={"kind": kind, HOSTILE: secret}))
 
 
 async def shows(tab: Tab, expression: str, wanted: object = True) -> None:
@@ -212,6 +219,9 @@ async def test_a_failed_publish_is_shown_and_loaded_into_the_form_by_keyboard(ta
     walk: Any = await tab.value("document.getElementById('answer').textContent")
     assert '"unheard of"' in walk
     assert "Decided without headers that are not known: <script>" in walk
+    summaries = "[...document.querySelectorAll('.walk summary')].map(each => each.textContent).join('\\n')"
+    assert "? not known asks" in await tab.value(summaries)
+    assert "✗ false both" in await tab.value(summaries)  # its kind is known, and another
     nothing_complained(tab)
 
 
@@ -364,6 +374,11 @@ async def test_no_view_is_wider_than_the_window(tab: Tab, site: Site, pixels: in
         assert await tab.value("document.documentElement.scrollWidth") <= pixels, view
         broken = "[...document.querySelectorAll('th, td button, .badge')].filter(each => each.offsetHeight > 45).length"
         assert await tab.value(broken) == 0, view
+        assert await tab.value("document.querySelectorAll('main script, main img').length") == 0
+        if view in HAS_NAMES:
+            publish(site, "lost", key=HOSTILE, exchange=EXCHANGE)
+            named = json.dumps("<script>fail()</script>\\u{202e}e")
+            await shows(tab, f"document.getElementById('view-{view}').textContent.includes({named})")
         picture = await tab.call("Page.captureScreenshot", format="png")
         (pictures / f"{view}-{pixels}-{scheme}.png").write_bytes(base64.b64decode(picture["data"]))
     nothing_complained(tab)

@@ -116,16 +116,29 @@ function walked(step, unknown) {
     ...(step.alternate === null ? [] : [element('p', {}, 'No destination: goes on to the alternate exchange ', name(step.alternate))]))
 }
 
+// A condition names its header in the operator ("x-?hkv= amount"), as value of x-?hkex, or is the header.
+function looksAt(unknown, { operator, expected }) {
+  const [, header] = /^x-\?hk\S* ?(.*)$/.exec(operator) ?? []
+  return unknown.includes(header === undefined ? operator : header || expected)
+}
+
+// Whether the conditions whose values are known decide.
+function isCertain({ match, operators }, unknown) {
+  const known = operators.filter(each => !looksAt(unknown, each))
+  return known.length === operators.length || (match === 'all' && known.some(each => each.verdict !== 'match')) ||
+    (match === 'any' && known.some(each => each.verdict === 'match'))
+}
+
 function visited(binding, bindings, unknown) {
   const effects = [...binding.added.map(each => `adds ${each}`), ...binding.removed.map(each => `removes ${each}`),
     ...(binding.goto ? [`goes to order ${binding.goto}`] : []), ...(binding.stop ? ['stops the walk'] : []), ...(binding.error ? [`error: ${binding.error}`] : []),
     ...binding.regex_budget_spent.map(each => `regex budget of ${each} spent`)]
-  // The name of a header ends its operator: "x-?hkv= amount".
-  const open = each => unknown.includes(each.operator.replace(/^\S+ ?/, ''))
-  const conditions = binding.operators.map(each => [each.operator, JSON.stringify(each.expected),
-    open(each) ? badge('value not known', 'warn') : each.verdict === 'absent' ? '–' : JSON.stringify(each.seen), badge(each.verdict, each.verdict === 'match' ? 'good' : 'bad')])
+  const conditions = binding.operators.map(each => [each.operator, JSON.stringify(each.expected), ...(looksAt(unknown, each)
+    ? [badge('value not known', 'warn'), badge('not known', 'warn')]
+    : [each.verdict === 'absent' ? '–' : JSON.stringify(each.seen), badge(each.verdict, each.verdict === 'match' ? 'good' : 'bad')])])
+  const verdict = isCertain(binding, unknown) ? badge(binding.result ? '✓ true' : '✗ false', binding.result ? 'good' : '') : badge('? not known', 'warn')
   return element('details', { open: binding.result || bindings <= MOST_OPEN },
-    element('summary', {}, badge(binding.result ? '✓ true' : '✗ false', binding.result ? 'good' : ''), ' ', element('strong', {}, name(binding.binding)), ' → ',
+    element('summary', {}, verdict, ' ', element('strong', {}, name(binding.binding)), ' → ',
       name(typeof binding.destination === 'string' ? binding.destination : Object.values(binding.destination).join(' ')),
       element('span', { class: 'muted' }, ` order ${binding.order}, ${binding.match}`)),
     ...(conditions.length ? [element('div', { class: 'wide' }, table(['condition', 'expected', 'seen', 'verdict'], conditions))] : [element('p', { class: 'muted' }, 'No condition.')]),
