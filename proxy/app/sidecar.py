@@ -186,12 +186,13 @@ class Sidecar:
         self._secrets = secrets_of(settings)
         self._topology = self._make_topology()
         counters.control_failures = self._topology.supervisor.failures
-        self._remotes: RemotePool | None = None
         self._audit: AuditWriter | None = None
-        self._reload: Reload | None = None
-        self._shadow: Shadow | None = None
-        self._admin: AdminServer | None = None
-        self._live: LiveFeed | None = None
+        # Made in `_assemble`, before anything runs.
+        self._remotes: RemotePool
+        self._reload: Reload
+        self._shadow: Shadow
+        self._live: LiveFeed
+        self._admin: AdminServer
         self._stopping = asyncio.Event()
         self._signals = 0
         self._listening = False
@@ -215,8 +216,7 @@ class Sidecar:
             stack.push_async_callback(tasks.ended)
             keep = self._topology.supervisor.keep
             tasks.start(keep("gauges", self._watch, steady_seconds=_STEADY_SECONDS), "gauges")
-            if self._live is not None:
-                tasks.start(keep("live", self._live.run, steady_seconds=_STEADY_SECONDS), "live events")
+            tasks.start(keep("live", self._live.run, steady_seconds=_STEADY_SECONDS), "live events")
             tasks.start(keep("start", partial(self._control, tasks, listener)), "control plane")
             await self._stopping.wait()
             if self._refused is not None:
@@ -226,19 +226,18 @@ class Sidecar:
             if self._listening:
                 end = loop.time() + self._settings.shutdown.deadline_seconds
                 await listener.drain()
-                if self._remotes is not None:
-                    # From producers that have disconnected; all share one deadline.
-                    await self._remotes.drain(end - loop.time())
+                # From producers that have disconnected; all share one deadline.
+                await self._remotes.drain(end - loop.time())
         _log.info("stopped")
         return OK
 
     async def _start_admin(self, stack: AsyncExitStack) -> None:
-        admin, address = self._admin, self._settings.admin.address
-        if admin is None or address is None:
+        address = self._settings.admin.address
+        if address is None:
             return
-        stack.push_async_callback(admin.stop)
+        stack.push_async_callback(self._admin.stop)
         try:
-            bound = await admin.start(address.host, address.port)
+            bound = await self._admin.start(address.host, address.port)
         except OSError as error:
             raise cannot_listen(self._settings, "admin.address", address, error) from error
         _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
@@ -271,11 +270,11 @@ class Sidecar:
         self._topology.remote_observer = RemoteObserver(self._control_settings_of_remote)
         self._topology.in_use, self._topology.released = vhosts.in_use, vhosts.forget
         self._remotes = self._make_remotes(tasks)
-        self._reload = self._make_reload(vhosts, tasks, self._remotes)
+        self._reload = self._make_reload(vhosts, tasks)
         self._shadow = Shadow(self._reload, vhosts, privacy, tasks)
         recent = RecentPublishes(privacy, vhosts.set_failures)
         vhosts.set_failures(recent)
-        self._admin = self._make_admin(vhosts, self._reload, self._shadow, recent)
+        self._admin = self._make_admin(vhosts, recent)
         listener = self._make_listener(vhosts)
         if self._audit is not None:
             self._audit.on_durable = listener.audit_durable
@@ -313,9 +312,8 @@ class Sidecar:
             _log.info("regular expressions run in PCRE2's interpreter: executable memory is not permitted")
         listen = [f"{host}:{port}" for host, port in bound]
         _log.info("ready", listen=listen, rules=self._counters.rules.version, build=BUILD)
-        if self._reload is not None:
-            watch = self._topology.supervisor.keep("rules", self._reload.watch, steady_seconds=_STEADY_SECONDS)
-            tasks.start(watch, "rules files")
+        watch = self._topology.supervisor.keep("rules", self._reload.watch, steady_seconds=_STEADY_SECONDS)
+        tasks.start(watch, "rules files")
 
     def _stop(self) -> None:
         self._signals += 1
@@ -364,14 +362,14 @@ class Sidecar:
             "process": os.getpid(),
             "rules": self._counters.rules.version,
             "rules_since": self._counters.rules.last_success_seconds,
-            "last_reload": None if self._reload is None or self._reload.last is None else self._reload.last.as_json(),
-            "shadow": None if self._shadow is None else self._shadow.version,
+            "last_reload": None if self._reload.last is None else self._reload.last.as_json(),
+            "shadow": self._shadow.version,
             "ready": not self.not_ready(),
             "not_ready": self.not_ready(),
             "degraded": self._topology.degraded,
             "audit_failure": None if self._audit is None else self._audit.failure,
             "upstream": _links(self._counters),
-            "remotes": [] if self._remotes is None else self._remotes.status(),
+            "remotes": self._remotes.status(),
             "vhosts": [{name: getattr(vhost, name) for name in vhost.__slots__} for vhost in self._topology.status()],
         }
 
@@ -391,12 +389,8 @@ class Sidecar:
     def _control_settings_of_remote(self, vhost: str, remote: Remote) -> tuple[ControlSettings, str] | None:
         """Return how another broker's inventory is read: with the login used for messages."""
         remotes = self._remotes
-        place = None if remotes is None else endpoint(remote, remotes.brokers.get(vhost, {}), vhost)
-        if (
-            remotes is None
-            or not isinstance(place, Endpoint)
-            or is_own_address(place.host, place.port, remotes.listening)
-        ):
+        place = endpoint(remote, remotes.brokers.get(vhost, {}), vhost)
+        if not isinstance(place, Endpoint) or is_own_address(place.host, place.port, remotes.listening):
             return None
         tls = None
         if place.tls is not None:
@@ -409,14 +403,14 @@ class Sidecar:
             return None
         return ControlSettings(hosts=((place.host, place.port),), username=user, password=password, tls=tls), there
 
-    def _make_reload(self, vhosts: Vhosts, tasks: Tasks, remotes: RemotePool) -> Reload:
+    def _make_reload(self, vhosts: Vhosts, tasks: Tasks) -> Reload:
         def state_of(vhost: str) -> VhostState:
             return vhosts.plans(vhost).state
 
         files = partial(rules_files, self._settings)
 
         def brokers_of(loaded: LoadedRules) -> Callable[[], None]:
-            return self._tls.read_for(remotes, remote_brokers(loaded, self._environ, remotes.listening))
+            return self._tls.read_for(self._remotes, remote_brokers(loaded, self._environ, self._remotes.listening))
 
         changed = partial(changed_since, self._written, self._environ)
         reload = Reload(
@@ -425,24 +419,26 @@ class Sidecar:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
         return reload
 
-    def _make_admin(self, vhosts: Vhosts, reload: Reload, shadow: Shadow, recent: RecentPublishes) -> AdminServer:
+    def _make_admin(self, vhosts: Vhosts, recent: RecentPublishes) -> AdminServer:
+        reload, shadow = self._reload, self._shadow
         explain = ExplainPage(lambda: reload.loaded, lambda: vhosts.states)
         files = partial(rules_files, self._settings)
         rules = RulesPages(lambda: reload.loaded, lambda: vhosts.states, self._missing, files, reload.compile_in_thread)
-        traffic = TrafficSampler(self._counters)
         topics = {
             "status": LiveTopic(self.status),
             "recent": LiveTopic(recent.whole, recent.news),
             "shadow": LiveTopic(shadow.state),
         }
-        live = self._live = LiveFeed(traffic, topics)
-        pages = [reload.route, explain.route, *rules.routes, *shadow.routes, recent.route]
-        routes = [*pages, *live.routes, *console_routes()]
-        exposition = Exposition(self._counters, None if self._slot is None else self._slot.number)
-        allow = self._settings.admin.allow
-        hosts = self._settings.admin.hosts
+        self._live = LiveFeed(TrafficSampler(self._counters), topics)
+        pages = [reload.route, explain.route, *rules.routes, *shadow.routes, recent.route, *self._live.routes]
         return AdminServer(
-            exposition, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded, hosts
+            Exposition(self._counters, None if self._slot is None else self._slot.number),
+            self.not_ready,
+            self.status,
+            self._settings.admin.allow,
+            [*pages, *console_routes()],
+            lambda: self._topology.degraded,
+            self._settings.admin.hosts,
         )
 
     def _missing(self) -> dict[str, Mapping[str, str]]:

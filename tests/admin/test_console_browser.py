@@ -26,7 +26,8 @@ WIDTHS = (360, 1280, 3840)
 VIEWS = ("overview", "map", "rules", "explain", "recent", "shadow")
 HOSTILE = "<script>fail()</script>\u202e" + "n" * 200
 LONGEST = ("<img src=x onerror=fail()>\u202e" + "q" * 255).encode()[:255].decode()
-EXCHANGE = ("<script>fail()</script>\u202e" + "e" * 255).encode()[:255].decode()
+EXCHANGE = "<script>fail()</script>\u202e" + "e" * 110
+LONG_EXCHANGE = ("<img src=x onerror=fail()>" + "e" * 255)[:255]
 RULES = f"""\
 queues: [orders.all]
 brokers:
@@ -42,6 +43,7 @@ exchanges:
       - {{queue: orders.all, name: both, arguments: {{"x-?hkexn": "{HOSTILE}", "x-?hkv= kind": order}}}}
   - name: inner
     bindings: [{{queue: orders.all}}]
+  - {{name: "{LONG_EXCHANGE}", bindings: [{{exchange: inner}}]}}
   - name: "{EXCHANGE}"
     bindings: [{{queue: orders.all, name: "{HOSTILE}", arguments: {{"x-?hkv= {HOSTILE[:200]}": order}}}}]
 """
@@ -366,6 +368,7 @@ async def test_every_control_of_a_view_is_reached_by_tab_in_turn_and_shows_its_f
 @pytest.mark.parametrize("pixels", WIDTHS)
 async def test_no_view_is_wider_than_the_window(tab: Tab, site: Site, pixels: int, scheme: str, tmp_path: Path) -> None:
     publish(site, "lost", key=HOSTILE)
+    publish(site, "order", exchange=LONG_EXCHANGE)
     await tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     await tab.width(pixels)
     pictures = Path(os.environ.get("CONSOLE_PICTURES", tmp_path))
