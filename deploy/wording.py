@@ -32,6 +32,14 @@ LEFT_OUT = {
     r"in doubt": "unknown, unconfirmed",
     r"hurry|forgive|strays?|speakers?|portions?|spindle": "back-off, orphan, snapshot or another standard term",
     r"as ever": "as usual",
+    r"leads? nowhere": "has no effect, is invalid, does not exist",
+    r"as it came|as they came": "unchanged",
+    r"the other one|another one": "name the noun",
+    r"(?:ask|asks|asked) (?:the|a) (?:broker|sidecar)": "query",
+    r"(?:messages|bytes|publishes|connections|logins|times|lines) a second": "per second",
+    r"whatever (?:is|the|its)": "regardless of",
+    r"that is not there|are not there|is not there": "missing, does not exist",
+    r"of its own": "own, separate",
 }
 _LEFT_OUT = re.compile(rf"\b(?:{'|'.join(f'(?:{pattern})' for pattern in LEFT_OUT)})\b", re.IGNORECASE)
 _CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|^    .*$", re.DOTALL | re.MULTILINE)

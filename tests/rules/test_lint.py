@@ -5,7 +5,7 @@ import pytest
 from tests.rules.loading import binding, by_line, faults, load, warnings
 
 PASS = "{name: e, carrier: c, unmatched: pass}"
-UNREACHABLE = "an exchange with unmatched: pass can't be reached from another one that is evaluated here"
+UNREACHABLE = "an exchange with unmatched: pass cannot be the destination of another evaluated exchange"
 
 
 def test_one_exchange_in_two_files_is_a_fault_that_names_both() -> None:

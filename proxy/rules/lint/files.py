@@ -20,7 +20,7 @@ from proxy.yamlfile.document import Faults, Place
 #: Filters are arguments of open exchanges; other types accept and ignore them, as the broker does.
 _FILTERS = (b"min-payload-size", b"max-payload-size", b"max-headers-size", b"max-headers-depth")
 #: Messages that such an exchange does not match are passed to the broker, only as the producer published them.
-_UNREACHABLE = "an exchange with unmatched: pass can't be reached from another one that is evaluated here"
+_UNREACHABLE = "an exchange with unmatched: pass cannot be the destination of another evaluated exchange"
 #: Prefix of operator keys; every other key is the name of a header.
 _RESERVED = "x-"
 _EXISTS = ("x-?hkex", "x-?hk!ex")

@@ -437,7 +437,7 @@ def test_the_namespace_is_that_of_the_release() -> None:
 def test_notes_of_a_sidecar_say_what_the_pods_need() -> None:
     notes = rendered(variant("sidecar"))["oxproxy/templates/NOTES.txt"]
     assert "restartPolicy: Always" in notes
-    assert "and 40 more" in notes
+    assert "of the pod by 40:" in notes
 
 
 def test_the_number_of_pods_is_left_to_the_autoscaler() -> None:
@@ -473,8 +473,8 @@ def test_notes_say_where_runbooks_are_only_a_placeholder() -> None:
     def notes(chosen: JSON) -> str:
         return rendered({"prometheusRule": {"enabled": True, **chosen}})["oxproxy/templates/NOTES.txt"]
 
-    assert "set prometheusRule.runbookBase" in notes({})
-    assert "set prometheusRule.runbookBase" not in notes({"runbookBase": "https://wiki.example/"})
+    assert "Set prometheusRule.runbookBase" in notes({})
+    assert "Set prometheusRule.runbookBase" not in notes({"runbookBase": "https://wiki.example/"})
 
 
 @every_case
