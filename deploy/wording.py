@@ -1,7 +1,8 @@
 """Checks the wording of what users read: ``python -m deploy.wording``, a part of ``make check``.
 
-Pages, examples, alerts, the chart, the console and the messages of ``proxy`` use the standard terms that `LEFT_OUT`
-gives. A word in code markup is an identifier and is not checked.
+Pages, examples, alerts, the chart and the console use the standard terms that `LEFT_OUT` gives, and so do messages,
+docstrings and comments in ``proxy``, with further ones in `CODE_HABITS`. Words in code markup are
+identifiers and are not checked.
 
 Exit status: 0 nothing found, 1 something found.
 """
@@ -9,9 +10,11 @@ Exit status: 0 nothing found, 1 something found.
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
-from collections.abc import Iterator
+import tokenize
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,8 +44,28 @@ LEFT_OUT = {
     r"that is not there|are not there|is not there": "missing, does not exist",
     r"of its own": "own, separate",
 }
-_LEFT_OUT = re.compile(rf"\b(?:{'|'.join(f'(?:{pattern})' for pattern in LEFT_OUT)})\b", re.IGNORECASE)
+#: The same for docstrings, comments and messages in the code.
+CODE_HABITS = {
+    r"(?:any|every|some)body": "name the subject: producer, user, queue",
+    r"leads? nowhere": "has no target, fails",
+    r"as (?:it|they) came": "unchanged",
+    r"(?:bytes|messages|publishes|units) a (?:minute|second)": "per second",
+    r"goes on|went on": "continues",
+    r"(?:is|are|was|were|be|been) told": "is notified, gets",
+    r"tells|said": "reports, states, returns",
+    r"at (?:each|every|its next|one|the last|the next) look": "in a reconcile pass",
+    r"(?:many|so|two) looks": "passes",
+    r"faults?(?= (?:of|in|that)\b)": "error",
+}
+
+
+def _any_of(patterns: Mapping[str, str]) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\w)(?:{'|'.join(f'(?:{pattern})' for pattern in patterns)})\b", re.IGNORECASE)
+
+
 _CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|^    .*$", re.DOTALL | re.MULTILINE)
+#: First words of clauses that are no sentence in the docstring of a function.
+_CLAUSES = ("Whether", "Where", "Who", "What", "How")
 _PAGES = ("*.md", "docs/**/*.md", "helm/oxproxy/*.md")
 _PLAIN = (
     "config/**/*.yaml",
@@ -54,43 +77,60 @@ _PLAIN = (
 )
 
 
-def _pages() -> Iterator[tuple[Path, int, str]]:
-    """Yield file, first line and text of everything that is checked."""
+def _pages() -> Iterator[tuple[Path, int, str, Mapping[str, str]]]:
+    """Yield file, first line, text and words that are left out, of everything that is checked."""
     for pattern in _PAGES:
         for path in sorted(ROOT.glob(pattern)):
-            yield path, 1, _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), path.read_text())
+            yield path, 1, _without_code(path.read_text()), LEFT_OUT
     for pattern in _PLAIN:
         for path in sorted(ROOT.glob(pattern)):
-            yield path, 1, path.read_text()
+            yield path, 1, path.read_text(), LEFT_OUT
     for path in sorted((ROOT / "proxy").rglob("*.py")):
-        if "_native" not in path.name:
-            yield from ((path, line, text) for line, text in _messages(ast.parse(path.read_text())))
+        if "_native" not in path.parts:
+            source = path.read_text()
+            for line, text in (*_strings(ast.parse(source)), *_comments(source)):
+                yield path, line, _without_code(text), LEFT_OUT | CODE_HABITS
 
 
-def _messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield line and text of the string literals that are sentences; docstrings are not."""
-    docstrings = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.body
-        and isinstance(node.body[0], ast.Expr)
-    }
+def _without_code(text: str) -> str:
+    """Replace code markup with blanks."""
+    return _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), text)
+
+
+def _strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and text of the string literals that are sentences, including docstrings."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            sql = re.search(r"\b(?:SELECT|WHERE|IS NULL|DATE)\b", node.value)
-            if " " in node.value and not sql:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            if not re.search(r"\b(?:SELECT|WHERE|IS NULL|DATE)\b", node.value):
                 yield node.lineno, node.value
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of the comments."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and not token.string.startswith(("# noqa", "# type:", "#!")):
+            yield token.start[0], token.string.lstrip("#: ")
 
 
 def findings() -> list[str]:
     """Return ``file:line: word: what is written instead`` for everything found."""
     found = []
-    for path, first, text in _pages():
-        for match in _LEFT_OUT.finditer(text):
+    compiled = {len(words): _any_of(words) for words in (LEFT_OUT, LEFT_OUT | CODE_HABITS)}
+    for path, first, text, words in _pages():
+        for match in compiled[len(words)].finditer(text):
             line = first + text.count("\n", 0, match.start())
-            instead = next(use for pattern, use in LEFT_OUT.items() if re.fullmatch(pattern, match[0], re.IGNORECASE))
+            instead = next(
+                use for pattern, use in words.items() if re.match(pattern, text[match.start() :], re.IGNORECASE)
+            )
             found.append(f"{path.relative_to(ROOT)}:{line}: {match[0]!r}: {instead}")
+    for path in sorted((ROOT / "proxy").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = (ast.get_docstring(node) or "").partition(" ")[0]
+                if first in _CLAUSES:
+                    found.append(
+                        f"{path.relative_to(ROOT)}:{node.lineno}: {first!r}: a sentence: Return True if, Return"
+                    )
     return found
 
 

@@ -1,7 +1,7 @@
 """Writes batches of audit lines to the current segment, in a thread, and handles disk errors.
 
 The thread takes everything in its queue and writes it as one group: one system call, and in strict mode one sync (group
-commit). A failed write is retried until the thread is told to give up; if lines may be lost, they are reported as lost
+commit). A failed write is retried until the thread has to give up; if lines may be lost, they are reported as lost
 at once. A failed batch leaves nothing half-written.
 
 Every line is written to the directory of its own hour, read from its first field. A segment ends when the next lines

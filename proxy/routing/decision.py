@@ -72,7 +72,7 @@ class Outcome(Enum):
 
     ROUTED = "routed"
     UNROUTED = "unrouted"
-    FILTERED = "filtered"  # dropped by a silent filter of the exchange
+    FILTERED = "filtered"  # dropped by a `-silent` filter of the exchange
     REJECTED = "rejected"  # by a filter or an invalid regex of the producer: the channel is closed with `error`
 
 

@@ -114,7 +114,7 @@ class Reconciler:
 
     @property
     def desired(self) -> DesiredState:
-        """What the rules need, computed on demand."""
+        """The needs of the rules, computed on demand."""
         if self._desired is None:
             state = self._state
             self._desired = desired_state(state.exchanges, state.router, self.rights, state.addresses)

@@ -377,7 +377,7 @@ class ClientBindings:
         inject(self._connection, planned.channel, self._pin_steps(planned.channel, pins), answered)
 
     def _check_first(self, planned: _Bind) -> None:
-        """Check what the client may bind, then store the binding; a refusal leaves nothing behind."""
+        """Check what the client may bind, then store the binding; a refusal leaves no rows."""
         channel, request, owned = planned.channel, planned.request, planned.owned
         fresh = [destination for destination in planned.tokens if destination not in owned.bound]
         since = owned.tokens.events
@@ -503,7 +503,7 @@ class ClientBindings:
         inject(self._connection, channel, [], partial(sidecar_channel.run, frames, bound))
 
     def _drop(self, pending: _Unbind) -> None:
-        """Unbind, now that nobody relies on the row."""
+        """Unbind, now that nothing relies on the row."""
         channel, stored, receiver = pending.channel, pending.stored, pending.request.receiver
         owned = self._state.now(pending.owned) or pending.owned
         known = owned.clients.get(stored.binding.identity)

@@ -184,7 +184,7 @@ class _Library:
         self._context = ctypes.c_void_p(pcre2.pcre2_compile_context_create_8(None))
         pcre2.pcre2_set_character_tables_8(self._context, self._tables)
         pcre2.pcre2_set_parens_nest_limit_8(self._context, ctypes.c_uint32(_NESTING_LIMIT))
-        if hasattr(pcre2, "pcre2_set_max_varlookbehind_8"):  # from 10.43: look-behind of variable length
+        if hasattr(pcre2, "pcre2_set_max_varlookbehind_8"):  # from 10.43: variable-length lookbehind
             pcre2.pcre2_set_max_varlookbehind_8(self._context, ctypes.c_uint32(0))
         #: None if the system forbids executable memory. Its pages are allocated by the first search that needs them.
         self._stack = pcre2.pcre2_jit_stack_create_8(ctypes.c_size_t(1 << 15), ctypes.c_size_t(_STACK_BYTES), None)

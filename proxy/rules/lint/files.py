@@ -25,7 +25,7 @@ _UNREACHABLE = "an exchange with unmatched: pass cannot be the destination of an
 _RESERVED = "x-"
 _EXISTS = ("x-?hkex", "x-?hk!ex")
 _TYPOGRAPHIC = frozenset("\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb")
-#: Typographic characters that word processors substitute in operators.
+#: Typographic characters that editors substitute in operators.
 _TYPED = str.maketrans(
     {**dict.fromkeys(_TYPOGRAPHIC, ""), **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-"), "\u00a0": " "}
 )
