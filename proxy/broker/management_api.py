@@ -237,6 +237,11 @@ class ManagementApi:
         found = _read(lambda item: (str(item["vhost"]), exchange_info(item).kept), listed, path)
         return {vhost for vhost, kept in found if kept}
 
+    async def version(self) -> str:
+        """Return the version of the broker."""
+        path = "/overview?columns=rabbitmq_version&disable_stats=true"
+        return _read(lambda item: str(item["rabbitmq_version"]), [await self._get(path)], path)[0]
+
     async def vhosts(self) -> set[str]:
         """List the virtual hosts that are visible to the control user."""
         path = "/vhosts?columns=name"

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi, Permissions, QueueInfo
+from proxy.broker.reconcile.carrier_forms import CarrierBindings, adopt_types, scans_bindings
 from proxy.broker.reconcile.checks import carrier_conflict, carrier_difference, internal_conflicts
 from proxy.broker.reconcile.desired import DesiredState, desired_state
 from proxy.broker.reconcile.diff import Action, DeclareCarrier, Observation, RemoveBinding, diff
@@ -24,7 +25,8 @@ from proxy.cli.findings import Findings
 from proxy.config.settings import Settings, UpstreamSection, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 from proxy.net.tls_config import SidecarTls
-from proxy.relay.vhost import OwnedExchange
+from proxy.relay.tokens import UNKEYED, Tokens
+from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.bindings.patterns import Budget, InvalidPattern, compile_pattern
 from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination
 from proxy.rules.loader import LoadedRules
@@ -35,6 +37,8 @@ from proxy.yamlfile.document import ConfigWarning
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 _CARRIER = "carrier"
+#: A virtual host without sidecars of version 0.1: types of carriers are chosen.
+_KEYED = Tokens(keys=[b"any"], retired=frozenset([UNKEYED]))
 
 
 def ask_broker(address: str, findings: Findings) -> None:
@@ -154,6 +158,7 @@ async def _list(settings: ControlSettings, findings: Findings) -> None:
         vhosts = _vhosts(findings)
         if not vhosts:
             await management.vhosts()
+        scans = scans_bindings(await management.version())
         for vhost in vhosts:
             queues, exchanges = await management.queues(vhost), await management.exchanges(vhost)
             _compare(vhost, queues, exchanges, findings)
@@ -162,7 +167,10 @@ async def _list(settings: ControlSettings, findings: Findings) -> None:
                 if vhost in loaded.rules.vhosts:
                     rules = loaded.rules.vhosts[vhost]
                     desired = _desired(loaded, rules)
+                    state = VhostState(vhost, loaded.routers[vhost], tokens=_KEYED, scans_bindings=scans)
+                    adopt_types(state, desired, exchanges)
                     observation = await _observe(management, vhost, desired, queues, exchanges)
+                    _add_unfit(vhost, desired, observation, scans, findings)
                     plan += [(vhost, str(action)) for action in diff(desired, rules.queues, observation)]
                     needs = _needs(vhost, desired, rules.queues, queues, findings)
                     _add_lacking(user, vhost, permissions, needs, findings)
@@ -187,6 +195,19 @@ def _compare(vhost: str, queues: Container[bytes], exchanges: Mapping[bytes, Exc
         why = why or internal_conflicts(dict.fromkeys(exchange.published, name), exchanges).get(name)
         if why is not None:
             _add_conflict(exchange, why, findings)
+
+
+def _add_unfit(vhost: str, desired: DesiredState, observation: Observation, scans: bool, findings: Findings) -> None:
+    """Add carriers that exist and whose type does not fit the number of bindings that they have or get."""
+    written = {each.rule.name: each for each in findings.exchanges if each.vhost == vhost}
+    for exchange in desired.carriers:
+        bound = observation.tokens.get(exchange.name)
+        if bound is None:
+            continue
+        carrier = CarrierBindings(exchange, len(bound | desired.tokens_of(exchange)), scans)
+        if not carrier.fits:
+            place = written[exchange.name]
+            findings.warnings.append(ConfigWarning(place.place, place.path, str(carrier)))
 
 
 def _desired(loaded: LoadedRules, rules: VhostRules) -> DesiredState:

@@ -59,7 +59,7 @@ def observed(state: ObservedState, *bound: str, **more: object) -> Observation:
             rules("a"),
             [],
             observed(names("a")),
-            ["declare exchange x", "bind queue a to exchange x"],
+            ["declare direct exchange x", "bind queue a to exchange x"],
         ),
         (
             rules("a"),
@@ -70,7 +70,7 @@ def observed(state: ObservedState, *bound: str, **more: object) -> Observation:
         (rules(), [Queue(b"\xff")], observed(names(carriers=["x"])), []),
         (rules("mine"), [], observed(names(carriers=["x"], exclusive=[MINE])), []),
         (rules("a"), [], observed(names("a", carriers=["x"]), conflicts=[b"x"]), []),
-        (rules("a"), [], observed(names(listed=False)), ["declare exchange x", "bind queue a to exchange x"]),
+        (rules("a"), [], observed(names(listed=False)), ["declare direct exchange x", "bind queue a to exchange x"]),
         (rules("a", exchange=owned("x", Delivery.QUEUE)), [], observed(names("a")), []),
     ],
     ids=[
@@ -94,7 +94,7 @@ def test_the_difference_is_what_has_to_be_done(
 
 def test_a_thorough_look_declares_every_carrier_so_that_the_broker_compares() -> None:
     observation = observed(names("a", carriers=["x"]), "a")
-    assert list(map(str, diff(rules("a"), [], observation, declare_all=True))) == ["declare exchange x"]
+    assert list(map(str, diff(rules("a"), [], observation, declare_all=True))) == ["declare direct exchange x"]
 
 
 def test_what_is_doubtful_is_verified_and_what_is_too_much_goes_last() -> None:

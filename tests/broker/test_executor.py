@@ -51,7 +51,7 @@ async def test_what_the_broker_refuses_is_tried_again_less_and_less_often(execut
 async def test_an_alternate_exchange_that_differs_is_a_conflict(executor: Executor) -> None:
     await executor.carry_out([DeclareCarrier(owned("c", alternate=b"one"))])
     await executor.carry_out([DeclareCarrier(owned("c", alternate=b"two"))])
-    assert "alternate-exchange" in reasons(executor)["declare exchange c"]
+    assert "alternate-exchange" in reasons(executor)["declare direct exchange c"]
 
 
 async def test_a_locked_queue_may_well_be_bound_by_its_owner(executor: Executor, outside: Outside) -> None:

@@ -78,6 +78,11 @@ async def test_exchanges_are_listed_with_what_matters_here(
     assert listed[b"amq.topic"] == ExchangeInfo(b"amq.topic", "topic")
 
 
+async def test_the_version_is_that_of_the_broker(management: ManagementApi, broker: Broker) -> None:
+    version = await management.version()
+    assert tuple(map(int, version.split(".")[:2])) == broker.version[:2]
+
+
 async def test_one_queue_or_exchange_is_found_by_name(management: ManagementApi, broker: Broker, vhost: str) -> None:
     outside = Outside(broker, vhost)
     for name in ("a/b", "%2F", "Käse ~(1)?#&=+", "a%252Fb"):

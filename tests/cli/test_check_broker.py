@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxy.cli import main as cli
+from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm
 from tests.broker.world import Outside
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
@@ -293,7 +294,7 @@ def test_the_plan_says_what_a_sidecar_would_declare_bind_and_unbind(
     begin = f"plan: vhost {vhost}: "
     assert plan_of(broker, path, capsys) == [
         f"{begin}declare queue made",
-        f"{begin}declare exchange e",
+        f"{begin}declare direct exchange e",
         f"{begin}bind queue made to exchange e",
         f"{begin}bind queue there to exchange e",
     ]
@@ -304,6 +305,36 @@ def test_the_plan_says_what_a_sidecar_would_declare_bind_and_unbind(
     assert plan_of(broker, path, capsys) == ["plan: nothing to declare, bind or unbind"]
     path.write_text(f"vhost: {vhost}\nexchanges: [{{name: e, bindings: [{{queue: made}}]}}]\n")
     assert plan_of(broker, path, capsys) == [f"{begin}remove binding of exchange e to queue there under a token"]
+
+
+def test_the_plan_says_the_types_of_carriers_and_warns_where_one_does_not_fit(
+    broker: Broker, vhost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outside = Outside(broker, vhost)
+    outside.make_exchange("there", x_open_exchange=True)
+    many = [f"q{number}" for number in range(FEW_DESTINATIONS[TokenForm.ONE_WORD] + 1)]
+    bindings = "".join(f"      - {{queue: {queue}}}\n" for queue in many)
+    path = tmp_path / "r.yaml"
+    path.write_text(
+        f"vhost: {vhost}\nqueues: [{', '.join(many)}]\nexchanges:\n"
+        f"  - name: there\n    bindings:\n{bindings}"
+        "  - {name: asked, carrier_type: topic, bindings: [{queue: q0}]}\n"
+        f"  - name: many\n    bindings:\n{bindings}"
+    )
+    assert cli.main(["check", "--broker", url_of(broker, "http"), str(path)]) == 0
+    captured = capsys.readouterr()
+    plan = [line.partition(": declare ")[2] for line in captured.out.splitlines() if " exchange " in line]
+    chosen = "topic" if broker.version < (3, 13) else "direct"
+    assert [line for line in plan if line] == ["topic exchange asked", f"{chosen} exchange many"]
+    warned = [line for line in captured.err.splitlines() if "carrier" in line]
+    assert warned == (
+        [
+            f"{path}:4:5: exchanges[0].name: warning: exchange there: carrier there is a direct exchange with "
+            f"{len(many)} bindings; RabbitMQ before 3.13 compares all of them with every message"
+        ]
+        if broker.version < (3, 13)
+        else []
+    )
 
 
 def test_nothing_is_planned_for_an_exchange_that_prevents_the_start(

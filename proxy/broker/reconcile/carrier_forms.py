@@ -91,6 +91,32 @@ class CarrierBindings(NamedTuple):
         return f"exchange {name}: carrier {carrier} is a {kind}; {why}"
 
 
+def adopt_types(state: VhostState, desired: DesiredState, listed: Mapping[bytes, ExchangeInfo] | None) -> None:
+    """Adopt the types of existing carriers, and choose those of carriers to declare.
+
+    Args:
+        state: knows what the broker needs.
+        desired: the carriers.
+        listed: the exchanges of the broker, None if they are unknown.
+    """
+    for exchange in desired.carriers:
+        info = None if listed is None else listed.get(exchange.carrier)
+        if info is not None:
+            if not info.marked:
+                continue
+            is_topic = info.type == CarrierType.TOPIC.value
+        elif exchange.declared is None and not exchange.bound:
+            many = listed is not None and has_many(exchange, desired)
+            is_topic = state.prefers_topic(exchange.wanted_type, many=many)
+        else:
+            continue
+        if is_topic is not exchange.is_topic:
+            for destination in list(exchange.bound):
+                exchange.tokens.not_bound(destination)
+            exchange.form = form_on_topic(exchange, desired) if is_topic else TokenForm.DIRECT
+            state.changed()
+
+
 class CarrierForms:
     """The types and forms of the carriers of one virtual host.
 
@@ -104,30 +130,6 @@ class CarrierForms:
         self._executor = executor
         #: By carrier, the passes since it has tokens of eight words while some of one word are left.
         self._looks: dict[bytes, int] = {}
-
-    def adopt_types(self, desired: DesiredState, listed: Mapping[bytes, ExchangeInfo] | None) -> None:
-        """Adopt the types of existing carriers, and choose those of carriers to declare.
-
-        Args:
-            desired: the carriers.
-            listed: the exchanges of the broker, None if they are unknown.
-        """
-        for exchange in desired.carriers:
-            info = None if listed is None else listed.get(exchange.carrier)
-            if info is not None:
-                if not info.marked:
-                    continue
-                is_topic = info.type == CarrierType.TOPIC.value
-            elif exchange.declared is None and not exchange.bound:
-                many = listed is not None and has_many(exchange, desired)
-                is_topic = self._state.prefers_topic(exchange.wanted_type, many=many)
-            else:
-                continue
-            if is_topic is not exchange.is_topic:
-                for destination in list(exchange.bound):
-                    exchange.tokens.not_bound(destination)
-                exchange.form = form_on_topic(exchange, desired) if is_topic else TokenForm.DIRECT
-                self._state.changed()
 
     async def change_forms(self, desired: DesiredState, changed: Callable[[OwnedExchange], bool]) -> None:
         """Change carriers to eight words as needed, after their bindings have been listed.

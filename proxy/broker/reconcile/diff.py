@@ -15,7 +15,7 @@ from proxy.broker.management_api import BindingInfo
 from proxy.broker.methods import ABSENT, unnameable
 from proxy.broker.reconcile.desired import DesiredState, WantedQueue
 from proxy.broker.reconcile.observed import ObservedState
-from proxy.relay.vhost import Delivery, OwnedExchange, StoredBinding
+from proxy.relay.vhost import CarrierType, Delivery, OwnedExchange, StoredBinding
 from proxy.values import EXCHANGE, QUEUE, Destination, Table
 
 #: A binding to make: destination, key, raw entries of its argument table.
@@ -40,7 +40,8 @@ class DeclareCarrier:
     exchange: OwnedExchange
 
     def __str__(self) -> str:
-        return f"declare exchange {_text(self.exchange.carrier)}"
+        carrier_type = CarrierType.TOPIC if self.exchange.is_topic else CarrierType.DIRECT
+        return f"declare {carrier_type.value} exchange {_text(self.exchange.carrier)}"
 
 
 class BindToken(NamedTuple):

@@ -22,7 +22,7 @@ import structlog
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.declared.store import DeclarationStore, inherit, inheriting
 from proxy.broker.management_api import ExchangeInfo, ManagementApi
-from proxy.broker.reconcile.carrier_forms import CarrierBindings, CarrierForms
+from proxy.broker.reconcile.carrier_forms import CarrierBindings, CarrierForms, adopt_types
 from proxy.broker.reconcile.desired import DesiredState, TokenRights, WantedQueue, desired_state
 from proxy.broker.reconcile.diff import (
     BindToken,
@@ -248,7 +248,7 @@ class Reconciler:
         await self._migration.look()
         await observer.ask_names(wanted(), thorough=thorough)
         desired = wanted()
-        self.forms.adopt_types(desired, names.exchanges if names.exchanges_complete else None)
+        adopt_types(self._state, desired, names.exchanges if names.exchanges_complete else None)
         conflicts = observer.conflicts(desired)
         self._stop_at(conflicts.values() if thorough else ())
         listed = await observer.read_bindings([one for one in desired.carriers if one.name not in conflicts])
