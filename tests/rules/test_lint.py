@@ -204,3 +204,27 @@ def test_keys_and_patterns_that_mean_what_they_say_are_not(arguments: str) -> No
 def test_an_x_match_in_capitals_of_a_headers_exchange_is_warned_of() -> None:
     (warning,) = warnings(binding("{X-Match: any}", "headers"))
     assert warning.endswith("operators begin with a lower-case x-: did you mean x-match?")
+
+
+@pytest.mark.parametrize(
+    ("more", "alternate", "least"),
+    [("", "", 50), ("", ", arguments: {alternate-exchange: amq.fanout}", 200), ("{exchange: amq.fanout}", "", 200)],
+    ids=["queues only", "with an alternate exchange", "with an exchange"],
+)
+def test_a_direct_carrier_with_many_destinations_is_a_warning(more: str, alternate: str, least: int) -> None:
+    def said(count: int, carrier_type: str) -> list[str]:
+        named = [f"{{queue: q{number}}}" for number in range(count - bool(more))] + [more] * bool(more)
+        text = f"exchanges:\n  - {{name: e, carrier_type: {carrier_type}{alternate}, bindings: [{', '.join(named)}]}}\n"
+        return [line for line in warnings(text) if "carrier_type" in line]
+
+    assert said(least + 1, "direct") == [
+        f"a.yaml:2:15: exchanges[0].carrier_type: warning: a direct carrier with {least + 1} destinations: RabbitMQ "
+        f"before 3.13 compares all of them with every message; with more than {least} a topic carrier costs less (auto)"
+    ]
+    assert said(least, "direct") == said(least + 1, "auto") == said(least + 1, "topic") == []
+
+
+def test_a_type_of_carrier_that_is_none_is_a_fault() -> None:
+    assert faults("exchanges:\n  - {name: e, carrier_type: fanout}\n") == [
+        'a.yaml:2:29: exchanges[0].carrier_type: seen the string "fanout", expected one of auto, direct, topic'
+    ]

@@ -253,6 +253,26 @@ def test_a_client_may_bind_an_exchange_to_a_topic_carrier_under_load(broker: Bro
             assert [len(beside.take(queue)) for queue in ("copied", "one-word")] == [20, 0]
 
 
+def test_an_exclusive_queue_gets_its_messages_before_and_after_the_tokens_change(
+    broker: Broker, tmp_path: Path
+) -> None:
+    exclusive = '      - {queue: mine, arguments: {"x-?hkex": mine}}\n'
+    with standing(broker, tmp_path, RULES + exclusive, REFRESH, copies) as site:
+        owner, producer = site.producer(), site.producer()
+        owner.declare("mine", exclusive=True)
+        assert producer.send_settled("letters", "a.key", {"mine": 1}, b"1", mandatory=True) == (True, [])
+        reload(site, WITH_EXCHANGE + exclusive)
+        # Only its owner may bind it: its token of one word stays, those of the other queues go.
+        until(
+            lambda: [len(EIGHT_WORDS.findall(key)) for key in keys(site, "letters")].count(0) == 1,
+            seconds=FORMER_LOOKS * 2,
+        )
+        assert producer.send_settled("letters", "a.key", {"mine": 1}, b"2", mandatory=True) == (True, [])
+        assert producer.send_settled("letters", "a.key", {"copy": 1}, b"3", mandatory=True) == (True, [])
+        assert [message.body for message in owner.take("mine")] == [b"1", b"2"]
+        assert site.bodies("copied", "one-word") == [[b"3"], []]
+
+
 def test_another_sidecar_changes_its_tokens_with_the_first(broker: Broker, tmp_path: Path) -> None:
     with ExitStack() as stack:
         site = stack.enter_context(standing(broker, tmp_path, RULES, REFRESH, copies))
