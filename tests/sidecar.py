@@ -46,6 +46,7 @@ class Sidecar:
         settings: configuration keys to add or to replace, as deep as they go.
         folder: an empty one for configuration and log, which then stay; else a temporary one.
         program: what is run as ``oxproxy``; None is PROGRAM at the time of the call, which tests replace.
+        ready_seconds: in which /readyz must agree.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class Sidecar:
         settings: Mapping[str, object] | None = None,
         folder: Path | None = None,
         program: Sequence[str] | None = None,
+        ready_seconds: float = READY_SECONDS,
     ) -> None:
+        self._ready_seconds = ready_seconds
         self._program = program or (str(PROGRAM),)
         self.port = free_port()
         workers = (settings or {}).get("workers", 1)
@@ -141,12 +144,12 @@ class Sidecar:
         return merged(settings, self._settings)
 
     def _await_ready(self) -> None:
-        deadline = time.monotonic() + READY_SECONDS
+        deadline = time.monotonic() + self._ready_seconds
         while not self._ready():
             if self._processes is None or not self._processes.running:
                 raise SidecarFailed(f"oxproxy ended at its start:\n{self.last_words()}")
             if time.monotonic() > deadline:
-                raise SidecarFailed(f"oxproxy was not ready after {READY_SECONDS:g} s:\n{self.last_words()}")
+                raise SidecarFailed(f"oxproxy was not ready after {self._ready_seconds:g} s:\n{self.last_words()}")
             time.sleep(0.05)
 
     def _ready(self) -> bool:
