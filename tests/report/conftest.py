@@ -16,12 +16,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+#: Seconds for a test that has no other limit: the first one starts Spark, and CI runs these beside all others.
+SPARK_SECONDS = 300
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what uses Spark, so that ``-m "not spark"`` leaves out all of it."""
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
+        if {"spark", "java"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.spark)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(SPARK_SECONDS))
 
 
 def java_is_there() -> bool:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,24 @@ from tests.producer import until
 from tests.report.lines import PUBLISH, publish, segment, settle
 
 NOW = datetime(2026, 11, 22, 5, tzinfo=UTC)
+#: Kills its process group before the first change of the output that has a name.
+KILLED = """
+import os, signal, sys
+from proxy.cli.main import main
+from proxy.report import store
+from tests.report.test_incremental import before_changes
+def kill(step):
+    if step == sys.argv[1]:
+        os.killpg(0, signal.SIGKILL)
+before_changes(setattr, kill)
+store._MOST_FILES = 3
+sys.exit(main(["report", "--input", sys.argv[2], "--output", sys.argv[3], "--stream", "--once", "--forget"]))
+"""
+#: Changes of the output by name, in the order of a run.
+STEPS = (
+    *("make output", "read segments", "put _partials", "remove _partials", "remove _days", "put _staging"),
+    *("remove traffic", "move traffic", "move _rejected", "write _days", "write pages", "write report.html"),
+)
 STREAM = """
 import sys
 from proxy.cli.main import main
@@ -213,19 +231,27 @@ def test_output_of_version_0_1_stays_and_the_first_run_says_what_it_makes_again(
 CHANGES = {Storage: ("remove", "make", "put", "move", "write"), store.Partials: ("_run",)}
 
 
-def before_changes(patch: pytest.MonkeyPatch, look: Callable[[], None]) -> None:
-    """Call a function before each change that a run makes in its output."""
+def before_changes(patch: Callable[[type, str, Any], None], look: Callable[[str], None]) -> None:
+    """Call a function before each change that a run makes in its output, with the name of the change."""
 
-    def looked_at(method: Callable[..., Any]) -> Callable[..., Any]:
+    def looked_at(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def change(*arguments: Any, **more: Any) -> Any:
-            look()
+            look(step(name, arguments))
             return method(*arguments, **more)
 
         return change
 
     for owner, names in CHANGES.items():
         for name in names:
-            patch.setattr(owner, name, looked_at(getattr(owner, name)))
+            patch(owner, name, looked_at(name, getattr(owner, name)))
+
+
+def step(method: str, arguments: Sequence[Any]) -> str:
+    """The name of a change: what is done, and to what in the output."""
+    if method == "_run":
+        return "read segments"
+    path = arguments[2 if method in ("put", "move") else 1]
+    return f"{method} {path.partition('/out/')[2].partition('/')[0] or 'output'}"
 
 
 def content(folder: Path) -> frozenset[tuple[str, bytes]]:
@@ -234,10 +260,8 @@ def content(folder: Path) -> frozenset[tuple[str, bytes]]:
     return frozenset((name, path.read_bytes() if path.is_file() else b"") for name, path in paths)
 
 
-@pytest.mark.timeout(900)
-def test_killed_before_any_change_of_the_output_nothing_is_lost_and_nothing_counted_twice(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def much_to_do(place: Place) -> None:
+    """A report whose next run reads, joins and forgets segments, and makes two days."""
     for number in range(2):
         segment(place.input, [publish(seq=number + 1), settle(seq=number + 1)], name=f"p-1-{number}")
         place.run()
@@ -246,30 +270,54 @@ def test_killed_before_any_change_of_the_output_nothing_is_lost_and_nothing_coun
     forgotten.unlink()
     segment(place.input, [publish(seq=3), "rubbish"], name="p-1-2")
     segment(place.input, [publish(ts="2026-11-21T07:00:00Z")], "2026-11-21")
+
+
+def is_whole_after_a_run(place: Place, killed_at: str) -> None:
+    place.run(forget=True)
+    assert place.publishes() == {"2026-11-20": 3, "2026-11-21": 1}, killed_at
+    assert place.ask("SELECT returned FROM {unroutable}") == [(2,)], killed_at
+    assert (place.output / "_rejected/date=2026-11-20").exists(), killed_at
+    assert not (place.output / "_staging").exists(), killed_at
+
+
+@pytest.mark.timeout(900)
+def test_killed_before_any_change_of_the_output_nothing_is_lost_and_nothing_counted_twice(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    much_to_do(place)
     monkeypatch.setattr(store, "_MOST_FILES", 3)
     # What a killed process leaves is what lay there before its next change: one run gives the states of all kills.
-    left: dict[frozenset[tuple[str, bytes]], Path] = {}
+    states: dict[frozenset[tuple[str, bytes]], tuple[str, Path]] = {}
 
-    def keep() -> None:
-        state = left.setdefault(content(place.output), tmp_path / f"state-{len(left)}")
+    def keep(name: str) -> None:
+        _, state = states.setdefault(content(place.output), (name, tmp_path / f"state-{len(states)}"))
         if not state.exists():
             shutil.copytree(place.output, state)
 
     with monkeypatch.context() as patch:
-        before_changes(patch, keep)
+        before_changes(patch.setattr, keep)
         place.run(forget=True)
-    assert len(left) > 30
-    for state in left.values():
+    assert len(states) > 30
+    for name, state in states.values():
         shutil.rmtree(place.output)
         state.rename(place.output)
-        place.run(forget=True)
-        assert place.publishes() == {"2026-11-20": 3, "2026-11-21": 1}, state.name
-        assert place.ask("SELECT returned FROM {unroutable}") == [(2,)], state.name
-        assert (place.output / "_rejected/date=2026-11-20").exists(), state.name
-        assert not (place.output / "_staging").exists(), state.name
+        is_whole_after_a_run(place, f"{name}, {state.name}")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+def test_a_process_killed_at_each_step_loses_nothing_and_counts_nothing_twice(place: Place) -> None:
+    much_to_do(place)
+    started = place.output.rename(place.output.with_name("started"))
+    for name in STEPS:
+        shutil.rmtree(place.output, ignore_errors=True)
+        shutil.copytree(started, place.output)
+        command = [sys.executable, "-c", KILLED, name, str(place.input), str(place.output)]
+        done = subprocess.run(command, start_new_session=True, check=False, timeout=300, capture_output=True, text=True)
+        assert done.returncode == -signal.SIGKILL, (name, done.stdout, done.stderr)
+        is_whole_after_a_run(place, name)
+
+
 def test_killed_while_tasks_run_nothing_is_lost_and_nothing_counted_twice(place: Place) -> None:
     for number in range(6):
         lines = [publish(seq=line + 1, queues=[f"q{number}"], proxy=f"p{number}") for line in range(40)]

@@ -52,7 +52,6 @@ def compared(spark: SparkSession, folder: Path, records: int) -> None:
     assert len(Computed(folder / "in", folder / "out").compare()) >= len(QUESTIONS) - 1
 
 
-@pytest.mark.timeout(240)
 def test_a_day_of_a_hundred_thousand_records_has_the_numbers_that_duckdb_finds(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -120,7 +119,6 @@ def spread(rnd: random.Random, folder: Path, made: list[tuple[datetime, dict[str
     return len(files) + -(-len(files) // 3)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("whole", [True, False], ids=["segments that come whole", "segments that come line by line"])
 def test_nasty_input_has_the_numbers_that_duckdb_finds(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool

@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pyspark.sql import SparkSession
 
 from tests.broker.delivery.site import standing
@@ -28,7 +27,6 @@ exchanges:
 """
 
 
-@pytest.mark.timeout(240)
 def test_publishes_lines_report_and_queues_agree(broker: Broker, spark: SparkSession, tmp_path: Path) -> None:
     directory, settings = audited(tmp_path, instance="edge-1")
     with standing(broker, tmp_path, RULES, settings) as site:
