@@ -1,83 +1,113 @@
-"""How long does the report take, and how much memory? `python -m tests.report.speed FOLDER [COPIES...]`.
+"""Measures time, memory and CPU of reports. ``python -m tests.report.speed FOLDER [COPIES...]``.
 
-A day of two million records is written into the folder, in the given numbers of copies, each of sidecars of its own.
-For each number one process makes the report twice: cold, from its start, and with nothing new. Memory and processor
-time are those of Java, of the tasks' Python and of this process.
+A day of two million records is written into the folder, in the given numbers of copies, each of sidecars of its own; 0
+is a day of seven records. For each number ``oxproxy report`` runs on two cores: from scratch, after an hour of further
+segments from as many sidecars, and with nothing new. Memory and CPU time are those of Java, of the tasks' Python and of
+the driver; memory that they share counts for each.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
-import re
 import shutil
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from proxy.report.job import run
-from proxy.report.request import Request
-from proxy.report.session import session
 from tests.report.generator import Day
+from tests.sidecar import PROGRAM
 
-RECORDS = 2_000_000
+RECORDS, FEW_RECORDS = 2_000_000, 7
+#: The hour that comes later; an hour of the day has about so many records.
+NEW_HOUR = "hour=07"
+SAMPLE_SECONDS = 0.1
+_TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
 def copies(folder: Path, count: int) -> Path:
     """Write a day in so many copies, and give its folder."""
     first, made = folder / "day-1", folder / f"day-{count}"
-    if not first.exists():
-        Day(RECORDS, dirty=False).write(first)
     if made.exists():
         return made
-    for path in sorted(first.rglob("*.gz")):
-        text = gzip.decompress(path.read_bytes())
+    if count == 0:
+        Day(FEW_RECORDS, dirty=False).write(made)
+        return made
+    if not first.exists():
+        Day(RECORDS, dirty=False).write(first)
+    if count > 1:
         for number in range(count):
-            copy = made / path.relative_to(first).with_name(path.name.replace("edge-", f"edge{number}-"))
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(gzip.compress(text.replace(b"edge-", b"edge%d-" % number), 3))
+            copy(sorted(first.rglob("*.gz")), first, made, f"edge{number}-")
     return made
 
 
-def measure(folder: Path, output: Path, records: int) -> None:
-    """Make the report and print what it cost."""
+def copy(segments: Iterable[Path], source: Path, target: Path, sidecar: str) -> int:
+    """Copy segments as those of other sidecars; return the number of publishes."""
+    publishes = 0
+    for path in segments:
+        text = gzip.decompress(path.read_bytes())
+        placed = target / path.relative_to(source).with_name(path.name.replace("edge-", sidecar))
+        placed.parent.mkdir(parents=True, exist_ok=True)
+        placed.write_bytes(gzip.compress(text.replace(b"edge-", sidecar.encode()), 3))
+        publishes += text.count(b'"kind":"publish"')
+    return publishes
+
+
+def measure(folder: Path, output: Path, count: int) -> None:
+    """Make the reports and print what they cost."""
     shutil.rmtree(output, ignore_errors=True)
-    begin = time.monotonic()
-    request = Request(str(folder), str(output), master="local[2]")
-    with session(request) as spark:
-        for state in ("cold", "nothing new"):
-            published = run(spark, request).figures.publishes
-            took = time.monotonic() - begin
-            assert published == records
-            usage = [used(process) for process in family(os.getpid())]
-            size = sum(path.stat().st_size for path in folder.rglob("*.gz"))
-            peak, spent = (sum(part) for part in zip(*usage, strict=True))
-            print(
-                f"{records:>10} records, {size >> 20} MiB, {state}: {took:.0f} s, {records / took:,.0f} records/s, "
-                f"{int(peak) >> 10} MiB, {spent:.0f} s of processor in all",
-                flush=True,
-            )
-            begin = time.monotonic()
+    records = count * RECORDS or FEW_RECORDS
+    first = copies(folder.parent, min(count, 1))
+    hour = sorted(first.rglob(f"{NEW_HOUR}/*.gz"))
+    try:
+        for state in ("from scratch", "a new hour", "nothing new"):
+            if state == "a new hour":
+                records += sum(copy(hour, first, folder, f"late{number}-") for number in range(count))
+            seconds, peak, spent, said = reported(folder, output)
+            assert said.startswith(f"{records:,} publishes"), said
+            cost = f"{seconds:.1f} s, at most {peak >> 20} MiB, {spent:.1f} s of CPU"
+            print(f"{records:>10} records, {state}: {cost}", flush=True)
+    finally:
+        for path in folder.rglob("audit-late*"):
+            path.unlink()
+
+
+def reported(folder: Path, output: Path) -> tuple[float, int, float, str]:
+    """Make a report; return its seconds, the greatest size in bytes, seconds of CPU and what it printed."""
+    command = [str(PROGRAM), "report", "--input", str(folder), "--output", str(output), "--master", "local[2]"]
+    begin, peak, spent = time.monotonic(), 0, dict[int, float]()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        while process.poll() is None:
+            size = 0
+            for pid in family(process.pid):
+                with contextlib.suppress(OSError):  # ended
+                    resident, spent[pid] = used(pid)
+                    size += resident
+            peak = max(peak, size)
+            time.sleep(SAMPLE_SECONDS)
+        took = time.monotonic() - begin
+        return took, peak, sum(spent.values()), process.stdout.read() if process.stdout else ""
 
 
 def family(process: int) -> Iterator[int]:
     """Yield a process and all that it has started, directly or not."""
     yield process
-    for task in Path(f"/proc/{process}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            yield from family(int(child))
+    with contextlib.suppress(OSError):
+        for task in list(Path(f"/proc/{process}/task").iterdir()):
+            for child in (task / "children").read_text().split():
+                yield from family(int(child))
 
 
 def used(process: int) -> tuple[int, float]:
-    """Greatest resident size in KiB, and seconds of processor, also of children that have ended."""
-    status = Path(f"/proc/{process}/status").read_text()
+    """Resident bytes, and seconds of CPU."""
     stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    peak = re.search(r"VmHWM:\s+(\d+)", status)
-    return int(peak[1]) if peak else 0, sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK")
+    return int(stat[21]) * _PAGE, (int(stat[11]) + int(stat[12])) / _TICKS
 
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     for wanted in map(int, sys.argv[2:] or ["1"]):
-        measure(copies(place, wanted), place / "report", wanted * RECORDS)
+        measure(copies(place, wanted), place / "report", wanted)
