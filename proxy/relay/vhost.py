@@ -420,7 +420,7 @@ class VhostState:
         binding = stored.binding
         if (binding.reach, binding.last, binding.owner) == (reach, not stored.signed, stored.client):
             return stored
-        return stored._replace(binding=replace(binding, reach=reach, last=not stored.signed, owner=stored.client))
+        return stored._replace(binding=binding.limited(reach, last=not stored.signed, owner=stored.client))
 
     def remove_binding(self, stored: StoredBinding) -> None:
         """Remove a client's binding; an auto-delete exchange that is not on the broker is removed with its last one."""

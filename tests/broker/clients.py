@@ -38,6 +38,11 @@ def stored(
     return copied(made, sequence)
 
 
+def storage_key(kind: str, destination: bytes, routing_key: bytes, entries: bytes) -> bytes:
+    """The key under which a client's binding is stored on a direct carrier."""
+    return stored_binding(b"", kind, destination, routing_key, entries, []).key
+
+
 def copied(
     made: StoredBinding, *sequences: int, client: str = "", mark: bool = False, vhost: str = "/"
 ) -> StoredBinding:

@@ -37,9 +37,9 @@ from proxy.relay.declare.storage import (
     CARRIER_TYPE,
     DELIVERY,
     StoredArguments,
+    identity_key,
     open_exchange,
     signed_fields,
-    storage_key,
     topic_form,
     unpack,
 )
@@ -114,11 +114,11 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
     destination = info.destination_type, info.destination
     owned = state.exchanges.get(exchange)
     one_word = info.routing_key.startswith(RESERVED_WORD) or (owned is not None and owned.is_topic)
-    stored = stored_binding(exchange, *destination, kept.routing_key, kept.entries, [], one_word=one_word)
+    copy = BindingCopy(kept.sequence, kept.client, info.routing_key, info.signature.encode())
+    stored = stored_binding(exchange, *destination, kept.routing_key, kept.entries, [copy], one_word=one_word)
     if not info.under_token and stored.key != info.routing_key:
         raise ValueError("it belongs to another binding")
-    copy = BindingCopy(kept.sequence, kept.client, info.routing_key, info.signature.encode())
-    return with_copies(stored, [verified(state, carrier, stored, copy)])
+    return stored._replace(copies=(verified(state, carrier, stored, copy),))
 
 
 def verified(state: VhostState, carrier: bytes, stored: StoredBinding, copy: BindingCopy) -> BindingCopy:
@@ -147,18 +147,22 @@ def stored_binding(
     Raises:
         ValueError: the arguments are damaged.
     """
-    binding = Binding(exchange, destination_type, destination, routing_key, _table(entries))
-    key = storage_key(destination_type, destination, routing_key, entries, one_word=one_word)
-    return with_copies(StoredBinding(binding, entries, key, ()), copies)
+    ordered = sorted_copies(copies)
+    binding = Binding(
+        exchange,
+        destination_type,
+        destination,
+        routing_key,
+        _table(entries),
+        sequence=ordered[0].sequence if ordered else 0,
+    )
+    return StoredBinding(binding, entries, identity_key(binding.identity, one_word=one_word), ordered)
 
 
 def with_copies(stored: StoredBinding, copies: Iterable[BindingCopy]) -> StoredBinding:
     """Return a binding with these copies, the first of which is effective."""
     ordered = sorted_copies(copies)
-    sequence = ordered[0].sequence if ordered else 0
-    binding = stored.binding
-    if binding.sequence != sequence:  # a start reads ten thousand of them: don't copy without need
-        binding = replace(binding, sequence=sequence)
+    binding = replace(stored.binding, sequence=ordered[0].sequence if ordered else 0)
     return stored._replace(binding=binding, copies=ordered)
 
 

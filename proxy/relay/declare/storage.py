@@ -33,7 +33,7 @@ from proxy.relay.vhost import (
     StoredBinding,
     VhostState,
 )
-from proxy.routing.bindings.binding import Binding, typed_arguments
+from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.exchange import Exchange
 from proxy.values import RESERVED_PREFIX, RESERVED_WORD, Destination, Table, Value
@@ -211,19 +211,10 @@ def topic_form(alternate: bytes | None) -> TokenForm:
     return TokenForm.ONE_WORD if alternate is None else TokenForm.EIGHT_WORDS
 
 
-def storage_key(kind: str, destination: bytes, routing_key: bytes, entries: bytes, *, one_word: bool = False) -> bytes:
-    """Return the storage key of a client's binding: equal for equal bindings, whatever their sequence number."""
-    table = decode_table(entries, 0, len(entries))
-    return _hashed((kind, destination, routing_key, typed_arguments(table)), one_word)
-
-
 def identity_key(identity: tuple[Hashable, ...], *, one_word: bool = False) -> bytes:
-    """Return the storage key of the binding with an identity, which does not include the source."""
-    return _hashed(identity[1:], one_word)
-
-
-def _hashed(content: tuple[Hashable, ...], one_word: bool) -> bytes:
-    return (STORAGE_WORD if one_word else STORAGE) + blake2b(repr(content).encode(), digest_size=8).hexdigest().encode()
+    """Return the storage key of the binding with an identity, which includes neither source nor sequence."""
+    hashed = blake2b(repr(identity[1:]).encode(), digest_size=8).hexdigest()
+    return (STORAGE_WORD if one_word else STORAGE) + hashed.encode()
 
 
 def kept_rows(stored: StoredBinding) -> list[tuple[bytes, bytes]]:

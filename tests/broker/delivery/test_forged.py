@@ -12,9 +12,10 @@ import pytest
 
 from proxy.amqp import methods
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.relay.declare.storage import kept_arguments, pack, storage_key
+from proxy.relay.declare.storage import kept_arguments, pack
 from proxy.relay.tokens import token
 from proxy.values import Table, Value
+from tests.broker.clients import storage_key
 from tests.broker.delivery.applications import Application, declared, entries
 from tests.broker.world import Outside
 from tests.producer import headers, until

@@ -11,13 +11,13 @@ from pamqp import commands
 
 from proxy.amqp.method_frames import QueueUnbind, read_method
 from proxy.relay.declare.bindings import CHECKED_AT_ONCE, ClientReach
-from proxy.relay.declare.storage import storage_key
 from proxy.relay.tokens import grant_key, token
 from proxy.relay.vhost import BindingCopy, StoredBinding
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.exchange_types import compile_open
 from proxy.routing.decision import QueueNames
 from proxy.values import Destination
+from tests.broker.clients import storage_key
 from tests.client import split
 from tests.relay.wire import OWN, TUNING, Wire, routed, say
 from tests.routing.building import Plain, many, to_queue

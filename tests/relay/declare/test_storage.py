@@ -18,10 +18,10 @@ from proxy.relay.declare.storage import (
     exchange_arguments,
     kept_arguments,
     pack,
-    storage_key,
     unpack,
 )
 from proxy.values import Table, Value
+from tests.broker.clients import storage_key
 
 
 def entries(*fields: tuple[bytes, Value]) -> bytes:
