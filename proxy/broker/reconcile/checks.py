@@ -108,7 +108,17 @@ class CarrierTokens(NamedTuple):
         return self.rows.keys()
 
 
-def carrier_tokens(bindings: Iterable[BindingInfo], tokens: Tokens) -> CarrierTokens:
+def carrier_tokens(
+    bindings: Iterable[BindingInfo], tokens: Tokens, leftover: Set[Destination] = frozenset()
+) -> CarrierTokens:
+    """Return which tokens stand on a carrier.
+
+    Args:
+        bindings: those of the carrier.
+        tokens: those of its form.
+        leftover: destinations that stay bound under former tokens, since nobody can bind them again; publishes carry
+            these tokens as well.
+    """
     found: dict[Destination, set[bytes]] = {}
     rows: dict[Destination, set[Row]] = {}
     former: list[BindingInfo] = []
@@ -123,7 +133,10 @@ def carrier_tokens(bindings: Iterable[BindingInfo], tokens: Tokens) -> CarrierTo
             found.setdefault(destination, set()).add(key)
             rows.setdefault(destination, set()).add(_row(binding))
         elif key in tokens.former(*destination):
-            former.append(binding)
+            if destination in leftover:
+                rows.setdefault(destination, set()).add(_row(binding))
+            else:
+                former.append(binding)
         if key == token(*destination):
             unkeyed += 1
         elif key != current and (key in others or former[-1:] == [binding]):

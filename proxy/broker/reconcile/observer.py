@@ -251,7 +251,12 @@ class Observer:
                 exchange.form = TokenForm.EIGHT_WORDS
                 tokens = self._tokens(exchange)
             last = self._readings[exchange.carrier] = _Reading(
-                exchange, digest, tokens, carrier_tokens(bindings, tokens), len(bindings), has_eight_words(bindings)
+                exchange,
+                digest,
+                tokens,
+                carrier_tokens(bindings, tokens, exchange.leftover),
+                len(bindings),
+                has_eight_words(bindings),
             )
         exchange.tokens.listed(look, last.carrier_tokens.rows, clock())
         if answer is None:
