@@ -259,7 +259,7 @@ def test_permissions_that_can_not_be_asked_for_are_no_ok(
         url = url_of(broker, "http").replace(f"{broker.username}:{broker.password}@", f"{name}:{name}@")
         assert cli.main(["check", "--broker", url, str(path)]) == 2
     captured = capsys.readouterr()
-    assert "--broker: could not ask " in captured.err
+    assert "--broker: could not query " in captured.err
     assert why in captured.err
     assert "ok" not in captured.out
 
