@@ -165,6 +165,7 @@ async def test_the_map_names_conditions_and_rates_of_what_the_pointer_is_on(tab:
     ):
         # The middle of a box, or of a line.
         place = f"""(part => {{
+            part.scrollIntoView({{ block: 'center', inline: 'center' }})
             const line = part.querySelector('.line'), box = part.ownerSVGElement.getBoundingClientRect()
             if (line) {{
                 const middle = line.getPointAtLength(line.getTotalLength() / 2)
@@ -178,7 +179,7 @@ async def test_the_map_names_conditions_and_rates_of_what_the_pointer_is_on(tab:
         await shows(tab, "document.querySelector('#map-detail h3').textContent", heading)
         assert shown in await tab.value("document.getElementById('map-detail').textContent")
     detail = "document.getElementById('map-detail').textContent"
-    await shows(tab, f"/matches now, [1-9]\\d* in total, 1 binding/.test({detail})")
+    await shows(tab, f"/matches now, [1-9]\\d* in total, 3 bindings/.test({detail})")
 
 
 async def test_rules_are_as_written_with_counts_and_without_secrets(tab: Tab, site: Site) -> None:
