@@ -91,16 +91,16 @@ def bind_exchange(producer: Producer, destination: str, source: str, entries: by
     ],
 )
 def test_arguments_nested_deeper_than_a_table_is_decoded_are_refused_on_their_channel(
-    site: Site, ask: Callable[[Producer, bytes], None], of: str, ids: tuple[int, int], letter: str
+    running: Site, ask: Callable[[Producer, bytes], None], of: str, ids: tuple[int, int], letter: str
 ) -> None:
-    producer = site.producer()
+    producer = running.producer()
     producer.open(2, confirm=True)
     ask(producer, nested(MAX_NESTING + 1, letter))
     close = producer.closed()
     assert (close.code, close.method) == (406, ids)
     assert close.text == (
-        f"PRECONDITION_FAILED - invalid arg 'x-deep' for {of} in vhost '{site.vhost}': tables and arrays nested deeper "
-        f"than {MAX_NESTING} levels"
+        f"PRECONDITION_FAILED - invalid arg 'x-deep' for {of} in vhost '{running.vhost}': tables and arrays nested "
+        f"deeper than {MAX_NESTING} levels"
     )
     producer.publish("letters", channel=2)
     assert producer.settle(2).acked
