@@ -126,10 +126,10 @@ def findings() -> list[str]:
     for path in sorted((ROOT / "proxy").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                first = (ast.get_docstring(node) or "").partition(" ")[0]
-                if first in _CLAUSES:
+                word = (ast.get_docstring(node) or "").partition(" ")[0]
+                if word in _CLAUSES:
                     found.append(
-                        f"{path.relative_to(ROOT)}:{node.lineno}: {first!r}: a sentence: Return True if, Return"
+                        f"{path.relative_to(ROOT)}:{node.lineno}: {word!r}: a sentence: Return True if, Return"
                     )
     return found
 
