@@ -23,7 +23,7 @@ exchanges:
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def running(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with standing(broker, tmp_path_factory.mktemp("clients"), RULES) as site:
         yield site
