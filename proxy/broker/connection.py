@@ -13,6 +13,7 @@ remembers, a second desired state. aiormq, on which aio-pika is built, is used d
 - `_Channel`: aio-pika adds a callback to the connection for each channel and never removes it, 3 KiB per refusal until
   the connection ends; and it waits to open a channel while the broker blocks publishers.
 - `methods.send`: raw bytes of argument tables, and names that pamqp refuses.
+- `methods.make_all`: several binds in one write, of which the last alone is answered.
 
 `ControlSettings` holds credentials, deadlines and limits; `app` derives it from the configuration.
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
@@ -49,10 +50,11 @@ from aiormq.exceptions import (
     ProbableAuthenticationError,
 )
 
-from proxy.broker.methods import Method, make
+from proxy.broker.methods import LOCKED, Bind, Find, Method, make, make_all, reason
 from proxy.broker.task_supervisor import end_if_cancelled
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.tokens import Secrets
+from proxy.values import Destination
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +263,8 @@ def cause_of(error: BaseException) -> str:
 _SINGLES = 8
 #: Idle channels kept open; others are closed after a bulk operation.
 _KEPT_IDLE = 8
+#: Binds sent on one channel with one answer: the broker is asked less often, and has not so many that one is late.
+_BINDS_AHEAD = 16
 #: AMQP 0-9-1 spec, 1.4.2.6: channel-max 0 means no limit; the number has 16 bits.
 _NO_LIMIT = 65535
 
@@ -269,7 +273,7 @@ T = TypeVar("T")
 _CODES: dict[type[BaseException], int] = {
     ChannelAccessRefused: 403,
     ChannelNotFoundEntity: 404,
-    ChannelLockedResource: 405,
+    ChannelLockedResource: LOCKED,
     ChannelPreconditionFailed: 406,
 }
 
@@ -353,7 +357,7 @@ class ControlConnection:
         async def once() -> Refusal | None:
             async with self._singles:
                 channel = await self._channel()
-                refusal = await self._rpc(channel, method)
+                refusal = await self._rpc(channel, make(method, channel, self._settings.deadline_seconds))
                 self._idle.append(channel)
                 return refusal
 
@@ -369,25 +373,57 @@ class ControlConnection:
             UpstreamError: the connection was lost; some methods may have been carried out.
         """
         refusals: list[Refusal | None] = [None] * len(methods)
-        work = iter(enumerate(methods))
+        limit_seconds = self._settings.deadline_seconds
+        binds = [(index, one) for index, one in enumerate(methods) if isinstance(one, Bind) and not one.unbinds]
+        batches = [binds[at : at + _BINDS_AHEAD] for at in range(0, len(binds), _BINDS_AHEAD)]
+        left = dict(enumerate(methods))
+        ahead = iter([batch for batch in batches if len(batch) > 1])
+
+        async def bind_ahead() -> None:
+            for batch in ahead:
+                channel = await self._channel()
+                if await self._rpc(channel, make_all([bind for _, bind in batch], channel, limit_seconds)) is None:
+                    for index, _ in batch:
+                        del left[index]
+                self._idle.append(channel)
+
+        async def call_singly() -> None:
+            for index, method in singly:
+                channel = await self._channel()
+                refusals[index] = await self._rpc(channel, make(method, channel, limit_seconds))
+                self._idle.append(channel)
+
+        await self._while_open(self._in_lanes(bind_ahead, len(batches)))
+        singly = iter(left.items())
+        await self._while_open(self._in_lanes(call_singly, len(left)))
+        return refusals
+
+    async def find_missing(self, destinations: Iterable[Destination]) -> dict[Destination, str]:
+        """Ask which of some destinations the broker does not have, and why.
+
+        Raises:
+            UpstreamError: the connection was lost.
+        """
+        asked = list(destinations)
+        refusals = await self.call_all([Find(destination) for destination in asked])
+        return {
+            destination: reason(refusal.code, refusal.text, destination[0])
+            for destination, refusal in zip(asked, refusals, strict=True)
+            if refusal is not None and refusal.code != LOCKED
+        }
+
+    async def _in_lanes(self, work: Callable[[], Awaitable[None]], count: int) -> None:
+        """Run as many workers at a time as there are lanes for them."""
 
         async def lane() -> None:
             async with self._bulk:
-                for index, method in work:
-                    channel = await self._channel()
-                    refusals[index] = await self._rpc(channel, method)
-                    self._idle.append(channel)
+                await work()
 
-        async def lanes() -> None:
-            count = min(self._lanes, len(methods))
-            outcomes = await asyncio.gather(*(lane() for _ in range(count)), return_exceptions=True)
-            for outcome in outcomes:
-                if isinstance(outcome, BaseException):
-                    raise outcome
-            await self._trim()
-
-        await self._while_open(lanes())
-        return refusals
+        outcomes = await asyncio.gather(*(lane() for _ in range(min(self._lanes, count))), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        await self._trim()
 
     async def channel(self) -> AbstractChannel:
         """Open a channel for the caller, for more than single methods.
@@ -467,9 +503,9 @@ class ControlConnection:
                 return self._last_number
         self._unavailable(f"all {self._channel_max} channels are in use")
 
-    async def _rpc(self, channel: AbstractChannel, method: Method) -> Refusal | None:
+    async def _rpc(self, channel: AbstractChannel, making: Coroutine[object, None, None]) -> Refusal | None:
         try:
-            await make(method, channel, self._settings.deadline_seconds)
+            await making
         except TimeoutError as error:
             self._late(error)
         except asyncio.CancelledError as error:

@@ -8,13 +8,15 @@ control guide (permissions).
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, cast
 
 from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractQueue
 from aiormq import Channel, spec
-from aiormq.abc import FieldTable
+from aiormq.abc import ChannelFrame, FieldTable
 
 from proxy.amqp import method_frames
 from proxy.amqp.frames import FRAME_HEAD
@@ -32,6 +34,9 @@ _METHOD_BYTES = 4
 
 #: The argument that marks an exchange as ours.
 MARK = b"x-open-exchange"
+
+#: Reply code for a queue that another connection has for itself.
+LOCKED = 405
 
 EXCLUSIVE = "exclusive queue of another connection"
 ABSENT = "does not exist"
@@ -147,6 +152,27 @@ async def make(method: Method, channel: AbstractChannel, limit_seconds: float) -
         await send(method.frame, channel, limit_seconds)
 
 
+async def make_all(binds: Sequence[Bind], channel: AbstractChannel, limit_seconds: float) -> None:
+    """Make many bindings on one channel, with one answer, to the last of them; any refusal closes the channel."""
+    underlay = cast(Channel, await channel.get_underlay_channel())
+    frames = b"".join(
+        method_frames.bind(
+            underlay.number, bind.destination, bind.source, bind.key, bind.entries, nowait=bind is not binds[-1]
+        )
+        for bind in binds
+    )
+
+    async def call() -> None:
+        async with underlay.lock:
+            # One write: what follows a refusal would come after the channel's close-ok, which ends the connection.
+            await underlay.write_queue.put(ChannelFrame(frames, should_close=False))
+            await underlay.rpc_frames.get()
+            underlay.rpc_frames.task_done()
+
+    async with asyncio.timeout(limit_seconds):
+        await underlay.create_task(call())
+
+
 async def send(frame: bytes, channel: AbstractChannel, limit_seconds: float) -> None:
     """Send a method encoded by `proxy.amqp`, for any channel, and wait for its answer."""
     underlay = cast(Channel, await channel.get_underlay_channel())
@@ -198,7 +224,7 @@ def reason(code: int, text: str, kind: str) -> str:
     """Describe for operators why a destination could not be bound or found."""
     if code == 404:
         return f"no carrier exchange: {text}" if kind == "queue" and "no exchange" in text else ABSENT
-    if code == 405:
+    if code == LOCKED:
         return EXCLUSIVE
     if code == 403:
         return (

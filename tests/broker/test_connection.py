@@ -9,7 +9,7 @@ import pytest
 from aio_pika.tools import OneShotCallback
 
 from proxy.broker.connection import ControlConnection
-from proxy.broker.methods import DeclareQueue, Find, declare_carrier
+from proxy.broker.methods import Bind, DeclareQueue, Find, declare_carrier
 from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.world import Outside, answering, bind_token, owned, settings
 from tests.private_broker import free_port
@@ -42,6 +42,27 @@ async def test_one_refusal_among_many_disturbs_no_other(connection: ControlConne
     await connection.call_all([DeclareQueue(name) for name in names if name != b"q50"])
     refusals = await connection.call_all([bind_token(b"c", ("queue", name)) for name in names])
     assert [name for name, refusal in zip(names, refusals, strict=True) if refusal is not None] == [b"q50"]
+
+
+async def test_a_refusal_in_every_batch_of_binds_keeps_the_connection(connection: ControlConnection) -> None:
+    await connection.call_all([declare_carrier(owned("c")), DeclareQueue(b"there")])
+    names = [b"there" if number % 10 else b"nowhere" for number in range(1000)]
+    binds = [Bind(b"c", ("queue", name), b"%d" % number) for number, name in enumerate(names)]
+    for _ in range(2):
+        refusals = await connection.call_all(binds)
+        assert [None if name == b"there" else 404 for name in names] == [
+            None if refusal is None else refusal.code for refusal in refusals
+        ]
+
+
+async def test_the_broker_says_what_it_does_not_have(connection: ControlConnection, broker: Broker, vhost: str) -> None:
+    outside = Outside(broker, vhost)
+    outside.make_queue("a")
+    asked = [("queue", b"a"), ("queue", b"b"), ("exchange", b"amq.topic"), ("exchange", b"x")]
+    with outside.channel() as channel:
+        channel.queue_declare("mine", exclusive=True)
+        lacking = await connection.find_missing([*asked, ("queue", b"mine")])
+    assert lacking == {("queue", b"b"): "does not exist", ("exchange", b"x"): "does not exist"}
 
 
 async def test_refusals_alone_disturb_nobody_either(connection: ControlConnection) -> None:
