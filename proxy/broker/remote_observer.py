@@ -13,8 +13,6 @@ import structlog
 
 from proxy.addressing.targets import Remote
 from proxy.broker.connection import ControlConnection, ControlSettings
-from proxy.broker.reconcile.executor import Executor
-from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.errors import UpstreamError
 from proxy.routing.destination_translation import StaticTranslation
@@ -66,7 +64,7 @@ class RemoteObserver:
         connection = ControlConnection(settings, there)
         try:
             await connection.connect()
-            found = await Executor(connection, ObservedState(), settings.username).find_missing(list(destinations))
+            found = await connection.find_missing(destinations)
         except UpstreamError:
             self._resting[vhost, remote] = (now + pause_seconds, min(2 * pause_seconds, longest))
             return {}

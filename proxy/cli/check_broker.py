@@ -125,21 +125,21 @@ async def _ask_amqp(settings: ControlSettings, default_vhost: str, findings: Fin
         connection = ControlConnection(settings, vhost)
         await connection.connect()
         try:
-            executor = Executor(connection, ObservedState(), settings.username)
             named = {(each.kind, each.name): each for each in findings.destinations if each.vhost == vhost}
-            absent = await executor.find_missing(list(named))
+            absent = await connection.find_missing(named)
             _add_missing((named[destination] for destination in absent), findings)
             carried = {
                 (EXCHANGE, each.rule.carrier): each
                 for each in findings.exchanges
                 if each.vhost == vhost and each.rule.delivery == _CARRIER
             }
-            absent = await executor.find_missing(list(carried))
+            absent = await connection.find_missing(carried)
             declares: dict[Action, EvaluatedExchange] = {
                 DeclareCarrier(owned_exchange(exchange.rule)): exchange
                 for destination, exchange in carried.items()
                 if destination not in absent
             }
+            executor = Executor(connection, ObservedState(), settings.username)
             await executor.carry_out(list(declares))
             for action, failure in executor.failures.items():
                 _add_conflict(declares[action], failure.why, findings)

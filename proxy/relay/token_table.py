@@ -29,7 +29,8 @@ knowledge. The broker has no compare-and-delete, but unbinding names the exact a
 5. Rules of another sidecar may need a plain row that those of this one do not need any more. So a pin that counts as
   one of another sidecar is bound before the plain row is unbound. A sidecar whose rules need the destination recreates
   the plain row in its next pass. On carriers of rules files, pins of others are settled only after `handover_seconds`,
-  in which every sidecar runs a pass.
+  in which every sidecar runs a pass. Rules take effect soon after the listing that showed their rows: if binding
+  the others took long, there is another pass first.
 
 Rules 1 to 4 hold for every order in which the broker carries out the steps of any number of sidecars; only durations
 are compared, so clocks need not agree. `tests/relay/test_token_table.py` runs two sidecars, with the same rules and
@@ -163,6 +164,7 @@ class TokenTable:
         "_last_look",
         "_look",
         "_records",
+        "_released",
         "_wanted",
         "_without_plain",
         "events",
@@ -185,6 +187,8 @@ class TokenTable:
         #: destinations whose tokens have rows in the last listing, but no plain one
         self._without_plain: set[Destination] = set()
         self._wanted: frozenset[Destination] = frozenset()
+        #: destinations that rules have released and whose plain row has not been bound since
+        self._released: set[Destination] = set()
         #: request time of the last received listing
         self.looked_at = _LONG_AGO
         for destination in bound:
@@ -231,11 +235,13 @@ class TokenTable:
     def binding(self, destination: Destination) -> None:
         """Record that a bind of the plain row was sent."""
         record = self._change(destination)
+        self._released.discard(destination)
         if record.state is not TokenState.BOUND:
             self._set(destination, record, TokenState.BINDING)
 
     def bind_ok(self, destination: Destination) -> None:
         """Record that the broker has bound a row."""
+        self._released.discard(destination)
         self._set(destination, self._change(destination), TokenState.BOUND)
 
     def refused(self, destination: Destination, reason: str, *, keeps: bool = False) -> None:
@@ -260,6 +266,17 @@ class TokenTable:
         self._withdraw(record)
         self._set(destination, record, TokenState.UNBINDING)
 
+    def release(self, destination: Destination) -> None:
+        """Record that rules no longer need a token: its plain row is unbound after a grace period (`retire`)."""
+        self.unbinding(destination)
+        self._released.add(destination)
+
+    def retire(self, destination: Destination) -> bool:
+        """Finish `release`; return True if the plain row has not been bound since."""
+        is_due = destination in self._released
+        self._released.discard(destination)
+        return is_due
+
     def unbound(self, destination: Destination) -> None:
         """Record the announced unbind; rows bound meanwhile remain."""
         record = self._change(destination)
@@ -275,6 +292,7 @@ class TokenTable:
         self._withdraw(self._change(destination))
         record.listed = frozenset()
         self._without_plain.discard(destination)
+        self._released.discard(destination)
         state = TokenState.MISSING if record.needs else TokenState.UNKNOWN
         self._set(destination, record, state, "deleted" if record.needs else "")
         return was_bound
@@ -287,10 +305,6 @@ class TokenTable:
             if record.state is TokenState.MISSING:
                 self._set(destination, self._change(destination), TokenState.UNKNOWN)
 
-    def is_unbinding(self, destination: Destination) -> bool:
-        """Return True if nothing has bound a token since its unbind was announced."""
-        return self.state(destination) is TokenState.UNBINDING
-
     def lacking(self, wanted: Set[Destination], plain: Set[Destination]) -> Set[Destination]:
         """Return the wanted destinations that have to be bound; call it after each listing.
 
@@ -298,7 +312,8 @@ class TokenTable:
             wanted: destinations.
             plain: those of them that rules need: they rely on the plain row alone.
         """
-        without = {one for one in plain & self._without_plain if self._records[one].changed <= self._look}
+        # Rows changed since the listing was requested are included: binding a plain row again costs little.
+        without = plain & self._without_plain
         # A client is about to unbind it: a plain row would be superfluous then. The next pass but one decides.
         leaving = {one for one in wanted - self._bound - plain if self._is_leaving(one)}
         return (wanted - self._bound - leaving) | (wanted & without)

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from proxy.broker.connection import ControlConnection
-from proxy.broker.reconcile.diff import DeclareCarrier, MakeQueue
-from proxy.broker.reconcile.executor import Executor, Token
+from proxy.broker.reconcile.diff import BindToken, DeclareCarrier, MakeQueue, UnbindRows
+from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.relay.token_table import PLAIN
 from tests.broker.world import Outside, owned, queues, settings
@@ -59,7 +59,7 @@ async def test_a_locked_queue_may_well_be_bound_by_its_owner(executor: Executor,
     await executor.carry_out([DeclareCarrier(carrier)])
     with outside.channel() as channel:
         channel.queue_declare("mine", exclusive=True)
-        refused = await executor.bind([(carrier, ("queue", b"mine"))])
+        refused = await executor.bind([BindToken(carrier, ("queue", b"mine"))])
     assert carrier.bound == queues("mine")
     assert list(refused.values()) == ["exclusive queue of another connection"]
 
@@ -68,16 +68,7 @@ async def test_unbinding_what_is_not_there_is_no_fault(executor: Executor, outsi
     carrier = owned("c")
     outside.make_queue("a")
     await executor.carry_out([DeclareCarrier(carrier)])
-    absent: list[Token] = [(carrier, ("queue", b"a")), (carrier, ("exchange", b"nowhere"))]
-    await executor.unbind((token, [PLAIN]) for token in absent)
-    await executor.bind([(carrier, ("queue", b"a"))])
+    absent = [("queue", b"a"), ("exchange", b"nowhere")]
+    await executor.unbind(UnbindRows(carrier, destination, (PLAIN,)) for destination in absent)
+    await executor.bind([BindToken(carrier, ("queue", b"a"))])
     assert outside.bound("c") == queues("a")
-
-
-async def test_the_broker_says_what_it_does_not_have(executor: Executor, outside: Outside) -> None:
-    outside.make_queue("a")
-    asked = [("queue", b"a"), ("queue", b"b"), ("exchange", b"amq.topic"), ("exchange", b"x")]
-    with outside.channel() as channel:
-        channel.queue_declare("mine", exclusive=True)
-        lacking = await executor.find_missing([*asked, ("queue", b"mine")])
-    assert lacking == {("queue", b"b"): "does not exist", ("exchange", b"x"): "does not exist"}

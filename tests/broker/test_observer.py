@@ -34,8 +34,21 @@ async def nothing_lacks(destinations: Iterable[Destination]) -> dict[Destination
 
 
 @pytest.fixture
-def observer(management: ManagementApi, vhost: str) -> Observer:
-    return Observer(vhost, management, ObservedState(), nothing_lacks)
+def observed() -> ObservedState:
+    return ObservedState()
+
+
+@pytest.fixture
+def observer(management: ManagementApi, vhost: str, observed: ObservedState) -> Observer:
+    return Observer(vhost, management, observed, nothing_lacks)
+
+
+async def look(observer: Observer, observed: ObservedState) -> None:
+    names = await observer.list_names()
+    assert names.queues is not None
+    assert names.exchanges is not None
+    observed.queues_listed({}, names.queues)
+    observed.exchanges_listed(names.exchanges)
 
 
 def marked(outside: Outside, *names: str) -> list[OwnedExchange]:
@@ -136,10 +149,12 @@ def pattern_setting(outside: Outside) -> None:
     outside.bind("far", "a", "harmless.#")
 
 
-async def test_patterns_downstream_that_match_tokens_are_warned_of_once(observer: Observer, outside: Outside) -> None:
+async def test_patterns_downstream_that_match_tokens_are_warned_of_once(
+    observer: Observer, observed: ObservedState, outside: Outside
+) -> None:
     pattern_setting(outside)
     desired = desired_state({b"c": owned("c")}, router({"c": exchanges("near")}))
-    await observer.list_names()
+    await look(observer, observed)
     with capture_logs() as events:
         await observer.warn(desired)
         await observer.warn(desired)
@@ -147,19 +162,21 @@ async def test_patterns_downstream_that_match_tokens_are_warned_of_once(observer
     assert "#.q.*" in event["what"]
 
 
-async def test_patterns_that_no_carrier_leads_to_are_nobodys_business(observer: Observer, outside: Outside) -> None:
+async def test_patterns_that_no_carrier_leads_to_are_nobodys_business(
+    observer: Observer, observed: ObservedState, outside: Outside
+) -> None:
     pattern_setting(outside)
-    await observer.list_names()
+    await look(observer, observed)
     with capture_logs() as events:
         await observer.warn(desired_state({b"c": owned("c")}, router({"c": queues("a")})))
     assert events == []
 
 
 async def test_dead_lettering_without_a_key_is_warned_of_under_queue_delivery_only(
-    observer: Observer, outside: Outside
+    observer: Observer, observed: ObservedState, outside: Outside
 ) -> None:
     outside.make_queue("a", x_dead_letter_exchange="")
-    await observer.list_names()
+    await look(observer, observed)
 
     carried, queued = (desired_state({b"c": owned("c", delivery)}, router({"c": queues("a")})) for delivery in Delivery)
     with capture_logs() as events:
@@ -191,11 +208,9 @@ async def test_failures_are_logged_once_and_so_is_their_end(
 
 
 async def test_without_the_management_api_there_is_nothing_to_see(vhost: str) -> None:
-    observed = ObservedState()
-    observer = Observer(vhost, None, observed, nothing_lacks)
-    await observer.list_names()
+    observer = Observer(vhost, None, ObservedState(), nothing_lacks)
+    assert await observer.list_names() == (None, None)
     assert await observer.read_bindings([owned("c")]) == set()
-    assert not observed.queues_complete
 
 
 def test_many_missing_destinations_are_one_short_line() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from proxy.broker.connection import ControlConnection
 from proxy.broker.management_api import ManagementApi
-from proxy.broker.reconcile.diff import DeclareCarrier
-from proxy.broker.reconcile.executor import Executor, Token
+from proxy.broker.reconcile.diff import BindToken, DeclareCarrier
+from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.broker.reconcile.relay_requests import RelayRequests
@@ -27,7 +27,7 @@ class Counting(Executor):
 
     asked = 0
 
-    async def bind_one(self, token: Token) -> str | None:
+    async def bind_one(self, token: BindToken) -> str | None:
         self.asked += 1
         return await super().bind_one(token)
 

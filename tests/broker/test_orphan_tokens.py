@@ -4,8 +4,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from proxy.broker.connection import ControlConnection, Refusal
+from proxy.broker.methods import Bind, Method
 from proxy.broker.reconcile.desired import TokenRights, desired_state
-from proxy.broker.reconcile.executor import Token
+from proxy.broker.reconcile.executor import Executor
+from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.orphan_tokens import OrphanTokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
@@ -13,42 +16,39 @@ from tests.broker.clients import declare_here, stored, text
 from tests.broker.world import queues, state
 
 
-class Hand:
-    """Unbinds and binds what it is told to; clients do `meanwhile` while it unbinds."""
+class Line(ControlConnection):
+    """A connection that keeps what is bound and unbound; clients do `meanwhile` when something is unbound."""
 
     def __init__(self) -> None:
-        self.unbound: list[bytes] = []
         self.bound: list[bytes] = []
-        self.handed_over: list[bytes] = []
         self.meanwhile: Callable[[], object] = lambda: None
 
-    async def unbind(self, rows: Sequence[tuple[Token, Sequence[bytes]]]) -> None:
-        self.unbound += [destination[1] for (_, destination), _ in rows]
-        self.meanwhile()
-
-    async def hand_over(self, tokens: Sequence[Token]) -> None:
-        self.handed_over += [destination[1] for _, destination in tokens]
-
-    async def bind(self, tokens: Sequence[Token]) -> dict[Token, str]:
-        self.bound += [destination[1] for _, destination in tokens]
-        return {}
+    async def call_all(self, methods: Sequence[Method]) -> list[Refusal | None]:
+        binds = [method for method in methods if isinstance(method, Bind)]
+        self.bound += [bind.destination[1] for bind in binds if not bind.unbinds]
+        if any(bind.unbinds for bind in binds):
+            self.meanwhile()
+        return [None] * len(methods)
 
 
 class Scene:
-    """The strays of a virtual host."""
+    """The orphans of a virtual host."""
 
     def __init__(self, known: VhostState) -> None:
         self.known = known
-        self.hand = Hand()
+        self.line = Line()
+        self.executor = Executor(self.line, ObservedState(), "control", known)
         self.rights = TokenRights(own_routes=True)
         self.rights.learn(known.exchanges, known.router)
-        self.orphans = OrphanTokens(known, self.hand, self.rights)  # type: ignore[arg-type]
+        self.orphans = OrphanTokens(known, self.rights)
 
     async def look(self) -> list[bytes]:
         """Look once: what is unbound?"""
-        self.hand.unbound = []
-        await self.orphans.unbind(desired_state(self.known.exchanges, self.known.router, self.rights))
-        return self.hand.unbound
+        desired = desired_state(self.known.exchanges, self.known.router, self.rights)
+        actions = self.orphans.find(desired, 0.0)
+        await self.executor.unbind(actions)
+        await self.executor.bind(self.orphans.needed_again(actions))
+        return [action.destination[1] for action in actions]
 
 
 A, B = stored("ox", "a"), stored("ox", "b")
@@ -93,9 +93,9 @@ async def test_what_is_bound_while_it_is_unbound_is_bound_again(scene: Scene) ->
     await scene.look()
     scene.known.remove_binding(A)
     await scene.look()
-    scene.hand.meanwhile = lambda: scene.known.add_binding(A)
+    scene.line.meanwhile = lambda: scene.known.add_binding(A)
     await scene.look()
-    assert scene.hand.bound == [b"a"]
+    assert scene.line.bound == [b"a"]
 
 
 async def test_with_the_last_binding_every_token_goes(scene: Scene) -> None:
@@ -127,5 +127,5 @@ async def test_tokens_of_the_file_and_of_its_publishes_stay() -> None:
     await scene.look()
     scene.known.remove_binding(client)
     assert [await scene.look() for _ in range(2)] == [[], [b"client"]]
-    assert scene.hand.handed_over == [b"client"]  # rules of another sidecar may need it
+    assert scene.line.bound == [b"client"]  # rules of another sidecar may need it
     assert scene.known.exchanges[b"documents"].bound == queues("a", "demanded")

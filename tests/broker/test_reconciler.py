@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.broker.connection import ControlSettings, Refusal
+from proxy.broker.connection import ControlConnection, ControlSettings, Refusal
 from proxy.broker.methods import Method
 from proxy.broker.reconcile.desired import desired_state
 from proxy.broker.reconcile.reconciler import Reconciler
@@ -13,15 +13,18 @@ from proxy.values import Destination
 from tests.broker.world import bind_token, owned, queues, router, state
 
 
-class Line:
+class Line(ControlConnection):
     """A connection to a broker that refuses what it is told to refuse, and keeps what it was sent."""
 
     def __init__(self) -> None:
+        #: the time, and how long each call takes
+        self.now = self.takes_seconds = 0.0
         self.sent: list[Method] = []
         self.refusals: dict[Method, Refusal] = {}
 
     async def call_all(self, methods: Sequence[Method]) -> list[Refusal | None]:
         self.sent += methods
+        self.now += self.takes_seconds
         return [self.refusals.get(method) for method in methods]
 
     def refuse(self, carrier: bytes, *destinations: Destination) -> None:
@@ -42,7 +45,7 @@ def line() -> Line:
 @pytest.fixture
 def reconciler(line: Line) -> Reconciler:
     settings = ControlSettings(hosts=(), username="control", password="", retries_per_look=2)
-    return Reconciler(settings, state("/", {}), line, None)  # type: ignore[arg-type]
+    return Reconciler(settings, state("/", {}), line, None, clock=lambda: line.now)
 
 
 MANY = queues("a", "b", "c", "d", "e")
@@ -93,6 +96,16 @@ async def test_a_thorough_look_believes_nothing(reconciler: Reconciler, line: Li
     exchange = owned("x", bound=MANY | queues("on demand"))
     await reconciler.reconcile(lambda: desired_state({b"x": exchange}, router({"x": MANY})), ())
     assert line.bound(b"x", MANY | queues("on demand")) == MANY | queues("on demand")
+
+
+@pytest.mark.parametrize(("takes_seconds", "looks"), [(0.01, 1), (10.0, 2)])
+async def test_after_a_long_thorough_look_there_is_another_one_before_its_result_counts(
+    reconciler: Reconciler, line: Line, takes_seconds: float, looks: int
+) -> None:
+    line.takes_seconds = takes_seconds
+    desired = desired_state({b"x": owned("x")}, router({"x": queues("a")}))
+    await reconciler.reconcile(lambda: desired, ())
+    assert line.sent.count(bind_token(b"x", ("queue", b"a"))) == looks
 
 
 async def test_a_destination_missing_on_one_of_two_carriers_is_missing(reconciler: Reconciler, line: Line) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from proxy.broker.connection import ControlConnection, ControlSettings, DeclaredSettings
-from proxy.broker.reconcile.executor import Token
+from proxy.broker.reconcile.diff import BindToken
 from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.broker.reconcile.relay_requests import RelayRequests
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
@@ -19,7 +19,7 @@ class Hand:
     def __init__(self) -> None:
         self.bound: list[tuple[bytes, bytes]] = []
 
-    async def bind_one(self, token: Token) -> str | None:
+    async def bind_one(self, token: BindToken) -> str | None:
         exchange, destination = token
         self.bound.append((exchange.name, destination[1]))
         exchange.tokens.bind_ok(destination)

@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from proxy.broker.management_api import BindingInfo
+from proxy.broker.management_api import BindingInfo, ExchangeInfo
 from proxy.broker.methods import ABSENT, unnameable
+from proxy.broker.reconcile.checks import carrier_conflict, internal_conflicts
 from proxy.broker.reconcile.desired import DesiredState, WantedQueue
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.relay.vhost import CarrierType, Delivery, OwnedExchange, StoredBinding
@@ -74,6 +75,22 @@ class RemoveBinding:
         return f"remove binding of exchange {_text(self.carrier)} to {self.binding}"
 
 
+class UnbindRows(NamedTuple):
+    """Unbinds rows under the tokens of a destination.
+
+    Args:
+        rows: by what distinguishes them (`relay.token_table`).
+        needless: whether nothing needs the destination, so that no publish may use its token any more.
+        hands_over: whether the plain row goes as well, and a pin takes its place for other sidecars.
+    """
+
+    exchange: OwnedExchange
+    destination: Destination
+    rows: tuple[bytes, ...]
+    needless: bool = False
+    hands_over: bool = False
+
+
 Action: TypeAlias = MakeQueue | DeclareCarrier | BindToken | RemoveBinding
 
 
@@ -122,6 +139,16 @@ def diff(
         if destination in coming or names.unreachable(destination) is None
     ]
     return [*made, *carriers, *tokens, *observed.unverified, *observed.surplus]
+
+
+def find_conflicts(desired: DesiredState, exchanges: Mapping[bytes, ExchangeInfo]) -> dict[bytes, str]:
+    """Find what on the broker contradicts the rules: the exchange's name and what to do."""
+    conflicts = internal_conflicts(desired.published, exchanges)
+    for exchange in desired.made:
+        text = carrier_conflict(exchange, exchanges.get(exchange.carrier))
+        if text is not None:
+            conflicts[exchange.name] = text
+    return conflicts
 
 
 def undetermined(desired: DesiredState, names: ObservedState) -> list[Destination]:

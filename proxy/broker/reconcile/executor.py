@@ -11,22 +11,22 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import structlog
 
 from proxy.broker.connection import ControlConnection, Refusal
 from proxy.broker.management_api import ManagementApi, NotListed
 from proxy.broker.methods import (
+    LOCKED,
     Bind,
     DeclareQueue,
     Find,
     declare_carrier,
-    declare_marker,
     reason,
 )
 from proxy.broker.reconcile.checks import declare_conflict
-from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, MakeQueue, RemoveBinding
+from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, MakeQueue, RemoveBinding, UnbindRows
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.declare.storage import pin_entries
@@ -36,13 +36,7 @@ from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
 from proxy.values import Destination
 
-#: A token: the exchange whose carrier has it, and its destination.
-Token: TypeAlias = tuple[OwnedExchange, Destination]
-#: Rows under tokens.
-Pins: TypeAlias = list[tuple[Token, tuple[bytes, ...]]]
-
 _NOT_FOUND = 404
-_LOCKED = 405
 _DIFFERS = 406
 #: Maximum number of passes between retries of a failing action: about a minute.
 _LONGEST_PAUSE_LOOKS = 12
@@ -137,7 +131,7 @@ class Executor:
             return
         attempts = 1 if last is None else last.attempts + 1
         # A destination that does not exist, or belongs to another connection, may change at any time.
-        expected = refusal is not None and refusal.code in (_NOT_FOUND, _LOCKED)
+        expected = refusal is not None and refusal.code in (_NOT_FOUND, LOCKED)
         pause_looks = 0 if expected else min(2 ** min(attempts - 1, 6) - 1, _LONGEST_PAUSE_LOOKS)
         self.failures[action] = Failure(why, attempts, pause_looks, expected)
 
@@ -145,7 +139,7 @@ class Executor:
         looks = await self._connection.call_all([Find(("queue", action.name)) for action in actions])
         lacking: list[MakeQueue] = []
         for action, refusal in zip(actions, looks, strict=True):
-            if refusal is None or refusal.code == _LOCKED:
+            if refusal is None or refusal.code == LOCKED:
                 self._observed.add_queue(action.name, exclusive=refusal is not None)
                 self._note(action, None, None)
             elif refusal.code == _NOT_FOUND:
@@ -160,12 +154,12 @@ class Executor:
             else:
                 self._note(action, refusal, f"can't be declared: {refusal.code} {refusal.text}")
 
-    async def bind(self, tokens: Sequence[Token]) -> dict[Token, str]:
+    async def bind(self, tokens: Sequence[BindToken]) -> dict[BindToken, str]:
         """Bind tokens and update each exchange's table; return the reasons of refusals."""
         answers = (await self._bind(tokens)).items()
         return {token: why for token, refusal in answers if (why := _why(refusal, token[1])) is not None}
 
-    async def _bind(self, tokens: Sequence[Token]) -> dict[Token, Refusal | None]:
+    async def _bind(self, tokens: Sequence[BindToken]) -> dict[BindToken, Refusal | None]:
         written: dict[OwnedExchange, Tokens] = {}
         for exchange, destination in tokens:
             exchange.tokens.binding(destination)
@@ -174,7 +168,7 @@ class Executor:
         answers = await self._connection.call_all(
             [Bind(exchange.carrier, destination, key) for (exchange, destination), key in keyed]
         )
-        refusals: dict[Token, Refusal | None] = {}
+        refusals: dict[BindToken, Refusal | None] = {}
         for (token, _), answer in zip(keyed, answers, strict=True):
             refusals[token] = refusals.get(token) or answer
         for (exchange, destination), refusal in refusals.items():
@@ -183,10 +177,10 @@ class Executor:
             else:
                 why = reason(refusal.code, refusal.text, destination[0])
                 # Locked: the queue exists, and its owner's connection may have bound it.
-                exchange.tokens.refused(destination, why, keeps=refusal.code == _LOCKED)
+                exchange.tokens.refused(destination, why, keeps=refusal.code == LOCKED)
         return refusals
 
-    async def bind_one(self, token: Token) -> str | None:
+    async def bind_one(self, token: BindToken) -> str | None:
         """Bind one token without waiting for bulk work; return the reason if it was refused."""
         exchange, destination = token
         exchange.tokens.binding(destination)
@@ -247,54 +241,54 @@ class Executor:
         """Bind destinations under keys with raw entries of their argument tables; return refusals."""
         return await self._connection.call_all([Bind(carrier, *row) for row in rows])
 
-    async def declare_marker(self, name: bytes) -> str | None:
-        refusal = await self._connection.call(declare_marker(name))
-        return None if refusal is None else f"{refusal.code} {refusal.text}"
-
-    async def hand_over(self, tokens: Sequence[Token]) -> Pins:
+    async def hand_over(self, tokens: Sequence[BindToken]) -> list[UnbindRows]:
         """Unbind the plain rows of tokens that this sidecar's rules no longer need; those of another one may.
 
         With other sidecars pins replace them until the others have run a pass (`relay.token_table`).
 
         Returns:
-            The pins.
+            What unbinds the pins.
         """
-        pins: Pins = []
-        for exchange, destination in tokens if self._state.shared else ():
-            pins.append(((exchange, destination), (self._state.next_pin(time.time()),)))
+        state, now = self._state, time.time()
+        pins = [UnbindRows(*token, (state.next_pin(now),)) for token in tokens if state.shared]
         await self._connection.call_all(
             [
                 Bind(exchange.carrier, destination, key, pin_entries(row))
-                for (exchange, destination), (row,) in pins
+                for exchange, destination, (row,), *_ in pins
                 for key in self._state.tokens_of(exchange).of(*destination)
             ]
         )
-        await self.unbind((token, (PLAIN,)) for token in tokens)
+        await self.unbind([UnbindRows(*token, (PLAIN,)) for token in tokens])
         return pins
 
-    async def unbind(self, rows: Iterable[tuple[Token, Iterable[bytes]]]) -> None:
+    async def unbind(self, actions: Iterable[UnbindRows]) -> None:
+        """Unbind rows; relays stop publishing under a token that nothing needs before it goes.
+
+        Raises:
+            UpstreamError: the connection was lost.
+        """
+        actions = list(actions)
+        needless = [action for action in actions if action.needless]
+        for action in needless:
+            action.exchange.tokens.unbinding(action.destination)
+        if needless:
+            self._state.changed()
+            shared = [action for action in needless if action.hands_over]
+            await self.hand_over([BindToken(action.exchange, action.destination) for action in shared])
         await self._connection.call_all(
             [
-                Bind(exchange.carrier, destination, key, pin_entries(row), unbinds=True)
-                for (exchange, destination), there in rows
-                for row in there
-                for key in self._every_token(exchange, destination)
+                Bind(action.exchange.carrier, action.destination, key, pin_entries(row), unbinds=True)
+                for action in actions
+                for row in action.rows
+                for key in self._every_token(action.exchange, action.destination)
             ]
         )
+        for action in needless:
+            action.exchange.tokens.unbound(action.destination)
 
     def _every_token(self, exchange: OwnedExchange, destination: Destination) -> tuple[bytes, ...]:
         tokens = self._state.tokens_of(exchange)
         return tokens.of(*destination) + tokens.former(*destination)
-
-    async def find_missing(self, destinations: Iterable[Destination]) -> dict[Destination, str]:
-        """Query the broker for destinations that it does not have (without an inventory)."""
-        asked = list(destinations)
-        refusals = await self._connection.call_all([Find(destination) for destination in asked])
-        return {
-            destination: reason(refusal.code, refusal.text, destination[0])
-            for destination, refusal in zip(asked, refusals, strict=True)
-            if refusal is not None and refusal.code != _LOCKED
-        }
 
     async def _remove(self, action: RemoveBinding) -> bool:
         """Remove a binding; return whether to continue with others."""

@@ -7,24 +7,22 @@ missing from every listing are looked up by name, some of them in each pass. Not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import structlog
 
 from proxy.broker.declared.store import DeclarationStore
-from proxy.broker.management_api import BindingInfo, ManagementApi, listings
+from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi, QueueInfo, listings
 from proxy.broker.methods import ABSENT, unnameable
 from proxy.broker.reconcile.carrier_forms import has_eight_words
 from proxy.broker.reconcile.checks import (
     CarrierTokens,
     bypasses,
-    carrier_conflict,
     carrier_tokens,
     dead_letter_warnings,
     foreign_bindings,
     grants_bound,
-    internal_conflicts,
     topic_warnings,
 )
 from proxy.broker.reconcile.desired import DesiredState
@@ -48,6 +46,13 @@ _DOWNSTREAM_LIMIT = 200
 _UNKEYED = Tokens()
 
 log = structlog.get_logger(__name__)
+
+
+class Names(NamedTuple):
+    """The queues and exchanges of a listing; None if it failed or there is no management API."""
+
+    queues: Mapping[bytes, QueueInfo] | None
+    exchanges: Mapping[bytes, ExchangeInfo] | None
 
 
 class _Reading(NamedTuple):
@@ -150,30 +155,33 @@ class Observer:
     def failed(self, error: UpstreamError) -> None:
         self._failed.append(str(error))
 
-    async def list_names(self) -> None:
+    async def list_names(self) -> Names:
         """Start a pass: list queues and exchanges."""
         self._failed.clear()
-        if self._management is not None:
-            await self._list(self._management)
+        if self._management is None:
+            return Names(None, None)
+        queues, exchanges = await listings(self._management, self._vhost)
+        self._failed += [str(answer) for answer in (queues, exchanges) if isinstance(answer, UpstreamError)]
+        return Names(
+            None if isinstance(queues, UpstreamError) else queues,
+            None if isinstance(exchanges, UpstreamError) else exchanges,
+        )
 
-    async def ask_names(self, desired: DesiredState, *, thorough: bool) -> None:
-        """Query needed objects individually if they could not be listed.
+    async def find_absent(self, desired: DesiredState, *, thorough: bool) -> list[Destination]:
+        """Query needed objects individually if they could not be listed; return those that do not exist.
 
         Args:
             thorough: whether earlier results are ignored.
         """
+        asked: list[Destination] = []
         if not self._observed.exchanges_complete:
             declared = [(EXCHANGE, one.carrier) for one in desired.carriers if one.declared is not None]
-            for (_, name), why in (await self._find(self._carriers.share(declared, whole=thorough))).items():
-                if why == ABSENT and self.store is not None:
-                    self.store.exchange_gone(name)
+            asked += self._carriers.share(declared, whole=thorough)
         if thorough:
             self._lacking.clear()
             if not self._observed.queues_complete:  # the broker may have lost earlier objects
-                known = [(QUEUE, name) for name in self._observed.queues if unnameable(name) is None]
-                for (_, name), why in (await self._find(known)).items():
-                    if why == ABSENT:
-                        self._observed.remove_queue(name)
+                asked += [(QUEUE, name) for name in self._observed.queues if unnameable(name) is None]
+        return [destination for destination, why in (await self._find(asked)).items() if why == ABSENT]
 
     async def ask_unlisted(self, desired: DesiredState, *, thorough: bool) -> dict[Destination, str]:
         """Query destinations that have to exist and are in no listing; return the missing ones."""
@@ -183,32 +191,6 @@ class Observer:
         silent = set(unlisted).difference(asked)
         self._lacking = {one: why for one, why in self._lacking.items() if one in silent} | answers
         return self._lacking
-
-    async def _list(self, management: ManagementApi) -> None:
-        before = dict(self._observed.queues)
-        declared = self.store.exchanges_before() if self.store is not None else None
-        queues, exchanges = await listings(management, self._vhost)
-        if isinstance(queues, UpstreamError):
-            self._observed.queues_complete = False
-        else:
-            self._observed.queues_listed(before, queues)
-        if isinstance(exchanges, UpstreamError):
-            self._observed.exchanges_complete = False
-        else:
-            self._observed.exchanges_listed(exchanges)
-            if self.store is not None and declared is not None:
-                self.store.exchanges_listed(declared, exchanges)
-        self._failed += [str(answer) for answer in (queues, exchanges) if isinstance(answer, UpstreamError)]
-
-    def conflicts(self, desired: DesiredState) -> dict[bytes, str]:
-        """Find contradictions between broker and rules in the last pass: the exchange's name and a solution."""
-        found = self._observed.exchanges
-        conflicts = internal_conflicts(desired.published, found)
-        for exchange in desired.made:
-            text = carrier_conflict(exchange, found.get(exchange.carrier))
-            if text is not None:
-                conflicts[exchange.name] = text
-        return conflicts
 
     async def read_bindings(self, carriers: Sequence[OwnedExchange]) -> set[bytes]:
         """Read the bindings of carriers: bound tokens, clients' bindings, foreign bindings.

@@ -1,16 +1,16 @@
-"""Unbinds tokens that have outlived the last binding that needed them: a token counts as use of its destination.
+"""Finds tokens that have outlived the last binding that needed them: a token counts as use of its destination.
 
 The relay that unbinds removes the token itself; this handles tokens that it could not remove, and bindings that were
-removed without the sidecar. A token is unbound when two successive passes find no use for it: during the first, a
-client may be in the middle of binding. Source: delivery notes, "Tokens and bindings".
+removed without the sidecar. A token is due when two successive passes find no use for it: during the first, a client
+may be in the middle of binding. Source: delivery notes, "Tokens and bindings".
 """
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterable
 
 from proxy.broker.reconcile.desired import DesiredState, TokenRights
-from proxy.broker.reconcile.executor import Executor, Token
+from proxy.broker.reconcile.diff import BindToken, UnbindRows
 from proxy.relay.token_table import PLAIN
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.values import Destination
@@ -19,11 +19,10 @@ from proxy.values import Destination
 class OrphanTokens:
     """The orphan tokens of one virtual host."""
 
-    def __init__(self, state: VhostState, executor: Executor, rights: TokenRights) -> None:
+    def __init__(self, state: VhostState, rights: TokenRights) -> None:
         self._state = state
-        self._executor = executor
         self._rights = rights
-        self._seen: set[Token] = set()
+        self._seen: set[tuple[OwnedExchange, Destination]] = set()
         self._received: dict[OwnedExchange, set[Destination]] = {}
         self._left: dict[OwnedExchange, set[Destination]] = {}
 
@@ -31,56 +30,40 @@ class OrphanTokens:
         """Record that an exchange has just lost its last binding: the next pass may act at once."""
         self._seen |= {(exchange, destination) for destination in exchange.bound}
 
-    async def unbind(self, desired: DesiredState) -> bool:
-        """Unbind orphan tokens, at the end of a pass.
-
-        Returns:
-            Whether there were any: an auto-delete exchange may have been deleted with its last one.
-
-        Raises:
-            UpstreamError: the connection was lost.
-        """
+    def find(self, desired: DesiredState, now: float) -> list[UnbindRows]:
+        """Return the rows to unbind at the end of a pass."""
         found = {(exchange, one) for exchange in desired.carriers for one in self._of(exchange, desired)}
         self._received = {exchange: set(exchange.receivers) for exchange in desired.carriers}
         self._left = {exchange: left for exchange, left in self._left.items() if exchange in self._received}
         due = found & self._seen
         self._seen = found - due
-        shared = {token for token in due if token[0].declared is None and token[0].tokens.has_plain(token[1])}
-        rows = {
-            (exchange, destination): (() if exchange.declared is None else (PLAIN,))
-            + exchange.tokens.removable(destination)
-            for exchange, destination in due
-        }
-        rows = {token: there for token, there in rows.items() if there or token in shared}
+        actions: list[UnbindRows] = []
         for exchange in desired.carriers:
-            for destination in self._idle(exchange, desired):
-                token = exchange, destination
-                pins = exchange.tokens.removable(destination)
-                if pins and token not in rows:
-                    rows[token] = pins
-        outdated = [
-            ((exchange, destination), pins)
-            for exchange in desired.carriers
-            for destination, pins in exchange.tokens.outdated()
-            if (exchange, destination) not in rows
-        ]
-        for exchange, destination in rows:
-            exchange.tokens.unbinding(destination)
-        if rows:
-            self._state.changed()
-        if shared:
-            await self._executor.hand_over(sorted(shared, key=_order))
-        if rows or outdated:
-            await self._executor.unbind([*sorted(rows.items(), key=lambda item: _order(item[0])), *outdated])
-        # A sidecar that bound meanwhile has its own assertion.
-        for exchange, destination in rows:
-            exchange.tokens.unbound(destination)
-        again = [token for token in rows if self._needed(token) and token[1] not in token[0].bound]
-        if again:
-            await self._executor.bind(sorted(again, key=_order))
-        return bool(rows)
+            table, needless = exchange.tokens, set[Destination]()
+            due_here = {destination for owner, destination in due if owner is exchange}
+            for destination in sorted(due_here.union(self._idle(exchange, desired, now))):
+                rows, hands_over = table.removable(destination), False
+                if destination in due_here and exchange.declared is None:
+                    hands_over = table.has_plain(destination)  # rules of another sidecar may need it
+                elif destination in due_here:
+                    rows = (PLAIN, *rows)
+                if rows or hands_over:
+                    needless.add(destination)
+                    actions.append(UnbindRows(exchange, destination, rows, needless=True, hands_over=hands_over))
+            actions += [UnbindRows(exchange, *pins) for pins in table.outdated() if pins[0] not in needless]
+        return actions
 
-    def _idle(self, exchange: OwnedExchange, desired: DesiredState) -> list[Destination]:
+    def needed_again(self, unbound: Iterable[UnbindRows]) -> list[BindToken]:
+        """Return tokens that were unbound and are needed again; a sidecar that bound meanwhile has an assertion."""
+        return [
+            BindToken(action.exchange, action.destination)
+            for action in unbound
+            if action.needless
+            and action.destination not in action.exchange.bound
+            and self._is_needed(action.exchange, action.destination)
+        ]
+
+    def _idle(self, exchange: OwnedExchange, desired: DesiredState, now: float) -> list[Destination]:
         """Return the destinations that nothing is known to need, by the last listings."""
         router = self._state.router
         if exchange.name not in router.exchanges:
@@ -92,7 +75,7 @@ class OrphanTokens:
             return destination in wanted or destination in granted or router.may_choose(exchange.name, destination)
 
         table = exchange.tokens
-        return table.idle(needed, table.looked_at if table.shared else asyncio.get_running_loop().time())
+        return table.idle(needed, table.looked_at if table.shared else now)
 
     def _of(self, exchange: OwnedExchange, desired: DesiredState) -> set[Destination]:
         left = self._left.setdefault(exchange, set())
@@ -103,13 +86,8 @@ class OrphanTokens:
         rules = self._state.router.exchanges.get(exchange.name)
         return set() if rules is None else {one for one in left if not rules.uses(one)}
 
-    def _needed(self, token: Token) -> bool:
-        exchange, destination = token
+    def _is_needed(self, exchange: OwnedExchange, destination: Destination) -> bool:
         rules = self._state.router.exchanges.get(exchange.name)
         if rules is None or self._state.exchanges.get(exchange.name) is not exchange:
             return False
         return self._rights.names(exchange, rules, destination)
-
-
-def _order(token: Token) -> tuple[bytes, Destination]:
-    return token[0].name, token[1]

@@ -14,6 +14,7 @@ Source: docs/explanation/architecture.md.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -29,8 +30,10 @@ from proxy.broker.reconcile.diff import (
     DeclareCarrier,
     Observation,
     RemoveBinding,
+    UnbindRows,
     believed_tokens,
     diff,
+    find_conflicts,
     lost_bindings,
     may_bind,
     missing_destinations,
@@ -38,7 +41,7 @@ from proxy.broker.reconcile.diff import (
     retired_tokens,
     share_tables,
 )
-from proxy.broker.reconcile.executor import Executor, Pins
+from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.observer import Observer, log_missing
 from proxy.broker.reconcile.orphan_tokens import OrphanTokens
@@ -51,6 +54,8 @@ from proxy.values import QUEUE, Destination
 #: Tokens that the rules needed before a swap but not after it.
 Retired: TypeAlias = tuple[BindToken, ...]
 
+#: Intervals for which pins are left to the rules of other sidecars: each runs a pass in one of them.
+HANDOVER_LOOKS = 3
 #: Clients' bindings carried over to new rules between two pauses in which other tasks may run.
 _STEP = 64
 
@@ -81,10 +86,12 @@ class Reconciler:
         connection: ControlConnection,
         management: ManagementApi | None,
         queues: Sequence[WantedQueue] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._state = state
         self._settings = settings
-        self._connection = connection
+        self.connection = connection
         self._management = management
         self.names = ObservedState()
         self.store = DeclarationStore(state, settings.declared.local_time)
@@ -92,14 +99,14 @@ class Reconciler:
             connection, self.names, settings.username, state, management, settings.retries_per_look
         )
         self.observer = Observer(
-            state.name, management, self.names, self.executor.find_missing, self.store, settings.retries_per_look
+            state.name, management, self.names, connection.find_missing, self.store, settings.retries_per_look
         )
         self.rights = TokenRights(settings.declared.own_routes)
         self.rights.learn(state.exchanges, state.router)
         self._coming_rights = self.rights
-        self._migration = TokenMigration(state, self.names, self.executor, management)
+        self._migration = TokenMigration(state, self.names, connection, management)
         self.forms = CarrierForms(state, self.executor)
-        self._orphans = OrphanTokens(state, self.executor, self.rights)
+        self._orphans = OrphanTokens(state, self.rights)
         self.queues = tuple(queues)
         #: Queues of the rules that have not been declared since the last full pass.
         self._undeclared: Sequence[WantedQueue] = ()
@@ -169,7 +176,9 @@ class Reconciler:
             if thorough:
                 await self.observer.warn(self.desired)
             desired = self.desired
-            unbound = await self._orphans.unbind(desired)
+            orphans = self._orphans.find(desired, asyncio.get_running_loop().time())
+            await self.executor.unbind(orphans)
+            await self.executor.bind(self._orphans.needed_again(orphans))
             self.observer.note_bypasses(desired)
             self.observer.finish()
             log_missing(self._state.name, self.missing, missing)
@@ -177,7 +186,7 @@ class Reconciler:
             for text in set(self.conflicts).difference(conflicts):
                 log.error("rules and broker contradict each other", vhost=self._state.name, what=text)
             changed = any(one.bound != before.get(name) for name, one in self._state.exchanges.items())
-            return LookResult(missing, changed, unbound)
+            return LookResult(missing, changed, any(action.needless for action in orphans))
 
     async def look_at(self, names: Collection[bytes]) -> None:
         """Observe only some exchanges that were announced as changed."""
@@ -233,7 +242,12 @@ class Reconciler:
             self.executor.forget_failures()
             self._undeclared = queues
         try:
-            return await self._reconcile(wanted, remove_foreign, thorough=queues is not None)
+            began_at = self._clock()
+            missing = await self._reconcile(wanted, remove_foreign, thorough=queues is not None)
+            if queues is not None and self._clock() > began_at + self._state.handover_seconds / HANDOVER_LOOKS:
+                # Other sidecars may have handed over rows that its listings showed: run another pass first.
+                missing = await self._reconcile(wanted, remove_foreign, thorough=False)
+            return missing
         except UpstreamError:
             if queues is not None:
                 self._undeclared = last  # rejected rules declare nothing later
@@ -244,12 +258,16 @@ class Reconciler:
     ) -> dict[Destination, str]:
         executor, names, observer = self.executor, self.names, self.observer
         before = self.store.bindings()
-        await observer.list_names()
+        await self._list_names()
         await self._migration.look()
-        await observer.ask_names(wanted(), thorough=thorough)
+        for kind, name in await observer.find_absent(wanted(), thorough=thorough):
+            if kind == QUEUE:
+                names.remove_queue(name)
+            else:
+                self.store.exchange_gone(name)
         desired = wanted()
         adopt_types(self._state, desired, names.exchanges if names.exchanges_complete else None)
-        conflicts = observer.conflicts(desired)
+        conflicts = find_conflicts(desired, names.exchanges)
         self._stop_at(conflicts.values() if thorough else ())
         listed = await observer.read_bindings([one for one in desired.carriers if one.name not in conflicts])
         desired = wanted()
@@ -271,6 +289,17 @@ class Reconciler:
             gone = {stored.destination for stored in lost}
             missing = {one: why for one, why in missing.items() if one not in gone or desired.names(one)}
         return missing
+
+    async def _list_names(self) -> None:
+        names, store = self.names, self.store
+        queues_before, exchanges_before = dict(names.queues), store.exchanges_before()
+        listed = await self.observer.list_names()
+        names.queues_complete, names.exchanges_complete = False, False
+        if listed.queues is not None:
+            names.queues_listed(queues_before, listed.queues)
+        if listed.exchanges is not None:
+            names.exchanges_listed(listed.exchanges)
+            store.exchanges_listed(exchanges_before, listed.exchanges)
 
     def _observation(
         self,
@@ -372,18 +401,18 @@ class Reconciler:
         desired = self._wanted()
         for token in tokens:
             if not needed_again(desired, token):
-                token.exchange.tokens.unbinding(token.destination)
+                token.exchange.tokens.release(token.destination)
         self._state.changed()
 
-    async def unbind(self, tokens: Retired) -> Pins:
+    async def unbind(self, tokens: Retired) -> list[UnbindRows]:
         """Finish `release`; a token requested meanwhile, or needed by prepared rules, stays.
 
         Returns:
-            Pins that replace them for other sidecars, for `handover_seconds`.
+            Unbinds of the pins that replace them for other sidecars, for after `handover_seconds`.
         """
         # Not while new rules are prepared: they may have just bound these tokens.
         async with self._one_at_a_time:
-            due = [token for token in tokens if token.exchange.tokens.is_unbinding(token.destination)]
+            due = [token for token in tokens if token.exchange.tokens.retire(token.destination)]
             pins = await self.executor.hand_over(due)
             for token in due:
                 token.exchange.tokens.unbound(token.destination)

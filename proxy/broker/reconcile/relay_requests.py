@@ -21,7 +21,7 @@ import structlog
 from proxy.broker.connection import ControlSettings
 from proxy.broker.management_api import ExchangeInfo, ManagementApi, QueueInfo
 from proxy.broker.methods import ABSENT, EXCLUSIVE, INTERNAL, unnameable
-from proxy.broker.reconcile.executor import Token
+from proxy.broker.reconcile.diff import BindToken
 from proxy.broker.reconcile.observed import with_name, without_name
 from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.broker.task_supervisor import Supervisor
@@ -63,6 +63,7 @@ class RelayRequests:
         self._store = reconciler.store
         self._observed = reconciler.names
         self._executor = reconciler.executor
+        self._connection = reconciler.connection
         self._rights = reconciler.rights
         self._forms = reconciler.forms
         self._management = management
@@ -121,7 +122,7 @@ class RelayRequests:
     async def _unpublishable(self, destination: Destination) -> str | None:
         kind, name = destination
         if self._management is None:
-            return (await self._executor.find_missing([destination])).get(destination)
+            return (await self._connection.find_missing([destination])).get(destination)
         found = await self._management.find(self._state.name, kind, name)
         if found is None:
             return ABSENT
@@ -144,7 +145,7 @@ class RelayRequests:
         await asyncio.gather(*flights, return_exceptions=True)
 
     def _attempt_of(self, exchange: OwnedExchange, destination: Destination) -> asyncio.Task[None]:
-        return self._flight(exchange, destination, partial(self._attempt, (exchange, destination)))
+        return self._flight(exchange, destination, partial(self._attempt, BindToken(exchange, destination)))
 
     def _flight(
         self, exchange: OwnedExchange, destination: Destination, attempt: Callable[[], Awaitable[None]]
@@ -172,7 +173,7 @@ class RelayRequests:
                 error=str(error) or "the broker did not answer in time",
             )
 
-    async def _attempt(self, token: Token) -> None:
+    async def _attempt(self, token: BindToken) -> None:
         destination = token[1]
         try:
             async with asyncio.timeout(self._settings.deadline_seconds):
@@ -187,7 +188,7 @@ class RelayRequests:
         elif self._state.not_missing(destination):
             self._state.changed()  # a plan that counts it as missing may be cached
 
-    async def _reach(self, token: Token) -> str | None:
+    async def _reach(self, token: BindToken) -> str | None:
         exchange, destination = token
         why = unnameable(destination[1]) or await self._lacking(destination)
         if why is not None:
@@ -290,7 +291,7 @@ class RelayRequests:
         # Bound or not: the queue may have been deleted elsewhere, and its bindings with it.
         waiting = self._rights.waiting(state.exchanges, state.router, queue)
         waiting += [one for one in state.carried() if one not in waiting and self._believed(one, destination)]
-        tokens = [(exchange, destination) for exchange in waiting]
+        tokens = [BindToken(exchange, destination) for exchange in waiting]
         if not tokens:
             return
         bound = all(destination in exchange.bound for exchange, _ in tokens)

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 
 import structlog
 
+from proxy.broker.connection import ControlConnection
 from proxy.broker.management_api import BindingInfo, ManagementApi
+from proxy.broker.methods import declare_marker
 from proxy.broker.reconcile.checks import carrier_tokens
 from proxy.broker.reconcile.diff import KeptRow, RemoveBinding
-from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.declare.storage import kept_rows
@@ -36,11 +37,15 @@ class TokenMigration:
     """Token migration of one virtual host."""
 
     def __init__(
-        self, state: VhostState, observed: ObservedState, executor: Executor, management: ManagementApi | None
+        self,
+        state: VhostState,
+        observed: ObservedState,
+        connection: ControlConnection,
+        management: ManagementApi | None,
     ) -> None:
         self._state = state
         self._observed = observed
-        self._executor = executor
+        self._connection = connection
         self._management = management
         self._looked = False
         #: Keys whose tokens are no longer bound, and our markers that record it.
@@ -82,17 +87,18 @@ class TokenMigration:
             gone = self._observed.exchanges_complete and marker not in self._observed.exchanges
             if marker in self._declared and not gone:
                 continue
-            refusal = await self._executor.declare_marker(marker)
+            refusal = await self._connection.call(declare_marker(marker))
             if refusal is None:
                 self._declared.add(marker)
             elif marker not in self._refused:
                 self._refused.add(marker)
-                log.warning("can't record which tokens are retired", vhost=self._state.name, error=refusal)
+                error = f"{refusal.code} {refusal.text}"
+                log.warning("can't record which tokens are retired", vhost=self._state.name, error=error)
 
     async def _existing(self, markers: Sequence[bytes]) -> set[bytes]:
         if self._observed.exchanges_complete:
             return {name for name in markers if name in self._observed.exchanges}
-        lacking = await self._executor.find_missing([("exchange", name) for name in markers])
+        lacking = await self._connection.find_missing([("exchange", name) for name in markers])
         return {name for name in markers if ("exchange", name) not in lacking}
 
     async def _is_new(self) -> bool:

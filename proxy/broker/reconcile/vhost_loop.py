@@ -25,7 +25,7 @@ from proxy.broker.declared.announcements import Announcements
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.reconcile.carrier_forms import scans_bindings
 from proxy.broker.reconcile.desired import WantedQueue
-from proxy.broker.reconcile.reconciler import Reconciler, Retired
+from proxy.broker.reconcile.reconciler import HANDOVER_LOOKS, Reconciler, Retired
 from proxy.broker.reconcile.relay_requests import RelayRequests
 from proxy.broker.task_supervisor import Supervisor, end_if_cancelled
 from proxy.errors import UpstreamError, UpstreamFailure
@@ -90,8 +90,6 @@ class RefreshSchedule:
         return await connection.wait_lost(seconds) if seconds > 0 else not connection.connected
 
 
-#: Intervals for which pins are left to the rules of other sidecars: each runs a pass in one of them.
-_HANDOVER_LOOKS = 3
 #: Consecutive refusals after which the existence of the virtual host is checked: a producer may be logging in to it.
 _SURE_REFUSALS = 3
 
@@ -138,7 +136,7 @@ class VhostTopology:
     ) -> None:
         state.own_routes, state.secrets = settings.declared.own_routes, settings.declared.secrets
         state.set_tokens(Tokens(state.name, state.secrets.token_keys))
-        handover_seconds = max(LEASE_SECONDS, _HANDOVER_LOOKS * settings.refresh_seconds)
+        handover_seconds = max(LEASE_SECONDS, HANDOVER_LOOKS * settings.refresh_seconds)
         state.set_sharing(management is not None, token_hex(4), handover_seconds)
         self.state = state
         self.health = Health()
@@ -326,7 +324,7 @@ class VhostTopology:
         pins = await self.reconciler.unbind(tokens)
         await asyncio.sleep(self.state.handover_seconds)
         # On carriers that are still followed, passes remove unneeded tokens.
-        gone = [pin for pin in pins if pin[0][0].carrier not in self.state.carriers]
+        gone = [action for action in pins if action.exchange.carrier not in self.state.carriers]
         await self.reconciler.executor.unbind(gone)
 
     async def close(self) -> None:
