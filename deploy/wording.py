@@ -37,11 +37,14 @@ LEFT_OUT = {
     r"as ever": "as usual",
     r"leads? nowhere": "has no effect, is invalid, does not exist",
     r"as it came|as they came": "unchanged",
-    r"the other one|another one": "name the noun",
     r"(?:ask|asks|asked) (?:the|a) (?:broker|sidecar)": "query",
     r"(?:messages|bytes|publishes|connections|logins|times|lines) a second": "per second",
-    r"whatever (?:is|the|its)": "regardless of",
     r"that is not there|are not there|is not there": "missing, does not exist",
+}
+#: The same for pages, examples, alerts, the chart and the console.
+PAGE_HABITS = {
+    r"the other one|another one": "name the noun",
+    r"whatever (?:is|the|its)": "regardless of",
     r"of its own": "own, separate",
 }
 #: The same for docstrings, comments and messages in the code.
@@ -81,10 +84,10 @@ def _pages() -> Iterator[tuple[Path, int, str, Mapping[str, str]]]:
     """Yield file, first line, text and words that are left out, of everything that is checked."""
     for pattern in _PAGES:
         for path in sorted(ROOT.glob(pattern)):
-            yield path, 1, _without_code(path.read_text()), LEFT_OUT
+            yield path, 1, _without_code(path.read_text()), LEFT_OUT | PAGE_HABITS
     for pattern in _PLAIN:
         for path in sorted(ROOT.glob(pattern)):
-            yield path, 1, path.read_text(), LEFT_OUT
+            yield path, 1, path.read_text(), LEFT_OUT | PAGE_HABITS
     for path in sorted((ROOT / "proxy").rglob("*.py")):
         if "_native" not in path.parts:
             source = path.read_text()
@@ -115,7 +118,7 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
 def findings() -> list[str]:
     """Return ``file:line: word: what is written instead`` for everything found."""
     found = []
-    compiled = {len(words): _any_of(words) for words in (LEFT_OUT, LEFT_OUT | CODE_HABITS)}
+    compiled = {len(words): _any_of(words) for words in (LEFT_OUT | PAGE_HABITS, LEFT_OUT | CODE_HABITS)}
     for path, first, text, words in _pages():
         for match in compiled[len(words)].finditer(text):
             line = first + text.count("\n", 0, match.start())
