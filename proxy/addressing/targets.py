@@ -231,7 +231,7 @@ class AddressBook:
         return found
 
     def covers_exchange(self, exchange: bytes) -> bool:
-        """Return True if some rule matches every publish to an exchange, whatever its routing key."""
+        """Return True if some rule matches every publish to an exchange, with any routing key."""
         every = AddressPattern(address_of(Publication(exchange, b"*")))
         return bool(exchange) and any(pattern.covers(every) for pattern in self.table.patterns)
 
@@ -270,7 +270,7 @@ class AddressBook:
         return Target(rule, remote, publication)
 
     def certain_failure(self, rule: int) -> str:
-        """Return why a rule's translation fails whatever the values of its variables; "" if it may succeed."""
+        """Return why a rule's translation fails for all values of its variables; "" if it may succeed."""
         found = self.table.rules[rule]
         if found.translation is None or fixed_domain(found) is None:
             return ""

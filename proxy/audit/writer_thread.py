@@ -4,7 +4,7 @@ The thread takes everything in its queue and writes it as one group: one system 
 commit). A failed write is retried until the thread has to give up; if lines may be lost, they are reported as lost
 at once. A failed batch leaves nothing half-written.
 
-Every line is written to the directory of its own hour, read from its first field. A segment ends when the next lines
+Every line is written to the directory of its hour, read from its first field. A segment ends when the next lines
 would make it too large, when it has been open for long enough, and when its hour is over.
 """
 
@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 from proxy.audit.record import HOUR
 from proxy.audit.segments import OpenSegment
 
-#: gzip can't be split: a segment is one task of the report, whatever the size of the cluster.
+#: gzip can't be split: a segment is one task of the report on a cluster of any size.
 MAX_SEGMENT_BYTES = 128 << 20
 #: Bytes written by one system call, and synced at once: more would only use more memory.
 GROUP_BYTES = 4 << 20

@@ -315,7 +315,7 @@ class ManagementApi:
         return now, bindings
 
     async def remove_binding(self, vhost: str, exchange: bytes, binding: BindingInfo) -> None:
-        """Remove one binding, whatever its arguments."""
+        """Remove one binding with any arguments."""
         letter = binding.destination_type[0]
         names = (vhost, "e", exchange, letter, binding.destination, binding.properties_key)
         await self._request("DELETE", "/bindings/" + "/".join(_quoted(name) for name in names))

@@ -135,7 +135,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
     for index, (key, address) in enumerate(listening):
         other = next((each for each in listening[:index] if listen_conflict(each[1], address)), None)
         if other is not None:
-            if key not in settings.places:  # a default: report the line of the other one
+            if key not in settings.places:  # a default: report the line of the other key
                 (key, address), other = other, (key, address)
             message = f"{address} can't be listened on together with {other[0]} {other[1]}"
             if settings.workers > 1 and "admin.address" in (key, other[0]):

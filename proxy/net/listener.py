@@ -303,7 +303,7 @@ class Listener:
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
         except BaseException as error:
             connection.close()
-            protocol.connection_lost(None)  # whatever the cause: the session must know that it has no socket
+            protocol.connection_lost(None)  # for any cause: the session must know that it has no socket
             if not isinstance(error, OSError):
                 raise
 

@@ -2,7 +2,7 @@
 
 Virtual hosts that no rules name have plans as well, created when the first producer logs in.
 
-Destinations chosen by a client's bindings must be within that client's permissions, which only one of its own
+Destinations chosen by a client's bindings must be within that client's permissions, which only one of its
 connections can check. Any of them will do: the producer whose message chose the destination often belongs to another
 client.
 

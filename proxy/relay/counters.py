@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 #: Outcomes of a publish, as named in metrics and audit records.
 OUTCOMES = ("routed", "unrouted", "filtered", "rejected", "translated", "passed")
-#: Exchange or binding name for everything without a total of its own.
+#: Exchange or binding name for everything without a separate total.
 OTHER = "other"
 #: Bindings with a total of their own by default (setting `metrics.bindings`).
 BINDING_LIMIT = 500

@@ -9,8 +9,8 @@ Several bindings ("rows") may exist under one token. Messages find the destinati
   sidecars share it, and it is unknown which of them need it, so it is unbound only if the rules of this process needed
   it, or if an exchange that clients declared has no binding left. Rules have no other row to rely on;
 - a *mark* is a client's binding under the token. It is removed when that binding is unbound, through any sidecar;
-- a *pin* has one argument that no other row has. A sidecar binds it if a client's binding is under a storage key and no
-  mark or pin of its own is recent enough, and for the destinations of routes in clients' bindings.
+- a *pin* has one argument that no other row has. A sidecar binds it if a client's binding is under a storage key
+  and none of its marks or pins is recent enough, and for the destinations of routes in clients' bindings.
 
 No sidecar may remove the last row that a client's binding through another sidecar relies on, possibly without its
 knowledge. The broker has no compare-and-delete, but unbinding names the exact arguments of a row. Hence:
@@ -422,7 +422,7 @@ class TokenTable:
     def look(self, now: float) -> Look:
         """Record that a listing of the carrier's bindings is requested."""
         for record in self._records.values():
-            record.binder = None  # the queue may have been replaced by another one of that name
+            record.binder = None  # the queue may have been replaced by a new one of that name
         return Look(self.events, now)
 
     def listed(self, look: Look, rows: Mapping[Destination, frozenset[Row]], now: float) -> None:

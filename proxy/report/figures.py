@@ -58,7 +58,7 @@ class Figures:
     rejected: dict[str, int] = field(default_factory=dict)  # invalid lines, by reason
     late: int = 0  # records in the directory of another day
     unmatched: int = 0  # returns whose publish is not in the log, or too far from the end of another segment
-    duplicates: list[str] = field(default_factory=list)  # names of segments with the same content as another one
+    duplicates: list[str] = field(default_factory=list)  # names of segments with the same content as a different one
     #: number of rows found for a list, by its name; one more than the list has means at least that many
     found: dict[str, int] = field(default_factory=dict)
 

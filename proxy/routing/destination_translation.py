@@ -20,7 +20,7 @@ from proxy.values import EXCHANGE, QUEUE, Destination
 
 #: Two different routing keys: a translation that does not depend on the key has the same result for both.
 _PROBE_KEYS = (b"a", b"b/c.d")
-#: Why a destination can't be translated to an exchange of the rules: a decision is not followed by another one.
+#: Why a destination can't be translated to an exchange of the rules: a decision is not followed by a second decision.
 EVALUATED_HERE = "an exchange that is evaluated here, after one that was"
 
 

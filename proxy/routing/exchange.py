@@ -235,7 +235,7 @@ class Exchange:
         return _Identity(binding) in self._compiled
 
     def binds(self, destination_type: str, destination: bytes, routing_key: bytes) -> bool:
-        """Return True if there is a binding to this destination under this key, whatever its arguments."""
+        """Return True if there is a binding to this destination under this key, with any arguments."""
         asked = (destination_type, destination, routing_key)
         return any(asked == (each.destination_type, each.destination, each.routing_key) for each in self.bindings)
 

@@ -20,7 +20,7 @@ from proxy.rules.message import DescribedMessage, text
 
 #: Exchanges with their own counts, and kinds of difference with an example; the rest is counted together.
 EXCHANGES, KINDS = 500, 20
-#: Exchange name of everything without counts of its own.
+#: Exchange name of everything without separate counts.
 OTHER = "other"
 
 

@@ -58,7 +58,7 @@ class FileWatch:
         return self._version() != self._taken
 
     def take(self) -> None:
-        """Record the current state as loaded, whatever the result of the load."""
+        """Record the current state as loaded, even if the load fails."""
         self._taken = self._version()
 
     def again(self) -> None:

@@ -264,7 +264,7 @@ class KeyType(NamedTuple):
 
     @property
     def is_section(self) -> bool:
-        """True if it is a mapping with keys of its own, or lists or maps such mappings."""
+        """True if it is a mapping with its own keys, or lists or maps such mappings."""
         return isinstance(self.item, type) and issubclass(self.item, BaseModel)
 
 

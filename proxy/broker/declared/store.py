@@ -533,7 +533,7 @@ class DeclarationStore:
             self._compare(now, info)
 
     def _compare(self, now: OwnedExchange, info: ExchangeInfo) -> None:
-        """Check whether the exchange on the broker is another one than the known one."""
+        """Check whether the exchange on the broker differs from the known exchange."""
         try:
             owned, _ = exchange_from_listing(info, self._local_time)
         except ValueError as error:

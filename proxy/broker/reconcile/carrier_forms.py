@@ -74,7 +74,7 @@ class CarrierBindings(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """True if its type is the requested one, or costs the broker no more than the other one."""
+        """True if its type is the requested one, or costs the broker no more than the other type."""
         wanted = self.exchange.wanted_type
         if wanted is not CarrierType.AUTO:
             return self.carrier_type is wanted

@@ -59,7 +59,7 @@ class BindToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RemoveBinding:
-    """Removes an unwanted binding of a carrier, whatever its arguments.
+    """Removes an unwanted binding of a carrier with any arguments.
 
     Args:
         why: log message; nothing is logged if it is empty.

@@ -242,7 +242,7 @@ class Executor:
         return await self._connection.call_all([Bind(carrier, *row) for row in rows])
 
     async def hand_over(self, tokens: Sequence[BindToken]) -> list[UnbindRows]:
-        """Unbind the plain rows of tokens that this sidecar's rules no longer need; those of another one may.
+        """Unbind the plain rows of tokens that this sidecar's rules no longer need, but those of others may.
 
         With other sidecars pins replace them until the others have run a pass (`relay.token_table`).
 

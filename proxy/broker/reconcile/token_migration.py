@@ -3,7 +3,7 @@
 Tokens of version 0.1 are unkeyed, and a secret is replaced while sidecars that have only the old one still run: until
 the operator declares the migration finished, tokens of every kind are bound and published under
 (`relay.tokens.Tokens`). The operator's statement is stored on the broker, as an exchange whose name is a hash under the
-current secret. A virtual host that has never had a carrier needs no unkeyed tokens, unless another one of the same
+current secret. A virtual host that has never had a carrier needs no unkeyed tokens, unless a further one of the same
 broker still has some.
 
 Invariant: a token is removed only if the current token of the same destination was seen on the same carrier.

@@ -4,7 +4,7 @@ An open exchange is a real direct or topic exchange marked ``x-open-exchange``; 
 it with the client's own arguments: the first of a destination under its token, further ones under a storage key that no
 publish uses. One more argument, ``x-oxproxy``, contains the raw bytes of the client's table, its routing key, its user
 name and a sequence number: the management API's JSON loses types and order, and the routing key on the broker is
-another one. A binding has ``x-oxproxy-signature`` as well: every user that may bind can write any user name into
+different. A binding has ``x-oxproxy-signature`` as well: every user that may bind can write any user name into
 ``x-oxproxy``. An exchange has none: the user that declared it may configure it.
 
 Source: delivery notes, "The store"; architecture, "The broker is the store".

@@ -64,7 +64,7 @@ _FLAGS_AT = 19
 
 #: a header that rules test; in the same sum as CUT_BCC, CUT_CC and CUT_OURS
 FACT: Final = 8
-#: entries that the pass must detect whatever the rules test
+#: entries that the pass must detect regardless of the rules
 _ALWAYS = {b"BCC": CUT_BCC, b"CC": CUT_CC, ADDRESS_HEADER: CUT_OURS, CC_ASIDE: CUT_OURS}
 _NO_INTEREST = Interest()
 

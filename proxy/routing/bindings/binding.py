@@ -33,7 +33,7 @@ class Binding:
     id: str = ""  # the operator's name for it, or its ``binding_hash``
     sequence: int = 0  # breaks ties of order: the greater sequence is visited first
     reach: Reach | None = field(default=None, compare=False)  # limit of its routes; None: no limit
-    #: visited after all bindings without this flag, whatever its order
+    #: visited after all bindings without this flag, regardless of its order
     last: bool = field(default=False, compare=False)
     #: user whose client made it and whose regex budget it uses; None: a rules file
     owner: str | None = field(default=None, compare=False)

@@ -111,7 +111,7 @@ def _effect(compiled: CompiledBinding) -> Hashable:
     return compiled.destination, compiled.binding.routing_key, typed_arguments(arguments)
 
 
-#: Strings that a pattern should handle within the limit: one character repeated, followed by another one.
+#: Strings that a pattern should handle within the limit: one character repeated, followed by a different one.
 _SIMPLE = (b"a" * 200 + b"!", b"0" * 200 + b"!", b" " * 200 + b"!", b"a." * 100 + b"!", b"a b " * 50 + b"!")
 #: Repetitions of a character from the pattern itself in a trial.
 _REPEATED = 200

@@ -119,7 +119,7 @@ def _alternate(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], fau
 
 
 def _carrier_type(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], faults: Faults) -> None:
-    """Warn about a carrier type that costs the broker more than the other one."""
+    """Warn about a carrier type that costs the broker more than the other type."""
     rule = exchange.rule
     if rule.carrier_type == "auto" or rule.delivery != CARRIER:
         return
