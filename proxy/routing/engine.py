@@ -127,8 +127,8 @@ def _step(
     # The searches for its condition have been charged already.
     with message.uncharged():
         operators = tuple(
-            OperatorStep(each.key, each.expected, each.verdict(message), each.seen(message))
-            for each in compiled.operators
+            OperatorStep(operator.key, operator.expected, operator.verdict(message), operator.seen(message))
+            for operator in compiled.operators
         )
     return BindingStep(
         compiled.binding,

@@ -37,7 +37,7 @@ class InterestCount:
     __slots__ = ("_body_sizes", "_fact_names", "_headers_whole", "_interest")
 
     def __init__(self, filters: Iterable[Filter]) -> None:
-        cuts = {each.cut for each in filters if isinstance(each, PayloadFilter)}
+        cuts = {limit.cut for limit in filters if isinstance(limit, PayloadFilter)}
         self._body_sizes = tuple(sorted(cut for cut in cuts if cut > 0))
         self._headers_whole = any(not isinstance(each, PayloadFilter) for each in filters)
         self._fact_names: Counter[FactName] = Counter()
@@ -237,7 +237,9 @@ class Exchange:
     def binds(self, destination_type: str, destination: bytes, routing_key: bytes) -> bool:
         """Return True if there is a binding to this destination under this key, with any arguments."""
         asked = (destination_type, destination, routing_key)
-        return any(asked == (each.destination_type, each.destination, each.routing_key) for each in self.bindings)
+        return any(
+            asked == (binding.destination_type, binding.destination, binding.routing_key) for binding in self.bindings
+        )
 
     def uses(self, destination: Destination) -> int:
         return self._destinations[destination]

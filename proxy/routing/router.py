@@ -177,7 +177,7 @@ class _Reach:
         self._start = start
         self._destinations: frozenset[Destination] | None = None
         self.exchanges = _reachable(owned, start)
-        self._changes = [each.changes for each in self.exchanges]
+        self._changes = [exchange.changes for exchange in self.exchanges]
         self.interest = join_interests(each.interest for each in self.exchanges)
 
     @property

@@ -46,7 +46,9 @@ class ComparedRules:
     def __init__(self, loaded: LoadedRules) -> None:
         self.loaded = loaded
         self._books = {name: book.with_empty_cache() for name, book in loaded.books.items()}
-        self._named = {name: {each.name for each in vhost.exchanges} for name, vhost in loaded.rules.vhosts.items()}
+        self._named = {
+            name: {exchange.name for exchange in vhost.exchanges} for name, vhost in loaded.rules.vhosts.items()
+        }
 
     def touches(self, vhost: str, exchange: bytes) -> bool:
         """Return True if these rules may affect publishes to an exchange."""

@@ -74,7 +74,7 @@ def routing_result(
     decision: Decision, vhost: VhostRules, book: AddressBook | None = None, routing_key: bytes = b""
 ) -> RoutingResult:
     """Apply the address table, the alternate exchange and ``unmatched: pass`` to a decision."""
-    rule = next(each for each in vhost.exchanges if each.name == decision.exchange)
+    rule = next(exchange for exchange in vhost.exchanges if exchange.name == decision.exchange)
     outcome = decision.outcome.value
     leaves = TranslatedDestinations(decision.queues, decision.exchanges)
     if book is not None:
@@ -91,7 +91,7 @@ def routing_result(
         tuple(dict.fromkeys(target.remote.label for target in leaves.remotes if target.remote)),
         outcome,
         text(decision.error) if decision.outcome is Outcome.REJECTED else None,
-        tuple(each.reason for each in leaves.failed),
+        tuple(failure.reason for failure in leaves.failed),
         leaves.rule,
     )
 

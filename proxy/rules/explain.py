@@ -261,7 +261,7 @@ def explain(
     homes = [
         vhost
         for vhost in loaded.rules.vhosts.values()
-        if request.vhost in (None, vhost.vhost) and any(each.name == name for each in vhost.exchanges)
+        if request.vhost in (None, vhost.vhost) and any(exchange.name == name for exchange in vhost.exchanges)
     ]
     if len(homes) > 1:
         names = ", ".join(sorted(vhost.vhost for vhost in homes))
@@ -358,8 +358,10 @@ def _exchange_json(step: ExchangeStep) -> dict[str, object]:
     return {
         "exchange": text(step.name),
         "type": step.type,
-        "filters": [{"filter": text(each.name), "breach": each.breach, "silent": each.silent} for each in step.filters],
-        "bindings": [_binding_json(each) for each in step.visits],
+        "filters": [
+            {"filter": text(check.name), "breach": check.breach, "silent": check.silent} for check in step.filters
+        ],
+        "bindings": [_binding_json(visit) for visit in step.visits],
         "alternate": None if step.alternate is None else text(step.alternate),
     }
 
@@ -373,14 +375,14 @@ def _binding_json(step: BindingStep) -> dict[str, object]:
         "result": step.true,
         "operators": [
             {
-                "operator": text(each.key),
-                "expected": json_value(each.expected),
-                "verdict": each.verdict.name.lower(),
-                "seen": json_value(each.seen),
+                "operator": text(operator.key),
+                "expected": json_value(operator.expected),
+                "verdict": operator.verdict.name.lower(),
+                "seen": json_value(operator.seen),
             }
-            for each in step.operators
+            for operator in step.operators
         ],
-        "added": [destination_text(each) for each in step.added],
+        "added": [destination_text(destination) for destination in step.added],
         "removed": [destination_text(each) for each in step.removed],
         "goto": step.jump,
         "stop": step.stopped,
@@ -426,7 +428,7 @@ def _exchange_lines(step: ExchangeStep) -> Iterator[str]:
         yield f"  filter {text(each.name)}: {_filter_words(each)}"
     for visit in step.visits:
         yield from _binding_lines(visit)
-    if not step.visits and not any(each.breach for each in step.filters):
+    if not step.visits and not any(check.breach for check in step.filters):
         yield "  no binding"
     if step.alternate is not None:
         yield f"  no destination: continues at the alternate exchange {text(step.alternate)}"

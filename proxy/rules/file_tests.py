@@ -131,7 +131,7 @@ def _differences(
 ) -> tuple[str, ...]:
     vhost = rules.vhosts[test.vhost]
     message = test.message
-    if all(each.name != message.exchange for each in vhost.exchanges):
+    if all(exchange.name != message.exchange for exchange in vhost.exchanges):
         found = None if book is None else translate_publish(message, vhost, book)
         if isinstance(found, RoutingResult):
             return compare(found, test.expected)

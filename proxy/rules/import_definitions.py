@@ -167,7 +167,7 @@ def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:
             entries = exchange.entries
             for order, group in groupby(entries, lambda each: each.order):
                 alike = list(group)
-                deciding = [each for each in alike if _depends_on_order(each)]
+                deciding = [entry for entry in alike if _depends_on_order(entry)]
                 if deciding and len(alike) > 1:
                     names = ", ".join(sorted({text(each.binding.destination) for each in deciding}))
                     yield (
@@ -179,4 +179,4 @@ def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:
 
 def _depends_on_order(compiled: CompiledBinding) -> bool:
     effects = [each for each in (compiled.on_true, compiled.on_false) if each is not None]
-    return any(each.jump or each.delete or each.delete_queues or each.granted_delete for each in effects)
+    return any(effect.jump or effect.delete or effect.delete_queues or effect.granted_delete for effect in effects)

@@ -154,7 +154,7 @@ def evaluated(
             state.addresses, decision.queues, decision.exchanges, message.facts.routing_key, state.exchanges
         )
         chosen = [("queue", name) for name in left.queues] + [("exchange", name) for name in left.exchanges]
-    unreached = [(one, state.missing[one]) for one in chosen if one in state.missing]
+    unreached = [(destination, state.missing[destination]) for destination in chosen if destination in state.missing]
     unreached += [(one, _UNBOUND) for one in out.unbound]
     for target in () if out.remote_targets is None else out.remote_targets.targets:
         unreached += _missing_elsewhere(state, target)
@@ -229,7 +229,7 @@ def _chosen(decision: Decision) -> list[Destination]:
 
 def as_data(wire: Wire) -> list[dict[str, object]]:
     """Return it as plain data for JSON."""
-    return [_leaving_json(each) for each in wire.publishes]
+    return [_leaving_json(publish) for publish in wire.publishes]
 
 
 def _leaving_json(leaving: WirePublish) -> dict[str, object]:
@@ -238,7 +238,7 @@ def _leaving_json(leaving: WirePublish) -> dict[str, object]:
         "exchange": text(leaving.exchange),
         "routing_key": text(leaving.routing_key),
         "bcc": [text(key) for key in leaving.bcc],
-        "reaches": [destination_text(one) for one in leaving.reaches],
+        "reaches": [destination_text(destination) for destination in leaving.reaches],
         "headers": {text(name): json_value(value) for name, value in leaving.headers},
         "untouched": leaving.untouched,
     }

@@ -131,7 +131,7 @@ class MatchEq(Match):
 
     @property
     def required(self) -> tuple[IndexKey, ...]:
-        return self._rest.required + _index_keys([each for each in self._headers if not each.optional])
+        return self._rest.required + _index_keys([operator for operator in self._headers if not operator.optional])
 
     @property
     def fact_names(self) -> tuple[FactName, ...]:

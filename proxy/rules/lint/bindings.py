@@ -36,7 +36,7 @@ def unreachable(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBi
     """Yield the bindings that no message reaches, each with the one that skips it."""
     if not entries:
         return
-    orders = [each.order for each in entries]
+    orders = [entry.order for entry in entries]
     reached = {0}
     leaves_out: dict[int, int] = {}
     for index, compiled in enumerate(entries):
@@ -69,7 +69,7 @@ def _jumps(compiled: CompiledBinding) -> Set[int]:
 
 def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, str, str]]:
     """Yield the gotos without effect: binding, argument, and why."""
-    greatest = max((each.order for each in entries), default=0)
+    greatest = max((entry.order for entry in entries), default=0)
     for compiled in entries:
         for effects, key in ((compiled.on_true, "x-goto-ontrue"), (compiled.on_false, "x-goto-onfalse")):
             jump = 0 if effects is None else effects.jump
@@ -86,7 +86,7 @@ def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBind
 
     Only for exchanges whose bindings just add their destination, so that order can't matter.
     """
-    if not all(each.plain for each in entries):
+    if not all(entry.plain for entry in entries):
         return
     unconditional: dict[Hashable, CompiledBinding] = {}
     same: dict[int, CompiledBinding] = {}
@@ -136,7 +136,7 @@ def linted_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> Iterat
     for file in files:
         for parsed in file.exchanges:
             entries = loaded.routers[file.vhost].exchanges[parsed.rule.name].entries
-            bindings = {each.binding.id: each for each in parsed.bindings}
+            bindings = {binding.binding.id: binding for binding in parsed.bindings}
             yield LintedExchange(file.vhost, parsed.rule.name, entries, bindings)
 
 

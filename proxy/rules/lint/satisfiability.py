@@ -68,7 +68,7 @@ def always_true(compiled: CompiledBinding) -> bool:
     """Return True only if a binding is true for every message."""
     if not compiled.match_type.startswith("all"):
         return False
-    return all(each.key in _TOPICS and each.expected == ("S", b"#") for each in compiled.operators)
+    return all(operator.key in _TOPICS and operator.expected == ("S", b"#") for operator in compiled.operators)
 
 
 def _conflict(operators: Iterable[Operator]) -> str | None:
@@ -90,7 +90,7 @@ def _conflict(operators: Iterable[Operator]) -> str | None:
 
 
 def _words(operators: Sequence[Operator]) -> str:
-    named = [each.key.decode("utf-8", "backslashreplace") for each in operators]
+    named = [operator.key.decode("utf-8", "backslashreplace") for operator in operators]
     if len(named) == 1:
         return f"nothing satisfies {named[0]}"
     return f"{', '.join(named[:-1])} and {named[-1]} contradict each other"
@@ -113,7 +113,7 @@ def _opposites(group: Sequence[Operator]) -> bool:
     """Return True if the same condition occurs plain and negated, neither of them optional."""
     if group[0].fact_name[0] not in (ROUTING_KEY, CLOCK, PROPERTY):
         return False
-    asked = {(each.key, each.expected) for each in group}
+    asked = {(operator.key, operator.expected) for operator in group}
     return any((each.key.replace(b"!", b"", 1), each.expected) in asked for each in group if b"!" in each.key)
 
 
@@ -121,7 +121,7 @@ def _opposites(group: Sequence[Operator]) -> bool:
 
 
 def _impossible_header(group: Sequence[HeaderOperator]) -> bool:
-    present = any(each.absent is ABSENT and not each.optional for each in group)
+    present = any(operator.absent is ABSENT and not operator.optional for operator in group)
     absent = any(each.absent is MATCH for each in group)
     if not present:
         return False
@@ -202,7 +202,10 @@ def _empty(bounds: Iterable[tuple[bytes, object]], whole: bool = False, octet: b
 
 
 def _impossible_key(group: Sequence[RoutingKeyOperator]) -> bool:
-    equal = next((each for each in group if each.index_key is not None and each.index_key[0] == ROUTING_KEY), None)
+    equal = next(
+        (operator for operator in group if operator.index_key is not None and operator.index_key[0] == ROUTING_KEY),
+        None,
+    )
     if equal is None or equal.index_key is None:
         return False
     key = cast("bytes", equal.index_key[2])
@@ -210,7 +213,7 @@ def _impossible_key(group: Sequence[RoutingKeyOperator]) -> bool:
 
 
 def _impossible_property(group: Sequence[PropertyOperator]) -> bool:
-    present = any(each.absent is ABSENT for each in group)
+    present = any(operator.absent is ABSENT for operator in group)
     absent = any(each.absent is MATCH for each in group)
     if present and absent:
         return True
