@@ -81,7 +81,7 @@ class Relay:
         """Close a producer that exceeds its rate: 406 on its channel, or 320 if the channel can't be determined or
         closed.
 
-        A channel can only be closed between two publishes, and is only responsible if no other publishes.
+        A channel can only be closed between two publishes, and only if no other channel publishes.
         """
         connection = self.connection
         publishing = [

@@ -60,7 +60,7 @@ def minutes(count: int) -> str:
         if count % size == 0:
             times = count // size
             return name if times == 1 else f"{times} {name}s"
-    raise AssertionError("every whole number of minutes is one of minutes")
+    raise AssertionError("unreachable: every step is a whole number of minutes")
 
 
 def share(part: float, all_of_it: float) -> str:

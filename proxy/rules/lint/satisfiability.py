@@ -72,7 +72,7 @@ def always_true(compiled: CompiledBinding) -> bool:
 
 
 def _conflict(operators: Iterable[Operator]) -> str | None:
-    """Find operators that no message satisfies together."""
+    """Describe operators that no message can satisfy at the same time."""
     facts: dict[FactName, list[Operator]] = {}
     for operator in operators:
         facts.setdefault(operator.fact_name, []).append(operator)
