@@ -493,6 +493,7 @@ class World:
         assert any(under for _, _, under in self.rows) == needed, "a token too many, or one too few"
 
 
+@pytest.mark.timeout(600)  # half a minute of CPU, which other tests on the machine may stretch
 @settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(choices=strategies.lists(strategies.integers(0, 2**16), min_size=150, max_size=150))
 def test_two_sidecars_never_leave_a_bound_destination_without_a_token(choices: list[int]) -> None:
@@ -653,6 +654,7 @@ RELEASED_AND_IDLE = [7, 3, 3, 3, 3, 3, 7, 2, 8, 3, 3, 3, 3, 3, 7, 3, 3, 3, 3, 3,
 
 
 @example(clients=0, choices=RELEASED_AND_IDLE)
+@pytest.mark.timeout(600)  # half a minute of CPU, which other tests on the machine may stretch
 @settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     clients=strategies.integers(0, 1),
