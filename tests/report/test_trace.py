@@ -46,7 +46,7 @@ def test_every_record_of_a_message_is_printed_in_the_order_of_time(
 def test_a_message_that_is_not_there_is_status_1(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, records, said = traced(capsys, log, "nobody")
     assert (status, records) == (1, [])
-    assert "4 segments read, 0 left out" in said
+    assert "4 segments read, 0 skipped" in said
     status, _, said = traced(capsys, log, "m11", "--since", "2026-11-21", "--until", "2026-11-22")
     assert (status, "0 segments read" in said) == (1, True)
 
@@ -60,7 +60,7 @@ def test_segments_whose_partial_says_no_are_left_out(
         assert traced(capsys, log, f"m{number}", "--output", str(output))[0] == 0
     status, _, said = traced(capsys, log, "surely nobody", "--output", str(output))
     assert status == 1
-    assert "4 left out" in said
+    assert "4 skipped" in said
     # A segment that the report has not read is read.
     segment(log, [publish(message_id="new")], hour=10)
     assert traced(capsys, log, "new", "--output", str(output))[1] == ["publish p 1"]
