@@ -17,9 +17,9 @@ empty name is the last declared queue).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from proxy.amqp import methods
 from proxy.amqp.frames import OVERHEAD, U32
@@ -52,6 +52,8 @@ from proxy.values import EXCHANGE, QUEUE, Destination, reserved_prefix
 #: Limit of destinations checked when a binding is made; others are checked when a message chooses them.
 CHECKED_AT_ONCE = 500
 _REFUSED = "403 ACCESS_REFUSED - "
+#: The broker's texts for destinations that a client may not bind.
+Refusals: TypeAlias = Mapping[Destination, str]
 #: Limit of unanswered binds of one channel; further ones wait.
 _BINDS_AT_ONCE = 256
 
@@ -128,28 +130,32 @@ class ClientReach:
         unknown = [destination for destination in chosen if destination not in allowed]
         return unknown[:CHECKED_AT_ONCE], [destination for destination in chosen if destination in allowed]
 
-    def check(self, owned: OwnedExchange, wanted: Iterable[Destination], then: Callable[[], None]) -> None:
+    def check(self, owned: OwnedExchange, wanted: Iterable[Destination], then: Callable[[Refusals], None]) -> None:
         """Check on the sidecar channel whether the client may bind the destinations, then call `then`."""
         reach = owned.reach(self._connection.terms.user)
         checks = [PermissionCheck(owned, reach, name) for name in wanted if name not in reach.allowed]
         waiting = len(checks)
+        # Kept here: a pass of the control plane clears those of the reach, maybe before the last check is answered.
+        refusals: dict[Destination, str] = {}
 
-        def checked() -> None:
+        def checked(destination: Destination) -> None:
             nonlocal waiting
             waiting -= 1
+            if destination in reach.refused:
+                refusals[destination] = reach.refused[destination]
             if not waiting:
-                then()
+                then(refusals)
 
         for check in checks:
-            check_permission(self._connection, check, checked)
+            check_permission(self._connection, check, partial(checked, check.destination))
         if not checks:
-            then()
+            then(refusals)
 
-    def refusal(self, owned: OwnedExchange, named: Iterable[Destination]) -> ProtocolError | None:
+    @staticmethod
+    def refusal(refusals: Refusals, named: Iterable[Destination]) -> ProtocolError | None:
         """Return the broker's refusal of a destination that the client named itself, if there is one."""
-        refused = owned.reach(self._connection.terms.user).refused
         for destination in named:
-            text = refused.get(destination, "")
+            text = refusals.get(destination, "")
             if text.startswith(_REFUSED):
                 return ProtocolError(403, text.removeprefix(_REFUSED), Scope.CHANNEL)
         return None
@@ -389,18 +395,18 @@ class ClientBindings:
             self._note_pins(pins)
             self._reach.check(owned, planned.chosen, checked)
 
-        def checked() -> None:
-            self._reached(planned._replace(routes=routed), fresh, since)
+        def checked(refusals: Refusals) -> None:
+            self._reached(planned._replace(routes=routed), refusals, fresh, since)
 
         steps = self._pin_steps(channel, pins)
         if not steps and self._state.has_token(request.receiver):
             steps = [look_for(channel.number, request.receiver)]
         inject(self._connection, channel, steps, marked, request.method)
 
-    def _reached(self, planned: _Bind, fresh: list[Destination], since: int) -> None:
+    def _reached(self, planned: _Bind, refusals: Refusals, fresh: list[Destination], since: int) -> None:
         """Store the binding or refuse it, now that the checks are answered."""
         channel, owned, user = planned.channel, planned.owned, self._connection.terms.user
-        refusal = self._reach.refusal(owned, planned.named)
+        refusal = self._reach.refusal(refusals, planned.named)
         held = channel.state is DECLARING
         if not held or refusal is not None:
             if held and refusal is not None:
@@ -523,11 +529,11 @@ class ClientBindings:
         steps += [unbind(channel.number, receiver, owned.carrier, *row) for row in kept_rows(copies)]
         inject(self._connection, channel, steps, partial(self._unbound, pending))
 
-    def _permitted(self, pending: _Unbind) -> None:
+    def _permitted(self, pending: _Unbind, refusals: Refusals) -> None:
         """Unbind if the client may, since no binding on the broker proves it."""
         if pending.channel.state is not DECLARING:
             return
-        refusal = self._reach.refusal(pending.owned, [pending.request.receiver])
+        refusal = self._reach.refusal(refusals, [pending.request.receiver])
         if refusal is None:
             self._unbound(pending)
         else:

@@ -406,6 +406,21 @@ def test_a_queue_that_the_client_may_not_bind_refuses_a_binding_that_names_it() 
     assert [read_method(QueueUnbind, frame.payload).routing_key for frame in gone] == [token("queue", b"b")]
 
 
+def test_a_refusal_counts_although_a_pass_of_the_control_plane_ends_before_the_last_answer() -> None:
+    made = wire()
+    made.state.queues = QueueNames((b"b", b"c", b"d"), 1)
+    routes = ((b"x-addq-ontrue", Value("A", (Value("S", b"c"), Value("S", b"d")))),)
+    made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES + encode_table(routes)))
+    made.answer(BIND_OK)
+    made.answer(say(OWN, commands.Channel.OpenOk()))
+    made.answer(OWN_BIND_OK)  # the token of c; its grant is sent after the token of d
+    made.answer(say(OWN, commands.Channel.Close(403, "ACCESS_REFUSED - access to queue 'd' refused", 50, 20)))
+    made.state.clear_refusals()
+    made.answer(say(OWN, commands.Channel.OpenOk()))
+    assert closed(made, made.answer(OWN_BIND_OK)) == (403, "ACCESS_REFUSED - access to queue 'd' refused")
+    assert not made.state.exchanges[b"xo"].clients
+
+
 def test_a_queue_that_the_client_may_not_bind_is_out_of_reach_of_a_regex() -> None:
     made, _ = reaching(b"b", b"c", b"d", x_addqre_ontrue="^[cd]$")
     made.answer(say(OWN, commands.Channel.Close(403, "ACCESS_REFUSED - access to queue 'c' refused", 50, 20)))

@@ -10,7 +10,7 @@ import pytest
 from pamqp import commands
 
 from proxy.amqp.method_frames import QueueUnbind, read_method
-from proxy.relay.declare.bindings import CHECKED_AT_ONCE, ClientReach
+from proxy.relay.declare.bindings import CHECKED_AT_ONCE, ClientReach, Refusals
 from proxy.relay.tokens import grant_key, token
 from proxy.relay.vhost import BindingCopy, StoredBinding
 from proxy.routing.bindings.binding import Binding
@@ -85,9 +85,9 @@ def test_however_many_are_asked_about_all_are_refused_where_the_broker_leaves_no
     wire = Wire(routed("z"), tuning=replace(TUNING, channel_max_upstream=TUNING.channel_max_producer))
     owned = wire.state.exchanges[b"xo"]
     destinations = [("queue", f"q{number}".encode()) for number in range(CHECKED_AT_ONCE)]
-    done: list[bool] = []
-    ClientReach(wire.relay.connection).check(owned, destinations, lambda: done.append(True))
-    assert done == [True]
+    answers: list[Refusals] = []
+    ClientReach(wire.relay.connection).check(owned, destinations, answers.append)
+    assert [refusals.keys() for refusals in answers] == [set(destinations)]
     assert owned.reach("").refused.keys() == set(destinations)
 
 
