@@ -21,9 +21,9 @@ from typing import Any
 
 import pika
 
+from tests.browser import Tab, browser, program
 from tests.private_broker import PrivateBroker
 from tests.rabbitmq import Broker
-from tests.report.browser import Tab, browser, program
 from tests.sidecar import Sidecar
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "console.png"

@@ -15,8 +15,8 @@ import pytest
 
 from proxy.rules.loader import compile_rules
 from tests.broker.delivery.site import Site, standing
+from tests.browser import Tab, browser, program
 from tests.rabbitmq import Broker
-from tests.report.browser import Tab, browser, program
 
 pytestmark = pytest.mark.matrix
 

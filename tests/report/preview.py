@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from proxy.report.page import Days, render
-from tests.report.browser import OPTIONS, program
+from tests.browser import OPTIONS, program
 from tests.report.sample import DAY, figures
 
 TARGET = Path(__file__).resolve().parents[2] / "docs/dashboards/oxproxy-report.png"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.report.page import render
-from tests.report.browser import Tab, browser, program
+from tests.browser import Tab, browser, program
 from tests.report.sample import figures
 
 pytestmark = pytest.mark.matrix
