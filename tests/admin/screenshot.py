@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import contextlib
 import json
 import random
@@ -20,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pika
+from playwright.async_api import FloatRect
 
-from tests.browser import Tab, browser, program
+from tests.browser import SCHEMES, Scheme, Tab, browser, program
 from tests.private_broker import PrivateBroker
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
@@ -142,17 +142,16 @@ async def until(tab: Tab, expression: str) -> None:
             await asyncio.sleep(0.2)
 
 
-async def look(tab: Tab, view: str, pixels: int, scheme: str) -> bytes:
+async def look(tab: Tab, view: str, pixels: int, scheme: Scheme) -> bytes:
     """Take a picture of a view, as high as it is."""
-    await tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    await tab.page.emulate_media(color_scheme=scheme)
     await tab.width(pixels)
     await tab.value(f"location.hash = '{view}'")
     await until(tab, READY[view])
     await asyncio.sleep(SETTLING_SECONDS)
     height = await tab.value("document.querySelector('main').getBoundingClientRect().bottom + scrollY")
-    clip = {"x": 0, "y": 0, "width": pixels, "height": min(height, MOST_PIXELS), "scale": 1}
-    picture = await tab.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
-    return base64.b64decode(picture["data"])
+    clip: FloatRect = {"x": 0, "y": 0, "width": pixels, "height": min(height, MOST_PIXELS)}
+    return await tab.page.screenshot(clip=clip, full_page=True)
 
 
 async def explained(tab: Tab) -> None:
@@ -175,7 +174,7 @@ def compare(sidecar: Sidecar) -> None:
 async def picture(sidecar: Sidecar) -> dict[str, bytes]:
     """Return the picture of README.md."""
     async with browser(program() or "chromium") as tab:
-        await tab.go(sidecar.admin + "/")
+        await tab.page.goto(sidecar.admin + "/")
         await asyncio.sleep(TRAFFIC_SECONDS)
         return {PICTURE.name: await look(tab, "map", 1280, "light")}
 
@@ -183,7 +182,7 @@ async def picture(sidecar: Sidecar) -> dict[str, bytes]:
 async def gallery(sidecar: Sidecar, views: Sequence[str]) -> dict[str, bytes]:
     """Return pictures of views, by name of the file."""
     async with browser(program() or "chromium") as tab:
-        await tab.go(sidecar.admin + "/")
+        await tab.page.goto(sidecar.admin + "/")
         await asyncio.sleep(SETTLING_SECONDS)
         compare(sidecar)
         await explained(tab)
@@ -191,10 +190,10 @@ async def gallery(sidecar: Sidecar, views: Sequence[str]) -> dict[str, bytes]:
             f"{view}-{pixels}-{scheme}.png": await look(tab, view, pixels, scheme)
             for view in views
             for pixels in WIDTHS
-            for scheme in ("light", "dark")
+            for scheme in SCHEMES
         }
-        for complaint in (*tab.named("Runtime.exceptionThrown"), *tab.named("Log.entryAdded")):
-            print(json.dumps(complaint, indent=1))
+        for complaint in tab.complaints:
+            print(complaint)
         return pictures
 
 

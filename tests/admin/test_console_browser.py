@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
+import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -12,10 +12,11 @@ from typing import Any
 
 import pika
 import pytest
+from playwright.async_api import expect
 
 from proxy.rules.loader import compile_rules
 from tests.broker.delivery.site import Site, standing
-from tests.browser import Tab, browser, program
+from tests.browser import SCHEMES, Scheme, Tab, required_browser
 from tests.rabbitmq import Broker
 
 pytestmark = pytest.mark.matrix
@@ -65,17 +66,14 @@ def site(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.fixture
 async def tab(site: Site) -> AsyncIterator[Tab]:
-    async for opened in opened_tab(site):
-        yield opened
+    async with console(site) as tab:
+        yield tab
 
 
-async def opened_tab(site: Site) -> AsyncIterator[Tab]:
-    command = program()
-    if command is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("no Chromium (make test-matrix installs one)")
-    async with browser(command) as tab:
-        await tab.call("Emulation.setFocusEmulationEnabled", enabled=True)
-        await tab.go(site.sidecar.admin + "/")
+@contextlib.asynccontextmanager
+async def console(site: Site) -> AsyncIterator[Tab]:
+    async with required_browser() as tab:
+        await tab.page.goto(site.sidecar.admin + "/")
         yield tab
 
 
@@ -112,15 +110,13 @@ COMPLETE = {
 
 
 def nothing_complained(tab: Tab) -> None:
-    assert tab.named("Runtime.exceptionThrown") == []
-    assert [each["entry"]["text"] for each in tab.named("Log.entryAdded")] == []
+    assert tab.complaints == []
 
 
 async def test_the_browser_asks_nobody_else_and_has_nothing_to_complain_of(tab: Tab, site: Site) -> None:
     for view in VIEWS:
         await see(tab, view)
-    asked = {each["request"]["url"] for each in tab.named("Network.requestWillBeSent")}
-    assert all(url.startswith((site.sidecar.admin + "/", "data:")) for url in asked)
+    assert all(url.startswith((site.sidecar.admin + "/", "data:")) for url in tab.requested)
     nothing_complained(tab)
 
 
@@ -135,7 +131,7 @@ async def test_overview_says_ready_and_draws_the_rate_by_outcome(tab: Tab, site:
     await shows(tab, "Boolean(document.querySelector('#chart polygon.routed'))")
     for key in ("ArrowLeft", "ArrowLeft"):
         await tab.value("document.getElementById('chart').focus()")
-        await press(tab, key)
+        await tab.page.keyboard.press(key)
     await shows(tab, "/^at \\d\\d:\\d\\d/.test(document.getElementById('chart-time').textContent)")
 
 
@@ -163,19 +159,7 @@ async def test_the_map_names_conditions_and_rates_of_what_the_pointer_is_on(tab:
         (".node.missing[aria-label*=' nowhere']", "nowhere", "missing"),
         (".edge[aria-label^='orders to orders.all']", "orders → orders.all", 'x-?hkv= kind: "order"'),
     ):
-        # The middle of a box, or of a line.
-        place = f"""(part => {{
-            part.scrollIntoView({{ block: 'center', inline: 'center' }})
-            const line = part.querySelector('.line'), box = part.ownerSVGElement.getBoundingClientRect()
-            if (line) {{
-                const middle = line.getPointAtLength(line.getTotalLength() / 2)
-                return [box.left + middle.x, box.top + middle.y]
-            }}
-            const own = part.getBoundingClientRect()
-            return [own.left + own.width / 2, own.top + own.height / 2]
-        }})(document.querySelector({json.dumps(part)}))"""
-        x, y = await tab.value(place)
-        await tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        await tab.page.locator(part).hover()
         await shows(tab, "document.querySelector('#map-detail h3').textContent", heading)
         assert shown in await tab.value("document.getElementById('map-detail').textContent")
     detail = "document.getElementById('map-detail').textContent"
@@ -212,12 +196,12 @@ async def test_a_failed_publish_is_shown_and_loaded_into_the_form_by_keyboard(ta
     assert await tab.value(f"{row}.textContent.includes('hunter2')") is False
     assert await tab.value("document.querySelectorAll('main script, main img').length") == 0
     await tab.value(f"{row}.querySelector('button').focus()")
-    await press(tab, "Enter", "\r")
+    await tab.page.keyboard.press("Enter")
     await shows(tab, "location.hash", "#explain")
     assert await tab.value("document.querySelector('[name=key]').value") == "<img src=x onerror=fail()>"
     assert "<script>" in await tab.value("document.getElementById('incomplete').textContent")
     await tab.value("document.querySelector('[name=key]').focus()")
-    await press(tab, "Enter", "\r")
+    await tab.page.keyboard.press("Enter")
     await shows(tab, "/unrouted/.test(document.getElementById('answer').textContent)")
     walk: Any = await tab.value("document.getElementById('answer').textContent")
     assert '"unheard of"' in walk
@@ -273,10 +257,7 @@ async def test_rules_files_are_uploaded_as_one_candidate(tab: Tab, site: Site, t
     for name, text in files.items():
         (tmp_path / name).write_text(f"vhost: {site.vhost}\n{text.replace('queue: nowhere', 'queue: orders.all')}")
     await see(tab, "shadow")
-    document = await tab.call("DOM.getDocument")
-    chooser = await tab.call("DOM.querySelector", nodeId=document["root"]["nodeId"], selector="[name=files]")
-    paths = [str(tmp_path / name) for name in files]
-    await tab.call("DOM.setFileInputFiles", nodeId=chooser["nodeId"], files=paths)
+    await tab.page.locator("[name=files]").set_input_files([tmp_path / name for name in files])
     await tab.value("document.querySelector('#candidate button').click()")
     await shows(tab, "document.getElementById('candidate').hidden")
     publish(site, "lost")
@@ -291,14 +272,14 @@ async def test_a_thousand_bindings_are_grouped_and_a_group_opens(
     broker: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with standing(broker, tmp_path_factory.mktemp("many"), MANY) as site:
-        async for tab in opened_tab(site):
+        async with console(site) as tab:
             await tab.width(1280)
             await see(tab, "map")
             assert await tab.value("document.querySelectorAll('#graph .node').length") <= 4 + 24
             assert await tab.value("document.documentElement.scrollWidth") <= 1280
             await tab.value("document.querySelector('#graph .node.group').focus()")
             before = await tab.value("document.querySelectorAll('#graph .node').length")
-            await press(tab, "Enter", "\r")
+            await tab.page.keyboard.press("Enter")
             await shows(tab, f"document.querySelectorAll('#graph .node').length > {before}")
             await tab.value("document.getElementById('map-filter').value = 'queue777'")
             await tab.value("document.getElementById('map-filter').dispatchEvent(new Event('input'))")
@@ -312,7 +293,7 @@ async def test_a_broker_that_goes_away_and_a_sidecar_that_ends_are_said_on_the_p
     broker: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with standing(broker, tmp_path_factory.mktemp("away"), RULES) as site:
-        async for tab in opened_tab(site):
+        async with console(site) as tab:
             await see(tab, "overview")
             site.tap.refuse()
             await shows(tab, "/not connected/.test(document.getElementById('links').textContent)")
@@ -329,10 +310,10 @@ async def test_each_worker_says_which_one_it_is_and_links_to_the_others(
     broker: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with standing(broker, tmp_path_factory.mktemp("workers"), RULES, {"workers": 2}) as site:
-        async for tab in opened_tab(site):
+        async with console(site) as tab:
             await shows(tab, "document.getElementById('worker').textContent.trim()", "worker 0  worker 1")
-            await tab.value("document.querySelector('#worker a').click()")
-            await shows(tab, "document.getElementById('worker')?.textContent.trim()", "worker 1  worker 0")
+            await tab.page.locator("#worker a").click()
+            await expect(tab.page.locator("#worker")).to_have_text("worker 1 worker 0")
             assert await tab.value("location.port") == str(site.sidecar.admin_port + 1)
 
 
@@ -341,8 +322,8 @@ async def test_each_worker_says_which_one_it_is_and_links_to_the_others(
 
 async def test_every_view_is_reached_by_keyboard_alone(tab: Tab) -> None:
     for view in VIEWS:
-        await press(tab, "Tab")
-        await press(tab, "Enter", "\r")
+        await tab.page.keyboard.press("Tab")
+        await tab.page.keyboard.press("Enter")
         await shows(tab, f"document.querySelector('nav [aria-current]').hash === '#{view}'")
 
 
@@ -357,7 +338,7 @@ async def test_every_control_of_a_view_is_reached_by_tab_in_turn_and_shows_its_f
     await tab.value("document.activeElement.blur()")
     reached = []
     for _ in range(await tab.value(f"{visible}.length")):
-        await press(tab, "Tab")
+        await tab.page.keyboard.press("Tab")
         reached.append(await tab.value(f"{visible}.indexOf(document.activeElement)"))
         outline = "getComputedStyle(document.activeElement).outlineStyle"
         colored = "document.activeElement.matches('.edge')"  # a line of the map has another color instead
@@ -365,12 +346,14 @@ async def test_every_control_of_a_view_is_reached_by_tab_in_turn_and_shows_its_f
     assert sorted(reached) == list(range(len(reached)))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("pixels", WIDTHS)
-async def test_no_view_is_wider_than_the_window(tab: Tab, site: Site, pixels: int, scheme: str, tmp_path: Path) -> None:
+async def test_no_view_is_wider_than_the_window(
+    tab: Tab, site: Site, pixels: int, scheme: Scheme, tmp_path: Path
+) -> None:
     publish(site, "lost", key=HOSTILE)
     publish(site, "order", exchange=LONG_EXCHANGE)
-    await tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    await tab.page.emulate_media(color_scheme=scheme)
     await tab.width(pixels)
     pictures = Path(os.environ.get("CONSOLE_PICTURES", tmp_path))
     for view in VIEWS:
@@ -383,16 +366,5 @@ async def test_no_view_is_wider_than_the_window(tab: Tab, site: Site, pixels: in
             publish(site, "lost", key=HOSTILE, exchange=EXCHANGE)
             named = json.dumps("<script>fail()</script>\\u{202e}e")
             await shows(tab, f"document.getElementById('view-{view}').textContent.includes({named})")
-        picture = await tab.call("Page.captureScreenshot", format="png")
-        (pictures / f"{view}-{pixels}-{scheme}.png").write_bytes(base64.b64decode(picture["data"]))
+        await tab.page.screenshot(path=pictures / f"{view}-{pixels}-{scheme}.png")
     nothing_complained(tab)
-
-
-async def press(tab: Tab, key: str, text: str = "") -> None:
-    """Press a key and let it go."""
-    code = {"Enter": 13, "Tab": 9, "ArrowLeft": 37}[key]
-    named = {"key": key, "code": key, "windowsVirtualKeyCode": code}
-    await tab.call(
-        "Input.dispatchKeyEvent", type="keyDown" if text or key == "Tab" else "rawKeyDown", text=text, **named
-    )
-    await tab.call("Input.dispatchKeyEvent", type="keyUp", **named)

@@ -5,32 +5,38 @@ It shows made-up figures and is written to docs/dashboards. The browser may reac
 
 from __future__ import annotations
 
-import subprocess
+import asyncio
 import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
 
 from proxy.report.page import Days, render
-from tests.browser import OPTIONS, program
+from tests.browser import browser, program
 from tests.report.sample import DAY, figures
 
 TARGET = Path(__file__).resolve().parents[2] / "docs/dashboards/oxproxy-report.png"
 #: The upper part: tiles, charts over time, the beginning of the lists.
-SIZE = "1120,1900"
+WIDTH_PIXELS, HEIGHT_PIXELS = 1120, 1900
+
+
+async def draw(command: str, file: Path) -> None:
+    async with browser(command) as tab:
+        await tab.page.set_viewport_size({"width": WIDTH_PIXELS, "height": HEIGHT_PIXELS})
+        await tab.open(file)
+        await tab.page.screenshot(path=TARGET)
 
 
 def main() -> int:
     """Draw it."""
-    browser = program()
-    if browser is None:
+    command = program()
+    if command is None:
         print("no Chromium (apt-get install chromium)", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder, "report.html")
-        page.write_text(render(figures(), Days.around(DAY, DAY, [DAY - timedelta(days=1)])))
-        command = [browser, *OPTIONS, f"--user-data-dir={folder}/profile", f"--window-size={SIZE}"]
-        subprocess.run([*command, f"--screenshot={TARGET}", page.as_uri()], check=True, capture_output=True, timeout=60)
+        file = Path(folder, "report.html")
+        file.write_text(render(figures(), Days.around(DAY, DAY, [DAY - timedelta(days=1)])))
+        asyncio.run(draw(command, file))
     return 0
 
 

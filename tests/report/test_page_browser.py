@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from proxy.report.page import render
-from tests.browser import Tab, browser, program
+from tests.browser import Tab, required_browser
 from tests.report.sample import figures
 
 pytestmark = pytest.mark.matrix
@@ -20,21 +19,16 @@ WIDTHS = (360, 800, 1120, 1920)
 
 @pytest.fixture
 async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
-    command = program()
-    if command is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("no Chromium (make test-matrix installs one)")
     page = tmp_path / "report.html"
     page.write_text(render(figures()))
-    async with browser(command) as tab:
+    async with required_browser() as tab:
         await tab.open(page)
         yield tab
 
 
 async def test_it_asks_for_nothing_but_itself_and_the_browser_has_nothing_to_complain_of(tab: Tab) -> None:
-    asked = [one["request"]["url"] for one in tab.named("Network.requestWillBeSent")]
-    assert [url.rpartition("/")[2] for url in asked if not url.startswith("data:")] == ["report.html"]
-    assert tab.named("Log.entryAdded") == []
-    assert tab.named("Runtime.exceptionThrown") == []
+    assert [url.rpartition("/")[2] for url in tab.requested if not url.startswith("data:")] == ["report.html"]
+    assert tab.complaints == []
 
 
 async def test_it_is_written_by_the_rules_of_html(tab: Tab) -> None:
