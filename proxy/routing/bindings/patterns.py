@@ -77,7 +77,7 @@ _DECISION, _FRAME_BYTES, _SLOW_WALK = 40, 6, 8
 #: Default budget of a decision in units: about 10 ms.
 DEFAULT_BUDGET = 1_000_000
 #: Largest charge of one search.
-_SEARCH_UNITS = 400_000
+_SEARCH_UNITS = 330_000
 #: Searches up to this cost are free.
 _FREE_UNITS = 400
 _FREE_WORK = _FREE_UNITS * _DECISION
