@@ -89,7 +89,8 @@ class Summary:
             reasons = ", ".join(f"{count} {why}" for why, count in figures.rejected.items())
             yield f"invalid lines moved to {self.output}/{names.REJECTED}: {reasons}"
         if figures.late:
-            yield f"{several(figures.late, 'record')} in the directory of another day, counted on their own day"
+            late = several(figures.late, "record")
+            yield f"{late} in the directory of another day, counted on the day of their timestamp"
         if figures.unmatched:
             yield f"{several(figures.unmatched, 'return')} without a publish in the log"
         if figures.duplicates:
