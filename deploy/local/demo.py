@@ -202,8 +202,8 @@ def told(number: int, message: Message) -> str:
     lines = [
         f"{number}. {message.name}",
         f"   sent    {message.facts}",
-        f"   heard   {message.seen_outcome} {message.seen_text}".rstrip(),
-        f"   got it  {', '.join(sorted(message.seen_queues)) or 'nobody'}",
+        f"   result  {message.seen_outcome} {message.seen_text}".rstrip(),
+        f"   queues  {', '.join(sorted(message.seen_queues)) or 'none'}",
         f"   why     {message.reason}",
     ]
     if not message.right:
