@@ -250,14 +250,14 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "vhost exchange outcome",
         publishes,
-        "Publishes by outcome; exchanges that no rule names count as other.",
+        "Publishes by outcome; exchanges not named in rules count as other.",
     ),
     _metric(
         "publish_bytes_total",
         COUNTER,
         "vhost exchange",
         publish_bytes,
-        "Bytes of message bodies published; exchanges that no rule names count as other.",
+        "Bytes of message bodies published; exchanges not named in rules count as other.",
     ),
     _metric(
         "binding_matches_total",
@@ -271,7 +271,7 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "vhost destination",
         destination_publishes,
-        "Publishes routed to a destination that the rules files name.",
+        "Publishes routed to a destination named in the rules files.",
     ),
     _metric(
         "decision_cache_total",
@@ -310,7 +310,7 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "",
         relays("failed_translations"),
-        "Destinations whose address translation failed: each is a nack.",
+        "Destinations whose address translation failed; each causes a nack.",
     ),
     _metric(
         "upstream_blocked",
@@ -383,7 +383,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "vhost type fits",
         lambda counters: list(counters.carrier_bindings.items()),
         "Bindings of carriers by type, direct or topic; fits is no if the other type costs RabbitMQ less, or "
-        "was asked for.",
+        "is configured.",
     ),
     _metric(
         "topology_unsigned_bindings",
