@@ -99,7 +99,7 @@ class AuditWriter:
 
     Attributes:
         full: producers should not be read now (never in best_effort).
-        durable: sequence up to which every line is written; in strict, is on disk.
+        durable: sequence number up to which every line is written; in strict mode, is on disk.
         failure: error of the disk while it rejects lines or does not respond; else None.
         on_full: called when `full` becomes true.
         on_drained: called when it becomes false again.
@@ -180,7 +180,7 @@ class AuditWriter:
             self._crossed()
 
     def commit_point(self) -> int:
-        """Hand over appended lines, and return the sequence that `durable` reaches when they are written."""
+        """Hand over appended lines, and return the value that `durable` reaches once they are written."""
         self._hand_over()
         return self._sequence
 
@@ -236,7 +236,7 @@ class AuditWriter:
                 return open_segments(directory).get(self._instance, [])
         except OSError as error:
             raise self._fault(f"can't be written: {error.strerror or error}") from error
-        raise self._fault(f"another process writes here as {self._policy.instance}; names must be unique")
+        raise self._fault(f"another process already writes here as {self._policy.instance}; names must be unique")
 
     def _fault(self, message: str) -> ConfigError:
         return ConfigError(str(self._policy.directory), 0, "audit.directory", message)

@@ -48,7 +48,7 @@ def load_settings(
         environ: the environment; variables with the prefix ``OXPROXY_`` override keys.
         secrets_required: whether passwords stored elsewhere, and TLS files, must exist; False makes their absence a
             warning, and that of the audit log's directory (which serve reports as an error later), for checks on a
-            machine that must not know them.
+            machine that must not have them.
 
     Returns:
         The settings, and warnings.
@@ -129,7 +129,7 @@ def _note_places(node: Node, path: str, places: dict[str, Place]) -> None:
 
 
 def _check_addresses(settings: Settings, faults: Faults) -> None:
-    """Report addresses that can't be listened on together, and a broker that is this sidecar itself."""
+    """Report listen addresses that conflict, and a broker address that this sidecar listens on."""
     listening = [(f"listen[{index}].address", each.address) for index, each in enumerate(settings.listen)]
     listening += [("admin.address", address) for address in settings.admin_addresses]
     for index, (key, address) in enumerate(listening):
@@ -137,7 +137,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
         if other is not None:
             if key not in settings.places:  # a default: report the line of the other key
                 (key, address), other = other, (key, address)
-            message = f"{address} can't be listened on together with {other[0]} {other[1]}"
+            message = f"{address} conflicts with {other[0]} {other[1]}"
             if settings.workers > 1 and "admin.address" in (key, other[0]):
                 message += f": the admin pages of {settings.workers} workers use as many consecutive ports"
             faults.error(settings.place(key), key, message)

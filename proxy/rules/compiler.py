@@ -48,7 +48,7 @@ def compile_exchange(parsed: ParsedExchange, faults: Faults) -> Exchange:
             first.setdefault(binding.binding.identity, binding)
         for binding in repeated:
             line = first[binding.binding.identity].place.line
-            faults.error(binding.place, binding.path, f"the same binding as in line {line}")
+            faults.error(binding.place, binding.path, f"the same binding as on line {line}")
     return exchange
 
 
@@ -78,7 +78,7 @@ def _bind(exchange: Exchange, parsed: ParsedBinding, owner: ExchangeRule, faults
 
 
 def _reserved(parsed: ParsedBinding, faults: Faults) -> None:
-    """Report destinations under the reserved prefix among the routing operators."""
+    """Report destinations with the reserved prefix among the routing operators."""
     for key, name in parsed.named_routes():
         fault = short_fault(name)
         if fault:

@@ -82,7 +82,7 @@ def _is_any(host: str) -> bool:
 
 
 def listen_conflict(one: HostPort, other: HostPort) -> bool:
-    """Return True if two addresses can't both be listened on, as far as their text shows; port 0 is any free one."""
+    """Return True if two listen addresses conflict, as far as their text shows; port 0 is any free port."""
     if one.port != other.port or not one.port:
         return False
     here, there = _bound(one.host), _bound(other.host)

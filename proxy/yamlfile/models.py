@@ -161,7 +161,7 @@ _GONE = object()
 
 
 def _prune(data: object, detail: ErrorDetails) -> bool:
-    """Remove the value of an error, or the item that is unusable without it; False if nothing is left."""
+    """Remove the invalid value, or the item that is incomplete; return False if nothing can be removed."""
     loc = detail["loc"][:-1] if detail["type"] == "missing" else detail["loc"]
     chain: list[tuple[Any, Any]] = []
     inner: Any = data

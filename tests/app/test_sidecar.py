@@ -282,11 +282,11 @@ UNSERVABLE = {
     "{audit: {directory: ., hash: rk}}": "1:24: audit.hash: hashes need a key under hash_key_env or hash_key_file",
     "{audit: {hash: [rk], hash_key_file: key}}": "1:22: audit.hash_key_file: seen a key of 5 bytes, expected 16 to 64",
     "{listen: [{address: 0.0.0.0:7001}], admin: {address: localhost:7001}}": "1:45: admin.address: localhost:7001 "
-    "can't be listened on together with listen[0].address 0.0.0.0:7001",
-    "{listen: [{address: 127.0.0.1:15693}]}": "1:12: listen[0].address: 127.0.0.1:15693 can't be listened on together "
-    "with admin.address 127.0.0.1:15693",
-    '{listen: [{address: "[::]:7001"}, {address: "[::1]:7001"}]}': "1:36: listen[1].address: [::1]:7001 can't be "
-    "listened on together with listen[0].address [::]:7001",
+    "conflicts with listen[0].address 0.0.0.0:7001",
+    "{listen: [{address: 127.0.0.1:15693}]}": "1:12: listen[0].address: 127.0.0.1:15693 conflicts with "
+    "admin.address 127.0.0.1:15693",
+    '{listen: [{address: "[::]:7001"}, {address: "[::1]:7001"}]}': "1:36: listen[1].address: [::1]:7001 conflicts "
+    "with listen[0].address [::]:7001",
     "{listen: [{address: 0.0.0.0:7001}], upstream: {address: [a:1, 127.0.0.1:7001]}}": "1:48: upstream.address: "
     "127.0.0.1:7001 is an address that this sidecar itself listens on",
     "{upstream: {address: 127.0.0.1:0}}": '1:22: upstream.address: seen the string "127.0.0.1:0", expected a port from '

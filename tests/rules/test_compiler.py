@@ -123,7 +123,7 @@ def test_a_key_or_value_that_is_refused_says_what_was_seen_and_what_is_expected(
 
 def test_the_same_binding_twice_is_a_fault_that_names_the_first() -> None:
     text = exchange("bindings:", "  - {queue: q, arguments: {a: 1, b: 2}}", "  - {queue: q, arguments: {b: 2, a: 1}}")
-    assert faults(text) == ["a.yaml:5:9: exchanges[0].bindings[1]: the same binding as in line 4"]
+    assert faults(text) == ["a.yaml:5:9: exchanges[0].bindings[1]: the same binding as on line 4"]
 
 
 def test_bindings_that_differ_in_a_type_alone_are_two() -> None:

@@ -86,7 +86,7 @@ class CarrierBindings(NamedTuple):
         name, carrier = self.exchange.name.decode(errors="replace"), self.exchange.carrier.decode(errors="replace")
         why = "RabbitMQ before 3.13 compares all of them with every message"
         if self.exchange.wanted_type is not CarrierType.AUTO:
-            why = f"carrier_type asks for {self.exchange.wanted_type.value}"
+            why = f"carrier_type requests {self.exchange.wanted_type.value}"
         kind = f"{self.carrier_type.value} exchange with {self.bindings} bindings"
         return f"exchange {name}: carrier {carrier} is a {kind}; {why}"
 

@@ -155,7 +155,7 @@ def test_a_carrier_whose_type_does_not_fit_is_reported(broker: Broker, tmp_path:
         until(lambda: site.metric("carrier_bindings", **labels) >= MANY)
         (vhost,) = (item for item in json.loads(site.sidecar.get("/status"))["vhosts"] if item["vhost"] == site.vhost)
         (sentence,) = vhost["unfit_carriers"]
-        why = "carrier_type asks for topic" if wanted == "topic" else "compares all of them with every message"
+        why = "carrier_type requests topic" if wanted == "topic" else "compares all of them with every message"
         assert sentence.startswith("exchange letters: carrier letters is a direct exchange with ")
         assert sentence.endswith(why)
 
