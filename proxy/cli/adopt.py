@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """List bindings that the current secret did not sign, sign them, and end the transition with ``--finish``.
+    """List bindings that are not signed with the current secret, sign them, and end the transition with ``--finish``.
 
     Returns NO if something could not be done.
 
@@ -69,7 +69,7 @@ async def _adopt(adoption: Adoption, options: argparse.Namespace) -> bool:
 
 
 async def _adopt_vhost(adoption: Adoption, vhost: str, options: argparse.Namespace) -> dict[str, object]:
-    """Return what was found and done; print it at once unless JSON is asked for."""
+    """Return what was found and done; print it at once unless JSON is requested."""
     print_text: Callable[[str], None] = (lambda _: None) if options.json else print_line
     bindings = await adoption.find(vhost, {name.encode() for name in options.exchange})
     listed: list[dict[str, object]] = []

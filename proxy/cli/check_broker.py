@@ -1,7 +1,7 @@
-"""``oxproxy check --broker``: determines what a start with these rules would change on a broker, and what would prevent
-it.
+"""``oxproxy check --broker``: determines what a sidecar with these rules would change on a broker at startup, and what
+would prevent the startup.
 
-Over the management API queues, exchanges and permissions are listed, so that there is a plan. Over AMQP queues and
+Over the management API, queues, exchanges and permissions are listed to compute the plan. Over AMQP, queues and
 exchanges are declared passively, and an existing carrier is declared as a sidecar would declare it, so that the broker
 compares. Nothing is created. TLS is that of the configuration. Unavailable data are an error.
 """

@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _output(admins: Sequence[AdminClient], options: argparse.Namespace) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Give what shows rates: as JSON, as tables one after the other, or redrawn in a terminal."""
+    """Yield a function that displays rates: as JSON, as successive tables, or redrawn in a terminal."""
     if options.json:
         yield lambda found: print_line(json.dumps(found, ensure_ascii=False))
         return

@@ -44,7 +44,7 @@ class SecretReader:
     """Reads the secrets of one configuration and reports malformed ones.
 
     Args:
-        directory: of the configuration.
+        `folder`: directory of the configuration.
         places: positions of the keys in the file.
         required: whether a missing secret is an error or a warning.
     """

@@ -149,7 +149,7 @@ class Reader:
 
     Args:
         traced: whether the trace table is requested.
-        directory: for files.
+        `folder`: directory for temporary files.
     """
 
     def __init__(self, traced: bool, folder: Path) -> None:

@@ -156,13 +156,13 @@ class Storage:
             raise StorageError(f"{target}: {source} can't be moved there")
 
     def put(self, local: Path, target: str) -> None:
-        """Move a file or directory of this machine to a new path."""
+        """Move a file or directory on this machine to a new path."""
         with self._at(target) as (files, new):
             files.setWriteChecksum(False)  # no .crc next to files that people open
             files.copyFromLocalFile(True, True, self._path(local.as_uri()), new)
 
     def fetch(self, path: str, folder: Path) -> Path:
-        """Return a file with a plain name in a directory of this machine: a link, or a copy if it is elsewhere."""
+        """Return a file with a plain name in a directory on this machine: a link, or a copy if it is elsewhere."""
         local = folder / f"{uuid.uuid4().hex}.parquet"
         with self._at(path) as (files, target):
             if files.getUri().getScheme() == "file":

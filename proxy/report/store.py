@@ -39,7 +39,7 @@ _EMPTY = "nothing"
 
 
 class Partials:
-    """The partials of one output directory; ``work`` is a temporary directory of this machine."""
+    """The partials of one output directory; ``work`` is a temporary directory on this machine."""
 
     def __init__(
         self, spark: SparkSession, storage: Storage, output: str, work: Path, duck: duckdb.DuckDBPyConnection

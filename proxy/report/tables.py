@@ -33,7 +33,7 @@ _STAGING, _DAYS = "_staging", "_days"
 
 
 class Tables:
-    """The tables of one output directory; ``work`` is a temporary directory of this machine."""
+    """The tables of one output directory; ``work`` is a temporary directory on this machine."""
 
     def __init__(self, storage: Storage, output: str, work: Path) -> None:
         self._storage = storage

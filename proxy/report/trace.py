@@ -111,7 +111,7 @@ class _Search:
         ]
 
     def _records(self, segment: Segment, written: Sequence[str]) -> Iterator[Record]:
-        """Yield the records of the lines that contain one of some strings."""
+        """Yield the records of the lines that contain any of the given strings."""
         local = self._files.fetch(segment.path, self._work)
         content = local.read_bytes()
         local.unlink()

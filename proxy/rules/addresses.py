@@ -226,7 +226,7 @@ def broker_password(
     """Return a broker's password.
 
     Args:
-        required: False makes a missing password a warning, for a machine that must not know it.
+        required: False makes a missing password a warning, for a machine that must not have it.
     """
     if broker.password is not None:
         return broker.password

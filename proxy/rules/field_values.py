@@ -180,7 +180,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class SystemZone(tzinfo):
-    """The machine's own time zone with its changes over the year, read at each use."""
+    """The system's time zone, including daylight saving time; evaluated at each use."""
 
     def utcoffset(self, moment: datetime | None) -> timedelta | None:
         return None if moment is None else timedelta(seconds=self._local(moment).tm_gmtoff)

@@ -43,7 +43,7 @@ _Names: TypeAlias = Annotated[tuple[Annotated[str, Expected("a name")], ...], LI
 
 
 class ExpectationModel(FileModel):
-    """Expected result of a test; keys that it lacks default to empty lists."""
+    """Expected result of a test; missing keys default to empty lists."""
 
     queues: _Names = Field(default=(), description="every queue that receives the message")
     exchanges: _Names = Field(default=(), description="every exchange of the broker that receives the message")
