@@ -43,7 +43,7 @@ class PendingPublish:
 
 
 class CollectedPublish(NamedTuple):
-    """A publish that leaves as several copies: its body is buffered until it is complete."""
+    """A publish that is sent as several copies: its body is buffered until it is complete."""
 
     publish: PendingPublish
     #: the producer's address
@@ -67,7 +67,7 @@ class Backlog:
     A request costs memory until it is answered, and a stopped broker answers none.
     """
 
-    #: announced bodies of publishes that leave as several copies
+    #: announced bodies of publishes that are sent as several copies
     collected: int = 0
     #: frames of the producer
     held: int = 0
@@ -197,7 +197,7 @@ class PendingConfirms:
     #: publishes after that: the latest delivery tag
     published: int = 0
     settled: Settled = field(default_factory=Settled)
-    #: joins confirms from the first publish on that leaves as several copies
+    #: joins confirms, starting with the first publish that is sent as several copies
     ledger: Ledger | None = None
     #: publishes in several copies that the broker may return separately
     returns: Returns | None = None
@@ -214,7 +214,7 @@ class PendingConfirms:
         return self.published - self.settled.count
 
     def select(self) -> None:
-        """Start counting: tags start at the first publish after it (RabbitMQ guide "Publisher confirms")."""
+        """Restart the count: the first publish after Confirm.Select has tag 1 (RabbitMQ guide "Publisher confirms")."""
         self.before += self.published
         self.published = 0
 

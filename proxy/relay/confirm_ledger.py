@@ -160,7 +160,7 @@ class _Whole:
 
 
 class Returns:
-    """Joins the returns of publishes that left as several copies.
+    """Joins the returns of publishes that were sent as several copies.
 
     A copy is identified by a fingerprint: everything that is equal in the publish and its return. If several publishes
     have the same one, the oldest is chosen: for the producer they are the same message.

@@ -114,7 +114,7 @@ class RelayLimits(NamedTuple):
     #: frames held while a destination is being bound or a queue gets its tokens; at the limit that side is not read
     #: until they are sent
     held_bytes: int = 1 << 20
-    #: size limit of a body that leaves as several copies; a larger one is refused with 311
+    #: size limit of a body that is sent as several copies; a larger one is refused with 311
     replay_bytes: int = 4 << 20
     #: total of such bodies in progress on all channels; a further one is refused with 311
     collected_bytes: int = 16 << 20

@@ -2,8 +2,8 @@
 
 The publish path only increments attributes; `observe` reads the numbers and names them. A decision is shared by many
 messages, so the publish path counts in the single `Tally` of that decision. `Traffic` folds tallies into totals: on
-request, and when the last plan that holds a tally is dropped. The totals are bounded: only names in the rules have one
-of their own. Only one thread counts.
+request, and when the last plan that holds a tally is dropped. The totals are bounded: only names in the rules have a
+separate total. Only one thread counts.
 """
 
 from __future__ import annotations

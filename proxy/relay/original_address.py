@@ -1,4 +1,4 @@
-"""Headers with the original address of a message that left under another exchange or routing key.
+"""Headers with the original address of a message that was sent with another exchange or routing key.
 
 `x-original-address` is the one header we add to a publish whose exchange or routing key we change: a table with the
 original pair and the new one. `x-original-cc` stores a producer's CC if it must not route. Both are removed and the
@@ -47,7 +47,7 @@ ADDRESS_ENTRY = shortstr(ADDRESS_HEADER) + b"F"
 
 
 def entry(original: OriginalAddress, new: OriginalAddress) -> bytes:
-    """Encode the header entry for a publish that leaves as `new`."""
+    """Encode the header entry for a publish that is sent to `new`."""
     table = b"".join(map(longstr_entry, _NAMES, (*original, *new)))
     return ADDRESS_ENTRY + U32.pack(len(table)) + table
 

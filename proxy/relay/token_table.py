@@ -18,8 +18,8 @@ knowledge. The broker has no compare-and-delete, but unbinding names the exact a
 1. A binding under a storage key relies on a mark or pin made by *its own* sidecar (an *assertion*), which was sent less
   than `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). Otherwise the sidecar makes
   another pin, with an argument never used before, after the binding and before it answers the client.
-2. A sidecar unbinds its own assertions as soon as nothing known to it needs the destination: bindings through other
-  sidecars rely on assertions of those.
+2. A sidecar unbinds its own assertions as soon as nothing known to it needs the destination: a binding made through
+  another sidecar relies on that sidecar's assertions.
 3. A row of another sidecar is unbound only when it is *settled*: a listing that was requested more than `LEASE_SECONDS`
   after the row was first listed has arrived. No new binding relies on such a row, and all that did are in that listing.
   If a client unbinds a mark of another sidecar before that, a pin replaces it (`unbind_plan`).
@@ -182,7 +182,7 @@ class TokenTable:
         self._bound: set[Destination] = set()
         #: count of changes
         self.events = 0
-        #: the event counts when the last listing that has arrived was asked for, and the one before it
+        #: the event counts when the last listing that has arrived was requested, and the one before it
         self._look = self._last_look = 0
         #: destinations whose tokens have rows in the last listing, but no plain one
         self._without_plain: set[Destination] = set()

@@ -225,10 +225,10 @@ class Secrets:
         return _signature(self._signing[0], fields)
 
     def verify(self, signature: bytes, *fields: bytes) -> int | None:
-        """Find the secret that signed these fields.
+        """Find the secret with which these fields were signed.
 
         Returns:
-            0 for the current secret, 1 and more for previous ones; None if none of them did.
+            0 for the current secret, 1 and more for previous ones; None if it was none of them.
         """
         for index, key in enumerate(self._signing):
             if hmac.compare_digest(_signature(key, fields), signature):

@@ -64,7 +64,7 @@ class BindingCopy(NamedTuple):
     key: bytes
     #: as stored on the broker; b"" if there is none
     signature: bytes = b""
-    #: index of the secret that signed it: 0 is the current one; None: none of ours, so that the user is not trusted
+    #: index of the secret it was signed with: 0 is the current one; None: none of ours, so that the user is not trusted
     secret: int | None = 0
 
     @property
@@ -79,7 +79,7 @@ class StoredBinding(NamedTuple):
     binding: Binding
     #: raw entries of the client's argument table
     entries: bytes
-    #: its storage key on the carrier. Copies under another key are under the destination's token: messages find the
+    #: its storage key on the carrier. The other copies have the destination's token as key: messages find the
     #: destination by them.
     key: bytes
     #: every copy on the broker (two sidecars can make one each): signed ones first, then the lowest sequence. The first
@@ -105,12 +105,12 @@ class StoredBinding(NamedTuple):
 
     @property
     def is_mark(self) -> bool:
-        """True if the effective copy is under the destination's token."""
+        """True if the key of the effective copy is the destination's token, not the storage key."""
         return self.copies[0].key != self.key
 
     @property
     def marks(self) -> frozenset[int]:
-        """Sequences of the copies under the destination's token."""
+        """Sequences of the copies whose key is the destination's token."""
         return frozenset(copy.sequence for copy in self.copies if copy.key != self.key)
 
     def merged_with(self, other: StoredBinding) -> StoredBinding:
@@ -182,7 +182,7 @@ class OwnedExchange:
         return found
 
     def grant(self, key: bytes, destination: Destination) -> None:
-        """Record a binding that proves what some client may bind."""
+        """Record a grant: a binding that proves that a client may bind a destination."""
         if key in self.grants:
             return
         self.grants[key] = destination
@@ -236,7 +236,7 @@ class OwnedExchange:
 
     @property
     def moves(self) -> bool:
-        """True if publishes may leave under another exchange or key."""
+        """True if publishes may be sent with another exchange or key."""
         return self.delivery is Delivery.QUEUE or self.carrier != self.name or self.alternate is not None
 
 
@@ -265,7 +265,7 @@ class VhostState:
     #: translated destinations that do not exist at other brokers: label of the broker and destination there, with the
     #: reason
     missing_remote: dict[tuple[str, Destination], str] = field(default_factory=dict)
-    #: whether publishes may leave under another address, so that originals have to be restored
+    #: whether publishes may be sent to another address, so that originals have to be restored
     restores: bool = field(init=False)
     #: whether routes of clients' bindings are limited to destinations that the client could have bound itself
     own_routes: bool = False

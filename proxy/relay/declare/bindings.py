@@ -518,7 +518,7 @@ class ClientBindings:
         if stored.marks:
             table.unbinding_marks(receiver, stored.marks)
         if receiver in table.bound and not self._reach.needed_besides(owned, stored):
-            # Tokens first: they count as use, and an auto-delete exchange is deleted with its last binding.
+            # Tokens first: they keep the exchange in use, and an auto-delete exchange is deleted with its last binding.
             for row in table.removable(receiver):
                 steps += row_frames(unbind, channel.number, owned, receiver, self._state.tokens_of(owned), row)
             table.unbinding(receiver)
@@ -530,7 +530,7 @@ class ClientBindings:
         inject(self._connection, channel, steps, partial(self._unbound, pending))
 
     def _permitted(self, pending: _Unbind, refusals: Refusals) -> None:
-        """Unbind if the client may, since no binding on the broker proves it."""
+        """Unbind if the client has permission, which no binding on the broker proves."""
         if pending.channel.state is not DECLARING:
             return
         refusal = self._reach.refusal(refusals, [pending.request.receiver])

@@ -169,7 +169,7 @@ class ClientExchanges:
             if channel.state is DECLARING:
                 inject_and_reply(self._connection, channel, delete, done)
 
-        if request.if_unused and (owned.bound or owned.grants):  # our rows, which count as use to the broker
+        if request.if_unused and (owned.bound or owned.grants):  # the broker counts our rows as uses
             self._connection.change(channel, ChannelEvent.DECLARE)
             withdraw(self._connection, owned, sorted(owned.bound), list(owned.grants), free, plain=True)
         else:
