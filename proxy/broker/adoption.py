@@ -1,4 +1,4 @@
-"""Finds client bindings without a signature by the current secret, and signs them (`oxproxy adopt`).
+"""Finds client bindings that are not signed with the current secret, and signs them (`oxproxy adopt`).
 
 Version 0.1 signed nothing, and a secret is replaced now and then. The signed binding is made before the old one is
 removed, under the same routing key and with the same sequence number, so that no message misses its queue and the order
@@ -25,7 +25,7 @@ from proxy.values import Destination
 
 @dataclass(frozen=True, slots=True)
 class UnsignedBinding:
-    """A client's binding without a signature by the current secret."""
+    """A client's binding that is not signed with the current secret."""
 
     vhost: str
     carrier: bytes
@@ -34,7 +34,7 @@ class UnsignedBinding:
 
     @property
     def secret(self) -> int | None:
-        """Index of the secret that signed it: 1 and more for previous ones, None for none of ours."""
+        """Index of the secret it was signed with: 1 or more for previous ones, None if it is none of ours."""
         return self.stored.copies[0].secret
 
     @property
@@ -86,7 +86,7 @@ class Adoption:
         return sorted(name for name, info in (await self._management.exchanges(vhost)).items() if info.marked)
 
     async def find(self, vhost: str, exchanges: Collection[bytes] = ()) -> list[UnsignedBinding]:
-        """Find bindings that the current secret did not sign, without damaged ones, which sidecars ignore.
+        """Find bindings that are not signed with the current secret, except damaged ones, which sidecars ignore.
 
         Args:
             exchanges: limits the search; empty: everywhere.

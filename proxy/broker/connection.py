@@ -399,7 +399,7 @@ class ControlConnection:
         return refusals
 
     async def find_missing(self, destinations: Iterable[Destination]) -> dict[Destination, str]:
-        """Ask which of some destinations the broker does not have, and why.
+        """Check which of the given destinations the broker does not have, and why.
 
         Raises:
             UpstreamError: the connection was lost.

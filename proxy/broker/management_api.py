@@ -257,7 +257,7 @@ class ManagementApi:
         return _read(lambda item: Permissions(item["configure"], item["write"], item["read"]), [found], path)[0]
 
     async def declare_marker(self, vhost: str, name: bytes) -> None:
-        """Declare a durable exchange whose existence is the information."""
+        """Declare a durable exchange as a marker: only its existence matters."""
         body = {"type": "fanout", "durable": True}
         await self._request("PUT", f"/exchanges/{_quoted(vhost)}/{_quoted(name)}", body)
 

@@ -1,7 +1,7 @@
 """The declarations of the control plane, and the meaning of their refusals.
 
-They are sent by aio-pika. Two things that it can't express are sent as bytes encoded by `proxy.amqp`, like those of the
-relays: argument tables, whose integer types pamqp changes, and names that RabbitMQ allows and pamqp refuses
+They are sent by aio-pika. Two things that it can't express are encoded by `proxy.amqp` and sent as bytes, as the relays
+do: argument tables, whose integer types pamqp changes, and names that RabbitMQ allows and pamqp refuses
 (``orders~2``, ``Käse``). Sources: AMQP 0-9-1 spec, 1.6 (exchange class) and 1.7 (queue class); RabbitMQ's access
 control guide (permissions).
 """
@@ -201,7 +201,7 @@ def declare_carrier(exchange: OwnedExchange) -> DeclareExchange:
 
 
 def declare_marker(name: bytes) -> DeclareExchange:
-    """Return the declaration of a durable exchange whose existence is the information."""
+    """Return the declaration of a durable exchange as a marker: only its existence matters."""
     return DeclareExchange(name, b"fanout")
 
 

@@ -41,7 +41,7 @@ class VhostStatus:
         old_tokens: bindings under unkeyed tokens, and under tokens of previous secrets.
         bypasses: alternate and dead-letter exchanges that route to carriers.
         unsigned: by exchange, bindings without a valid signature: they route to their own destination only.
-        previous_secret: by exchange, number of bindings that a previous secret signed.
+        previous_secret: by exchange, number of bindings signed with a previous secret.
         unfit_carriers: carriers whose type costs the broker more than the other one, or is not the requested one.
         declared: by exchange that clients declared or bound to, number of their bindings.
         refreshed_at: time of the last pass in seconds since the epoch, None before the first.
@@ -211,7 +211,7 @@ class Topology:
         self.released(name)
 
     async def _is_gone(self, vhost: VhostTopology) -> bool:
-        """Return True if neither rules nor clients need a virtual host that refuses us, and the broker lacks it."""
+        """Return True if a virtual host that refuses us does not exist, and neither rules nor clients need it."""
         name = vhost.state.name
         if name in self._ruled or vhost.has_rules or self.in_use(name):
             return False

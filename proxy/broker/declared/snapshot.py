@@ -46,7 +46,7 @@ class BindingRecord(NamedTuple):
     Args:
         exchange: the source, declared by a client or by a rules file.
         sequences: of every copy on the broker.
-        marks: sequences of those under the destination's token.
+        marks: sequences of the copies whose key is the destination's token.
         signatures: of every copy; empty for an unsigned one.
         keys: the key of every copy on the carrier.
     """
@@ -67,8 +67,8 @@ class BindingRecord(NamedTuple):
         """Return the copies.
 
         Args:
-            mark: key of those under the destination's token, if missing in the file.
-            key: that of the others.
+            mark: the destination's token, as key of the marks if the file has no keys.
+            key: key of the other copies in that case.
         """
         rows = zip_longest(self.sequences, self.clients, self.keys, self.signatures)
         return [
@@ -78,7 +78,7 @@ class BindingRecord(NamedTuple):
 
 
 class GrantRecord(NamedTuple):
-    """A destination that some client was found to be allowed to bind.
+    """A destination that a client is known to be allowed to bind.
 
     Args:
         key: hash that includes the client's name.

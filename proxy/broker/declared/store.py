@@ -122,7 +122,7 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
 
 
 def verified(state: VhostState, carrier: bytes, stored: StoredBinding, copy: BindingCopy) -> BindingCopy:
-    """Return a copy with the index of the secret that signed it."""
+    """Return a copy with the index of the secret it was signed with."""
     said = copy.client, copy.sequence, stored.binding.routing_key, stored.entries
     fields = signed_fields(state.name, carrier, stored.destination, *said)
     return copy._replace(secret=state.secrets.verify(copy.signature, *fields))
@@ -212,12 +212,12 @@ class BindingListings:
 
     @property
     def unsigned(self) -> dict[bytes, list[str]]:
-        """Bindings of the last listings without a signature of ours, by exchange."""
+        """Bindings in the last listings that are not signed with one of our secrets, by exchange."""
         return {name: texts for name, texts in self._unsigned.items() if texts and name in self._state.exchanges}
 
     @property
     def previous(self) -> dict[bytes, int]:
-        """Number of bindings of the last listings that a previous secret signed, by exchange."""
+        """Number of bindings in the last listings that are signed with a previous secret, by exchange."""
         return {name: count for name, count in self._previous.items() if count and name in self._state.exchanges}
 
     def forget(self, name: bytes) -> None:

@@ -104,19 +104,19 @@ class CarrierTokens(NamedTuple):
 
     @property
     def bound(self) -> Set[Destination]:
-        """Destinations of which some token that publishes carry is bound."""
+        """Destinations with at least one bound token that publishes use."""
         return self.rows.keys()
 
 
 def carrier_tokens(
     bindings: Iterable[BindingInfo], tokens: Tokens, leftover: Set[Destination] = frozenset()
 ) -> CarrierTokens:
-    """Return which tokens stand on a carrier.
+    """Return which tokens are bound on a carrier.
 
     Args:
         bindings: those of the carrier.
         tokens: those of its form.
-        leftover: destinations that stay bound under former tokens, since nobody can bind them again; publishes carry
+        leftover: destinations that stay bound under former tokens, since they can't be bound again; publishes carry
             these tokens as well.
     """
     found: dict[Destination, set[bytes]] = {}

@@ -44,8 +44,8 @@ class DesiredState:
         holders: by destination, the carried exchanges that need its token.
         existing: destinations that must exist but need no token, with their role in the rules ("" for a plain
             destination).
-        published: exchanges that the sidecar publishes to itself, with the exchange on whose behalf; only those owned
-            by rules files.
+        published: exchanges that the sidecar itself publishes to, each with the exchange for which it does so; only
+            those owned by rules files.
         translated: destinations that the address table redirects: they need not exist. Their replacements on this
             broker are in `existing`.
         remote_destinations: those that need a destination at another broker.
@@ -272,7 +272,7 @@ def _published(
 
 
 def _beside(exchanges: Mapping[bytes, OwnedExchange]) -> dict[Destination, str]:
-    """Find the broker's own exchanges that rules rely on in addition to their destinations."""
+    """Find the broker's own exchanges, other than destinations, that rules rely on."""
     found: dict[Destination, str] = {}
     for name, exchange in exchanges.items():
         shown = name.decode(errors="replace")

@@ -89,7 +89,7 @@ class ObservedState:
 
 
 def with_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Return a new version with one more name; `last` itself if it has it. Cheap for one among thousands."""
+    """Return a new version with one more name; `last` itself if it contains it. Cheap even with thousands of names."""
     at = bisect_left(last.names, name)
     if at < len(last.names) and last.names[at] == name:
         return last
@@ -97,7 +97,7 @@ def with_name(last: QueueNames, name: bytes) -> QueueNames:
 
 
 def without_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Return a new version without a name; `last` itself if it lacks it."""
+    """Return a new version without a name; `last` itself if it does not contain it."""
     at = bisect_left(last.names, name)
     if at == len(last.names) or last.names[at] != name:
         return last

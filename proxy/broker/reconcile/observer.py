@@ -56,7 +56,7 @@ class Names(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """The bindings of a carrier at the last reading."""
+    """The bindings of a carrier as of the last listing."""
 
     exchange: OwnedExchange
     digest: bytes
@@ -126,22 +126,22 @@ class Observer:
         return self.store.state.tokens_of(exchange) if self.store is not None else _UNKEYED
 
     def carrier_tokens(self, exchange: OwnedExchange) -> CarrierTokens:
-        """Return the tokens on the carrier of an exchange at the last reading."""
+        """Return the tokens on the carrier of an exchange as of the last listing."""
         last = self._readings.get(exchange.carrier)
         return last.carrier_tokens if last is not None and last.exchange is exchange else CarrierTokens()
 
     def has_eight_words(self, exchange: OwnedExchange) -> bool:
-        """Return True if the carrier of an exchange had tokens of eight words at the last reading."""
+        """Return True if the carrier of an exchange had tokens of eight words in the last listing."""
         last = self._readings.get(exchange.carrier)
         return last is not None and last.exchange is exchange and last.eight_words
 
     def binding_count(self, exchange: OwnedExchange) -> int:
-        """Return the number of bindings of a carrier at the last reading."""
+        """Return the number of bindings of a carrier in the last listing."""
         last = self._readings.get(exchange.carrier)
         return last.size if last is not None and last.exchange is exchange else 0
 
     def incomplete(self, exchange: OwnedExchange) -> Set[Destination]:
-        """Return destinations that lack one of their tokens on the carrier of an exchange, at the last reading."""
+        """Return destinations without one of their tokens on the carrier of an exchange, as of the last listing."""
         last = self._readings.get(exchange.carrier)
         if last is None or last.exchange is not exchange or last.tokens is not self._tokens(exchange):
             return frozenset()

@@ -143,8 +143,9 @@ class Reconciler:
         return self._migration.unkept
 
     def note_orphans(self, exchange: OwnedExchange) -> None:
-        """Record that an exchange has lost its last binding by a deletion: its tokens count as use until they are
-        unbound.
+        """Record that a deletion removed the last binding of an exchange.
+
+        To the broker, the exchange remains in use until its tokens are unbound.
         """
         self._orphans.note(exchange)
 

@@ -318,7 +318,7 @@ class VhostTopology:
     # -- new rules ---------------------------------------------------------------------------------------------
 
     async def retire(self, tokens: Retired) -> None:
-        """Unbind tokens needed only before the last swap, once publishes decided by the old rules have left."""
+        """Unbind tokens needed only before the last swap, once publishes decided by the old rules have been sent."""
         self.reconciler.release(tokens)
         await asyncio.sleep(self._settings.grace_seconds)
         pins = await self.reconciler.unbind(tokens)
