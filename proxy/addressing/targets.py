@@ -157,7 +157,7 @@ class Rewrites:
 
 
 class AddressBook:
-    """The address table with the brokers that it may name; resolves publishes.
+    """Resolves publishes with the address table and the configured brokers.
 
     Args:
         table: the rules.

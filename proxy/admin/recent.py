@@ -88,7 +88,7 @@ class RecentPublishes:
         return self.after(0)
 
     def news(self) -> dict[str, object] | None:
-        """Return new publishes since the last call, for all streams; None: nothing."""
+        """Return new publishes since the last call, for all streams; None if there are none."""
         self.watch()
         before, self._followed = self._followed, self._count
         return self.after(before) if before != self._count else None

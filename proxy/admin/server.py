@@ -81,7 +81,7 @@ class AdminServer:
     Args:
         exposition: renders the metrics page.
         readiness: returns the reasons why the sidecar is not ready; empty if it is.
-        status: returns the content of `/status`; values that JSON lacks are shown as strings.
+        status: returns the content of `/status`; values that JSON can't represent become strings.
         allow: networks other than loopback that may use guarded pages, as addresses or CIDR.
         routes: further guarded pages.
         degraded: returns limitations that don't prevent readiness.
@@ -339,7 +339,7 @@ async def _now(answer: Soon[T]) -> T:
 
 
 def json_response(value: object, status: int = 200) -> web.Response:
-    """Return plain data as a JSON response; values that JSON lacks are shown as strings."""
+    """Return plain data as a JSON response; values that JSON can't represent become strings."""
     text = json.dumps(value, indent=2, default=_as_text)
     return web.Response(status=status, text=text + "\n", content_type="application/json")
 

@@ -82,7 +82,7 @@ def pick(data: bytes, start: int, end: int, wanted: frozenset[bytes]) -> list[tu
 
 
 def without(data: bytes, start: int, end: int, names: frozenset[bytes]) -> bytes:
-    """Return the entries without those of some names; all other bytes are unchanged.
+    """Return the entries except those with the given names; all other bytes are unchanged.
 
     Raises:
         ProtocolError: 502 as in `pick`.

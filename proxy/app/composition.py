@@ -1,7 +1,7 @@
 """Converts sections of the configuration to the arguments of other packages.
 
 Packages do not use `Settings`. Nothing is opened here. Other brokers named by the rules are checked as well: their
-passwords, certificates, and that none of them leads back here (messenger-addressing specification, 3.2).
+passwords, certificates, and that none of them leads back to this sidecar (messenger-addressing specification, 3.2).
 """
 
 from __future__ import annotations

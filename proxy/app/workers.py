@@ -3,7 +3,7 @@
 Each worker is a complete sidecar with its own admin port, metrics, control connections and audit stream. This process
 serves no producers. It restarts a worker whenever it exits, with back-off and without a limit on attempts; it forwards
 SIGTERM and SIGHUP. Before SIGHUP is forwarded, and before a worker is restarted, another process reads and checks all
-files as a start would: with invalid files nothing is forwarded and nothing is started.
+files, as at startup. If a file is invalid, SIGHUP is not forwarded and no worker is started.
 
 The signals are blocked and taken one at a time. Workers inherit that, and unblock them once they have handlers, so that
 no signal reaches a worker that can't handle it yet. A worker exits when its standard input is closed, so it does not

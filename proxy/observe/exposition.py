@@ -49,7 +49,7 @@ class Exposition:
         """Write the page.
 
         Args:
-            accept: the request's Accept header; OpenMetrics if it asks for it, else the plain text format.
+            accept: the request's Accept header; OpenMetrics if it requests it, else the plain text format.
 
         Returns:
             The page and its content type. Values are not an atomic snapshot.
