@@ -251,12 +251,12 @@ def _rules(
 
 
 def _warn_of_unused_tests(given: Sequence[Path], findings: Findings) -> None:
-    """Report files of tests whose rules are not checked, or do not exist."""
+    """Report test files whose rules are not checked, or do not exist."""
     faults = Faults()
     if not findings.files:
         for path in given:
-            faults.error(Place(str(path), 0), "", "seen a file of tests, expected the rules file that names it")
-    elif not findings.errors:  # with errors it is unknown which rules files name which files of tests
+            faults.error(Place(str(path), 0), "", "seen a test file, expected the rules file that names it")
+    elif not findings.errors:  # with errors it is unknown which rules files name which test files
         beside = (path for settings in findings.settings for path in tests_files(settings))
         read = {path.resolve() for path in findings.files}
         for path in dict.fromkeys((*given, *beside)):

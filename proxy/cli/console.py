@@ -80,7 +80,7 @@ def read_input(name: str) -> bytes:
 
 
 def rules_only(files: Sequence[Path]) -> list[Path]:
-    """Return the files without files of tests, which a shell's pattern matches as well.
+    """Return the files without test files, which a shell's pattern matches as well.
 
     Raises:
         ConfigErrors: there are no other files.
@@ -89,7 +89,7 @@ def rules_only(files: Sequence[Path]) -> list[Path]:
 
     rules = [path for path in files if not is_tests_file(path.name)]
     if not rules:
-        message = "seen a file of tests, expected a rules file"
+        message = "seen a test file, expected a rules file"
         raise ConfigErrors([ConfigError(str(path), 0, "", message) for path in files])
     return rules
 

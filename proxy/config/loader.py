@@ -233,7 +233,7 @@ def changed_since(settings: Settings, environ: Environment[str, str]) -> Changed
 
 
 def rules_files(settings: Settings) -> list[Path]:
-    """Return the rules files named by the configuration, in reading order, without files of tests.
+    """Return the rules files named by the configuration, in reading order, without test files.
 
     Raises:
         ConfigErrors: a name or pattern matches no file.
@@ -245,7 +245,7 @@ def rules_files(settings: Settings) -> list[Path]:
         if not paths:
             what = "pattern matches no file" if _is_pattern(pattern) else "file does not exist"
             if is_tests_file(pattern):
-                what = "is a file of tests, by its name; expected a rules file, which can name it under tests"
+                what = "is a test file according to its name; expected a rules file, which can name it under tests"
             errors.append(ConfigError(str(settings.folder / pattern), 0, "rules", f"this {what}"))
         found.update(paths)
     if errors:
@@ -254,7 +254,7 @@ def rules_files(settings: Settings) -> list[Path]:
 
 
 def tests_files(settings: Settings) -> list[Path]:
-    """Return the files of tests that the configuration's patterns match."""
+    """Return the test files that the configuration's patterns match."""
     matching = (path for pattern in settings.rules for path in _matching(settings.folder, pattern))
     return sorted({path for path in matching if is_tests_file(path.name)})
 

@@ -54,7 +54,7 @@ class LoadedRules:
 
 #: Receives the parsed files and the rules compiled from them.
 CompiledHook: TypeAlias = Callable[[Sequence[ParsedFile], LoadedRules], None]
-#: Reads a file of tests.
+#: Reads a test file.
 TestsReader: TypeAlias = Callable[[Path], bytes]
 
 
@@ -96,7 +96,7 @@ def compile_sources(
 ) -> LoadedRules:
     """Compile parsed rules files, consuming them; see `load_rules`.
 
-    Separate files of tests are skipped without `read_tests`: a running sidecar does not need them.
+    Separate test files are skipped without `read_tests`: a running sidecar does not need them.
     """
     with without_collection():
         files: list[ParsedFile] = []

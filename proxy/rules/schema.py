@@ -169,12 +169,12 @@ class RulesModel(FileModel):
         default=(), description="the address table, first match wins"
     )
     tests: Annotated[tuple[FileTestModel, ...], LISTED] = Field(
-        default=(), description="tests of the rules, or a file of tests", json_schema_extra=_or_tests_file
+        default=(), description="tests of the rules, or a test file", json_schema_extra=_or_tests_file
     )
 
 
 class TestsModel(FileModel):
-    """A file of tests."""
+    """A test file."""
 
     tests: Annotated[tuple[FileTestModel, ...], LISTED] = Field(description="tests of the rules")
 
@@ -298,7 +298,7 @@ class ParsedExchange:
 
 
 class TestsFile(NamedTuple):
-    """A file of tests: its path, and the position where a rules file names it."""
+    """A test file: its path, and the position where a rules file names it."""
 
     path: Path
     named_at: Place
@@ -345,7 +345,7 @@ def read_rules_file(root: Node, source: RulesSource, faults: Faults) -> ParsedFi
 
 
 def _take_tests_file(root: Node, source: str, faults: Faults) -> TestsFile | None:
-    """Remove and return the name of a file of tests, if given instead of a list."""
+    """Remove and return the name of a test file, if given instead of a list."""
     entry = root.entry("tests") if isinstance(root, Mapping) else None
     if entry is None or not isinstance(root, Mapping) or not isinstance(entry[1], Scalar) or entry[1].absent:
         return None

@@ -32,7 +32,7 @@ _TESTS_ENDINGS = ("_test.yaml", "_test.yml")
 
 
 def is_tests_file(name: str) -> bool:
-    """Return True if the name is that of a file of tests, which no sidecar loads."""
+    """Return True if the name is that of a test file, which no sidecar loads."""
     return name.endswith(_TESTS_ENDINGS)
 
 
@@ -407,7 +407,7 @@ def _way_out(error: yaml.MarkedYAMLError, text: str) -> str:
     if begun and (
         "end of stream" in problem or ("',' or" in problem and not line[mark.column if mark else 0 :].strip())
     ):
-        return f"; what begins in line {begun.line + 1}, column {begun.column + 1} is not closed"
+        return f"; what begins on line {begun.line + 1}, column {begun.column + 1} is not closed"
     if any(words in problem for words in _WANT_QUOTES):
         return f"; {_QUOTE}"
     if "expected key" in problem or "block end" in problem or "'-' indicator" in problem:

@@ -74,7 +74,7 @@ def test_what_is_wrong_is_reported_at_its_place_in_its_own_file(
 def test_a_file_of_tests_is_no_rules_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = check(capsys, "rules/orders_test.yaml")
     assert (status, out) == (2, "")
-    assert "seen a file of tests, expected the rules file that names it" in err
+    assert "seen a test file, expected the rules file that names it" in err
     assert main(["routes", "rules/orders_test.yaml"]) == 2
     assert main(["routes", "rules/orders_test.yaml", "rules/orders.yaml"]) == 0
     (folder / "oxproxy.yaml").write_text("rules: rules/orders_test.yaml\n")

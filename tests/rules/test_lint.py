@@ -61,9 +61,9 @@ def test_two_exchanges_can_not_have_one_carrier(exchanges: str, message: str) ->
 
 def test_two_bindings_of_an_exchange_can_not_have_one_name() -> None:
     text = "exchanges:\n  - name: e\n    bindings:\n      - {queue: a, name: n}\n      - {queue: b, name: n}\n"
-    assert faults(text) == ["a.yaml:5:20: exchanges[0].bindings[1].name: the same name as in line 4"]
+    assert faults(text) == ["a.yaml:5:20: exchanges[0].bindings[1].name: the same name as on line 4"]
     one_line = "exchanges: [{name: e, bindings: [{queue: a, name: n}, {queue: b, name: n}]}]"
-    assert faults(one_line) == ["a.yaml:1:66: exchanges[0].bindings[1].name: the same name as in line 1"]
+    assert faults(one_line) == ["a.yaml:1:66: exchanges[0].bindings[1].name: the same name as on line 1"]
 
 
 def test_bindings_of_two_exchanges_may_have_one_name() -> None:

@@ -96,7 +96,7 @@ def _binding_names(exchange: ParsedExchange, faults: Faults) -> None:
     for parsed in exchange.bindings:
         other = first.setdefault(parsed.binding.id, parsed) if parsed.named else parsed
         if other is not parsed:
-            message = f"the same name as in line {other.name_place.line}"
+            message = f"the same name as on line {other.name_place.line}"
             faults.error(parsed.name_place, f"{parsed.path}.name", message)
 
 
