@@ -174,5 +174,5 @@ class FrameBuffer:
             ProtocolError: 506.
         """
         if len(self._waiting) > self._limit_bytes:
-            text = f"{len(self._waiting)} bytes wait for the other side, at most {self._limit_bytes} may"
+            text = f"{len(self._waiting)} bytes are buffered, expected at most {self._limit_bytes}"
             raise ProtocolError(506, text)

@@ -118,9 +118,7 @@ def _run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None, dry_
     settings, warnings = load_settings(config, environ)
     if slot is None and settings.workers > 1 and not dry_run:
         if config == STANDARD_INPUT:
-            message = (
-                f"seen {settings.workers}, expected 1: each worker reads the configuration, which standard input is"
-            )
+            message = f"seen {settings.workers}, expected 1: several workers can't read standard input"
             raise settings.fault("workers", message)
         configure(LogSettings(level=settings.log.level, style=settings.log.format))
         return Workers(config, settings).serve()

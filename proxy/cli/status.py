@@ -92,7 +92,7 @@ def _body(status: Mapping[str, Any]) -> Iterator[str]:
     for vhost in status.get("vhosts", ()):
         state = "connected" if vhost.get("connected") else f"not connected: {vhost.get('fault') or 'no reason known'}"
         refreshed = vhost.get("refreshed_at")
-        seen = f", looked at {_time(refreshed)}" if refreshed else ""
+        seen = f", read at {_time(refreshed)}" if refreshed else ""
         yield _row("vhost", f"{vhost.get('vhost')}: {state}, {vhost.get('queues', 0)} queues{seen}")
         for key, name in _FINDINGS:
             yield from (_row(f"  {name}", line) for line in _listed(vhost.get(key)))

@@ -172,8 +172,8 @@ def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:
                     names = ", ".join(sorted({text(each.binding.destination) for each in deciding}))
                     yield (
                         f"exchange {text(exchange.name)}",
-                        f"{len(alike)} bindings have order {order}, and those to {names} stop, jump or take "
-                        f"destinations away: definitions lack the order of declaration; give each its own x-order",
+                        f"{len(alike)} bindings have order {order}, and those to {names} stop, jump or remove "
+                        f"destinations: definitions do not contain the order of declaration; give each its own x-order",
                     )
 
 

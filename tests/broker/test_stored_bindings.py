@@ -49,7 +49,7 @@ def test_a_damaged_exchange_is_an_error(kept: str) -> None:
 
 @pytest.mark.parametrize("alternate", ["", "other"])
 def test_an_alternate_exchange_that_the_broker_was_not_told_is_an_error(alternate: str) -> None:
-    with pytest.raises(ValueError, match="another alternate exchange"):
+    with pytest.raises(ValueError, match="stored alternate exchange differs"):
         exchange_from_listing(marked(pack(7, encode_table(ARGUMENTS)).decode(), alternate), UTC)
 
 

@@ -88,7 +88,7 @@ def test_status_is_ready_and_names_what_is_missing(site: Site) -> None:
     assert re.fullmatch(r"oxproxy \S+ at http://127\.0\.0\.1:\d+: ready", lines[0])
     assert any(line.startswith("rules        ") for line in lines)
     assert any(line.startswith("producers    ") for line in lines)
-    assert re.search(rf"^vhost        {site.vhost}: connected, \d+ queues, looked at \d{{4}}-", out, re.MULTILINE)
+    assert re.search(rf"^vhost        {site.vhost}: connected, \d+ queues, read at \d{{4}}-", out, re.MULTILINE)
     assert re.search(r"^  missing    queue nowhere: ", out, re.MULTILINE)
 
 

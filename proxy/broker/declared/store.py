@@ -82,7 +82,7 @@ def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo) -> tuple[Owned
     # The broker checked permissions for the alternate exchange that it was given, and for no other.
     permitted = info.arguments.get(ALTERNATE.decode())
     if (None if owned.alternate is None else owned.alternate.decode(errors="replace")) != permitted:
-        raise ValueError(f"it keeps another alternate exchange than the broker has, {permitted!r}")
+        raise ValueError(f"its stored alternate exchange differs from that on the broker, {permitted!r}")
     return owned, exchange
 
 

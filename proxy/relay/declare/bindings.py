@@ -279,7 +279,7 @@ class ClientBindings:
         prefix = reserved_prefix(request.routing_key)
         if prefix:
             key = shown(request.routing_key)
-            text = f"routing key '{key}' begins with '{shown(prefix)}', which is the proxy's own"
+            text = f"routing key '{key}' begins with '{shown(prefix)}', which is reserved for the proxy"
             raise ProtocolError(403, text, Scope.CHANNEL)
         return request
 

@@ -59,7 +59,7 @@ class SidecarChannel:
     def run(self, frames: Sequence[bytes], done: Done) -> None:
         """Send methods with one reply each, after those already waiting."""
         if self.number is None:
-            done("the broker leaves no channel to spare")
+            done("the broker permits no additional channel")
             return
         self._queue += [(frame, None) for frame in frames[:-1]]
         self._queue.append((frames[-1], done))

@@ -204,7 +204,7 @@ class Handshake:
     def producer_lost(self) -> None:
         """Handle the loss of the producer's socket."""
         if self.state not in (_State.CLOSED, _State.CLOSING):
-            self._note(HandshakeSide.PRODUCER, 0, f"left while waiting for {self.state.value}")
+            self._note(HandshakeSide.PRODUCER, 0, f"disconnected while waiting for {self.state.value}")
         self._close()
 
     def upstream_lost(self, failure: UpstreamError | None) -> None:

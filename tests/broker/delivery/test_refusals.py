@@ -87,7 +87,7 @@ def test_a_bind_under_the_prefix_in_one_word_is_refused(producer: Producer) -> N
     producer.send(client.method(1, bind))
     close = producer.closed()
     assert (close.code, close.method) == (403, (50, 20))
-    assert "begins with 'x-o-p-e-n-x-', which is the proxy's own" in close.text
+    assert "begins with 'x-o-p-e-n-x-', which is reserved for the proxy" in close.text
 
 
 def test_keys_that_only_resemble_the_prefix_are_not_refused(site: Site, producer: Producer) -> None:

@@ -272,7 +272,7 @@ def test_producer_that_vanishes_takes_the_upstream_with_it() -> None:
     handshake.producer_lost()
     assert handshake.close_upstream
     assert handshake.state is State.CLOSED
-    assert handshake.ending == Ending(HandshakeSide.PRODUCER, 0, "left while waiting for Connection.TuneOk")
+    assert handshake.ending == Ending(HandshakeSide.PRODUCER, 0, "disconnected while waiting for Connection.TuneOk")
 
 
 def test_everything_but_close_ok_is_discarded_after_our_close() -> None:
