@@ -93,7 +93,7 @@ class AddressPattern:
         return taken
 
     def _fit_any(self, address: bytes, end: int, barriers: bytes) -> list[bytes] | None:
-        """Match any mix of wildcards by sets of offsets; bit n of a set is the offset n before the end."""
+        """Match any mix of wildcards with sets of offsets: bit n stands for the offset n bytes before the end."""
         middle = address[len(self.prefix) : end]
         size = len(middle)
         passable = _offsets(middle, _passable(barriers))
