@@ -17,7 +17,7 @@ WRITE_HIGH_BYTES = 1 << 20
 WRITE_LOW_BYTES = 1 << 18
 #: Pause between reads while messages stream. Many small segments, such as RabbitMQ's confirms, cost a fraction if read
 #: at once.
-REST_SECONDS = 0.003
+REST_SECONDS = 0.008
 #: After a read of this size no pause is worthwhile.
 _LARGE_READ_BYTES = 1 << 16
 _REST = frozenset(("rest",))
