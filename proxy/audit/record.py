@@ -103,7 +103,7 @@ class Privacy:
         return blake2b(value, digest_size=HASH_BYTES, key=self.key, person=field.encode()).hexdigest()
 
 
-class RecordTemplate:
+class RecordTemplate(LineTemplate):
     """The constant part of the lines of one decision. Created by `LineRenderer.template`."""
 
     __slots__ = ("_constant",)
@@ -116,8 +116,8 @@ class RecordTemplate:
         routing_key: bytes,
         message_id: bytes | None,
         size: int,
-        headers: str = "{}",
-        decide_us: float = -1.0,
+        headers: str,
+        decide_us: float,
     ) -> str:
         """Render the end of a line, after its number.
 
@@ -153,8 +153,8 @@ class _HashingTemplate(RecordTemplate):
         routing_key: bytes,
         message_id: bytes | None,
         size: int,
-        headers: str = "{}",
-        decide_us: float = -1.0,
+        headers: str,
+        decide_us: float,
     ) -> str:
         hashed = self._privacy.hashed
         if "rk" in hashed:

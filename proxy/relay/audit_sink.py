@@ -9,11 +9,14 @@ from collections.abc import Iterable
 from typing import Protocol
 
 
-class LineTemplate(Protocol):
-    """The constant part of the lines of one decision."""
+class LineTemplate:
+    """The constant part of the lines of one decision; a class, as compiled code calls methods of protocols by name."""
+
+    __slots__ = ()
 
     def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str, decide_us: float) -> str:
         """Return the end of a line, after its number; `decide_us` is negative if the decision was cached."""
+        raise NotImplementedError
 
 
 class AuditSink(Protocol):

@@ -17,12 +17,10 @@ Source: docs/reference/audit.md (record, modes); RabbitMQ guide "Consumer acknow
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from proxy.amqp.frames import U32
 from proxy.amqp.tables import pick
 from proxy.errors import ProtocolError
 from proxy.relay.audit_sink import AuditSink, LineTemplate
@@ -32,8 +30,6 @@ from proxy.relay.channel_state import CONFIRM
 #: Limit of a channel's mandatory publishes that a return may still match; the oldest are forgotten. With confirms
 #: settled ones are removed at once: the broker returns a message before it confirms it.
 _MANDATORY, _MANDATORY_CONFIRMING = 4096, 65536
-#: flags and sizes of the properties between header table and message id; 0: a short string
-_BEFORE_MESSAGE_ID = ((0x1000, 1), (0x0800, 1), (0x0400, 0), (0x0200, 0), (0x0100, 0))
 _MESSAGE_ID = 0x0080
 #: Size of an entry of delayed confirms in addition to its bytes.
 _ENTRY_BYTES = 128
@@ -176,6 +172,7 @@ class ConnectionAudit:
         self._user = user
         self._vhost = vhost
         self.append = journal.append
+        self._names = journal.names
         self.ruled_only = journal.ruled_only
         self._opening = ""
 
@@ -189,30 +186,38 @@ class ConnectionAudit:
     def _facts(self, data: bytes, start: int, stop: int) -> tuple[bytes | None, str]:
         """Read message id, None if there is none, and allow-listed headers of a content header frame."""
         flags = (data[start + 19] << 8) | data[start + 20]
-        if not self._journal.names and not flags & _MESSAGE_ID:
+        if not self._names and not flags & _MESSAGE_ID:
             return None, "{}"
         try:
             return self._read(data, start, stop, flags)
-        except (IndexError, struct.error, ProtocolError):  # malformed: left to the broker to reject
+        except (IndexError, ProtocolError):  # malformed: left to the broker to reject
             return None, "{}"
 
     def _read(self, data: bytes, start: int, stop: int, flags: int) -> tuple[bytes | None, str]:
-        names = self._journal.names
+        names = self._names
         headers = "{}"
         at = start + 21
-        for flag in (0x8000, 0x4000):
-            if flags & flag:
-                at += 1 + data[at]
+        if flags & 0x8000:  # content type
+            at += 1 + data[at]
+        if flags & 0x4000:  # content encoding
+            at += 1 + data[at]
         if flags & 0x2000:
             first = at + 4
-            at = first + U32.unpack_from(data, at)[0]
+            at = first + ((data[at] << 24) | (data[at + 1] << 16) | (data[at + 2] << 8) | data[at + 3])
             if names and at < stop:
                 headers = self._journal.headers(pick(data, first, at, names))
         if not flags & _MESSAGE_ID:
             return None, headers
-        for flag, size in _BEFORE_MESSAGE_ID:
-            if flags & flag and at < stop:
-                at += size or 1 + data[at]
+        if flags & 0x1000:  # delivery mode
+            at += 1
+        if flags & 0x0800:  # priority
+            at += 1
+        if flags & 0x0400 and at < stop:  # correlation id
+            at += 1 + data[at]
+        if flags & 0x0200 and at < stop:  # reply-to
+            at += 1 + data[at]
+        if flags & 0x0100 and at < stop:  # expiration
+            at += 1 + data[at]
         after = at + 1 + data[at]
         return (data[at + 1 : after] if after < stop else None), headers
 

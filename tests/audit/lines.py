@@ -5,7 +5,17 @@ from __future__ import annotations
 from proxy.audit.record import RecordTemplate, opening
 
 
-def line(template: RecordTemplate, ts: str, origin: str, seq: int, *fields: object) -> bytes:
+def line(
+    template: RecordTemplate,
+    ts: str,
+    origin: str,
+    seq: int,
+    routing_key: bytes,
+    message_id: bytes | None,
+    size: int,
+    headers: str = "{}",
+    decide_us: float = -1.0,
+) -> bytes:
     """The line of one publish; fields are those of `RecordTemplate.ending`."""
-    ending = template.ending(*fields)  # type: ignore[arg-type]
+    ending = template.ending(routing_key, message_id, size, headers, decide_us)
     return f"{opening(ts)}{origin}{seq}{ending}".encode()

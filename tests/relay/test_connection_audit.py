@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 from pamqp import commands
 
+from proxy.audit.record import LineRenderer, Privacy, RecordTemplate, opening
 from proxy.values import Table, Value
 from tests import client
 from tests.client import split
 from tests.relay.wire import REPORT, Wire, ack, nack, publish, returned, routed, say
-
-
-class Line:
-    def __init__(self, of: str) -> None:
-        self._of = of
-
-    def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str, decide_us: float) -> str:
-        identity = "" if message_id is None else message_id.decode()
-        timed = " timed" if decide_us >= 0 else ""
-        return f" {self._of} {routing_key.decode()} {identity} {size} {headers}{timed}"
 
 
 class Log:
@@ -31,23 +23,25 @@ class Log:
         self.lines: list[str] = []
         self.settled: list[tuple[int, int, str]] = []
         self.rules = ""
+        self._records = LineRenderer("test", Privacy(self.names))
+        self.origin = self._records.origin
+        self.headers = self._records.headers
 
     def opening(self) -> str:
-        return ""
+        return opening("2026-11-23T00:00:00.000000Z")
 
-    def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
-        return f"{conn}/{ch} "
-
-    def template(
-        self, exchange: bytes, outcome: str, *more: object, decide_us: float | None = None, **others: object
-    ) -> Line:
-        return Line(f"{exchange.decode()} {outcome}" + ("/" + self.rules if self.rules else ""))
-
-    def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
-        return ",".join(name.decode() for name, _ in entries)
+    def template(self, exchange: bytes, outcome: str, *more: object, **others: object) -> RecordTemplate:
+        return self._records.template(exchange, outcome, rules=self.rules)
 
     def append(self, line: bytes) -> None:
-        self.lines.append(line.decode())
+        record = json.loads(line)
+        rules = "/" + record["rules"] if record["rules"] else ""
+        headers = ",".join(record["headers"]) or "{}"
+        timed = " timed" if "decide_us" in record else ""
+        self.lines.append(
+            f"{record['conn']}/{record['ch']} {record['seq']} {record['exchange']} {record['outcome']}{rules} "
+            f"{record['rk']} {record['message_id'] or ''} {record['size']} {headers}{timed}"
+        )
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
         self.settled.append((ch, seq, result))
