@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
+from typing import Final
 
 from proxy.routing.bindings.binding import Binding, Reach
 from proxy.values import Destination, Table, Value
@@ -74,6 +75,12 @@ class Outcome(Enum):
     UNROUTED = "unrouted"
     FILTERED = "filtered"  # dropped by a `-silent` filter of the exchange
     REJECTED = "rejected"  # by a filter or an invalid regex of the producer: the channel is closed with `error`
+
+
+#: Members for the publish path: Python takes 0.1 us to find one through its class.
+ROUTED: Final = Outcome.ROUTED
+UNROUTED: Final = Outcome.UNROUTED
+FILTERED: Final = Outcome.FILTERED
 
 
 @dataclass(slots=True, init=False)

@@ -96,7 +96,7 @@ class Message:
         #: Current owner of the searched regexes, and its budget after the first search; see `charge`.
         self.payer: Hashable = None
         self._budget: Budget | None = None
-        self._budgets: dict[Hashable, Budget] = {}
+        self._budgets: dict[Hashable, Budget] | None = None
         #: Destinations chosen by routes that are not yet known to be within their reach.
         self.unchecked: set[tuple[Reach, Destination]] = set()
         self._sorted: Table | None = None
@@ -125,6 +125,8 @@ class Message:
     def budget(self) -> Budget:
         budget = self._budget
         if budget is None:
+            if self._budgets is None:
+                self._budgets = {}
             budget = self._budgets.get(self.payer)
             if budget is None:
                 budget = self._budgets[self.payer] = Budget(self._regex_budget)
@@ -133,6 +135,8 @@ class Message:
 
     @property
     def match_limit_hits(self) -> int:
+        if self._budgets is None:
+            return 0
         hits = 0
         for budget in self._budgets.values():
             hits += budget.match_limit_hits

@@ -14,7 +14,18 @@ from typing import Final
 
 from proxy.routing.bindings.binding import Reach
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
-from proxy.routing.decision import Decision, ExchangeStep, Facts, Interest, Outcome, QueueNames, Trace
+from proxy.routing.decision import (
+    FILTERED,
+    ROUTED,
+    UNROUTED,
+    Decision,
+    ExchangeStep,
+    Facts,
+    Interest,
+    Outcome,
+    QueueNames,
+    Trace,
+)
 from proxy.routing.error_texts import encode_error_text
 from proxy.routing.exchange import Exchange, join_interests
 from proxy.routing.message import Message
@@ -104,7 +115,7 @@ class Router:
         message = Message(facts, now, queues, draw, regex_budget)
         matched: list[tuple[bytes, str]] = []
         final: set[Destination] = set()
-        unrouted = Outcome.UNROUTED
+        unrouted = UNROUTED
         alternate = False
         seen = {exchange}
         pending = [self._exchanges[exchange]]
@@ -121,7 +132,7 @@ class Router:
             else:
                 routed = set()
                 if current.name == exchange:
-                    unrouted = Outcome.FILTERED
+                    unrouted = FILTERED
             if not routed and current.alternate is not None:
                 if step is not None:
                     step.alternate = current.alternate
@@ -132,7 +143,7 @@ class Router:
             pending += self._split(routed, seen, final)
         return Decision(
             exchange,
-            Outcome.ROUTED if final else unrouted,
+            ROUTED if final else unrouted,
             _sorted([name for kind, name in final if kind == QUEUE and name]),
             _sorted([name for kind, name in final if kind == EXCHANGE]),
             alternate,

@@ -42,7 +42,7 @@ from proxy.relay.publish.tap import FailedPublish, FailureSink, ObservedDecision
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
-from proxy.routing.decision import Decision, Facts, Interest, Outcome
+from proxy.routing.decision import FILTERED, ROUTED, Decision, Facts, Interest, Outcome
 from proxy.values import RESERVED_PREFIXES
 
 #: Limits of cached decisions for one exchange, and of their approximate bytes.
@@ -467,8 +467,8 @@ class Plan:
             decision.queues,
             decision.exchanges,
             decision.alternate,
-            decision.outcome is Outcome.ROUTED,
-            decision.outcome is Outcome.FILTERED,
+            decision.outcome is ROUTED,
+            decision.outcome is FILTERED,
         )
         out = self._forms.get(result)
         if out is None:
