@@ -35,15 +35,17 @@ def consume(port: int, queue: str, prefetch: int, count: int, watch: dict[str, i
         while (stride := delivery_bytes(data)) == 0:
             data += link.socket.recv(CHUNK_BYTES)
         arrived, acknowledged, every = len(data), 0, max(prefetch // ACKS, 1)
-        while arrived < count * stride:
-            read = len(link.socket.recv(CHUNK_BYTES))
-            if read == 0:
-                raise ConnectionError("the other side closed the socket")
-            arrived += read
+        while True:
             complete = arrived // stride
             if complete >= acknowledged + every or complete == count:
                 acknowledged = complete
                 link.socket.sendall(frame(1, struct.pack(">HHQB", 60, 80, acknowledged, 1)))
+            if arrived >= count * stride:
+                break
+            read = len(link.socket.recv(CHUNK_BYTES))
+            if read == 0:
+                raise ConnectionError("the other side closed the socket")
+            arrived += read
         after, end = cpu_of(watch), time.perf_counter()
         if arrived != count * stride:
             raise ValueError(f"{arrived} bytes are no {count} deliveries of {stride} bytes")
