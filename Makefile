@@ -1,4 +1,4 @@
-# What a person types here. `make demo` and `make test` need nothing done before; tests/README.md has details.
+# Commands for development. `make demo` and `make test` need no preparation; see tests/README.md for details.
 .PHONY: help setup environment demo run test test-matrix check bench conformance pins
 
 bin := .venv/bin
@@ -6,24 +6,24 @@ bin := .venv/bin
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | expand -t 14
 
-setup: ## environment in .venv, RabbitMQ where none is installed, compiled modules; quick when nothing changed
+setup: ## environment in .venv, RabbitMQ if it is not installed, compiled modules; fast if nothing has changed
 	@deploy/local/setup
 
-environment: ## the same without compilation, for what is short
+environment: ## the same without compilation
 	@deploy/local/setup environment
 
-demo: ## broker, sidecar and sample traffic: who got what, and why; KEEP=1 leaves both running
+demo: ## broker, sidecar and sample traffic with results and reasons; KEEP=1 leaves both running
 	@deploy/local/setup demo
 	@$(bin)/python -m deploy.local.demo
 
 run: setup ## sidecar in front of the broker that RABBITMQ_URL names; CONFIG=config/oxproxy.yaml
 	@$(bin)/python -m deploy.local.run
 
-test: ## every test, against a private RabbitMQ
+test: ## all tests, with a private RabbitMQ
 	@deploy/local/setup tests
 	@deploy/local/test
 
-test-matrix: ## the slow ones: RabbitMQ 4.0, all vectors, a built image; installs what only they need
+test-matrix: ## slow tests: RabbitMQ 4.0, all vectors, a built image; installs their requirements
 	@deploy/local/setup matrix
 	@$(bin)/python -m pytest -q -m matrix
 
@@ -44,5 +44,5 @@ bench: ## the table of docs/explanation/performance.md
 conformance: environment ## the decision core against the vector files, without a broker
 	@$(bin)/python -m tests.conformance
 
-pins: ## exact versions in deploy/local/requirements*.txt again, after a change of dependencies
+pins: ## rewrite the exact versions in deploy/local/requirements*.txt after a change of dependencies
 	@deploy/local/pins

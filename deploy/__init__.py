@@ -1,1 +1,1 @@
-"""What runs the sidecar: on this machine (``local``), and the files for other places."""
+"""Files and programs that deploy the sidecar on this machine (``local``) and elsewhere."""

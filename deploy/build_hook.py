@@ -1,4 +1,4 @@
-"""Puts the compiled modules into a wheel; hatchling runs it where ``HATCH_BUILD_HOOKS_ENABLE=true`` is set."""
+"""Adds the compiled modules to a wheel; hatchling runs it if ``HATCH_BUILD_HOOKS_ENABLE=true`` is set."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CompiledModules(BuildHookInterface[Any]):
-    """Compiles before the wheel is made, and marks the wheel as one for this Python and this platform."""
+    """Compiles before the wheel is built, and marks the wheel as specific to this Python and platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile.
+        """Compile the modules.
 
         Args:
-            version: kind of wheel; an editable one runs from the project's directory and contains nothing.
-            build_data: what hatchling makes the wheel of.
+            version: kind of wheel; an editable one runs from the project's directory and contains no modules.
+            build_data: hatchling's description of the wheel.
         """
         if version == "editable":
             return

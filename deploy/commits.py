@@ -1,8 +1,9 @@
 """Checks the subjects of commits: ``python -m deploy.commits``, a part of ``make check``.
 
-The convention (CONTRIBUTING.md) holds from the commit on that added this file. Without history nothing is checked.
+The convention (CONTRIBUTING.md) applies to commits after the one that added this file. Without history, nothing is
+checked.
 
-Exit status: 0 all follow the convention, 1 some do not; they are printed.
+Exit status: 0 all subjects follow the convention, 1 some do not; they are printed.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ def _git(*arguments: str) -> list[str]:
 
 
 def main() -> int:
-    """Check every commit since the one that added this file; merges are left out."""
+    """Check every commit since the one that added this file, except merges."""
     added = _git("log", "--diff-filter=A", "--format=%H", "--", "deploy/commits.py")
     lines = _git("log", "--no-merges", "--format=%h %s", f"{added[-1]}..HEAD") if added else []
-    faults = [(line, found) for line in lines if (found := fault(line.partition(" ")[2])) is not None]
-    for line, found in faults:
-        print(f"{line}: {found}")
+    faults = [(line, message) for line in lines if (message := fault(line.partition(" ")[2])) is not None]
+    for line, message in faults:
+        print(f"{line}: {message}")
     return 1 if faults else 0
 
 

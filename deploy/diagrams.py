@@ -2,7 +2,7 @@
 
 A diagram has a title, boxes on a grid and arrows between them:
 
-    title: what it shows
+    title: subject of the diagram
     grid: {columns: 4, width: 210, height: 90}      # width and height of a cell in pixels
     boxes:
       producer: {at: [0, 1], caption: any client}   # column and row of the centre; halves are allowed
@@ -86,7 +86,7 @@ class Diagram:
         return "\n".join(rows)
 
     def _ends(self, arrow: dict[str, str]) -> tuple[float, float, float, float]:
-        """Return where an arrow begins and ends: at the sides of boxes of one row or apart, else below and above."""
+        """Return both ends of an arrow: at the top and bottom of boxes in the same column, otherwise at their sides."""
         (from_x, from_y), (to_x, to_y) = self._centre(arrow["from"]), self._centre(arrow["to"])
         back = any(other["from"] == arrow["to"] and other["to"] == arrow["from"] for other in self._arrows)
         aside = (_APART if from_x < to_x or from_y < to_y else -_APART) if back else 0
@@ -113,7 +113,7 @@ class Diagram:
 
 
 def pictures() -> dict[Path, str]:
-    """Return each picture's file and what it must contain."""
+    """Return each picture's file and its expected content."""
     return {path.with_suffix(".svg"): Diagram(path.read_text()).svg() for path in sorted(PICTURES.glob("*.yaml"))}
 
 

@@ -1,4 +1,4 @@
-"""Makes docs/reference/cli.md and the man page from the commands and the arguments that they define.
+"""Generates docs/reference/cli.md and the man page from the commands and the arguments that they define.
 
 Source: man(7), groff_man(7).
 """
@@ -27,7 +27,7 @@ def manuals() -> dict[Path, str]:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
-    """Yield how each argument is written, and what it is."""
+    """Yield the syntax and the description of each argument."""
     for action in parser._actions:
         if action.help == argparse.SUPPRESS or "--help" in action.option_strings:
             continue
@@ -101,7 +101,7 @@ def _man(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
         ".I COMMAND",
         "[\\fIOPTION\\fR]...",
         ".SH DESCRIPTION",
-        "oxproxy stands between producers and their RabbitMQ and routes messages by rules in YAML files.",
+        "oxproxy is a proxy between producers and RabbitMQ and routes messages by rules in YAML files.",
         "Where a command takes a file, \\- is standard input.",
         "NO_COLOR in the environment turns colors off, COLUMNS sets the width of output.",
         ".SH COMMANDS",
@@ -118,7 +118,7 @@ def _man(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
             lines += [".TP", str(status), _roff(meaning)]
     lines += [".SH FILES", ".TP", "oxproxy.yaml, /etc/oxproxy/oxproxy.yaml"]
     lines += [
-        "The configuration that commands take the admin address from, unless \\-\\-config or \\-\\-admin says more."
+        "The configuration that commands take the admin address from, unless \\-\\-config or \\-\\-admin is given."
     ]
     return "\n".join(lines) + "\n"
 

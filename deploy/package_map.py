@@ -1,7 +1,7 @@
 """Draws docs/pictures/packages.svg, the packages of ``proxy`` and their imports: ``python -m deploy.package_map``.
 
-An arrow leads from a package to one that it imports. Arrows that follow from others are left out (transitive
-reduction), and so are those to the bottom row, which any package may import.
+An arrow points from a package to one that it imports. Arrows implied by others are omitted (transitive reduction), and
+so are arrows to the bottom row, which any package may import.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "pictures" / "packages.svg"
 PAGE = ROOT / "docs" / "explanation" / "architecture.md"
-#: Where the page shows the picture: the alternative text, then the file.
+#: The link to the picture in the page: alternative text, then file.
 SHOWN = re.compile(r"!\[([^\]]*)\](\(\.\./pictures/packages\.svg\))")
 
 
 class Place(NamedTuple):
-    """Where a package stands in the picture, and what stands under its name.
+    """Position of a package in the picture, and its caption.
 
     Args:
-        column: of its centre; 0 is the middle.
-        row: from the top; arrows lead downwards.
-        caption: what it is for.
+        column: column of its centre; 0 is the middle.
+        row: row from the top; arrows point downwards.
+        caption: purpose of the package.
     """
 
     column: float
@@ -55,7 +55,7 @@ PLACES = {
     "errors": Place(0.5, 8, "error families"),
     "native": Place(1.5, 8, "compiled or sources"),
 }
-#: What any package may import; no arrows are drawn to it.
+#: Modules that any package may import; no arrows are drawn to them.
 FOUNDATION = frozenset(("yamlfile", "values", "errors", "native"))
 
 _WIDTH, _BOX_WIDTH, _BOX_HEIGHT, _COLUMN_WIDTH, _ROW_HEIGHT = 960, 160, 46, 190, 96
@@ -77,7 +77,7 @@ _STYLE = """
 
 
 def imports() -> dict[str, set[str]]:
-    """Return which packages each package imports; a module that lies in ``proxy`` itself counts as a package."""
+    """Return which packages each package imports; a module directly in ``proxy`` counts as a package."""
     proxy = ROOT / "proxy"
     names = {path.parent.name for path in proxy.glob("*/__init__.py")}
     names |= {path.stem for path in proxy.glob("*.py") if path.stem != "__init__"}
@@ -90,7 +90,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
-    """Yield the first name under ``proxy`` of each import."""
+    """Yield the first name after ``proxy`` of each import."""
     for node in ast.walk(tree):
         modules: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -104,7 +104,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def reduced(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Return the graph without the edges that follow from others."""
+    """Return the graph without the edges implied by others."""
     return {
         name: {target for target in targets if not any(target in _reached(graph, via) for via in targets - {target})}
         for name, targets in graph.items()
@@ -122,13 +122,13 @@ def _reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
 
 
 def arrows() -> dict[str, list[str]]:
-    """Return the arrows of the picture by the package that imports, in the order of the picture."""
+    """Return the arrows of the picture by importing package, in the order of the picture."""
     graph = reduced({name: targets - FOUNDATION for name, targets in imports().items() if name not in FOUNDATION})
     return {name: sorted(graph[name], key=list(PLACES).index) for name in PLACES if graph.get(name)}
 
 
 def description() -> str:
-    """Return what the picture shows as text, for those who do not see it."""
+    """Return the alternative text of the picture."""
     sentences = [f"{name} imports {_listed(targets)}" for name, targets in arrows().items()]
     return "; ".join([*sentences, f"at the bottom are {_listed(name for name in PLACES if name in FOUNDATION)}"])
 
@@ -178,7 +178,7 @@ def _arrow(edge: tuple[str, str], edges: list[tuple[str, str]]) -> str:
 
 
 def _shift(name: str, neighbours: list[str]) -> float:
-    """Return how far from the middle of a box the arrow from or to `name` ends, so that arrows do not lie together."""
+    """Return the offset of the arrow from or to `name` from the middle of a box, so that arrows do not overlap."""
     ordered = sorted(neighbours, key=_centre)
     return (ordered.index(name) - (len(ordered) - 1) / 2) * _SPREAD
 
@@ -192,7 +192,7 @@ def _top(name: str) -> float:
 
 
 def main() -> int:
-    """Write the picture, and its alternative text into the page that shows it."""
+    """Write the picture, and its alternative text to the page that shows it."""
     PICTURE.parent.mkdir(exist_ok=True)
     PICTURE.write_text(picture())
     PAGE.write_text(SHOWN.sub(rf"![The packages of proxy and their imports: {description()}.]\2", PAGE.read_text()))

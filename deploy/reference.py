@@ -1,4 +1,4 @@
-"""Writes what docs has of settings, metrics, operators and commands from the code: ``python -m deploy.reference``."""
+"""Generates the reference of settings, metrics, operators and commands in docs: ``python -m deploy.reference``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 class KeyEntry(NamedTuple):
-    """One key as the documentation lists it: ``limits.frame_max`` or ``listen[].address``."""
+    """One key as listed in the documentation, such as ``limits.frame_max`` or ``listen[].address``."""
 
     path: str
     default: str
@@ -29,7 +29,7 @@ class KeyEntry(NamedTuple):
 
 
 def entries(section: FileModel, path: str = "") -> Iterator[KeyEntry]:
-    """List every key under a section that holds the defaults."""
+    """Yield every key of a section that contains the defaults."""
     for key, (attribute, field) in key_names(type(section)).items():
         value, here = getattr(section, attribute), join(path, key)
         kind = key_type(type(section), key)
@@ -53,16 +53,16 @@ def _written(attribute: str, value: object) -> str:
 
 def settings() -> str:
     """Return the rows of every key of the configuration."""
-    return _rows((f"`{one.path}`", f"`{one.default}`", one.doc) for one in entries(Settings()))
+    return _rows((f"`{entry.path}`", f"`{entry.default}`", entry.doc) for entry in entries(Settings()))
 
 
 def metrics() -> str:
-    """Return the rows of every metric of our own."""
-    return _rows((f"`{one.name}`", one.kind.value, ", ".join(one.labels), one.help) for one in METRICS)
+    """Return the rows of all metrics of the sidecar."""
+    return _rows((f"`{metric.name}`", metric.kind.value, ", ".join(metric.labels), metric.help) for metric in METRICS)
 
 
 def _operators(section: OperatorSection) -> tuple[str, str, Callable[[], str]]:
-    """Return where the table of some operators is, its head, and its rows."""
+    """Return page, head and rows of the table of a section."""
     if section is MATCH_TYPES:
         head = f"| {section.first} | {section.column} |\n|---|---|\n"
         return (
@@ -84,7 +84,7 @@ def _codes(texts: Iterable[str]) -> str:
     return ", ".join(f"`{text}`" for text in texts)
 
 
-#: The page, the head of its table, and what gives its rows.
+#: The page, the head of its table, and a function that returns its rows.
 TABLES = (
     ("reference/configuration.md", "| key | default | what it does |\n|---|---|---|\n", settings),
     ("reference/metrics.md", "| metric | type | labels | meaning |\n|---|---|---|---|\n", metrics),
@@ -97,13 +97,13 @@ def _rows(cells: Iterable[tuple[str, ...]]) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Return every page with what is made of it as it should be."""
-    found: dict[Path, str] = {}
+    """Return every page with its generated part replaced."""
+    texts: dict[Path, str] = {}
     for name, head, rows in TABLES:
-        text = found.get(DOCS / name) or (DOCS / name).read_text()
+        text = texts.get(DOCS / name) or (DOCS / name).read_text()
         before, _, after = text.partition(head)
-        found[DOCS / name] = before + head + rows() + re.sub(r"\A(\|.*\n)*", "", after)
-    return {**found, **manuals()}
+        texts[DOCS / name] = before + head + rows() + re.sub(r"\A(\|.*\n)*", "", after)
+    return {**texts, **manuals()}
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
-"""Points the alerts at the place where you serve docs/runbooks: ``python -m deploy.runbooks https://wiki.example/oxproxy/``.
+"""Sets the base URL of the runbooks in all alerts: ``python -m deploy.runbooks https://wiki.example/oxproxy/``.
 
-It rewrites every ``runbook_url`` in deploy/prometheus, in the series that test the alerts, and the chart's default, and
-copies the result into the chart. Exit status: 0 done, 2 no URL.
+It rewrites every ``runbook_url`` in deploy/prometheus and in the series that test the alerts, and the chart's default,
+and copies the result into the chart. Exit status: 0 done, 2 no URL.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from deploy.chart import build
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Globs of the files that name runbooks, and what stands before the URL in them.
+#: Globs of the files that name runbooks, and patterns of the text before the URL and of the URL.
 _PLACES = (
     ("deploy/prometheus/alerts/*.yaml", r"(runbook_url: )\S*/(?=Oxproxy)"),
     ("tests/deploy/series/*.yaml", r"(runbook_url: )\S*/(?=Oxproxy)"),

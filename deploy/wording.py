@@ -1,10 +1,10 @@
-"""Checks the wording of what users read: ``python -m deploy.wording``, a part of ``make check``.
+"""Checks the wording of texts: ``python -m deploy.wording``, a part of ``make check``.
 
-Pages, examples, alerts, the chart and the console use the standard terms that `LEFT_OUT` gives, and so do messages,
-docstrings and comments in ``proxy``, with further ones in `CODE_HABITS`. Words in code markup are
+Pages, examples, alerts, the chart and the console must not contain the words in `LEFT_OUT` and `PAGE_HABITS`; messages,
+docstrings and comments in ``proxy`` must not contain those in `LEFT_OUT` and `CODE_HABITS`. Words in code markup are
 identifiers and are not checked.
 
-Exit status: 0 nothing found, 1 something found.
+Exit status: 0 no findings, 1 findings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: Words that are left out, and what is written instead.
+#: Words to avoid, and the terms to use instead.
 LEFT_OUT = {
     r"anew": "again",
     r"beside": "alongside, in addition to, next to",
@@ -41,13 +41,13 @@ LEFT_OUT = {
     r"(?:messages|bytes|publishes|connections|logins|times|lines) a second": "per second",
     r"that is not there|are not there|is not there": "missing, does not exist",
 }
-#: The same for pages, examples, alerts, the chart and the console.
+#: Further words to avoid in pages, examples, alerts, the chart and the console.
 PAGE_HABITS = {
     r"the other one|another one": "name the noun",
     r"whatever (?:is|the|its)": "regardless of",
     r"of its own": "own, separate",
 }
-#: The same for docstrings, comments and messages in the code.
+#: Further words to avoid in docstrings, comments and messages in the code.
 CODE_HABITS = {
     r"(?:any|every|some)body": "name the subject: producer, user, queue",
     r"leads? nowhere": "has no target, fails",
@@ -66,8 +66,12 @@ def _any_of(patterns: Mapping[str, str]) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w)(?:{'|'.join(f'(?:{pattern})' for pattern in patterns)})\b", re.IGNORECASE)
 
 
-_CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|^    .*$", re.DOTALL | re.MULTILINE)
-#: First words of clauses that are no sentence in the docstring of a function.
+_MARKUP = r"```.*?```|`[^`\n]*`"
+#: Code in a page: also targets of links, and indented lines.
+_PAGE_CODE = re.compile(rf"{_MARKUP}|\]\([^)]*\)|^    [^\n]*$", re.DOTALL | re.MULTILINE)
+#: Code in a docstring, comment or message. Their indented lines are text: sections of docstrings are indented.
+_TEXT_CODE = re.compile(_MARKUP, re.DOTALL)
+#: First words of function docstrings that are clauses instead of sentences.
 _CLAUSES = ("Whether", "Where", "Who", "What", "How")
 _PAGES = ("*.md", "docs/**/*.md", "helm/oxproxy/*.md")
 _PLAIN = (
@@ -81,10 +85,10 @@ _PLAIN = (
 
 
 def _pages() -> Iterator[tuple[Path, int, str, Mapping[str, str]]]:
-    """Yield file, first line, text and words that are left out, of everything that is checked."""
+    """Yield file, first line, text and words to avoid, of everything that is checked."""
     for pattern in _PAGES:
         for path in sorted(ROOT.glob(pattern)):
-            yield path, 1, _without_code(path.read_text()), LEFT_OUT | PAGE_HABITS
+            yield path, 1, _without_code(path.read_text(), _PAGE_CODE), LEFT_OUT | PAGE_HABITS
     for pattern in _PLAIN:
         for path in sorted(ROOT.glob(pattern)):
             yield path, 1, path.read_text(), LEFT_OUT | PAGE_HABITS
@@ -92,16 +96,16 @@ def _pages() -> Iterator[tuple[Path, int, str, Mapping[str, str]]]:
         if "_native" not in path.parts:
             source = path.read_text()
             for line, text in (*_strings(ast.parse(source)), *_comments(source)):
-                yield path, line, _without_code(text), LEFT_OUT | CODE_HABITS
+                yield path, line, _without_code(text, _TEXT_CODE), LEFT_OUT | CODE_HABITS
 
 
-def _without_code(text: str) -> str:
-    """Replace code markup with blanks."""
-    return _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), text)
+def _without_code(text: str, code: re.Pattern[str]) -> str:
+    """Replace code with blanks."""
+    return code.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
 def _strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield line and text of the string literals that are sentences, including docstrings."""
+    """Yield line and text of the string literals that contain a blank, including docstrings, without SQL."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             if not re.search(r"\b(?:SELECT|WHERE|IS NULL|DATE)\b", node.value):
@@ -116,8 +120,8 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def findings() -> list[str]:
-    """Return ``file:line: word: what is written instead`` for everything found."""
-    found = []
+    """Return ``file:line: word: term to use instead`` for all findings."""
+    messages = []
     compiled = {len(words): _any_of(words) for words in (LEFT_OUT | PAGE_HABITS, LEFT_OUT | CODE_HABITS)}
     for path, first, text, words in _pages():
         for match in compiled[len(words)].finditer(text):
@@ -125,23 +129,23 @@ def findings() -> list[str]:
             instead = next(
                 use for pattern, use in words.items() if re.match(pattern, text[match.start() :], re.IGNORECASE)
             )
-            found.append(f"{path.relative_to(ROOT)}:{line}: {match[0]!r}: {instead}")
+            messages.append(f"{path.relative_to(ROOT)}:{line}: {match[0]!r}: {instead}")
     for path in sorted((ROOT / "proxy").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 word = (ast.get_docstring(node) or "").partition(" ")[0]
                 if word in _CLAUSES:
-                    found.append(
+                    messages.append(
                         f"{path.relative_to(ROOT)}:{node.lineno}: {word!r}: a sentence: Return True if, Return"
                     )
-    return found
+    return messages
 
 
 def main() -> int:
-    """Print what was found."""
-    found = findings()
-    print("\n".join(found), end="\n" if found else "")
-    return 1 if found else 0
+    """Print the findings."""
+    messages = findings()
+    print("\n".join(messages), end="\n" if messages else "")
+    return 1 if messages else 0
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What of the chart is made from other files: its README (``readme``), copies of rules and dashboards (``build``)."""
+"""Generates files of the chart: its README (``readme``), and copies of rules and dashboards (``build``)."""

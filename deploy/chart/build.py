@@ -1,6 +1,6 @@
-"""Writes what the chart has from elsewhere: ``python -m deploy.chart.build``.
+"""Writes the generated files of the chart: ``python -m deploy.chart.build``.
 
-A chart can only read files that lie in it, so it has copies of rules, alerts and dashboards.
+A chart can only read its own files, so it contains copies of recording rules, alerts and dashboards.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ _SOURCES = {
 
 
 def copies() -> Iterator[tuple[Path, str]]:
-    """Yield each file that the chart needs, and its text."""
+    """Yield each copied file of the chart, and its text."""
     for name, (folder, pattern) in _SOURCES.items():
         for source in sorted((ROOT / folder).glob(pattern)):
             yield CHART / "files" / name / source.relative_to(ROOT / folder), source.read_text()
 
 
 def made() -> dict[Path, str]:
-    """Return every file of the chart that is made, with its text."""
+    """Return every generated file of the chart, with its text."""
     return {**dict(copies()), CHART / "README.md": readme()}
 
 
 def orphans() -> set[Path]:
-    """Return copies that have no source any more."""
+    """Return copies whose source no longer exists."""
     return {path for name in _SOURCES for path in (CHART / "files" / name).rglob("*.*")} - made().keys()
 
 
 def main() -> int:
-    """Write them, and remove what has no source any more."""
+    """Write the generated files, and remove copies whose source no longer exists."""
     for path in orphans():
         path.unlink()
     for path, text in made().items():

@@ -1,7 +1,7 @@
-"""How is the chart's README made of its values, their comments and its templates?
+"""Generates the chart's README from its values, their comments and its templates.
 
-Each key of values.yaml that has a comment ``# -- TEXT`` above it is a row of a table. The examples are files that tests
-render, and what the real Helm engine makes of them.
+Each key of values.yaml with a comment ``# -- TEXT`` above it becomes a row of a table. The examples are files that
+tests render, and output of the Helm engine.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def values() -> list[Value]:
 
 
 def at(tree: Any, key: str) -> Any:  # YAML of any shape
-    """Return what stands under a key with dots."""
+    """Return the value of a key with dots."""
     for name in key.split("."):
         tree = tree[name]
     return tree
@@ -72,11 +72,11 @@ def table() -> str:
 
 
 def snippet() -> str:
-    """Return what a pod needs for a sidecar, as the chart's notes say it."""
+    """Return the part of a pod that a sidecar needs, from the chart's notes."""
     given = yaml.safe_load((CHART / "ci" / "sidecar-values.yaml").read_text())
     with helm_python.Chart.load(CHART) as chart:
         notes = chart.render(values=given, name="router", namespace="default")["oxproxy/templates/NOTES.txt"]
-    # Hashes are those of one example; whoever writes the container by hand leaves them out.
+    # The hashes apply only to this example and are not needed in a container that is written by hand.
     lines = [line for line in notes[notes.index("metadata:\n") :].splitlines() if "checksum/" not in line]
     return "\n".join(lines).replace("  annotations:\n", "")
 
@@ -106,7 +106,7 @@ def packaged(folder: Path) -> Path:
 
 
 def parent_with_dependency(folder: Path) -> Path:
-    """Copy the chart of somebody else, with ours as its dependency, into ``folder``."""
+    """Copy a parent chart into ``folder``, with this chart as its dependency."""
     (folder / "charts").mkdir(parents=True)
     for source in PARENT.rglob("*.yaml"):
         target = folder / source.relative_to(PARENT)

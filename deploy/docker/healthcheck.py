@@ -1,7 +1,7 @@
-"""Does the sidecar of this container turn? Asks /livez where its own configuration says that it is served.
+"""Checks that the sidecar of this container is alive: requests /livez at the admin address of its configuration.
 
-Exit status: 0 alive, 1 no answer. With ``admin.address: null`` nobody can ask, and that counts as alive. Kubernetes
-does not use this: its probes ask by themselves.
+Exit status: 0 alive, 1 no answer. With ``admin.address: null`` the sidecar counts as alive. Kubernetes does not use
+this program but sends its own probes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ CONFIGURATION = Path("/etc/oxproxy/oxproxy.yaml")
 #: Seconds; the container's own limit for a check is 5.
 PATIENCE_SECONDS = 4.0
 
-#: Addresses that mean "all of this machine's", where loopback is one of them.
+#: Wildcard addresses, and the loopback address to use instead.
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 def main(configuration: Path = CONFIGURATION) -> int:
-    """Ask once, and return the exit status."""
+    """Send one request, and return the exit status."""
     try:
         settings, _ = load_settings(configuration, os.environ, secrets_required=False)
     except ConfigErrors as errors:

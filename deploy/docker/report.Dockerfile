@@ -1,17 +1,17 @@
-# The report on audit logs as an image of its own, since it needs Java and Spark, which the sidecar does not.
+# Image of the report on audit logs, separate because the report needs Java and Spark, which the sidecar does not.
 #
 #   docker build -f deploy/docker/report.Dockerfile -t oxproxy-report:0.2.0 .
 ARG BUILD_BASE=python:3.13-slim-bookworm
 ARG BASE=python:3.13-slim-bookworm
 
 FROM ${BUILD_BASE} AS build
-# As in Dockerfile: a folder of wheels, and whether to look nowhere else.
+# As in Dockerfile: a directory with wheels, and whether to use only these wheels.
 ARG PIP_FIND_LINKS=
 ARG PIP_NO_INDEX=
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_CONSTRAINT=/src/deploy/local/requirements.txt
 WORKDIR /src
 COPY . .
-# Spark comes as a source package, which holds no source to compile.
+# Spark is distributed as a source package, which contains no source to compile.
 RUN python3 -m venv /build \
     && /build/bin/python -m pip install hatchling \
     && /build/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /build/dist . \
@@ -23,8 +23,8 @@ FROM ${BASE}
 LABEL org.opencontainers.image.title="oxproxy-report" \
       org.opencontainers.image.description="Report on the audit logs of oxproxy, by Apache Spark" \
       org.opencontainers.image.licenses="Apache-2.0"
-# The distribution's Java gets its security updates when the image is built anew, so no version is pinned. Hadoop wants a
-# name for whoever runs it.
+# No Java version is pinned, so that security updates are installed when the image is rebuilt. Hadoop requires a name for
+# the user that runs it.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \
@@ -36,7 +36,7 @@ ENV PATH=/opt/oxproxy/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 HOM
 COPY --from=build /opt/oxproxy /opt/oxproxy
 WORKDIR /var/lib/oxproxy
 USER 10001:10001
-# It runs to its end; there is nothing to watch.
+# The container runs once; there is no service to check.
 HEALTHCHECK NONE
 ENTRYPOINT ["oxproxy", "report"]
 CMD ["--help"]

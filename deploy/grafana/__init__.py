@@ -1,1 +1,1 @@
-"""Dashboards as code: what they show (``overview``, ``rules``, ``broker``), how that becomes JSON (the others)."""
+"""Dashboards as code: their content (``overview``, ``rules``, ``broker``), and its conversion to JSON (the others)."""

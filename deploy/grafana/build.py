@@ -1,4 +1,4 @@
-"""Writes the dashboards where Grafana's provisioning and the chart find them: ``python -m deploy.grafana.build``."""
+"""Writes the dashboards to the directory of Grafana's provisioning: ``python -m deploy.grafana.build``."""
 
 from __future__ import annotations
 

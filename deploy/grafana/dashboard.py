@@ -1,7 +1,8 @@
-"""How panels become a dashboard as Grafana reads it from a file.
+"""Converts panels to a dashboard in the form of a file that Grafana reads.
 
-It knows Grafana's JSON (schema version 39: Grafana 10 and newer) and no metric of ours. Panels are laid out from left
-to right in the order given, on Grafana's grid of 24 columns. Source: Grafana's dashboard JSON model.
+This module depends on Grafana's JSON (schema version 39: Grafana 10 and newer), not on metrics of the sidecar. Panels
+are laid out from left to right in the order given, on Grafana's grid of 24 columns. Source: Grafana's dashboard JSON
+model.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from deploy.grafana.panels import JSON, SOURCE, Panel, Query
 COLUMNS = 24
 SCHEMA_VERSION = 39
 
-#: By this tag a dashboard finds the others.
+#: Tag of all dashboards, used for the links between them.
 TAG = "oxproxy"
 
 
 @dataclass(frozen=True)
 class Row:
-    """Panels under one question."""
+    """A row of panels with a title."""
 
     title: str
     panels: Sequence[Panel]
@@ -28,11 +29,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Variable:
-    """A choice at the top of a dashboard: the values of a label.
+    """A variable at the top of a dashboard, whose values are those of a label.
 
     Args:
-        name: without the dollar sign.
-        label: what people read.
+        name: name without the dollar sign.
+        label: displayed name.
         query: Grafana's ``label_values(...)``.
     """
 
@@ -41,7 +42,7 @@ class Variable:
     query: str
 
     def json(self) -> JSON:
-        """Return the variable, several values and "All" allowed."""
+        """Return the variable; several values and "All" can be selected."""
         return {
             "type": "query",
             "name": self.name,
@@ -61,7 +62,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Mark:
-    """Moments that are marked in every panel: where the expression begins to have a value."""
+    """Times that are marked in every panel: those at which the expression begins to have a value."""
 
     name: str
     query: Query
@@ -85,11 +86,11 @@ class Dashboard:
     """A whole dashboard.
 
     Args:
-        uid: its name in addresses, and that of its file.
-        title: what people read.
-        description: the questions that it answers.
-        variables: choices at the top.
-        marks: moments marked in every panel.
+        uid: name of the dashboard in URLs, and of its file.
+        title: displayed title.
+        description: summary of its content.
+        variables: variables at the top.
+        marks: times marked in every panel.
         rows: its panels.
     """
 
@@ -101,7 +102,7 @@ class Dashboard:
     rows: Sequence[Row]
 
     def json(self) -> JSON:
-        """Return the dashboard as Grafana reads it."""
+        """Return the dashboard in Grafana's format."""
         source = {
             "type": "datasource",
             "name": "datasource",
@@ -149,7 +150,7 @@ class Dashboard:
             y += height
 
 
-#: A menu with the other dashboards, which keeps time and choices.
+#: A menu with the other dashboards, which preserves time range and variables.
 _LINK: JSON = {
     "type": "dashboards",
     "title": "More about the sidecar",

@@ -1,6 +1,6 @@
-"""What kinds of panels are there, and how is each written for Grafana?
+"""Kinds of panels, and their conversion to Grafana's format.
 
-It knows Grafana's JSON of panels and no metric of ours; where a panel stands is decided in ``dashboard``. Source:
+This module depends on Grafana's JSON of panels, not on metrics of the sidecar; ``dashboard`` positions panels. Source:
 Grafana's dashboard JSON model.
 """
 
@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 
 JSON: TypeAlias = dict[str, Any]  # JSON of any shape
 
-#: The data source is chosen in the dashboard itself, so that a file fits every Grafana.
+#: The data source is chosen in the dashboard, so that the files work in every Grafana.
 SOURCE: JSON = {"type": "prometheus", "uid": "${datasource}"}
 
 GREEN, YELLOW, RED = "green", "yellow", "red"
-#: Colours of outcomes, in every panel: by the end of a series' name.
+#: Colours of outcomes in every panel, by the last word of a series' name.
 OUTCOME_COLORS = {
     "routed": "green",
     "unrouted": "orange",
@@ -34,11 +34,11 @@ class Query:
     """One expression of a panel.
 
     Args:
-        expression: PromQL; may hold Grafana's variables.
-        legend: what a series is called, with ``{{label}}`` for a label's value.
-        instant: asks for the present only, not for a range.
-        table: gives rows of labels and value instead of series.
-        heatmap: gives buckets of a histogram.
+        expression: PromQL; may contain Grafana's variables.
+        legend: name of a series, with ``{{label}}`` for a label's value.
+        instant: whether only the current value is queried, not a range.
+        table: whether the result is rows of labels and value instead of series.
+        heatmap: whether the result is the buckets of a histogram.
     """
 
     expression: str
@@ -66,13 +66,13 @@ class Panel:
     """One panel.
 
     Args:
-        title: what it shows, short.
-        description: the question that it answers.
+        title: displayed title.
+        description: explanation of its content.
         queries: its expressions.
         unit: Grafana's name of a unit.
-        width: columns of 24.
-        height: rows of Grafana's grid.
-        thresholds: (from which value, colour), ascending; below the first it is green.
+        width: width in columns, of 24.
+        height: height in rows of Grafana's grid.
+        thresholds: (lowest value, colour), ascending; values below the first threshold are green.
     """
 
     title: str
@@ -86,7 +86,7 @@ class Panel:
     kind = ""
 
     def options(self) -> JSON:
-        """Return what only this kind of panel has."""
+        """Return the options of this kind of panel."""
         return {}
 
     def custom(self) -> JSON:
@@ -94,15 +94,15 @@ class Panel:
         return {}
 
     def transformations(self) -> list[JSON]:
-        """Return what happens to the data before it is drawn."""
+        """Return transformations of the data before it is drawn."""
         return []
 
     def overrides(self) -> list[JSON]:
-        """Return what single series have of their own."""
+        """Return settings of individual series."""
         return []
 
     def json(self, number: int, x: int, y: int) -> JSON:
-        """Return the panel with its number and place."""
+        """Return the panel with its number and position."""
         steps: list[JSON] = [{"color": GREEN, "value": None}]
         steps += [{"color": color, "value": value} for value, color in self.thresholds]
         defaults = {
@@ -132,8 +132,8 @@ class Lines(Panel):
     """Values over time.
 
     Args:
-        stacked: draws series upon one another.
-        logarithmic: draws equal factors as equal heights.
+        stacked: whether series are stacked.
+        logarithmic: whether the scale is logarithmic.
     """
 
     stacked: bool = False
@@ -151,7 +151,7 @@ class Lines(Panel):
         ]
 
     def options(self) -> JSON:
-        """Return a legend below, and a tooltip with every series."""
+        """Return a legend at the bottom, and a tooltip with every series."""
         return {
             "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
             "tooltip": {"mode": "multi", "sort": "desc"},
@@ -179,7 +179,7 @@ class Number(Panel):
     kind = "stat"
 
     def options(self) -> JSON:
-        """Return the last value, large."""
+        """Return options that show the last value."""
         return {
             "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
             "colorMode": "value",
@@ -200,7 +200,7 @@ class Bars(Panel):
     kind = "bargauge"
 
     def options(self) -> JSON:
-        """Return one bar for each series."""
+        """Return options that show one bar for each series."""
         return {
             "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
             "orientation": "horizontal",
@@ -221,8 +221,8 @@ class Table(Panel):
     """Rows of labels with one value.
 
     Args:
-        columns: labels and ``Value``, each with the head of its column, in order.
-        descending: largest value first.
+        columns: labels and ``Value``, each with the heading of its column, in order.
+        descending: whether the largest value is first.
     """
 
     columns: Sequence[tuple[str, str]] = ()
@@ -240,7 +240,7 @@ class Table(Panel):
         return {"align": "auto", "inspect": False}
 
     def transformations(self) -> list[JSON]:
-        """Leave out the time, and name the columns."""
+        """Return a transformation that removes the time and names the columns."""
         places = {name: place for place, (name, _) in enumerate(self.columns)}
         renamed = dict(self.columns)
         organize = {"excludeByName": {"Time": True}, "indexByName": places, "renameByName": renamed}
@@ -249,12 +249,12 @@ class Table(Panel):
 
 @dataclass(frozen=True)
 class States(Panel):
-    """What was in force when: one band for each series."""
+    """States over time, with one band for each series."""
 
     kind = "state-timeline"
 
     def options(self) -> JSON:
-        """Return bands without numbers in them."""
+        """Return options that show bands without numbers."""
         return {
             "mergeValues": True,
             "showValue": "never",
@@ -271,12 +271,12 @@ class States(Panel):
 
 @dataclass(frozen=True)
 class Heatmap(Panel):
-    """A histogram over time; its query gives buckets by ``le``."""
+    """A histogram over time; its query returns buckets by ``le``."""
 
     kind = "heatmap"
 
     def options(self) -> JSON:
-        """Return cells coloured by how much lies in them."""
+        """Return options that colour cells by the number of observations."""
         return {
             "calculate": False,
             "cellGap": 1,

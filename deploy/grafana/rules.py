@@ -36,7 +36,7 @@ _CHANGES = Row(
         ),
         Number(
             "Reload failures",
-            "In the selected time range. The log and /status have every fault.",
+            "In the selected time range. The log and /status contain every error.",
             [Query(total(increase("oxproxy_rules_reload_total", 'result="error"')))],
             thresholds=((1, RED),),
             height=8,
@@ -131,15 +131,15 @@ _WHY = Row(
         ),
         Lines(
             "Topology and regular expression problems",
-            "Missing destinations, bindings of others on carriers, unsigned bindings, searches that reached a limit.",
+            "Missing destinations, foreign bindings on carriers, unsigned bindings, searches that reached a limit.",
             [
                 summed("oxproxy_topology_missing_destinations", legend="missing destinations"),
-                summed("oxproxy_topology_foreign_bindings", legend="bindings of others"),
-                Query(total(chosen("oxproxy_carrier_bindings", 'fits="no"')), "bindings of carriers of an unfit type"),
+                summed("oxproxy_topology_foreign_bindings", legend="foreign bindings"),
+                Query(total(chosen("oxproxy_carrier_bindings", 'fits="no"')), "bindings on unsuitable carriers"),
                 summed("oxproxy_topology_unsigned_bindings", legend="unsigned bindings"),
                 summed("oxproxy_topology_unkeyed_tokens", legend="tokens of version 0.1"),
                 summed("oxproxy_topology_carrier_bypasses", legend="bypasses of carriers"),
-                per_second("oxproxy_regex_limit_hits_total", legend="searches at their limit per second"),
+                per_second("oxproxy_regex_limit_hits_total", legend="searches that reached the limit per second"),
                 per_second("oxproxy_regex_budget_spent_total", legend="regex budgets spent per second"),
             ],
         ),

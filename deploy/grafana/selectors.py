@@ -1,6 +1,6 @@
-"""Which series do all dashboards look at, and how are rates written?
+"""Selectors and rates used in all dashboards.
 
-Every expression is limited to the jobs and instances that are chosen at the top of the dashboard.
+Every expression is limited to the jobs and instances that are selected at the top of the dashboard.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from deploy.grafana.dashboard import Mark, Variable
 from deploy.grafana.panels import Query
 
-#: Chosen at the top of each dashboard.
+#: Variables at the top of each dashboard.
 VARIABLES = (
     Variable("job", "Job", "label_values(oxproxy_build_info, job)"),
     Variable("instance", "Sidecar", 'label_values(oxproxy_build_info{job=~"$job"}, instance)'),
@@ -20,46 +20,46 @@ _CHOSEN = 'job=~"$job", instance=~"$instance"'
 
 
 def chosen(metric: str, *matchers: str) -> str:
-    """Return a selector of the chosen sidecars."""
+    """Return a selector of the selected sidecars."""
     return f"{metric}{{{', '.join((_CHOSEN, *matchers))}}}"
 
 
 def rate(metric: str, *matchers: str) -> str:
-    """Return how much a counter grows in a second."""
+    """Return the increase of a counter per second."""
     return f"rate({chosen(metric, *matchers)}[$__rate_interval])"
 
 
 def increase(metric: str, *matchers: str) -> str:
-    """Return how much a counter has grown over the whole time shown."""
+    """Return the increase of a counter over the displayed time range."""
     return f"increase({chosen(metric, *matchers)}[$__range])"
 
 
 def total(expression: str, *labels: str) -> str:
-    """Return a sum, by ``labels`` where there are any."""
+    """Return a sum, by ``labels`` if there are any."""
     return f"sum by ({', '.join(labels)}) ({expression})" if labels else f"sum({expression})"
 
 
 def per_second(metric: str, *labels: str, where: str = "", legend: str = "") -> Query:
-    """Ask how much counters grow in a second, by ``labels``.
+    """Return a query of the increase of counters per second, by ``labels``.
 
     Args:
         metric: name of the counters.
-        labels: what they are told apart by.
-        where: which of the chosen ones, all where it is empty.
-        legend: what a line is called; else the values of its labels.
+        labels: labels that the result has.
+        where: further matcher; empty: none.
+        legend: name of a series; empty: the values of its labels.
     """
     matchers = (where,) if where else ()
     return Query(total(rate(metric, *matchers), *labels), legend or _values(labels))
 
 
 def summed(metric: str, *labels: str, legend: str = "") -> Query:
-    """Ask what gauges come to, by ``labels``; see `per_second`."""
+    """Return a query of the sum of gauges, by ``labels``; see `per_second`."""
     return Query(total(chosen(metric), *labels), legend or _values(labels))
 
 
-def each(metric: str, what: str = "") -> Query:
-    """Ask for a gauge of each sidecar, with ``what`` it is next to the sidecar's address."""
-    return Query(chosen(metric), f"{{{{instance}}}} {what}".rstrip())
+def each(metric: str, suffix: str = "") -> Query:
+    """Return a query of a gauge of each sidecar; ``suffix`` follows the sidecar's address in the legend."""
+    return Query(chosen(metric), f"{{{{instance}}}} {suffix}".rstrip())
 
 
 def _values(labels: Sequence[str]) -> str:
@@ -67,11 +67,11 @@ def _values(labels: Sequence[str]) -> str:
 
 
 def quantile(share: float, histogram: str) -> str:
-    """Return the value below which ``share`` of the observations lie."""
+    """Return the value below which a ``share`` of the observations lies."""
     return f"histogram_quantile({share}, {total(rate(f'{histogram}_bucket'), 'le')})"
 
 
-#: A vertical line where a version of the rules comes into force that was not there a minute before.
+#: A vertical line when a version of the rules comes into force that was not in force a minute before.
 NEW_RULES = Mark(
     "New rules",
     Query(
@@ -82,7 +82,7 @@ NEW_RULES = Mark(
     "blue",
 )
 
-#: A vertical line where a sidecar has been started.
+#: A vertical line when a sidecar has been started.
 STARTED = Mark(
     "Sidecar started",
     Query(f"changes({chosen('process_start_time_seconds')}[1m]) > 0", "{{instance}} started"),

@@ -1,1 +1,1 @@
-"""On this machine: the set-up (``setup``, ``pins``), the demo (``demo``), ``run`` against a given broker."""
+"""Programs for this machine: set-up (``setup``, ``pins``), demo (``demo``), ``run`` with a given broker."""

@@ -1,12 +1,11 @@
-"""Who gets what, and why: a producer and consumers that know nothing of us, around a real sidecar and broker.
+"""Demonstrates routing with an ordinary producer and consumers, a real sidecar and a real broker.
 
-``make demo`` runs it. It starts a private RabbitMQ (or takes the one that RABBITMQ_URL names, in a virtual host
-of its own) and ``oxproxy serve`` with the sample rules. The traffic is the messages of the tests that the rules
-file carries: what ``oxproxy check`` proves on paper is published here by pika with confirms, and what each
-consumer got is compared with what the file expects. At the end Spark makes the report on the audit log of all that.
-Configuration, logs, metrics and report stay in build/demo. With KEEP=1 in the environment (``make demo KEEP=1``) broker
-and sidecar then run until Ctrl-C.
-Exit status: 0 as expected, 1 not as expected, 2 nothing to run with.
+``make demo`` runs it. It starts a private RabbitMQ (or uses a separate virtual host of the one that RABBITMQ_URL names)
+and ``oxproxy serve`` with the sample rules. The messages are those of the tests in the rules file: they are published
+by pika with confirms, and the messages that each consumer received are compared with those that the file expects. At
+the end, Spark creates the report on the audit log. Configuration, logs, metrics and report remain in build/demo. With
+KEEP=1 in the environment (``make demo KEEP=1``), broker and sidecar then run until Ctrl-C.
+Exit status: 0 as expected, 1 not as expected, 2 no broker or invalid RABBITMQ_URL.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ AUDIT, REPORT = OUTPUT / "audit", OUTPUT / "report"
 #: Also for the small Java program that starts Spark.
 QUICK_JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
-#: Metrics worth a look after a handful of messages.
+#: Metrics that a few messages change.
 SHOWN_METRICS = ("publishes_total", "binding_matches_total", "destination_publishes_total", "returns_total")
 
-#: Variable that asks to leave broker and sidecar running at the end.
+#: Variable that keeps broker and sidecar running at the end.
 KEEP = "KEEP"
 
-#: Seconds until the consumers must have what was confirmed.
+#: Seconds until the consumers must have received all confirmed messages.
 DELIVERY_SECONDS = 10.0
 
 CONFIRMED, RETURNED, REFUSED = "confirmed", "returned", "refused"
@@ -57,14 +56,14 @@ CONFIRMED, RETURNED, REFUSED = "confirmed", "returned", "refused"
 
 @dataclass
 class Message:
-    """One message of the rules file's tests, and what became of it.
+    """One message of the rules file's tests, with its expected and its actual result.
 
     Args:
-        name: what it is, for people.
+        name: description of the message.
         publish: exchange, routing_key, headers, properties and body_size.
-        outcome: what the producer must hear: confirmed, returned or refused.
-        queues: where it must arrive.
-        error: text of the refusal.
+        outcome: expected result for the producer: confirmed, returned or refused.
+        queues: expected destination queues.
+        error: expected text of the refusal.
     """
 
     name: str
@@ -80,13 +79,13 @@ class Message:
 
     @property
     def right(self) -> bool:
-        """Whether what became of it is what the file expects."""
+        """True if the result is the expected one."""
         same_queues = sorted(self.seen_queues) == sorted(self.queues)
         return same_queues and self.seen_outcome == self.outcome and self.error in self.seen_text and self.explained
 
     @property
     def facts(self) -> str:
-        """What rules can see of it, on one line."""
+        """The facts that rules can test, on one line."""
         publish = self.publish
         seen = {"key": publish.get("routing_key", ""), **publish.get("headers", {}), **publish.get("properties", {})}
         if "body_size" in publish:
@@ -95,7 +94,7 @@ class Message:
 
 
 def sample(rules: Path) -> list[Message]:
-    """Return the messages of the tests that a rules file carries."""
+    """Return the messages of the tests in a rules file."""
     messages = []
     for test in yaml.safe_load(rules.read_text())["tests"]:
         expect = test["expect"]
@@ -127,7 +126,7 @@ class Consumers:
         return receive
 
     def finish(self) -> None:
-        """Take in what was confirmed; after the cancel nothing else can come, so that a surplus is seen too."""
+        """Receive all confirmed messages, then cancel the consumers; unexpected messages are received as well."""
         deadline = time.monotonic() + DELIVERY_SECONDS
         while time.monotonic() < deadline and any(
             len(message.seen_queues) < len(message.queues) for message in self._messages
@@ -140,14 +139,14 @@ class Consumers:
             connection.process_data_events(time_limit=0)
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all open connections."""
         for connection in self._connections:
             if connection.is_open:
                 connection.close()
 
 
 def send(parameters: pika.URLParameters, messages: list[Message]) -> None:
-    """Publish each message with a confirm, and note what the producer heard."""
+    """Publish each message with a confirm, and record the result for the producer."""
     connection = pika.BlockingConnection(parameters)
     for number, message in enumerate(messages):
         channel = connection.channel()
@@ -171,7 +170,7 @@ def send(parameters: pika.URLParameters, messages: list[Message]) -> None:
 
 
 def explain(rules: Path, number: int, message: Message) -> None:
-    """Note why a message goes where it goes, as ``oxproxy explain`` says."""
+    """Record the reasons for the destinations of a message, as reported by ``oxproxy explain``."""
     described = OUTPUT / f"message-{number}.json"
     described.write_text(json.dumps(message.publish) + "\n")
     command = [str(PROGRAM), "explain", "--json", "--rules", str(rules), "--message", str(described)]
@@ -185,20 +184,21 @@ def explain(rules: Path, number: int, message: Message) -> None:
 
 
 def reasons(explanation: dict[str, Any]) -> Iterator[str]:
-    """Return the short form of an explanation: filters that held a message back, bindings that took it."""
+    """Return the short form of an explanation: violated filters, and bindings that matched."""
     breaches = [step for walk in explanation["walk"] for step in walk["filters"] if step["breach"]]
     taken = [step for walk in explanation["walk"] for step in walk["bindings"] if step["result"]]
     for step in breaches:
         yield f"the filter {step['filter']}"
     for step in taken:
-        met = [f"{one['operator']}: {one['expected']}" for one in step["operators"] if one["verdict"] == "match"]
-        yield f'binding "{step["binding"]}" ({", ".join(met)})'
+        matches = [operator for operator in step["operators"] if operator["verdict"] == "match"]
+        conditions = ", ".join(f"{operator['operator']}: {operator['expected']}" for operator in matches)
+        yield f'binding "{step["binding"]}" ({conditions})'
     if not breaches and not taken:
         yield "no binding matches"
 
 
 def told(number: int, message: Message) -> str:
-    """Return what became of a message, and why, for people."""
+    """Return a readable description of a message, its result and the reason."""
     lines = [
         f"{number}. {message.name}",
         f"   sent    {message.facts}",
@@ -213,7 +213,7 @@ def told(number: int, message: Message) -> str:
 
 @contextlib.contextmanager
 def virtual_host(broker: Broker) -> Iterator[str]:
-    """``/`` of a private broker; on a given one a virtual host of our own, deleted afterwards."""
+    """Yield ``/`` of a private broker; on a given broker, a temporary virtual host, which is deleted afterwards."""
     if isinstance(broker, PrivateBroker):
         yield "/"
         return
@@ -226,7 +226,7 @@ def virtual_host(broker: Broker) -> Iterator[str]:
 
 
 def rules_for(vhost: str) -> Path:
-    """Return the sample rules; in another virtual host than ``/`` a copy that names it."""
+    """Return the sample rules; for a virtual host other than ``/``, a copy that names it."""
     if vhost == "/":
         return RULES
     copy = OUTPUT / RULES.name
@@ -235,7 +235,7 @@ def rules_for(vhost: str) -> Path:
 
 
 def demonstrate(broker: Broker, vhost: str) -> bool:
-    """Run the traffic, print what became of it and return whether it is what the rules file expects."""
+    """Publish the messages, print the results and return whether they are as the rules file expects."""
     rules = rules_for(vhost)
     messages = sample(rules)
     version = broker.api("GET", "overview")["rabbitmq_version"]
@@ -255,12 +255,12 @@ def demonstrate(broker: Broker, vhost: str) -> bool:
         "\nA pika producer publishes with confirms, a pika consumer listens on each queue, all through the sidecar:\n"
     )
     print("\n".join(told(number, message) for number, message in enumerate(messages, 1)))
-    print(f"\nFrom {sidecar.admin}/metrics, kept in {shown(OUTPUT / 'metrics.txt')}:\n")
+    print(f"\nFrom {sidecar.admin}/metrics, saved in {shown(OUTPUT / 'metrics.txt')}:\n")
     print(textwrap.indent("\n".join(worth_a_look(metrics)), "   "))
     print(f"\nLog {shown(sidecar.log)}, settings {shown(sidecar.configuration)}. Each step of a decision:")
     print(f"\n   .venv/bin/oxproxy explain --rules {shown(rules)} --message {shown(OUTPUT)}/message-4.json")
     if not ended_well:
-        print("WRONG: the sidecar did not end with 0 after SIGTERM")
+        print("WRONG: the exit status of the sidecar after SIGTERM was not 0")
     reported = report(rules, len(messages))
     if os.environ.get(KEEP):
         keep(broker, vhost, sidecar)
@@ -282,7 +282,7 @@ def keep(broker: Broker, vhost: str, sidecar: Sidecar) -> None:
 
 @contextlib.contextmanager
 def interrupted() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set, while the context lasts."""
+    """Yield an event that SIGINT and SIGTERM set while the context is active."""
     event = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda *_: event.set()) for number in numbers]
@@ -294,9 +294,9 @@ def interrupted() -> Iterator[threading.Event]:
 
 
 def report(rules: Path, publishes: int) -> bool:
-    """Make the report on the audit log, print what it says, and return whether it has every publish."""
+    """Create the report on the audit log, print its summary, and return whether it contains every publish."""
     print(
-        f"\nEach publish has left a line in {shown(AUDIT)}. Spark makes a report of them, in some seconds:\n",
+        f"\nEach publish has a line in {shown(AUDIT)}. Spark creates a report of them, in a few seconds:\n",
         flush=True,
     )
     command = [str(PROGRAM), "report", "--input", str(AUDIT), "--output", str(REPORT), "--rules", str(rules)]
@@ -305,7 +305,7 @@ def report(rules: Path, publishes: int) -> bool:
     if done.returncode or not done.stdout.startswith(f"{publishes} publishes "):
         print(f"WRONG: expected a report of {publishes} publishes\n{done.stderr}")
         return False
-    print(f"\nOpen {shown(REPORT / 'report.html')} in a browser; the tables beside it are Parquet.")
+    print(f"\nOpen {shown(REPORT / 'report.html')} in a browser; the tables next to it are Parquet.")
     return True
 
 
@@ -322,18 +322,18 @@ def exchange_traffic(address: Broker, vhost: str, messages: list[Message]) -> No
 
 
 def worth_a_look(metrics: str) -> list[str]:
-    """Return the few lines of ``/metrics`` that the traffic has changed."""
+    """Return the lines of ``/metrics`` that the traffic has changed."""
     names = "|".join(SHOWN_METRICS)
     return [line for line in metrics.splitlines() if re.match(rf"oxproxy_(?:{names})\b.* (?!0\.0$)", line)]
 
 
 def shown(path: Path) -> str:
-    """Return ``path`` as seen from the project's folder."""
+    """Return ``path`` relative to the project's directory."""
     return path.relative_to(ROOT).as_posix()
 
 
 def main() -> int:
-    """Run the demo and say whether it went as it should."""
+    """Run the demo and print whether the results are as expected."""
     shutil.rmtree(OUTPUT, ignore_errors=True)
     OUTPUT.mkdir(parents=True)
     try:

@@ -1,7 +1,7 @@
-"""How the sidecar runs here in front of the broker that RABBITMQ_URL names (``make run``).
+"""Runs the sidecar in front of the broker that RABBITMQ_URL names (``make run``).
 
-The URL becomes environment overrides of the configuration file, so that the file needs no change. No other
-broker is ever used: without the variable there is nothing to run against.
+The URL is converted to environment variables that override the configuration file, so that the file need not be
+changed. No other broker is used: the variable is required.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.rabbitmq import URL_VARIABLE, Broker, broker_of_environment
 
 
 def overrides(broker: Broker) -> dict[str, str]:
-    """Return the environment that points a configuration at ``broker``."""
+    """Return the environment variables that override a configuration's broker with ``broker``."""
     return {
         "OXPROXY_UPSTREAM__ADDRESS": broker.address,
         "OXPROXY_UPSTREAM__MANAGEMENT": broker.management,
@@ -24,7 +24,7 @@ def overrides(broker: Broker) -> dict[str, str]:
 
 
 def main() -> int:
-    """Become ``oxproxy serve``; 2 where RABBITMQ_URL is missing or wrong."""
+    """Replace this process by ``oxproxy serve``; return 2 if RABBITMQ_URL is missing or invalid."""
     try:
         broker = broker_of_environment()
     except ValueError as error:

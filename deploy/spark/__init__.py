@@ -1,1 +1,1 @@
-"""What a Spark cluster needs to run the report: the program for spark-submit, and the archive beside it."""
+"""Runs the report on a Spark cluster: the program for spark-submit, and the archive that it needs."""

@@ -1,9 +1,9 @@
-"""Writes what the report needs beside Spark itself, as one archive: ``python -m deploy.spark.archive FILE``.
+"""Writes an archive with all that the report needs in addition to Spark: ``python -m deploy.spark.archive FILE``.
 
-spark-submit hands it out with ``--py-files``. It holds this package, PyYAML and pamqp, with which rules files are read,
-and Jinja, with which pages are written: all of it Python and text, so that it fits every machine. Executors use of it
-what turns a segment into partials. Rules files need pydantic besides, which is compiled: install it where the driver
-runs.
+spark-submit distributes it with ``--py-files``. It contains this package, PyYAML and pamqp, which are needed to read
+rules files, and Jinja, which is needed to write pages: only Python and text, so that it works on every machine.
+Executors use it to convert segments to partials. Rules files also need pydantic, which is compiled: install it on the
+driver's machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pamqp
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The same bytes for the same content: the date that zip archives begin with.
+#: The earliest date of zip archives, so that equal content results in equal archives.
 _NO_DATE = (1980, 1, 1, 0, 0, 0)
 
 
@@ -31,7 +31,7 @@ def write(target: Path) -> None:
         for package in (ROOT / "proxy", *libraries):
             for path in sorted([*package.rglob("*.py"), *package.rglob("templates/*"), *package.rglob("sql/*.sql")]):
                 _add(archive, path.relative_to(package.parent).as_posix(), path.read_bytes())
-        # The command asks for its own version.
+        # The command reads its own version from the metadata.
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         name, version = project["name"], project["version"]
         metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
@@ -45,7 +45,7 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def main() -> int:
-    """Write it where the command line says."""
+    """Write the archive to the file given on the command line."""
     if len(sys.argv) != 2:
         print("usage: python -m deploy.spark.archive FILE", file=sys.stderr)
         return 2

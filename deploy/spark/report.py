@@ -1,4 +1,4 @@
-"""What spark-submit starts: ``oxproxy report`` with the arguments that follow."""
+"""The program for spark-submit: runs ``oxproxy report`` with the given arguments."""
 
 from __future__ import annotations
 

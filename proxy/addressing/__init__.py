@@ -1,6 +1,6 @@
 """Messenger addresses: the table that translates the address of a publish.
 
-Pure, and independent of exchanges and bindings: `routing` looks up destinations, `relay` looks up publishes.
+The package is pure and does not depend on exchanges and bindings: `routing` looks up destinations, `relay` publishes.
 
 | question | module |
 |---|---|

@@ -1,7 +1,7 @@
 """Parses addresses and masks their passwords.
 
-``[scheme://][user[:password]@]host[:port][/name]`` as Messenger reads it, but stricter wherever that reading could send
-a message, or a password, to the wrong place. Source: the messenger-addressing specification, 1.4 and Part 2.
+The syntax is Messenger's, ``[scheme://][user[:password]@]host[:port][/name]``, but stricter where Messenger could send
+a message or a password to the wrong place. Source: the messenger-addressing specification, 1.4 and Part 2.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _LARGEST_PORT = 65535
 _HIDDEN = b"***"
 
 
-class InvalidAddress(ValueError):  # noqa: N818 - reads as a verdict on an address, not as a fault of ours
+class InvalidAddress(ValueError):  # noqa: N818 - describes the address, not an internal error
     """An invalid address; the message gives the reason and never quotes the address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The parts of an address. None: the part is absent; empty: it is present and empty.
+    """The parts of an address. A part is None if it is absent, and empty if it is present but empty.
 
     Args:
         scheme: in lower case.
@@ -33,8 +33,8 @@ class Address:
         host: without brackets.
         port: None for the scheme's default.
         name: everything after the slash that ends the domain, not decoded.
-        passive: it requests listening, not connecting.
-        local: the domain is empty: this proxy's own broker.
+        passive: True if the address requests listening, not connecting.
+        local: True if the domain is empty: the address is on this proxy's own broker.
     """
 
     scheme: bytes | None
@@ -105,7 +105,7 @@ def _split_host(text: bytes) -> tuple[bytes, int | None, bool]:
         raise InvalidAddress("[ is not closed")
     if rest and not rest.startswith(b":"):
         raise InvalidAddress("text after ]")
-    if host.startswith(b"~") and not passive:  # Messenger expects it in brackets
+    if host.startswith(b"~") and not passive:  # Messenger expects ~ in brackets
         host, passive = host[1:], True
     return host, _port(rest[1:]), passive
 
@@ -120,12 +120,12 @@ def _port(text: bytes) -> int | None:
 
 
 def _scheme_end(address: bytes) -> int:
-    found = _SCHEME.match(address)
-    return found.end() if found else 0
+    scheme = _SCHEME.match(address)
+    return scheme.end() if scheme else 0
 
 
 def without_password(address: bytes) -> bytes:
-    """Return an address or a translation with everything masked that could be a password.
+    """Return an address or a translation in which everything that could be a password is masked.
 
     Accepts any text. If ``parse_address`` rejects it because of an unescaped slash in the password, the password is
     assumed to end at the last ``@``.

@@ -1,4 +1,4 @@
-"""Errors and warnings about an address table, found before it is used.
+"""Errors and warnings about an address table, reported before the table is used.
 
 Findings are data: the loader adds file and line. A table with an error is not loaded. No finding quotes a translation,
 which may contain a password. Source: the messenger-addressing specification, Part 2 and 3.2.
@@ -40,8 +40,8 @@ class AddressFinding:
 
     Args:
         rule: index of the rule.
-        severity: whether the table may be used.
-        key: the key concerned: pattern, translation or hosts.
+        severity: whether the table can be loaded.
+        key: the key that the finding is about: pattern, translation or hosts.
         message: what was seen and what was expected; rules are numbered from 0, as in explain and audit.
         other: index of the other rule that the message names.
     """
@@ -56,19 +56,19 @@ class AddressFinding:
 def check(table: AddressTable, brokers: Collection[bytes] = ()) -> list[AddressFinding]:
     """Return all errors and warnings about a table, in the order of its rules."""
     shadowed = dict(table.shadowed())
-    found: list[AddressFinding] = []
+    findings: list[AddressFinding] = []
     for index, rule in enumerate(table.rules):
         wildcards = len(table.patterns[index].wildcards)
         if wildcards > MOST_VARIABLES:
-            message = f"{wildcards} wildcards; matches from the 65th on can't be used"
-            found.append(AddressFinding(index, Severity.WARNING, "pattern", message))
+            message = f"seen {wildcards} wildcards; only the first {MOST_VARIABLES} can be used as variables"
+            findings.append(AddressFinding(index, Severity.WARNING, "pattern", message))
         if index in shadowed:
             message = f"never used: rule {shadowed[index]} matches first for every address that this rule matches"
-            found.append(AddressFinding(index, Severity.WARNING, "pattern", message, shadowed[index]))
-        found += [
+            findings.append(AddressFinding(index, Severity.WARNING, "pattern", message, shadowed[index]))
+        findings += [
             AddressFinding(index, severity, key, message) for severity, key, message in _check(rule, wildcards, brokers)
         ]
-    return found
+    return findings
 
 
 def _check(rule: AddressRule, wildcards: int, brokers: Collection[bytes]) -> Iterator[tuple[Severity, str, str]]:
@@ -78,7 +78,7 @@ def _check(rule: AddressRule, wildcards: int, brokers: Collection[bytes]) -> Ite
     template = TranslationTemplate(rule.translation)
     highest = max((part for part in template.parts if isinstance(part, int)), default=0)
     if highest > wildcards:
-        message = f"a variable above the {wildcards} wildcards of the pattern is always empty"
+        message = f"variables above ${wildcards} are always empty: the pattern has no more wildcards"
         yield Severity.WARNING, "translation", message
     if _ODD_DOLLAR.search(_DOLLAR.sub(b"", rule.translation)):
         yield (

@@ -2,14 +2,15 @@
 
 The first rule whose pattern matches wins; its result is final. `targets` resolves results.
 
-In a pattern ``*`` matches any run of bytes, ``%`` any run without a slash, and every other byte itself. If there are
-several ways to match, the first wildcard takes its longest run, then the second, and so on. There is no recursion, no
-regular expression and no backtracking: the work is at most the product of the two lengths. A pattern with only ``*`` is
-matched literal by literal from the right. Otherwise, starting at the end of the pattern, the set of offsets from which
-the rest can match is kept as one big integer, and one walk from the left gives each wildcard the farthest of them.
+In a pattern, ``*`` matches any run of bytes, ``%`` any run without a slash, and every other byte matches itself. If
+there are several ways to match, the first wildcard takes its longest run, then the second, and so on. There is no
+recursion, no regular expression and no backtracking: the cost is at most proportional to the product of the two
+lengths. A pattern whose wildcards are all ``*`` is matched literal by literal from the right. For other patterns, the
+set of offsets from which the rest can match is computed from the end of the pattern, as one big integer; then one pass
+from the left extends each wildcard to the farthest of these offsets.
 
 `AddressIndex` preselects patterns by their prefix, then by their suffix, then by a few bytes of an inner literal; an
-address is looked up by its own prefixes, suffixes and substrings. A candidate may still not match.
+address is looked up by its own prefixes, suffixes and substrings. Not every candidate matches.
 
 Source: the messenger-addressing specification, 1.1 to 1.3, and 1.6 for the bound.
 """
@@ -112,7 +113,7 @@ class AddressPattern:
         return self._walk(middle, rests, barriers) if reachable >> size & 1 else None
 
     def _walk(self, middle: bytes, rests: list[int], barriers: bytes) -> list[bytes]:
-        """Give each wildcard, from the left, the farthest offset from which the rest still matches."""
+        """Extend each wildcard, from the left, to the farthest offset from which the rest still matches."""
         size, at = len(middle), 0
         taken: list[bytes] = []
         for wildcard, literal in zip(self.wildcards, [*self.literals, b""], strict=True):
@@ -126,21 +127,21 @@ class AddressPattern:
 
 
 def _before_wildcard(wildcard: int, reachable: int, passable: int, size: int) -> int:
-    """Return the offsets from which a wildcard can run to one of the reachable offsets."""
+    """Return the offsets from which a wildcard can extend to one of the reachable offsets."""
     if wildcard == _STAR:
         return ((2 << size) - 1) & -(reachable & -reachable)
-    # The carry of an addition runs through consecutive one bits: it floods up to the next barrier.
+    # The carry of an addition propagates through consecutive one bits, up to the next barrier.
     starts = reachable << 1 & passable
     return reachable | starts | ((passable + starts) ^ passable) & passable
 
 
 def _next_barrier(text: bytes, at: int, barriers: bytes) -> int:
-    found = [text.find(barrier, at) for barrier in barriers]
-    return min((place for place in found if place >= 0), default=len(text))
+    places = [text.find(barrier, at) for barrier in barriers]
+    return min((place for place in places if place >= 0), default=len(text))
 
 
 def _offsets(text: bytes, table: bytes) -> int:
-    """Return the offsets of the bytes that `table` maps to one."""
+    """Return the set of the offsets of all bytes that `table` maps to ``1``."""
     return int(text.translate(table) + b"0", 2)
 
 
@@ -155,7 +156,7 @@ def _passable(barriers: bytes) -> bytes:
 
 
 _VARIABLE = re.compile(rb"\$(?:([0-9]+)|(\$))?")
-#: Replaces a variable when the literal rest of a translation is parsed.
+#: Replaces each variable when the literal parts of a translation are parsed.
 _PLACEHOLDER = b"v"
 #: Lengths of the substrings that distinguish patterns, preferred length first.
 _PIECES = (4, 2)
@@ -169,9 +170,9 @@ class AddressRule:
 
     Args:
         pattern: compared with the whole address.
-        translation: the new address, None if the rule has none.
+        translation: the new address; None if the rule does not specify one.
         name: the operator's name for the rule, or empty.
-        hosts: permitted hosts of results, ``*`` for any; None if the translation itself names the only one.
+        hosts: permitted hosts of results, ``*`` for any; None if the host in the translation is fixed.
     """
 
     pattern: bytes
@@ -208,10 +209,10 @@ class Translation(NamedTuple):
 
 
 class TranslationTemplate:
-    """A translation split at its variables; ``$`` before anything but a digit or a dollar is the whole address.
+    """A translation split at its variables; ``$`` without a digit or a second ``$`` after it is the whole address.
 
     Attributes:
-        parts: literals and numbers of variables in turn; 0 is the whole original address.
+        parts: literals, and numbers of variables, in order; 0 is the whole original address.
     """
 
     __slots__ = ("parts",)
@@ -221,7 +222,7 @@ class TranslationTemplate:
         end = 0
         for variable in _VARIABLE.finditer(translation):
             parts.append(translation[end : variable.start()])
-            # Only the last digits matter: every number above the greatest variable yields nothing.
+            # Numbers of four or more digits are above the greatest variable: their value is always empty.
             digits = (variable[1] or b"").lstrip(b"0")
             parts.append(b"$" if variable[2] else int(digits or b"0") if len(digits) < 4 else MOST_VARIABLES + 1)
             end = variable.end()
@@ -255,7 +256,7 @@ def has_variable_domain(template: TranslationTemplate) -> bool:
         if isinstance(part, int):
             return True
         literal += part
-        # A colon and a slash become a scheme if the value of a variable begins with a slash.
+        # ``:/`` becomes ``://``, the end of a scheme, if the value of a variable begins with a slash.
         may_become_scheme = literal.endswith(b":/") and literal.count(b"/") == 1
         if b"/" in _after_scheme(literal) and not may_become_scheme:
             return False
@@ -292,7 +293,7 @@ class AddressTable:
         return bool(self.rules)
 
     def translate(self, address: bytes | None) -> Translation | None:
-        """Translate an address; None if no rule matches and the address stays as it is.
+        """Translate an address; return None if no rule matches, so that the address is unchanged.
 
         A missing address (None) is matched as the empty string.
         """
@@ -312,7 +313,7 @@ class AddressTable:
         )
 
     def shadowed(self) -> Iterator[tuple[int, int]]:
-        """Yield rules that can never apply: (index, index of an earlier rule whose pattern covers theirs)."""
+        """Yield the rules that can never apply: (index, index of an earlier rule that covers the rule's pattern)."""
         for position, pattern in enumerate(self.patterns):
             for earlier in self._index.candidates(pattern.source):
                 if earlier < position and self.patterns[earlier].covers(pattern):
@@ -321,7 +322,7 @@ class AddressTable:
 
 
 class AddressIndex:
-    """An index of patterns by position."""
+    """Finds the patterns that an address may match; patterns are identified by their position."""
 
     def __init__(self, patterns: Sequence[AddressPattern]) -> None:
         self._exact: dict[bytes, int] = {}
@@ -339,17 +340,17 @@ class AddressIndex:
         }
 
     def candidates(self, address: bytes) -> list[int]:
-        """Return the positions of the patterns that an address may match, ascending, up to one that is equal to it."""
-        found: list[int] = []
+        """Return the positions of the patterns that may match, ascending, up to a pattern equal to the address."""
+        positions: list[int] = []
         pieces: dict[int, set[bytes]] = {}
         for bucket in self._buckets_of(address):
-            bucket.add_candidates(address, pieces, found)
+            bucket.add_candidates(address, pieces, positions)
         exact = self._exact.get(address)
         if exact is not None:
-            found = [position for position in found if position < exact]
-            found.append(exact)
-        found.sort()
-        return found
+            positions = [position for position in positions if position < exact]
+            positions.append(exact)
+        positions.sort()
+        return positions
 
     def _buckets_of(self, address: bytes) -> Iterator[_Bucket]:
         size = len(address)
@@ -359,8 +360,8 @@ class AddressIndex:
             prefix = address[:length]
             if (suffixes := self._buckets.get(prefix)) is None:
                 continue
-            for length_behind in self._suffix_lengths[prefix]:
-                bucket = suffixes.get(address[size - length_behind :]) if length_behind <= size else None
+            for suffix_length in self._suffix_lengths[prefix]:
+                bucket = suffixes.get(address[size - suffix_length :]) if suffix_length <= size else None
                 if bucket is not None:
                     yield bucket
 
@@ -377,29 +378,29 @@ class _Bucket:
             self._others = positions
             return
         pieces = {position: _pieces_of(patterns[position]) for position in positions}
-        frequency = Counter(piece for found in pieces.values() for piece in found)
-        for position, found in pieces.items():
-            if not found:
+        frequency = Counter(piece for substrings in pieces.values() for piece in substrings)
+        for position, substrings in pieces.items():
+            if not substrings:
                 self._others.append(position)
                 continue
-            piece = min(found, key=lambda piece: (frequency[piece], piece))
+            piece = min(substrings, key=lambda piece: (frequency[piece], piece))
             self._by_piece.setdefault(len(piece), {}).setdefault(piece, []).append(position)
 
-    def add_candidates(self, address: bytes, pieces: dict[int, set[bytes]], found: list[int]) -> None:
-        """Add the positions of the patterns whose substring is in the address; `pieces` caches the address's own."""
-        found += self._others
+    def add_candidates(self, address: bytes, pieces: dict[int, set[bytes]], positions: list[int]) -> None:
+        """Add the positions of patterns whose substring is in the address; `pieces` caches the address's substrings."""
+        positions += self._others
         for length, by_piece in self._by_piece.items():
             if length not in pieces:
                 pieces[length] = _cut(address, length)
             for piece in by_piece.keys() & pieces[length]:
-                found += by_piece[piece]
+                positions += by_piece[piece]
 
 
 def _pieces_of(pattern: AddressPattern) -> set[bytes]:
-    """Return the substrings of a pattern's inner literals, of the best available length."""
+    """Return the substrings of a pattern's inner literals, with the first length in `_PIECES` that yields any."""
     for length in _PIECES:
-        if found := {piece for literal in pattern.literals for piece in _cut(literal, length)}:
-            return found
+        if substrings := {piece for literal in pattern.literals for piece in _cut(literal, length)}:
+            return substrings
     return set()
 
 

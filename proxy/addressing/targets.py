@@ -1,7 +1,7 @@
 """Maps a publish to its address, and a translated address to broker, exchange and routing key.
 
-Each publish has a unique address. A result of the table is read as a domain (the broker) and a name (the exchange and
-key there). Anything ambiguous is a failed translation: a value with the reason, never a guess and never an exception.
+Each publish has a unique address. A result of the table consists of a domain (the broker) and a name (exchange and
+routing key on that broker). An ambiguous result is not an exception: it becomes a `FailedTranslation` with the reason.
 Source: the messenger-addressing specification, 3.1 and 3.2.
 """
 
@@ -20,14 +20,14 @@ _LONGEST_NAME = 255  # AMQP 0-9-1 spec, 4.2.5.3: short strings
 _QUEUE, _EXCHANGE = b"/queue/", b"/exchange/"
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
-#: Publishes whose target is cached: a few megabytes with keys of 255 bytes.
+#: Limit of publishes whose target is cached: a few megabytes with keys of 255 bytes.
 _KEPT_TARGETS = 8192
-#: Destinations of rules whose target is cached: the control plane looks up all of them in every reconcile pass.
+#: Limit of rules' destinations whose target is cached; the control plane looks up all of them in every reconcile pass.
 _KEPT_FIXED_TARGETS = 1 << 16
-#: Exchanges whose translated destinations are cached.
+#: Limit of exchanges whose translated destinations are cached.
 _KEPT_REWRITES = 1024
 ANY_HOST = b"*"
-#: Samples of a variable's value: part of a name; the rest of an escape such as ``%2F``.
+#: Sample values of a variable: a part of a name, and the digits of an escape such as ``%2F``.
 _POSSIBLE = (b"v", b"2F")
 
 
@@ -64,11 +64,11 @@ class Remote:
 
     Args:
         broker: name of a configured broker, or empty.
-        host: host to connect to; for a configured broker its name.
-        port: None for the configured one.
+        host: host to connect to; for a configured broker, its name.
+        port: None for the configured port.
         tls: whether the address requests TLS; None for the configured setting.
-        user: None for the configured one.
-        password: None for the configured one.
+        user: None for the configured user.
+        password: None for the configured password.
     """
 
     broker: bytes
@@ -80,7 +80,7 @@ class Remote:
 
     @property
     def label(self) -> str:
-        """Its name in metrics, audit records and explanations; without credentials."""
+        """Name of the broker in metrics, audit records and explanations; without credentials."""
         if self.broker:
             return self.broker.decode("utf-8", "backslashreplace")
         host = self.host.decode("utf-8", "backslashreplace")
@@ -93,8 +93,8 @@ class Target:
 
     Args:
         rule: index of the rule that applied.
-        remote: the other broker; None for this proxy's own, on the client's own connection.
-        publication: exchange and key there.
+        remote: the other broker; None for this proxy's own broker, over the client's own connection.
+        publication: exchange and routing key on that broker.
     """
 
     rule: int
@@ -122,13 +122,13 @@ class _NowhereError(Exception):
 class Rewrites:
     """Translations of the destinations of one exchange.
 
-    The translation of a queue is fixed; that of an exchange may depend on the routing key, so exchanges that some rule
-    may match are looked up with it.
+    The translation of a queue is fixed. The translation of an exchange may depend on the routing key, so exchanges that
+    any rule may match are looked up for each routing key.
 
     Args:
-        book: the table.
-        destinations: of the exchange; cached by identity, see `AddressBook.rewrites`.
-        before: the previous translations, which are still valid.
+        book: resolves destinations.
+        destinations: destinations of the exchange; compared by identity, see `AddressBook.rewrites`.
+        before: the previous translations; reused for destinations that remain.
     """
 
     __slots__ = ("_book", "_exchanges", "_queues", "_targets", "destinations")
@@ -148,12 +148,12 @@ class Rewrites:
         self._exchanges = [name for kind, name in destinations if kind == EXCHANGE and book.may_rewrite(name)]
 
     def leads_to(self, routing_key: bytes, publication: Publication) -> bool:
-        """Return True if a message with this routing key reaches a publication through one of the destinations."""
+        """Return True if any destination, with this routing key, is translated to a publication."""
         if publication in self._targets:
             return True
         sought = (None, publication)
         targets = [self._book.look_up(name, routing_key) for name in self._exchanges]
-        return any(isinstance(one, Target) and (one.remote, one.publication) == sought for one in targets)
+        return any(isinstance(target, Target) and (target.remote, target.publication) == sought for target in targets)
 
 
 class AddressBook:
@@ -168,13 +168,13 @@ class AddressBook:
         self.table = table
         self._brokers = frozenset(brokers)
         self._domains = [fixed_domain(rule) for rule in table.rules]
-        #: whether a result of a rule may be on this proxy's own broker
+        #: whether the result of any rule may be on this proxy's own broker
         self.stays_here = any(domain is None or domain.local for domain in self._domains)
         self._kept: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
         self._fixed_targets: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
-        #: by exchange of the rules
+        #: by name of the exchange
         self._rewrites: dict[bytes, Rewrites] = {}
-        #: rules that have matched an address with a password in it, and whether that was reported
+        #: rules that have matched an address that contains a password, and whether this was reported
         self._exposing: dict[int, bool] = {}
 
     def with_empty_cache(self) -> AddressBook:
@@ -186,14 +186,14 @@ class AddressBook:
         try:
             return self._kept[exchange, routing_key]
         except KeyError:
-            found = self._look_up(Publication(exchange, routing_key))
+            target = self._look_up(Publication(exchange, routing_key))
         if len(self._kept) >= _KEPT_TARGETS:
             del self._kept[next(iter(self._kept))]
-        self._kept[exchange, routing_key] = found
-        return found
+        self._kept[exchange, routing_key] = target
+        return target
 
     def may_rewrite(self, exchange: bytes) -> bool:
-        """Return True if some rule may match a publish to an exchange, with any routing key."""
+        """Return True if a rule may match a publish to an exchange, for at least one routing key."""
         return self.table.may_fit(address_of(Publication(exchange, b"")))
 
     def rewrites(self, exchange: bytes, destinations: frozenset[Destination]) -> Rewrites:
@@ -201,7 +201,7 @@ class AddressBook:
 
         Args:
             exchange: an exchange of the rules.
-            destinations: its destinations; nothing is recomputed while they are the same object.
+            destinations: its destinations; nothing is recomputed if they are the same object as in the last call.
         """
         kept = self._rewrites.get(exchange)
         if kept is None or kept.destinations is not destinations:
@@ -220,23 +220,23 @@ class AddressBook:
         return self.resolve(translation.rule, translation.address, publication)
 
     def fixed_target(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
-        """Like `look_up`, for destinations named by rules; their cache is separate from that of publishes."""
+        """Like `look_up`, for destinations in rules, with a separate cache."""
         try:
             return self._fixed_targets[exchange, routing_key]
         except KeyError:
-            found = self._look_up(Publication(exchange, routing_key))
+            target = self._look_up(Publication(exchange, routing_key))
         if len(self._fixed_targets) >= _KEPT_FIXED_TARGETS:
             self._fixed_targets.clear()
-        self._fixed_targets[exchange, routing_key] = found
-        return found
+        self._fixed_targets[exchange, routing_key] = target
+        return target
 
     def covers_exchange(self, exchange: bytes) -> bool:
-        """Return True if some rule matches every publish to an exchange, with any routing key."""
+        """Return True if one rule matches every publish to an exchange, regardless of the routing key."""
         every = AddressPattern(address_of(Publication(exchange, b"*")))
         return bool(exchange) and any(pattern.covers(every) for pattern in self.table.patterns)
 
     def may_lead_to(self, exchange: bytes) -> bool:
-        """Return True if some rule may send a publish to an exchange of this proxy's own broker."""
+        """Return True if any rule may send a publish to an exchange on this proxy's own broker."""
         return any(
             _may_name(rule.translation, exchange)
             for rule, domain in zip(self.table.rules, self._domains, strict=True)
@@ -244,10 +244,10 @@ class AddressBook:
         )
 
     def rules_exposing_passwords(self) -> list[int]:
-        """Return rules that matched an address with a password, which receivers will see; each is reported once."""
-        found = [rule for rule, reported in tuple(self._exposing.items()) if not reported]
-        self._exposing.update(dict.fromkeys(found, True))
-        return found
+        """Return rules that matched an address with a password, which receivers will see; each rule only once."""
+        rules = [rule for rule, reported in tuple(self._exposing.items()) if not reported]
+        self._exposing.update(dict.fromkeys(rules, True))
+        return rules
 
     def resolve(self, rule: int, result: bytes | None, original: Publication) -> Target | FailedTranslation:
         """Resolve a result of the table.
@@ -255,7 +255,7 @@ class AddressBook:
         Args:
             rule: index of the rule.
             result: the translated address.
-            original: the unchanged publish.
+            original: the publish before translation.
         """
         try:
             if result is None:
@@ -264,17 +264,17 @@ class AddressBook:
             remote = self._remote(address, self.table.rules[rule].hosts)
             publication = _named(address.name or b"", original)
             if max(map(len, publication)) > _LONGEST_NAME:
-                raise _NowhereError("exchange or routing key above 255 bytes")
-        except (InvalidAddress, _NowhereError) as why:
-            return FailedTranslation(rule, str(why))
+                raise _NowhereError("exchange or routing key longer than 255 bytes")
+        except (InvalidAddress, _NowhereError) as error:
+            return FailedTranslation(rule, str(error))
         return Target(rule, remote, publication)
 
     def certain_failure(self, rule: int) -> str:
         """Return why a rule's translation fails for all values of its variables; "" if it may succeed."""
-        found = self.table.rules[rule]
-        if found.translation is None or fixed_domain(found) is None:
+        address_rule = self.table.rules[rule]
+        if address_rule.translation is None or fixed_domain(address_rule) is None:
             return ""
-        template = TranslationTemplate(found.translation)
+        template = TranslationTemplate(address_rule.translation)
         reasons = []
         for value in _POSSIBLE:
             text = b"".join(value if isinstance(part, int) else part for part in template.parts)
@@ -300,7 +300,7 @@ class AddressBook:
 
 
 def _permitted(address: Address, hosts: tuple[bytes, ...]) -> bool:
-    """Return True if a host is on a rule's list, with or without its port; names are compared case-insensitively."""
+    """Return True if a rule's list contains a host, with or without its port; names are compared case-insensitively."""
     host = address.host.lower()
     bracketed = b"[" + host + b"]" if b":" in host else host
     accepted = {ANY_HOST, host, bracketed, b"%s:%d" % (bracketed, address.effective_port)}
@@ -308,7 +308,7 @@ def _permitted(address: Address, hosts: tuple[bytes, ...]) -> bool:
 
 
 def _named(name: bytes, original: Publication) -> Publication:
-    """Parse a name; one more leading slash, which Messenger's users had to write, changes nothing."""
+    """Parse a name; an additional leading slash, which users of Messenger had to write, is ignored."""
     inner = name[1:] if name.startswith(b"/") else name
     if not inner:
         return original
@@ -319,7 +319,7 @@ def _named(name: bytes, original: Publication) -> Publication:
 
 
 def _may_name(translation: bytes, exchange: bytes) -> bool:
-    """Return True if the literal before a local translation's first variable permits an exchange."""
+    """Return True if a local translation can name an exchange, judged by the literal before its first variable."""
     fixed, variable, _ = translation.partition(b"$")
     fixed = b"/" + fixed.lstrip(b"/")
     plain = exchange.replace(b"%", b"%25").replace(b"/", b"%2F")

@@ -1,10 +1,10 @@
 r"""Renders audit records: one JSON object per line, ASCII only.
 
 A line never contains a body, nor a header value that the operator did not list. The constant parts of a channel or a
-decision are rendered once (`LineRenderer.origin`, `LineRenderer.template`); per publish the parts are joined. ``ts`` is
+decision are rendered once (`LineRenderer.origin`, `LineRenderer.template`) and joined for each publish. ``ts`` is
 first, so that the writer thread finds the hour of a line at a fixed offset. Fields: docs/reference/audit.md.
 
-Bytes are shown as UTF-8; bytes that are not UTF-8 appear as ``\xNN``, as the same five characters would.
+Bytes are shown as UTF-8. Bytes that are not UTF-8 appear as ``\xNN``, which looks the same as that literal text.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from proxy.values import Value
 VERSION = 1
 #: Fields that may be written as keyed hashes (setting `audit.hash`).
 HASHABLE = frozenset(("message_id", "user", "rk"))
-#: Length limit of one header value; the rest is cut. Routing headers are short, and a line should stay one.
+#: Length limit of one header value; longer values are cut. Headers used for routing are shorter.
 HEADER_CHARACTERS = 1024
-#: Size of a hash: 96 bits distinguish ten billion values.
+#: Size of a hash: 96 bits suffice to distinguish ten billion values.
 HASH_BYTES = 12
-#: Shorter keys could be guessed; BLAKE2b takes no more than 64 bytes.
+#: Smallest and largest size of a key: a shorter key could be guessed; BLAKE2b accepts at most 64 bytes.
 KEY_BYTES = (16, 64)
 #: Position of the hour in a line: ``{"ts":"2026-11-21T07``.
 HOUR = slice(7, 20)
@@ -76,11 +76,11 @@ class Privacy:
 
     Args:
         headers: names of the headers whose values may be written.
-        hashed: fields that are written as keyed hashes, out of HASHABLE.
-        key: key of the hashes: without it values can't be guessed from a hash.
+        hashed: fields that are written as keyed hashes, a subset of HASHABLE.
+        key: key of the hashes; a value can't be guessed from its hash without the key.
 
     Raises:
-        ConfigError: a field that can't be hashed, or a key that is missing, too short or too long.
+        ConfigError: a field can't be hashed, or the key is missing, too short or too long.
     """
 
     headers: frozenset[bytes] = frozenset()
@@ -95,7 +95,7 @@ class Privacy:
         least, most = KEY_BYTES
         if self.hashed and not least <= len(self.key) <= most:
             raise ConfigError(
-                "audit", 0, "audit.hash", f"a key of {least} to {most} bytes is needed, this one has {len(self.key)}"
+                "audit", 0, "audit.hash", f"seen a key of {len(self.key)} bytes, expected {least} to {most}"
             )
 
     def hash(self, field: str, value: bytes) -> str:
@@ -124,7 +124,7 @@ class RecordTemplate(LineTemplate):
         Args:
             routing_key: the routing key.
             message_id: the message id, None if there is none.
-            size: bytes of the body.
+            size: size of the body in bytes.
             headers: allow-listed headers, from `LineRenderer.headers`.
             decide_us: duration of the decision in microseconds; negative if it was cached.
         """
@@ -140,7 +140,7 @@ class RecordTemplate(LineTemplate):
 
 
 class _HashingTemplate(RecordTemplate):
-    """Lines whose routing key or message id are hashed."""
+    """The constant part of lines whose routing key or message id is hashed."""
 
     __slots__ = ("_privacy",)
 
@@ -165,7 +165,7 @@ class _HashingTemplate(RecordTemplate):
 
 
 def opening(ts: str) -> str:
-    """Return the start of lines; `LineRenderer.origin`, the publish's number and `RecordTemplate.ending` follow.
+    """Return the start of a line; `LineRenderer.origin`, the publish's number and `RecordTemplate.ending` follow.
 
     Args:
         ts: time of the publishes, from a `TimestampText`.
@@ -186,12 +186,12 @@ class LineRenderer:
         self.privacy = privacy or Privacy()
 
     def origin(self, conn: str, user: Name, vhost: Name, ch: int) -> str:
-        """Render the constant fields of a channel; cache them with it.
+        """Render the constant fields of a channel; the caller caches them with the channel.
 
         Args:
             conn: id of the connection.
             user: the producer's user name.
-            vhost: its virtual host.
+            vhost: the virtual host.
             ch: channel number.
         """
         fields = {
@@ -217,7 +217,7 @@ class LineRenderer:
         rules: str = "",
         reason: str | None = None,
     ) -> RecordTemplate:
-        """Render the constant fields of a decision; cache them with its plan.
+        """Render the constant fields of a decision; the caller caches them with the decision's plan.
 
         Args:
             exchange: exchange of the publish.
@@ -225,8 +225,8 @@ class LineRenderer:
             queues: names of its destination queues.
             exchanges: names of its destination exchanges.
             remotes: names of its destinations at other brokers, without credentials.
-            bindings: ids of the bindings that were true.
-            rule: index of the rule of the address table that applied.
+            bindings: ids of the bindings that matched.
+            rule: index of the applied rule of the address table.
             rules: version of the rules.
             reason: short code of the reason, if there is one.
         """
@@ -247,23 +247,23 @@ class LineRenderer:
         return RecordTemplate(constant)
 
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
-        """Render the allow-listed ones of some headers.
+        """Render those of the given headers that are allow-listed.
 
         Args:
             entries: (name, letter and value bytes), as returned by `proxy.amqp.tables.pick`.
 
         Returns:
-            A JSON object. The first of several headers with the same name counts.
+            A JSON object. If several headers have the same name, only the first is included.
         """
-        found: dict[str, object] = {}
+        values: dict[str, object] = {}
         for name, raw in entries:
-            if name in self.privacy.headers and text(name) not in found:
+            if name in self.privacy.headers and text(name) not in values:
                 try:
                     value = header_value(decode_value(raw))
                 except ProtocolError:
                     value = text(raw)[:HEADER_CHARACTERS]
-                found[text(name)] = value
-        return _json(found)
+                values[text(name)] = value
+        return _json(values)
 
     def settle(self, ts: str, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> bytes:
         """Render the broker's answer to a publish.
@@ -332,7 +332,7 @@ class PublishLog:
         self.headers = records.headers
 
     def opening(self) -> str:
-        """Return the beginning of the lines of the current read."""
+        """Return the start of the lines of the current read."""
         return opening(self._text(self._wall()))
 
     def template(
@@ -392,7 +392,7 @@ def _plain(value: Value) -> object:
     if value.letter == "F" and isinstance(content, tuple):
         return {text(name): _plain(item) for name, item in content}
     if isinstance(content, float) and not isfinite(content):
-        return str(content)  # JSON has no such numbers
+        return str(content)  # JSON can't represent infinity and NaN
     return content
 
 

@@ -1,11 +1,11 @@
-"""Compresses closed segments and removes old ones, in a thread of low priority.
+"""Compresses closed segments and removes old ones, in a thread with low priority.
 
-Compressing a segment of 128 MiB takes half a second of CPU; neither the event loop nor the writer thread may wait for
-it. A segment that can't be compressed now (disk full) stays as it is and is retried. At start-up the orphans of dead
-processes are closed first.
+Compressing a segment of 128 MiB takes half a second of CPU time; neither the event loop nor the writer thread may wait
+for it. If a segment can't be compressed (disk full), it remains uncompressed and compression is retried. At startup,
+segments left open by dead processes are closed first.
 
-Retention counts and removes only files with our own names, oldest hour first, and never one that is still open. Files
-of all instances in the directory count: the limit is that of the disk.
+Retention identifies segments by their file names. It removes closed segments only, those of the oldest hour first. The
+size limit applies to the segments of all instances in the directory together, including open ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import structlog
 
 from proxy.audit.segments import compress_segment, orphaned_segments
 
-#: Seconds between two retention runs, and between two attempts on a failed segment.
+#: Seconds between two retention runs, and between two attempts to compress a segment.
 LOOK_SECONDS = 30.0
 #: Niceness: lower priority than other work, but not starved (per thread on Linux).
 _NICENESS = 10
@@ -37,8 +37,8 @@ class Retention:
     """Retention limits.
 
     Args:
-        seconds: hours that ended longer ago are removed; None: no age limit.
-        size_bytes: above this total size the oldest files are removed; None: no size limit.
+        seconds: age limit: segments of hours that ended longer ago are removed; None: no age limit.
+        size_bytes: limit of the total size, above which the oldest segments are removed; None: no size limit.
     """
 
     seconds: float | None = None
@@ -85,7 +85,7 @@ def expire(directory: Path, retention: Retention, now: float) -> list[Path]:
 
 
 def _listed(directory: Path) -> tuple[list[_Closed], int]:
-    """Return the closed segments, and the bytes of all segments, including open ones."""
+    """Return the closed segments, and the total size of all segments, including open ones."""
     closed = []
     total = 0
     for path in directory.glob("date=*/hour=*/*audit-*.jsonl*"):
@@ -102,11 +102,11 @@ def _listed(directory: Path) -> tuple[list[_Closed], int]:
 
 def _end_of(directory: Path) -> float | None:
     """Return the end of a directory's hour in seconds since 1970, None if its name is not an hour."""
-    found = _FOLDER.fullmatch(f"{directory.parent.name}/{directory.name}")
-    if found is None:
+    match = _FOLDER.fullmatch(f"{directory.parent.name}/{directory.name}")
+    if match is None:
         return None
     try:
-        begin = datetime.fromisoformat(f"{found[1]}T{found[2]}:00:00").replace(tzinfo=UTC)
+        begin = datetime.fromisoformat(f"{match[1]}T{match[2]}:00:00").replace(tzinfo=UTC)
     except ValueError:
         return None
     return begin.timestamp() + _SECONDS_OF_AN_HOUR
@@ -150,7 +150,7 @@ class SegmentCloser:
         self._thread.start()
 
     def close_segment(self, path: Path) -> None:
-        """Queue a finished segment; callable from any thread, never waits."""
+        """Queue a finished segment; callable from any thread, never blocks."""
         self._queue.put(path)
 
     def stop(self, timeout_seconds: float) -> bool:
@@ -160,7 +160,7 @@ class SegmentCloser:
             timeout_seconds: longest time to wait; the next start closes remaining segments.
 
         Returns:
-            Whether everything was done.
+            Whether all segments are closed and the thread has ended.
         """
         self._queue.put(None)
         self._thread.join(timeout_seconds)
@@ -187,7 +187,7 @@ class SegmentCloser:
         self._waiting = [path for path in self._waiting if not self._close(path)]
 
     def _close(self, path: Path) -> bool:
-        """Publish a segment; return whether it is finished."""
+        """Compress a segment; return False if this must be retried."""
         try:
             compress_segment(path)
         except FileNotFoundError:

@@ -2,11 +2,11 @@
 
 An open segment is ``date=YYYY-MM-DD/hour=HH/_audit-<instance>-<start>-<n>.jsonl``, a name that Spark ignores. A closed
 one is compressed in the same directory, and one rename makes it visible as ``audit-<instance>-<start>-<n>.jsonl.gz``.
-So a record is never visible under two names, and a crash at any time leaves either the whole open file or the closed
-one. The next process to start closes the orphans of dead ones; an `InstanceLock` distinguishes them from those of
-living processes.
+So a record is never visible in two files, and a crash at any time leaves either the whole open file or the closed one.
+The next process that starts closes the segments that dead processes left open; an `InstanceLock` distinguishes them
+from the open segments of running processes.
 
-Blocking file operations: for threads only. The content of lines is not parsed.
+File operations block: call them from threads other than the event loop's. The content of lines is not parsed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ ISAL = import_module("isal.isal_zlib") if find_spec("isal") else None
 
 #: Bytes read at a time while compressing: other threads run in between.
 _CHUNK_BYTES = 1 << 20
-#: zlib's level 3 writes 10 times less than text at 300 MB/s; level 6 writes 12 times less at half the speed. isal's
-#: level 1 writes 11 times less at 1.7 GB/s.
+#: zlib's level 3 compresses by a factor of 10 at 300 MB/s; level 6 by a factor of 12 at half the speed; isal's level 1
+#: by a factor of 11 at 1.7 GB/s.
 _GZIP_LEVEL, _ISAL_LEVEL = 3, 1
-#: For a stream with gzip's frame.
+#: Selects the gzip format.
 _GZIP_BITS = 16 + zlib.MAX_WBITS
-#: Audit lines show who sent what to whom: not readable by every user of the host.
+#: Audit lines are confidential: other users of the host can't read them.
 _FILE_MODE, DIRECTORY_MODE = 0o640, 0o750
 _HOUR = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
@@ -52,10 +52,10 @@ def hour_directory(directory: Path, hour: str) -> Path:
     Raises:
         ValueError: the hour is invalid.
     """
-    found = _HOUR.fullmatch(hour)
-    if found is None:
+    match = _HOUR.fullmatch(hour)
+    if match is None:
         raise ValueError(f"{hour!r} is not an hour such as 2026-11-21T07")
-    return directory / f"date={found[1]}" / f"hour={found[2]}"
+    return directory / f"date={match[1]}" / f"hour={match[2]}"
 
 
 @dataclass(slots=True, eq=False)
@@ -66,8 +66,8 @@ class OpenSegment:
         path: its path.
         hour: the hour of its lines.
         opened: time of opening, in monotonic seconds.
-        descriptor: its open file.
-        size: its size without half-written lines.
+        descriptor: descriptor of the open file.
+        size: its size without partially written lines.
     """
 
     path: Path
@@ -81,7 +81,7 @@ class OpenSegment:
         """Create the file so that its name survives a crash.
 
         Raises:
-            OSError: it can't be created, or exists.
+            OSError: the file can't be created, or exists.
         """
         folder = hour_directory(directory, hour)
         path = folder / f"_{name}.jsonl"
@@ -125,7 +125,7 @@ class OpenSegment:
         """Flush everything to disk.
 
         Raises:
-            OSError: it failed, and a retry would not detect that (the kernel forgets failed writes).
+            OSError: the data may be lost. A retry could succeed nevertheless: the kernel reports a failed write once.
         """
         os.fdatasync(self.descriptor)
 
@@ -198,7 +198,7 @@ class InstanceLock:
         """Lock an instance's name in a directory.
 
         Returns:
-            The lock, None while a living process has it.
+            The lock; None if a running process holds it.
 
         Raises:
             OSError: the directory is missing, full or not writable.
@@ -208,9 +208,9 @@ class InstanceLock:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, _FILE_MODE)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Its last holder may have removed the file between our open and our lock.
+                # The last holder of the lock may have removed the file between `os.open` and `flock`.
                 if _same_file(path, descriptor):
-                    # Also checks for space: a full disk is reported at the start.
+                    # Writing also checks for space, so that a full disk is reported at startup.
                     os.ftruncate(descriptor, 0)
                     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
                     os.fsync(descriptor)
@@ -237,16 +237,16 @@ def _same_file(path: Path, descriptor: int) -> bool:
 
 
 def open_segments(directory: Path) -> dict[str, list[Path]]:
-    """Find segments that are not closed, by instance, oldest first."""
-    found: dict[str, list[Path]] = {}
+    """Return the segments that are not closed, by instance, oldest first."""
+    segments: dict[str, list[Path]] = {}
     for path in sorted(directory.glob("date=*/hour=*/_audit-*-*-*.jsonl")):
         instance = path.name.removeprefix("_audit-").rsplit("-", 2)[0]
-        found.setdefault(instance, []).append(path)
-    return found
+        segments.setdefault(instance, []).append(path)
+    return segments
 
 
 def orphaned_segments(directory: Path, own: str) -> Iterator[list[Path]]:
-    """Yield the segments of dead processes of other instances; each list is locked until the next is requested.
+    """Yield the open segments of each dead instance; the instance is locked until the next list is requested.
 
     Args:
         directory: the audit directory.

@@ -2,8 +2,8 @@
 
 `append` adds a line to a list; whole batches are passed to the thread (`writer_thread`). If the disk or the thread
 can't keep up, `best_effort` drops and counts lines; `backpressure` and `strict` set `full`, so that producers are
-paused. `strict` also reports which lines are on disk, so that confirms can wait for theirs. Every buffer is bounded.
-All of it runs in the event loop's thread.
+paused. `strict` also reports which lines are on disk, so that confirms can wait for their lines. Every buffer is
+bounded. This module runs in the event loop's thread.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ class AuditWriter:
         make_log: creates the log; replaced in tests.
 
     Attributes:
-        full: producers should not be read now (never in best_effort).
+        full: True while producers should not be read (never in best_effort mode).
         durable: sequence number up to which every line is written; in strict mode, is on disk.
-        failure: error of the disk while it rejects lines or does not respond; else None.
-        on_full: called when `full` becomes true.
-        on_drained: called when it becomes false again.
-        on_durable: called with `durable` whenever that has grown.
+        failure: error of the disk while it rejects lines or does not respond; otherwise None.
+        on_full: called when `full` becomes True.
+        on_drained: called when `full` becomes False again.
+        on_durable: called with `durable` whenever it has increased.
         on_failing: called when `failure` is no longer None.
     """
 
@@ -158,14 +158,14 @@ class AuditWriter:
 
     @property
     def appended(self) -> int:
-        """Number of the last appended line, which `durable` reaches when it is written."""
+        """Sequence number of the last appended line; `durable` reaches it once the line is written."""
         return self._sequence + len(self._pending)
 
     async def start(self) -> None:
         """Lock the directory and start the threads.
 
         Raises:
-            ConfigError: the directory can't be created, is full or not writable, or another process writes there under
+            ConfigError: the directory can't be created, is full or not writable, or another process writes to it with
                 the same instance name.
         """
         left = await asyncio.to_thread(self._prepare)
@@ -173,7 +173,7 @@ class AuditWriter:
         self._thread.start()
 
     def append(self, line: bytes) -> None:
-        """Append one line, with its line break, beginning with its ``ts``; called by the publish path."""
+        """Append one line, which begins with ``ts`` and ends with a line break; called on the publish path."""
         self._pending.append(line)
         self._pending_size += len(line)
         if self._timer is None or self._pending_size >= self._batch_bytes:
@@ -185,11 +185,11 @@ class AuditWriter:
         return self._sequence
 
     async def close(self, deadline_seconds: float) -> None:
-        """Write appended lines, publish the last segment and stop the threads.
+        """Write appended lines, close the last segment and stop the threads.
 
         Args:
-            deadline_seconds: longest time to wait for the disk. Lines that it still rejects then are lost and counted;
-                the next start publishes segments that are written but not visible yet.
+            deadline_seconds: longest time to wait for the disk. Lines that the disk still rejects after it are lost and
+                counted; the next start closes segments that are written but not visible yet.
         """
         if self._claim is None:
             return
@@ -206,7 +206,7 @@ class AuditWriter:
         left = max(_CLOSE_SECONDS, began + deadline_seconds - time.monotonic())
         done = await asyncio.to_thread(self._closer.stop, left)
         if self._gap is not None:
-            _log().error("audit lines lost at the end", count=self._gap.dropped, reason=self.failure)
+            _log().error("audit lines lost at shutdown", count=self._gap.dropped, reason=self.failure)
         if done and self._ended.is_set():
             self._claim.release()
         else:
@@ -222,7 +222,7 @@ class AuditWriter:
         """Check the directory and lock the instance; return the segments that an earlier process left open."""
         directory = self._policy.directory
         try:
-            # Only the directory itself: if its parent is missing, a volume is not mounted or a name is wrong.
+            # Only the directory itself is created: without its parent, a volume is not mounted or a name is wrong.
             directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         except FileNotFoundError:
             raise self._fault(f"can't be created: there is no directory {directory.parent}") from None
@@ -288,7 +288,7 @@ class AuditWriter:
             self._gap.add(gap)
 
     def _emit_gap(self) -> None:
-        """Write a record of missing lines, one at a time."""
+        """Write a record of missing lines, unless one is being written."""
         gap = self._gap
         if gap is None or self._closing or self._gap_under_way is not None:
             return
@@ -321,7 +321,7 @@ class AuditWriter:
             self.on_drained()
 
     def _heard(self) -> None:
-        """Restart the stall timer after a report of the thread."""
+        """Restart the stall timer after a report from the thread."""
         if self._stall is not None:
             self._stall.cancel()
         self._stall = self._loop.call_later(STALL_SECONDS, self._stalled) if self._handed_size else None
@@ -346,7 +346,7 @@ class AuditWriter:
             self.on_failing()
 
     def _settle_gap(self, report: WriteResult) -> None:
-        """Account for lines that were lost on disk, and for gap records among them."""
+        """Account for lines that the disk rejected, including gap records."""
         lost = report.lost
         if self._gap_under_way is not None and self._gap_under_way[0] <= report.sequence and report.lines:
             sequence, gap = self._gap_under_way

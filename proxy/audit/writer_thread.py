@@ -1,8 +1,8 @@
 """Writes batches of audit lines to the current segment, in a thread, and handles disk errors.
 
 The thread takes everything in its queue and writes it as one group: one system call, and in strict mode one sync (group
-commit). A failed write is retried until the thread has to give up; if lines may be lost, they are reported as lost
-at once. A failed batch leaves nothing half-written.
+commit). If lines may be lost, the lines of a failed write are reported as lost; otherwise the write is retried until
+the thread has to give up. A failed write leaves no partially written lines.
 
 Every line is written to the directory of its hour, read from its first field. A segment ends when the next lines
 would make it too large, when it has been open for long enough, and when its hour is over.
@@ -23,13 +23,13 @@ from queue import Empty, SimpleQueue
 from proxy.audit.record import HOUR
 from proxy.audit.segments import OpenSegment
 
-#: gzip can't be split: a segment is one task of the report on a cluster of any size.
+#: A gzip file can't be split: a segment is one task of the report, regardless of the size of the cluster.
 MAX_SEGMENT_BYTES = 128 << 20
-#: Bytes written by one system call, and synced at once: more would only use more memory.
+#: Limit of bytes written by one system call and synced together; more would only use more memory.
 GROUP_BYTES = 4 << 20
 #: Seconds between two attempts to write to a full or broken disk.
 RETRY_SECONDS = 1.0
-#: Seconds that an hour's last lines may be late without costing another segment.
+#: Seconds by which an hour's last lines may be late without needing another segment.
 _GRACE_SECONDS = 2.0
 _NO_SPACE = (ENOSPC, EDQUOT)
 _is_hour = re.compile(rb"\d{4}-\d\d-\d\dT\d\d").fullmatch
@@ -55,7 +55,7 @@ class RotationSettings:
 
 
 class RotatingLog:
-    """The open segment of one sidecar, and its successors.
+    """Writes the lines of one sidecar to the open segment, and starts a new segment when necessary.
 
     Args:
         layout: location and rotation.
@@ -84,7 +84,7 @@ class RotatingLog:
         self._segment: OpenSegment | None = None
 
     def write(self, lines: list[bytes]) -> None:
-        """Write lines; written lines are removed from the list, also if this raises.
+        """Write lines; written lines are removed from the list, even if an error is raised.
 
         Args:
             lines: whole lines ordered by time.
@@ -101,7 +101,7 @@ class RotatingLog:
                 if self._layout.sync:
                     segment.sync()
             except OSError as error:
-                # After a mere lack of space the segment continues; after any other error its state is unknown.
+                # If only space is lacking, the segment stays open; after any other error its state is unknown.
                 if not segment.restore(before) or error.errno not in _NO_SPACE:
                     self.end_segment()
                 raise
@@ -126,10 +126,10 @@ class RotatingLog:
             self.end_segment()
 
     def end_segment(self) -> None:
-        """Close the open segment, if any, and pass it on; the next line opens another.
+        """Close the open segment, if any, and pass its path to `closed`; the next line opens another segment.
 
         Raises:
-            OSError: the disk failed at the last moment; the segment has been passed on as it is.
+            OSError: closing failed; `closed` has been called nevertheless.
         """
         segment, self._segment = self._segment, None
         if segment is not None:
@@ -139,7 +139,7 @@ class RotatingLog:
                 self._closed(segment.path)
 
     def _first_run(self, lines: list[bytes]) -> tuple[str, int, bytes]:
-        """Return the hour of the first line, how many lines can be written at once with it, and their text."""
+        """Return the hour of the first line, the number of lines that can be written with it, and their text."""
         hour = lines[0][HOUR]
         count = len(lines)
         if lines[-1][HOUR] != hour:
@@ -175,12 +175,12 @@ def _seconds_to_end(hour: str, now: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Lines on their way to disk.
+    """Lines handed to the thread.
 
     Args:
         lines: the lines.
-        sequence: number of the last one, counting all lines that were handed over.
-        size: their bytes.
+        sequence: sequence number of the last line, counting all lines that were handed over.
+        size: their size in bytes.
     """
 
     lines: list[bytes]
@@ -193,12 +193,12 @@ class WriteResult:
     """Result of writing a group of batches.
 
     Args:
-        sequence: number of its last line.
-        lines: number of lines; 0 while they are still being retried.
-        size: their bytes.
-        lost: how many of its last lines were dropped.
-        lost_size: their bytes.
-        error: error of the disk, if it failed.
+        sequence: sequence number of the last line.
+        lines: number of lines; 0 while the write is being retried.
+        size: size of the lines in bytes.
+        lost: number of dropped lines, at the end of the group.
+        lost_size: size of the dropped lines in bytes.
+        error: error of the disk, None if there was none.
     """
 
     sequence: int
@@ -214,8 +214,8 @@ class WriterThread:
 
     Args:
         log: the log; used by this thread only.
-        may_lose: whether rejected lines are dropped at once.
-        report: called in this thread with the result of a group, and finally with None.
+        may_lose: whether lines that the disk rejects are dropped without a retry.
+        report: called in this thread with the result of each group, and finally with None.
     """
 
     def __init__(self, log: RotatingLog, may_lose: bool, report: Callable[[WriteResult | None], None]) -> None:
@@ -230,7 +230,7 @@ class WriterThread:
         self._thread.start()
 
     def put(self, batch: Batch) -> None:
-        """Hand lines over; callable from any thread, never waits. The caller bounds the amount in progress."""
+        """Hand lines over; callable from any thread, never blocks. The caller limits the amount in progress."""
         self._queue.put(batch)
 
     def stop(self) -> None:

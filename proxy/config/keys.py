@@ -1,7 +1,8 @@
 """Compares keys of the configuration and overrides them by environment variables.
 
-``OXPROXY_UPSTREAM__ADDRESS`` overrides ``upstream.address``. Values of variables are put into the tree of the file
-before it is read, so the same checks and messages apply; the position of such a node is the name of the variable.
+``OXPROXY_UPSTREAM__ADDRESS`` overrides ``upstream.address``. Values of variables are inserted into the parsed tree of
+the file before settings are read from it, so the same checks and messages apply. The position of such a node is the
+name of the variable.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ def differences(before: FileModel, after: FileModel, path: str = "") -> Iterator
         if isinstance(old, FileModel) and isinstance(new, FileModel):
             yield from differences(old, new, here)
         elif _sections(old) and _sections(new) and len(old) == len(new):
-            for index, (one, other) in enumerate(zip(old, new, strict=True)):
-                yield from differences(one, other, f"{here}[{index}]") if one != other else ()
+            for index, (old_section, new_section) in enumerate(zip(old, new, strict=True)):
+                yield from (
+                    differences(old_section, new_section, f"{here}[{index}]") if old_section != new_section else ()
+                )
         else:
             yield here
     if same and path:  # data that a key refers to, such as the content of a file
@@ -41,9 +44,9 @@ def _sections(value: object) -> bool:
 
 
 PREFIX = "OXPROXY_"
-#: Variables that Kubernetes sets in each pod for a Service with our name: addresses of that Service, not settings.
+#: Variables that Kubernetes sets in each pod for a Service named oxproxy: addresses of that Service, not settings.
 _KUBERNETES = re.compile(r"OXPROXY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
-#: Keys whose value is the name of a variable: those with this suffix, and the key of this name.
+#: Keys whose value is the name of an environment variable: keys with the suffix ``_env``, and the key ``env``.
 _NAMES_VARIABLE, _VARIABLE = "_env", "env"
 
 
@@ -52,14 +55,14 @@ class _NoSuchKeyError(Exception):
 
 
 def override(root: Node, environ: Environment[str, str], faults: Faults) -> Node:
-    """Put the values of all our variables into the tree; empty ones count as not set.
+    """Insert the values of all ``OXPROXY_`` variables into the tree; empty variables are ignored.
 
     Args:
         root: the parsed file.
-        faults: receives variables whose key does not exist.
+        faults: receives an error for each variable whose key does not exist.
 
     Returns:
-        The tree to read.
+        The tree with the values.
     """
     named = set(_named_variables(root)) | {environ[name] for name in environ if name.endswith(_NAMES_VARIABLE.upper())}
     for name in sorted(environ):
@@ -75,7 +78,7 @@ def override(root: Node, environ: Environment[str, str], faults: Faults) -> Node
 
 
 def _leaf(keys: list[str], name: str, text: str, faults: Faults) -> Node | None:
-    """Parse a variable as its key requires: lists and sections are YAML, strings are taken as they are."""
+    """Parse a variable as its key requires: lists and sections are YAML, strings are used unchanged."""
     kind = key_type(Settings, *(int(key) if key.isdigit() else key for key in keys))
     if kind.is_section or (kind.several and text.lstrip().startswith("[")):
         return read_document(text, name, faults)
@@ -86,7 +89,7 @@ def _leaf(keys: list[str], name: str, text: str, faults: Faults) -> Node | None:
 
 
 def _named_variables(node: Node) -> Iterator[str]:
-    """Yield the variables that the file itself names: one of them may have our prefix."""
+    """Yield the variables that the file refers to; they do not override keys, even with the prefix ``OXPROXY_``."""
     if isinstance(node, Mapping):
         for key, child in node.entries:
             if (key.text == _VARIABLE or key.text.endswith(_NAMES_VARIABLE)) and isinstance(child, Scalar):
@@ -98,7 +101,7 @@ def _named_variables(node: Node) -> Iterator[str]:
 
 
 def _with(node: Node | None, keys: list[str], leaf: Node) -> Node:
-    """Return the node with the leaf under the keys, creating missing mappings."""
+    """Set the leaf at the path `keys`, creating missing mappings and lists; return the node."""
     if not keys:
         return leaf
     key, rest = keys[0], keys[1:]

@@ -46,15 +46,15 @@ def load_settings(
     Args:
         path: the file; - is standard input.
         environ: the environment; variables with the prefix ``OXPROXY_`` override keys.
-        secrets_required: whether passwords stored elsewhere, and TLS files, must exist; False makes their absence a
-            warning, and that of the audit log's directory (which serve reports as an error later), for checks on a
-            machine that must not have them.
+        secrets_required: whether passwords stored outside the file, and TLS files, must exist. False is for checks on a
+            machine that must not have them: a missing password, TLS file or parent of the audit directory is then a
+            warning.
 
     Returns:
         The settings, and warnings.
 
     Raises:
-        ConfigErrors: all errors.
+        ConfigErrors: the file can't be read, or contains errors; all of them are reported.
     """
     faults = Faults()
     try:
@@ -130,10 +130,10 @@ def _note_places(node: Node, path: str, places: dict[str, Place]) -> None:
 
 def _check_addresses(settings: Settings, faults: Faults) -> None:
     """Report listen addresses that conflict, and a broker address that this sidecar listens on."""
-    listening = [(f"listen[{index}].address", each.address) for index, each in enumerate(settings.listen)]
+    listening = [(f"listen[{index}].address", listener.address) for index, listener in enumerate(settings.listen)]
     listening += [("admin.address", address) for address in settings.admin_addresses]
     for index, (key, address) in enumerate(listening):
-        other = next((each for each in listening[:index] if listen_conflict(each[1], address)), None)
+        other = next((earlier for earlier in listening[:index] if listen_conflict(earlier[1], address)), None)
         if other is not None:
             if key not in settings.places:  # a default: report the line of the other key
                 (key, address), other = other, (key, address)
@@ -159,7 +159,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
 
 
 def _check_tls(settings: Settings, faults: Faults, required: bool) -> None:
-    """Report incomplete or unsafe TLS, and missing files (a warning unless `required`)."""
+    """Report incomplete or insecure TLS settings, and missing files (as warnings unless `required`)."""
     for index, listener in enumerate(settings.listen):
         server, section = listener.tls, f"listen[{index}].tls"
         if server is None:
@@ -194,14 +194,14 @@ def _check_files(
 ) -> None:
     report = faults.error if required else faults.warn
     for key, name in names.items():
-        why = "" if name is None else _absence(settings.folder / name)
-        if why:
+        reason = "" if name is None else _absence(settings.folder / name)
+        if reason:
             path = join(section, key)
-            report(settings.place(path, section), path, f"{settings.folder / (name or '')}: {why}")
+            report(settings.place(path, section), path, f"{settings.folder / (name or '')}: {reason}")
 
 
 def _absence(file: Path) -> str:
-    """Return why a file is missing, or ""."""
+    """Return why a file can't be used; "" if it exists."""
     try:
         return "" if file.is_file() else "file does not exist"
     except OSError as error:  # such as a directory without permission
@@ -209,7 +209,7 @@ def _absence(file: Path) -> str:
 
 
 class ChangedSettings(NamedTuple):
-    """Changes of a configuration file that a running sidecar has not applied.
+    """Changes to a configuration file that a running sidecar has not applied.
 
     Args:
         keys: keys with new values.
@@ -221,7 +221,7 @@ class ChangedSettings(NamedTuple):
 
 
 def changed_since(settings: Settings, environ: Environment[str, str]) -> ChangedSettings:
-    """Read the configuration file again and compare."""
+    """Read the configuration file again and compare it with the settings in force."""
     # Standard input and pipes can't be read again.
     if settings.file == STANDARD_INPUT or (settings.file.exists() and not settings.file.is_file()):
         return ChangedSettings()
@@ -238,19 +238,19 @@ def rules_files(settings: Settings) -> list[Path]:
     Raises:
         ConfigErrors: a name or pattern matches no file.
     """
-    found: set[Path] = set()
+    files: set[Path] = set()
     errors = []
     for pattern in settings.rules:
         paths = [path for path in _matching(settings.folder, pattern) if not is_tests_file(path.name)]
         if not paths:
-            what = "pattern matches no file" if _is_pattern(pattern) else "file does not exist"
+            problem = "pattern matches no file" if _is_pattern(pattern) else "file does not exist"
             if is_tests_file(pattern):
-                what = "is a test file according to its name; expected a rules file, which can name it under tests"
-            errors.append(ConfigError(str(settings.folder / pattern), 0, "rules", f"this {what}"))
-        found.update(paths)
+                problem = "is a test file according to its name; expected a rules file, whose key tests can name it"
+            errors.append(ConfigError(str(settings.folder / pattern), 0, "rules", f"this {problem}"))
+        files.update(paths)
     if errors:
         raise ConfigErrors(errors)
-    return sorted(found)
+    return sorted(files)
 
 
 def tests_files(settings: Settings) -> list[Path]:

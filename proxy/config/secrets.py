@@ -1,6 +1,6 @@
 """Reads passwords, the secrets that sign clients' bindings and the key of the audit log's hashes.
 
-Each is in the configuration, in an environment variable or in a file. No error contains a value.
+Each value is in the configuration, in an environment variable or in a file. No error contains a value.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ def read_secret(data: bytes) -> bytes | None:
     """Return the 32 bytes of a secret, None if it is malformed.
 
     Args:
-        data: 32 bytes, or the same in hexadecimal or base64, with optional blanks and line breaks around it.
+        data: 32 bytes, or their hexadecimal or base64 form, optionally surrounded by whitespace.
     """
     if len(data) == SECRET_BYTES:
         return data
     text = data.strip()
     try:
-        found = bytes.fromhex(text.decode("ascii")) if len(text) == 2 * SECRET_BYTES else b64decode(text, validate=True)
+        secret = (
+            bytes.fromhex(text.decode("ascii")) if len(text) == 2 * SECRET_BYTES else b64decode(text, validate=True)
+        )
     except ValueError:
         return None
-    return found if len(found) == SECRET_BYTES else None
+    return secret if len(secret) == SECRET_BYTES else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class SecretReader:
     Args:
         `folder`: directory of the configuration.
         places: positions of the keys in the file.
-        required: whether a missing secret is an error or a warning.
+        required: whether a missing secret is an error; otherwise it is a warning.
     """
 
     folder: Path
@@ -56,7 +58,7 @@ class SecretReader:
     required: bool
 
     def secrets(self, sources: Sequence[SecretSource]) -> tuple[SecretSource, ...]:
-        """Return the readable sources of `declared.secrets` with their values."""
+        """Return the sources of `declared.secrets` with their values; b"" for values that can't be read."""
         return tuple(
             source.model_copy(update={"value": self._secret(source, f"declared.secrets[{index}]")})
             for index, source in enumerate(sources)
@@ -69,37 +71,37 @@ class SecretReader:
             place = self.places[f"{path}.{given[-1]}" if given else "declared.secrets"]
             self.faults.error(place, path, f"seen {seen}")
             return b""
-        where = source.env if source.file is None else self.folder / source.file
-        data = self._kept(f"{path}.{given[0]}", where)
-        found = None if data is None else read_secret(data)
-        if data is not None and found is None:
+        origin = source.env if source.file is None else self.folder / source.file
+        data = self._kept(f"{path}.{given[0]}", origin)
+        secret = None if data is None else read_secret(data)
+        if data is not None and secret is None:
             key = f"{path}.{given[0]}"
-            shown = where if source.env is None else f"environment variable {where}"
+            shown = origin if source.env is None else f"environment variable {origin}"
             expected = f"{SECRET_BYTES} random bytes: raw (in a file), in hexadecimal or in base64"
             message = f"{shown}: seen {len(data)} bytes in another format, expected {expected}"
             self.faults.error(self.places[key], key, message)
-        return found or b""
+        return secret or b""
 
     def hash_key(self, audit: AuditSection) -> bytes:
         """Return the key of the audit log's hashes; b"" if it can't be read."""
         if audit.hash_key_env is not None:
             key = "audit.hash_key_env"
-            found = self._kept(key, audit.hash_key_env)
+            hash_key = self._kept(key, audit.hash_key_env)
         elif audit.hash_key_file is not None:
             key = "audit.hash_key_file"
-            found = self._kept(key, self.folder / audit.hash_key_file)
-            found = None if found is None else found.removesuffix(b"\n")
+            hash_key = self._kept(key, self.folder / audit.hash_key_file)
+            hash_key = None if hash_key is None else hash_key.removesuffix(b"\n")
         else:
-            message = "hashes need a key under hash_key_env or hash_key_file"
+            message = "hashes need a key: set hash_key_env or hash_key_file"
             self.faults.error(self.places["audit.hash"], "audit.hash", message)
             return b""
         least, most = HASH_KEY_BYTES
-        if found is not None and not least <= len(found) <= most:
-            self.faults.error(self.places[key], key, f"seen a key of {len(found)} bytes, expected {least} to {most}")
-        return found or b""
+        if hash_key is not None and not least <= len(hash_key) <= most:
+            self.faults.error(self.places[key], key, f"seen a key of {len(hash_key)} bytes, expected {least} to {most}")
+        return hash_key or b""
 
     def control(self, control: ControlSection, loopback: bool) -> SecretStr:
-        """Return the control user's password; `loopback`: the broker is on this host."""
+        """Return the control user's password; `loopback` is True if the broker is on this host."""
         path = "upstream.control."
         sources: dict[str, str | Path | None] = {
             "password_env": control.password_env,
@@ -129,7 +131,7 @@ class SecretReader:
         return control.password
 
     def _default(self, control: ControlSection, loopback: bool) -> None:
-        """Report a missing password if the default would be sent."""
+        """Report a missing password if the default password would be sent."""
         section, key = "upstream.control", "upstream.control.password"
         place = self.places.get(f"{section}.username") or self.places.get(section) or self.places.get("upstream")
         place = place or Place("configuration", 0)
@@ -147,8 +149,8 @@ class SecretReader:
             self._missing(place, key, str(missing))
             return ""
         if not password:
-            where = source if isinstance(source, Path) else f'the environment variable "{source}"'
-            self._missing(place, key, f"{where} is empty, expected a password")
+            origin = source if isinstance(source, Path) else f'the environment variable "{source}"'
+            self._missing(place, key, f"{origin} is empty, expected a password")
         return password
 
     def _kept(self, key: str, source: str | Path | None) -> bytes | None:

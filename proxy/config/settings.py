@@ -1,4 +1,4 @@
-"""The configuration: every key with its default and description, one model per section, and `Settings` for all of it.
+"""The configuration: every key with its default and description, one model per section. `Settings` has all sections.
 
 Every key has an effect and unknown keys are errors. docs/reference/configuration.md lists every key; a test compares
 the two.
@@ -124,7 +124,7 @@ class UpstreamSection(FileModel):
 
 
 class InventorySection(FileModel):
-    """The broker's objects."""
+    """Listing of the broker's objects."""
 
     refresh_seconds: Annotated[float, Duration(0.1, 3600)] = Field(
         default=5.0, alias="refresh", description="interval between reads of the management API"
@@ -342,10 +342,10 @@ class Settings(FileModel):
         return tuple(HostPort(address.host, address.port + number) for number in range(self.workers))
 
     def place(self, *keys: str) -> Place:
-        """Return the position of the first of some keys that is in the file; a default has no line."""
+        """Return the position of the first of the given keys that is in the file; a default value has no line."""
         return next((self.places[key] for key in keys if key in self.places), Place("configuration", 0))
 
     def fault(self, key: str, message: str) -> ConfigError:
-        """Return an error at a key, for problems that only occur when its value is used."""
+        """Return an error at the position of a key, for problems that only occur when its value is used."""
         place = self.place(key)
         return ConfigError(place.source, place.line, key, message, place.column)

@@ -1,4 +1,4 @@
-"""The decision: the destinations of a message by the rules of the exchange that it was published to.
+"""Decides the destinations of a message by the rules of the exchange that it was published to.
 
 Pure: no sockets, clocks, files or randomness; time, queue names and random draws are arguments.
 

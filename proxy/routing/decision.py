@@ -1,9 +1,9 @@
 """Input and result of a decision, and its trace.
 
-``Facts`` is the part of a message that rules can test. ``Interest`` specifies which of it the rules of an exchange do
-test, so that nothing else is extracted or becomes part of a cache key. ``Decision`` is the result. All are immutable
-and independent of the wire format. ``Facts`` and ``Decision`` are made for every message whose decision is not cached;
-they are not frozen dataclasses only because creating one takes four times as long.
+``Facts`` is the part of a message that rules can test. ``Interest`` specifies which facts the rules of an exchange
+test, so that no other fact is extracted or becomes part of a cache key. ``Decision`` is the result. All are immutable
+and independent of the wire format. ``Facts`` and ``Decision`` are created for every message whose decision is not
+cached; they are not frozen dataclasses because creating a frozen one takes four times as long.
 
 A ``Trace`` is collected on request only; then every binding is visited, including those that the index would skip. It
 is plain data for explanations and has no influence on the decision.
@@ -49,15 +49,15 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Interest:
-    """Facts that can change the decision of an exchange (and of the exchanges after it)."""
+    """Facts that can change the decision of an exchange (and of the exchanges that it routes to)."""
 
     routing_key: bool = False  # whether the routing key matters
     headers: frozenset[bytes] | None = frozenset()  # names of the headers that matter; None: the whole table
     properties: frozenset[str] = frozenset()  # names of the properties that matter
     #: sorted cut points; two sizes with equal ``bisect_right(body_sizes, size)`` are equivalent
     body_sizes: tuple[int, ...] = ()
-    clock: bool = False  # whether there is a datetime operator: a decision then holds for one second
-    queues: bool = False  # whether the list of queues matters: a decision then holds for one version of it
+    clock: bool = False  # whether there is a datetime operator: a decision is then valid for one second
+    queues: bool = False  # whether the list of queues matters: a decision is then valid for one version of the list
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,9 @@ class Decision:
     exchange: bytes  # the exchange that the message was published to
     outcome: Outcome  # see Outcome; ROUTED if the final set is not empty, whether or not its members exist
     queues: tuple[bytes, ...]  # queues chosen by name, sorted
-    exchanges: tuple[bytes, ...]  # exchanges outside the router that receive the message under its own key, sorted
-    #: the exchange itself chose nothing (or dropped the message silently), so that its alternate exchange applies.
-    #: False if the alternate is in the router: it has been evaluated already.
+    exchanges: tuple[bytes, ...]  # exchanges outside the router that receive the message with its own key, sorted
+    #: whether the exchange itself chose nothing (or dropped the message silently) and has an alternate exchange on the
+    #: broker; an alternate exchange in the router has already been evaluated
     alternate: bool
     error: bytes  # for REJECTED, the reply text without ``PRECONDITION_FAILED - ``
     #: (exchange, id) of the bindings that were true, in visiting order
@@ -101,7 +101,7 @@ class Decision:
     match_limit_hits: int  # regex searches that reached the match limit
     #: owners whose regex budgets were spent, sorted: rules (rules files), client, message
     spent_budgets: tuple[str, ...]
-    #: destinations chosen by clients' bindings that are not yet known to be within their reach
+    #: destinations chosen by clients' bindings and not yet known to be within the reach of these bindings
     unchecked: frozenset[tuple[Reach, Destination]]
     trace: Trace | None = field(compare=False)  # the visits, if requested
 
@@ -165,20 +165,20 @@ class OperatorStep:
 
 @dataclass(frozen=True, slots=True)
 class BindingStep:
-    """One visit."""
+    """The visit of one binding."""
 
     binding: Binding
-    id: str  # its id in decisions
+    id: str  # id of the binding in decisions
     order: int
     match_type: str  # how the operators were combined
     true: bool
     operators: tuple[OperatorStep, ...]  # each with its verdict
     added: tuple[Destination, ...] = ()  # destinations that were added
     removed: tuple[Destination, ...] = ()  # destinations that were removed
-    jump: int | None = None  # order at which the visit continued, None for the next binding
-    stopped: bool = False  # whether nothing was visited after it
+    jump: int | None = None  # order at which the evaluation continued, None for the next binding
+    stopped: bool = False  # whether the binding ended the evaluation of the exchange
     error: bytes = b""  # reply text for an invalid regex of the producer, which ended the decision
-    #: owners whose regex budget was spent, so that the binding is false or its routes chose nothing: rules (rules
+    #: owners whose regex budget was spent, so that the binding was false or its routes chose nothing: rules (rules
     #: files), client, message
     spent_budgets: tuple[str, ...] = ()
 
@@ -190,7 +190,7 @@ class ExchangeStep:
     name: bytes
     type: str
     filters: list[FilterStep] = field(default_factory=list)  # the checked filters
-    #: bindings, in order, without those that a jump or a stop skipped
+    #: visited bindings, in order, without those that a jump or a stop skipped
     visits: list[BindingStep] = field(default_factory=list)
     alternate: bytes | None = None  # the alternate exchange, if it was used
 

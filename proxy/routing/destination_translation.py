@@ -1,10 +1,10 @@
 """Translates the destinations of a decision by the address table.
 
-Each destination is looked up once: a queue as a publish to the default exchange under its name, an exchange as a
-publish to it under the routing key of the message. The result is not looked up again.
+Each destination is looked up once: a queue as a publish to the default exchange with the queue's name as routing key,
+an exchange as a publish to it with the routing key of the message. The result is not looked up again.
 
-`translate_destinations` serves publishes. `static_translations` serves the control plane, before there is a message:
-which destinations need not exist, and which must exist in their place.
+`translate_destinations` serves publishes. `static_translations` serves the control plane, which has no message: it
+determines which destinations need not exist, and which must exist instead.
 
 Source: the messenger-addressing specification, 3.1 and 3.2.
 """
@@ -20,19 +20,19 @@ from proxy.values import EXCHANGE, QUEUE, Destination
 
 #: Two different routing keys: a translation that does not depend on the key has the same result for both.
 _PROBE_KEYS = (b"a", b"b/c.d")
-#: Why a destination can't be translated to an exchange of the rules: a decision is not followed by a second decision.
-EVALUATED_HERE = "an exchange that is evaluated here, after one that was"
+#: Why a destination can't be translated to an exchange of the rules: there is only one decision per message.
+EVALUATED_HERE = "an exchange evaluated by the sidecar, which has already evaluated the message"
 
 
 class TranslatedDestinations(NamedTuple):
     """Translated destinations of a decision."""
 
     queues: tuple[bytes, ...]  # queues on this broker, by name
-    exchanges: tuple[bytes, ...]  # exchanges on this broker that receive the message under its own key
-    publications: tuple[Publication, ...] = ()  # exchanges on this broker that receive it under another key
+    exchanges: tuple[bytes, ...]  # exchanges on this broker that receive the message with its own routing key
+    publications: tuple[Publication, ...] = ()  # exchanges on this broker that receive it with another routing key
     remotes: tuple[Target, ...] = ()  # exchanges and keys of other brokers
     failed: tuple[FailedTranslation, ...] = ()  # destinations whose translation failed
-    rule: int | None = None  # index of the first rule that applied, None if none did
+    rule: int | None = None  # index of the first rule that applied, None if no rule applied
 
 
 def translate_destinations(
@@ -48,10 +48,10 @@ def translate_destinations(
         book: the table.
         queues: chosen queues.
         exchanges: chosen exchanges.
-        routing_key: the message's.
-        evaluated: exchanges that are evaluated here.
+        routing_key: routing key of the message.
+        evaluated: exchanges that the sidecar evaluates.
     """
-    found: dict[Destination, None] = {}
+    translated: dict[Destination, None] = {}
     publications: dict[Publication, None] = {}
     remotes: dict[tuple[object, Publication], Target] = {}
     failed: list[FailedTranslation] = []
@@ -61,7 +61,7 @@ def translate_destinations(
     for publication, destination in wanted:
         target = book.look_up(*publication)
         if target is None:
-            found[destination] = None
+            translated[destination] = None
             continue
         rule = target.rule if rule is None else rule
         if isinstance(target, FailedTranslation):
@@ -71,14 +71,14 @@ def translate_destinations(
         elif target.publication.exchange in evaluated:
             failed.append(FailedTranslation(target.rule, EVALUATED_HERE))
         elif not target.publication.exchange:
-            found[QUEUE, target.publication.routing_key] = None
+            translated[QUEUE, target.publication.routing_key] = None
         elif target.publication.routing_key == routing_key:
-            found[EXCHANGE, target.publication.exchange] = None
+            translated[EXCHANGE, target.publication.exchange] = None
         else:
             publications[target.publication] = None
     return TranslatedDestinations(
-        tuple(name for kind, name in found if kind == QUEUE),
-        tuple(name for kind, name in found if kind == EXCHANGE),
+        tuple(name for kind, name in translated if kind == QUEUE),
+        tuple(name for kind, name in translated if kind == EXCHANGE),
         tuple(publications),
         tuple(remotes.values()),
         tuple(failed),
@@ -87,12 +87,12 @@ def translate_destinations(
 
 
 class StaticTranslation(NamedTuple):
-    """The translation of a destination named by rules, as far as it is the same for every message."""
+    """The translation of a destination named by rules, if it is the same for every message."""
 
     destination: Destination  # as named by the rules
     #: its replacement on this broker; None if there is none, or it depends on the message
     here: Destination | None = None
-    remote: Target | None = None  # its replacement at another broker, likewise
+    remote: Target | None = None  # its replacement on another broker; None in the same cases
     failure: str = ""  # why the translation fails; empty if it succeeds
 
 
@@ -104,7 +104,7 @@ class StaticTranslations(NamedTuple):
 
 
 def static_translations(book: AddressBook, named: Iterable[Destination], router: Router) -> StaticTranslations:
-    """Translate destinations before there is a message.
+    """Translate destinations independently of messages.
 
     Args:
         book: the table.
@@ -112,23 +112,24 @@ def static_translations(book: AddressBook, named: Iterable[Destination], router:
         router: the rules.
     """
     evaluated = router.exchanges
-    found = [
-        one for one in (static_translation(book, each, evaluated) for each in sorted(set(named))) if one is not None
-    ]
-    # A message that the table sent to an exchange is not translated again: its destinations are the rules' own.
-    final = {one for name in evaluated if book.may_lead_to(name) for one in router.destinations(name)}
-    return StaticTranslations({one.destination: one for one in found if one.destination not in final}, tuple(found))
+    candidates = (static_translation(book, destination, evaluated) for destination in sorted(set(named)))
+    translations = tuple(translation for translation in candidates if translation is not None)
+    # A message that the table redirected to an exchange is not translated again: these destinations must exist.
+    final = {destination for name in evaluated if book.may_lead_to(name) for destination in router.destinations(name)}
+    by_destination = {translation.destination: translation for translation in translations}
+    away = {destination: by_destination[destination] for destination in by_destination if destination not in final}
+    return StaticTranslations(away, translations)
 
 
 def static_translation(
     book: AddressBook, destination: Destination, evaluated: Container[bytes]
 ) -> StaticTranslation | None:
-    """Translate a destination before there is a message.
+    """Translate a destination independently of messages.
 
     Args:
         book: the table.
-        destination: chosen by rules.
-        evaluated: exchanges that are evaluated here.
+        destination: a destination named by rules.
+        evaluated: exchanges that the sidecar evaluates.
 
     Returns:
         None if the destination is not translated, at least for some messages.
@@ -143,9 +144,9 @@ def static_translation(
     target = targets[0]
     if target is None:
         return None
-    found = StaticTranslation(destination)
+    translation = StaticTranslation(destination)
     if isinstance(target, FailedTranslation):
-        return found._replace(failure=target.reason)
+        return translation._replace(failure=target.reason)
     exchange, key = target.publication
     others = [other for other in targets[1:] if isinstance(other, Target)]
     if len(others) < len(targets) - 1 or any(
@@ -153,9 +154,9 @@ def static_translation(
         or (not exchange and other.publication.routing_key != key)
         for other in others
     ):
-        return found
+        return translation
     if target.remote is not None:
-        return found._replace(remote=target)
+        return translation._replace(remote=target)
     if exchange in evaluated:
-        return found._replace(failure=EVALUATED_HERE)
-    return found._replace(here=(EXCHANGE, exchange) if exchange else (QUEUE, key))
+        return translation._replace(failure=EVALUATED_HERE)
+    return translation._replace(here=(EXCHANGE, exchange) if exchange else (QUEUE, key))

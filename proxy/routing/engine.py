@@ -1,7 +1,7 @@
 """Visits the bindings of one exchange and collects the destinations of a message.
 
-Bindings are visited one by one, in visiting order; a goto or a stop skips some that follow. The result is the same for
-all bindings and for those that an index selected.
+Bindings are visited one by one, in visiting order; a goto or a stop skips some of the following bindings. The result is
+the same whether all bindings of the exchange are passed or only those that the index selected.
 
 Source: the open-exchange specification, sections 1, 7 and 8.
 """
@@ -25,7 +25,7 @@ def route(
     Args:
         entries: bindings in visiting order.
         message: the message.
-        matched: receives the marks of those that were true.
+        matched: receives exchange and id of the bindings that were true.
 
     Returns:
         The destinations; None if an invalid regex of the producer closes the channel (`message.producer.error`).
@@ -40,7 +40,7 @@ def route(
             matched.append(compiled.label)
         if compiled.plain:
             if true:
-                routed.add(compiled.destination)  # type: ignore[arg-type]  # plain ones have a destination
+                routed.add(compiled.destination)  # type: ignore[arg-type]  # plain bindings have one
             continue
         jump = apply_result(compiled, true, routed, message)
         if jump is None:
@@ -56,7 +56,7 @@ def route_traced(
     message: Message,
     matched: list[tuple[bytes, str]],
     steps: list[BindingStep],
-    found: Set[CompiledBinding] | None = None,
+    candidates: Set[CompiledBinding] | None = None,
 ) -> set[Destination] | None:
     """Visit bindings like `route`, and record each visit.
 
@@ -65,7 +65,7 @@ def route_traced(
         message: see `route`.
         matched: see `route`.
         steps: receives an entry for each visit.
-        found: bindings that `route` would visit, None for all: the others are false, and no budget is charged for them.
+        candidates: bindings that `route` would visit, None for all. The others are false and are not charged.
     """
     routed: set[Destination] = set()
     floor = 0
@@ -74,7 +74,7 @@ def route_traced(
             continue
         before = frozenset(routed)
         spent, message.spent_budgets = message.spent_budgets, frozenset()
-        true = compiled.truth(message) if found is None or compiled in found else False
+        true = compiled.truth(message) if candidates is None or compiled in candidates else False
         if true:
             matched.append(compiled.label)
         jump = apply_result(compiled, true, routed, message)
@@ -124,7 +124,7 @@ def _step(
     jump: int | None,
     message: Message,
 ) -> BindingStep:
-    # The searches for its condition have been charged already.
+    # The searches of the binding's condition have already been charged.
     with message.uncharged():
         operators = tuple(
             OperatorStep(operator.key, operator.expected, operator.verdict(message), operator.seen(message))

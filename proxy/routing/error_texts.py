@@ -14,10 +14,10 @@ from typing import cast
 from proxy.errors import ProtocolError, Scope
 from proxy.values import Table, Value
 
-#: AMQP 0-9-1 reply code 406, the only one that rules cause, and its prefix of the text on the wire.
+#: AMQP 0-9-1 reply code 406, the only one that rules cause, and the prefix of its text on the wire.
 PRECONDITION_FAILED = 406
 _OPENING = "PRECONDITION_FAILED - "
-#: Longest text on the wire in bytes (a short string); a longer one is cut to _KEPT and gets three dots.
+#: Longest text on the wire in bytes (a short string); a longer text is cut to _KEPT bytes, and three dots are added.
 _LONGEST = 255
 _KEPT = 252
 
@@ -65,9 +65,9 @@ def precondition_failed(text: str) -> ProtocolError:
 
 
 def encode_error_text(text: str) -> bytes:
-    """Encode an error text without the code's name, truncated so that the whole fits into a short string.
+    """Encode an error text without the name of the code, truncated so that both fit into a short string.
 
-    Latin-1 if every character fits, as the broker sends it; else UTF-8, cut between characters.
+    The encoding is Latin-1 if possible, as in the broker; otherwise UTF-8, cut between characters.
     """
     room = _LONGEST - len(_OPENING)
     try:
@@ -126,11 +126,11 @@ def format_term(value: Value, column: int = 0) -> str:
     match letter:
         case "A":
             elements = cast("tuple[Value, ...]", content)
-            return "[" + ",".join(f"{{{TYPE_NAMES[each.letter]},{format_term(each)}}}" for each in elements) + "]"
+            return "[" + ",".join(f"{{{TYPE_NAMES[item.letter]},{format_term(item)}}}" for item in elements) + "]"
         case "F":
             entries = cast("Table", content)
             printed = (
-                f"{{{format_binary(name)},{TYPE_NAMES[each.letter]},{format_term(each)}}}" for name, each in entries
+                f"{{{format_binary(name)},{TYPE_NAMES[entry.letter]},{format_term(entry)}}}" for name, entry in entries
             )
             return "[" + ",".join(printed) + "]"
         case "S" | "x":
@@ -147,7 +147,7 @@ def format_term(value: Value, column: int = 0) -> str:
 
 
 def _float(number: float) -> str:
-    """Format the shortest digits; with an exponent if that is shorter, or if not every integer is a float."""
+    """Format the shortest digits; with an exponent if that is shorter, or if the number is 2**53 or larger."""
     plain = repr(number)
     mantissa, _, exponent = (plain if "e" in plain else _scientific(plain)).partition("e")
     scientific = f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent)}"

@@ -1,7 +1,7 @@
-"""An exchange that is evaluated here: its filters, its bindings and their index.
+"""An exchange that the sidecar evaluates: its filters, its bindings and their index.
 
-The interest and destinations of an exchange are counted as bindings are added and removed: they are exact at any time,
-and a change that makes no fact matter more or less costs nothing. Chains of exchanges are in `router`.
+The facts and destinations that bindings use are counted as bindings are added and removed: interest and destinations
+are exact at any time, and only recomputed if a change affects them. `router` follows chains of exchanges.
 
 Source: the open-exchange specification, sections 1, 8, 10 and 13.
 """
@@ -31,7 +31,7 @@ class InterestCount:
     """Counts which facts the bindings and filters of one exchange test.
 
     Args:
-        filters: of the exchange.
+        filters: the filters of the exchange.
     """
 
     __slots__ = ("_body_sizes", "_fact_names", "_headers_whole", "_interest")
@@ -39,7 +39,7 @@ class InterestCount:
     def __init__(self, filters: Iterable[Filter]) -> None:
         cuts = {limit.cut for limit in filters if isinstance(limit, PayloadFilter)}
         self._body_sizes = tuple(sorted(cut for cut in cuts if cut > 0))
-        self._headers_whole = any(not isinstance(each, PayloadFilter) for each in filters)
+        self._headers_whole = any(not isinstance(limit, PayloadFilter) for limit in filters)
         self._fact_names: Counter[FactName] = Counter()
         self._interest: Interest | None = None
 
@@ -83,18 +83,18 @@ class InterestCount:
 
 def join_interests(interests: Iterable[Interest]) -> Interest:
     result = _NO_INTEREST
-    for each in interests:
+    for interest in interests:
         if result == _NO_INTEREST:
-            result = each
+            result = interest
             continue
-        whole = result.headers is None or each.headers is None
+        whole = result.headers is None or interest.headers is None
         result = Interest(
-            routing_key=result.routing_key or each.routing_key,
-            headers=None if whole else (result.headers or frozenset()) | (each.headers or frozenset()),
-            properties=result.properties | each.properties,
-            body_sizes=tuple(sorted({*result.body_sizes, *each.body_sizes})),
-            clock=result.clock or each.clock,
-            queues=result.queues or each.queues,
+            routing_key=result.routing_key or interest.routing_key,
+            headers=None if whole else (result.headers or frozenset()) | (interest.headers or frozenset()),
+            properties=result.properties | interest.properties,
+            body_sizes=tuple(sorted({*result.body_sizes, *interest.body_sizes})),
+            clock=result.clock or interest.clock,
+            queues=result.queues or interest.queues,
         )
     return result
 
@@ -115,18 +115,18 @@ class _Identity:
 
 
 class Exchange:
-    """One exchange that is evaluated here.
+    """One exchange that the sidecar evaluates.
 
     Args:
         name: its name for producers.
         type: ``x-open``, ``direct``, ``fanout``, ``topic`` or ``headers``.
-        arguments: of the exchange, in declared order; those of an open exchange define its filters.
-        local_time: the zone of ``dtl`` operators.
+        arguments: exchange arguments in declared order; those of an open exchange define its filters.
+        local_time: the time zone of ``dtl`` operators.
         alternate: name of the alternate exchange.
 
     Raises:
         ProtocolError: 406 on the channel, a filter's value is not an integer.
-        ValueError: no such type.
+        ValueError: the type is unknown.
     """
 
     __slots__ = (
@@ -173,10 +173,10 @@ class Exchange:
         self._free_exchanges = self._free_queues = 0
 
     def bind(self, binding: Binding, compiled: CompiledBinding | None = None) -> bool:
-        """Check, compile and add a binding, or add the compiled form of an equal one.
+        """Check, compile and add a binding; `compiled` is the compiled form of an equal binding, if available.
 
         Returns:
-            False if it exists already; then nothing changes.
+            False if the binding already exists; then nothing changes.
 
         Raises:
             ProtocolError: 406 on the channel, the binding is not valid.
@@ -202,7 +202,7 @@ class Exchange:
         """Remove the binding with the same identity.
 
         Returns:
-            False if there is none.
+            False if it does not exist.
         """
         compiled = self._compiled.pop(_Identity(binding), None)
         if compiled is None:
@@ -235,10 +235,10 @@ class Exchange:
         return _Identity(binding) in self._compiled
 
     def binds(self, destination_type: str, destination: bytes, routing_key: bytes) -> bool:
-        """Return True if there is a binding to this destination under this key, with any arguments."""
-        asked = (destination_type, destination, routing_key)
+        """Return True if there is a binding to this destination with this routing key and any arguments."""
+        wanted = (destination_type, destination, routing_key)
         return any(
-            asked == (binding.destination_type, binding.destination, binding.routing_key) for binding in self.bindings
+            wanted == (binding.destination_type, binding.destination, binding.routing_key) for binding in self.bindings
         )
 
     def uses(self, destination: Destination) -> int:
@@ -252,7 +252,7 @@ class Exchange:
 
     @property
     def entries(self) -> list[CompiledBinding]:
-        # A copy in one step: another thread may explain while this one binds.
+        # Copied in one step: another thread may explain a message while this thread adds a binding.
         return sorted(self._compiled.values())
 
     def dismantle(self, count: int) -> bool:
@@ -284,7 +284,7 @@ class Exchange:
 
     @property
     def sees_queues(self) -> bool:
-        """True if it chooses among all queues; `interest` has it as well, but costs more after a binding was added."""
+        """True if the exchange chooses among all queues; cheaper than `interest` after a binding was added."""
         return self._interest.sees_queues
 
     @property
@@ -294,12 +294,12 @@ class Exchange:
 
     def breach(self, message: Message, step: ExchangeStep | None = None) -> tuple[str, bool] | None:
         """Return the first violated filter's error text and whether it is silent; None if the message passes."""
-        for each in self.filters:
-            text = each.breach(message)
+        for limit in self.filters:
+            text = limit.breach(message)
             if step is not None:
-                step.filters.append(FilterStep(each.name, text, each.silent))
+                step.filters.append(FilterStep(limit.name, text, limit.silent))
             if text is not None:
-                return text, each.silent
+                return text, limit.silent
         return None
 
     def route(
@@ -318,8 +318,8 @@ class Exchange:
         if step is None:
             routed = route(self._index.candidates(message), message, matched)
         else:
-            found = set(self._index.candidates(message))
-            routed = route_traced(self.entries, message, matched, step.visits, found)
+            candidates = set(self._index.candidates(message))
+            routed = route_traced(self.entries, message, matched, step.visits, candidates)
         return message.producer.error if routed is None else routed
 
 

@@ -45,7 +45,7 @@ _OTHER_WEIGHT = 1
 
 @dataclass(frozen=True, slots=True)
 class PayloadFilter:
-    """A bound of the body's size."""
+    """A limit of the body's size."""
 
     name: bytes
     limit: int  # bytes, inclusive
@@ -59,13 +59,13 @@ class PayloadFilter:
 
     @property
     def cut(self) -> int:
-        """The smallest size above the bound."""
+        """The size from which on the result differs from that of smaller sizes."""
         return self.limit if self.smallest else self.limit + 1
 
 
 @dataclass(frozen=True, slots=True)
 class HeadersFilter:
-    """Bounds of the header table: size by the plugin's measure, and nesting of lists."""
+    """Limits of the header table: size as computed by the plugin, and nesting of lists."""
 
     name: bytes
     max_depth: int
@@ -108,7 +108,7 @@ def read_filters(arguments: Table) -> tuple[Filter, ...]:
         elif name in _HEADERS:
             bounds[name] = _limit(value)
             if headers_at is not None:
-                # Both bounds are checked in one walk, at the position of the later one.
+                # Both limits are checked together, at the position of the later argument.
                 del filters[headers_at]
             headers_at = len(filters)
             filters.append(HeadersFilter(name, bounds[_MAX_DEPTH], bounds[_MAX_SIZE]))
@@ -120,17 +120,17 @@ class ArgumentFault(NamedTuple):
 
     name: bytes
     message: str  # what was seen and what was expected
-    stray: bool = False  # whether it resembles no known argument: a broker accepts and ignores it
+    stray: bool = False  # whether it resembles no known argument; a broker accepts and ignores such an argument
 
 
 def argument_faults(arguments: Table, also_known: Collection[bytes] = ()) -> Iterator[ArgumentFault]:
-    """Find misspelt names, negative sizes and bounds that no message can satisfy.
+    """Find misspelt names, negative sizes and limits that no message can satisfy.
 
-    `read_filters` accepts them, as the plugin does: existing exchanges must still be readable. `read_filters` also
-    rejects values of other types.
+    `read_filters` accepts them, as the plugin does: existing exchanges must still be readable. Values of a wrong type,
+    which `read_filters` rejects, are not reported here.
 
     Args:
-        arguments: of an open exchange.
+        arguments: arguments of an open exchange.
         also_known: further known names.
     """
     known = (*ARGUMENTS, *also_known)
@@ -160,7 +160,7 @@ def _unknown(name: bytes, known: Collection[bytes]) -> ArgumentFault:
     text = name.decode("utf-8", "backslashreplace")
     if name.removesuffix(_SILENT) in _HEADERS:
         return ArgumentFault(name, f"unknown argument; {text.removesuffix('-silent')} has no `-silent` form")
-    names = sorted(each.decode() for each in known)
+    names = sorted(argument.decode() for argument in known)
     near = difflib.get_close_matches(text.lower().replace("_", "-"), names, 1, 0.75)
     if near:
         return ArgumentFault(name, f"unknown argument; did you mean {near[0]}?")
@@ -174,7 +174,7 @@ def _limit(value: Value) -> int:
 
 
 def _measure(value: Value) -> tuple[int, int]:
-    """Return how deeply lists are nested in a header's value, and its size by the plugin's measure."""
+    """Return how deeply lists are nested in a header's value, and its size as computed by the plugin."""
     deepest = weight = 0
     lists = [iter((value,))]
     while lists:

@@ -1,11 +1,11 @@
 """Selects the bindings of an exchange that must be visited for a message.
 
-A binding that has no effect when it is false and cannot be true without some equality is indexed by that equality and
-found by looking up the message's facts. All others are always visited. The result is in visiting order and may contain
-bindings that turn out false: the index only skips bindings.
+A binding that has no effect when it is false, and that is true only if a certain equality holds, is indexed by that
+equality and found by looking up the message's facts. All other bindings are always visited. The result is in visiting
+order and may contain bindings that are false: the index only excludes bindings that certainly have no effect.
 
-Topics are stored in a tree of words. A lookup walks it with the set of all nodes that the words so far can have
-reached: the work is proportional to the words of the routing key and the nodes, never to the number of paths.
+Topics are stored in a tree of words. A lookup takes the words of the routing key one by one and computes the set of all
+nodes that they can reach: the cost is proportional to the number of words and nodes, not to the number of paths.
 
 Sources: the open-exchange specification, section 1 (a visit that changes nothing may be left out); AMQP 0-9-1 spec,
 3.1.3.3; an empty key has no words, as in RabbitMQ's topic exchange.
@@ -27,7 +27,7 @@ _ANY_WORDS = b"#"
 _EXPIRATION = "expiration"
 
 _Bucket: TypeAlias = list[CompiledBinding]
-#: A binding that is alone under its key is stored without a list.
+#: A binding that is the only one with its key is stored without a list.
 _Table: TypeAlias = dict[Hashable, CompiledBinding | _Bucket]
 
 
@@ -39,7 +39,7 @@ class _Node:
         self.one_word: _Node | None = None
         self.any_words: _Node | None = None
         self.entries: _Bucket = []
-        #: A node after `#`: any further word stays here.
+        #: Whether the node follows `#`, so that every further word leads to the node itself.
         self.repeats = repeats
 
     @property
@@ -65,7 +65,7 @@ class TopicTree:
         insort(node.entries, entry)
 
     def remove(self, pattern: bytes, entry: CompiledBinding) -> None:
-        """Remove an entry and the nodes that only it needed."""
+        """Remove an entry, and nodes that no other entry needs."""
         path = [self._root]
         words = _words(pattern)
         for word in words:
@@ -121,7 +121,7 @@ def _cut(node: _Node, word: bytes) -> None:
 
 
 def _with_skipped(places: dict[_Node, None]) -> dict[_Node, None]:
-    """Return the nodes, and their successors by a `#` that matches no word."""
+    """Add the nodes that are reached if following `#` match no word."""
     for node in list(places):
         following = node.any_words
         while following is not None and following not in places:
@@ -130,9 +130,9 @@ def _with_skipped(places: dict[_Node, None]) -> dict[_Node, None]:
     return places
 
 
-def _collect(found: list[_Bucket], bucket: CompiledBinding | _Bucket | None) -> None:
+def _collect(buckets: list[_Bucket], bucket: CompiledBinding | _Bucket | None) -> None:
     if bucket is not None:
-        found.append(bucket if isinstance(bucket, list) else [bucket])
+        buckets.append(bucket if isinstance(bucket, list) else [bucket])
 
 
 class Index:
@@ -154,11 +154,11 @@ class Index:
         if compiled.index_place == ALWAYS_VISITED:
             insort(self._always, compiled)
             return
-        for family, what, value in compiled.index_keys:
+        for family, item, value in compiled.index_keys:
             if family == TOPIC:
                 self._topics.add(cast("bytes", value), compiled)
                 continue
-            table = self._tables[family].setdefault(what, {})
+            table = self._tables[family].setdefault(item, {})
             bucket = table.get(value)
             if bucket is None:
                 table[value] = compiled
@@ -171,11 +171,11 @@ class Index:
         if compiled.index_place == ALWAYS_VISITED:
             del self._always[bisect_left(self._always, compiled)]
             return
-        for family, what, value in compiled.index_keys:
+        for family, item, value in compiled.index_keys:
             if family == TOPIC:
                 self._topics.remove(cast("bytes", value), compiled)
                 continue
-            table = self._tables[family][what]
+            table = self._tables[family][item]
             bucket = table[value]
             if isinstance(bucket, list):
                 del bucket[bisect_left(bucket, compiled)]
@@ -184,38 +184,38 @@ class Index:
             else:
                 del table[value]
                 if not table:
-                    del self._tables[family][what]
+                    del self._tables[family][item]
 
     def candidates(self, message: Message) -> Sequence[CompiledBinding]:
         """Return all bindings that must be visited, in visiting order. The result must not be modified."""
-        found = self._look_up(message)
-        if not found:
+        buckets = self._look_up(message)
+        if not buckets:
             return self._always
-        if len(found) == 1:
-            hits = found[0]
+        if len(buckets) == 1:
+            hits = buckets[0]
         else:
-            # A binding can be found in several ways; the set makes it one visit.
-            hits = sorted(set(chain.from_iterable(found)))
-        # Two ascending runs: sorting them is a merge.
+            # A binding can be found by several facts, but must be visited once.
+            hits = sorted(set(chain.from_iterable(buckets)))
+        # Sorting two sorted lists is a merge.
         return sorted(self._always + hits) if self._always else hits
 
     def _look_up(self, message: Message) -> list[_Bucket]:
-        found: list[_Bucket] = []
+        buckets: list[_Bucket] = []
         for table in self._routing_keys.values():
-            _collect(found, table.get(message.routing_key))
+            _collect(buckets, table.get(message.routing_key))
         if self._headers:
-            # Every header of a name, not only the first: the walks of `eq` and `set` read all of them.
+            # All headers with the name, not only the first: `eq` and `set` read all of them.
             for name, value in message.headers:
                 named = self._headers.get(name)
                 if named is not None:
-                    _collect(found, named.get(canonical(value)))
+                    _collect(buckets, named.get(canonical(value)))
         for known, table in self._properties.items():
             seen = message.properties.get(cast("str", known))
             if seen is not None:
-                _collect(found, table.get(spelled_integer(seen) if known == _EXPIRATION else seen))
+                _collect(buckets, table.get(spelled_integer(seen) if known == _EXPIRATION else seen))
         if self._topics:
-            found += self._topics.find(message.routing_key)
-        return found
+            buckets += self._topics.find(message.routing_key)
+        return buckets
 
     def _place_of(self, compiled: CompiledBinding) -> int:
         match = compiled.match
@@ -226,13 +226,13 @@ class Index:
         required = match.required
         if not required:
             return ALWAYS_VISITED
-        # Any key will do; the one with the fewest bindings is the most selective.
+        # Any of the keys is sufficient; the one with the fewest bindings is the most selective.
         crowds = [self._crowd(index_key) for index_key in required] if len(required) > 1 else [0]
         return crowds.index(min(crowds))
 
     def _crowd(self, index_key: IndexKey) -> int:
-        family, what, value = index_key
+        family, item, value = index_key
         if family == TOPIC:
             return 1 << 62
-        bucket = self._tables[family].get(what, {}).get(value)
+        bucket = self._tables[family].get(item, {}).get(value)
         return 0 if bucket is None else len(bucket) if isinstance(bucket, list) else 1

@@ -1,7 +1,7 @@
-"""The message under decision: its facts and data derived from them.
+"""The message that is evaluated: its facts and data derived from them.
 
-A `Message` lives for one decision and is shared by all exchanges of it, so that each fact is derived at most once: the
-clock is read once, headers are sorted once, the producer's routes are read once.
+A `Message` exists for one decision and is shared by all evaluated exchanges, so that each fact is derived at most once:
+the clock is read once, headers are sorted once, the producer's routes are read once.
 
 Source: the open-exchange specification, section 1 (sorting of headers, BCC), section 5 (clock text).
 """
@@ -20,7 +20,7 @@ from proxy.routing.bindings.producer_routes import ProducerRoutes
 from proxy.routing.decision import Facts, QueueNames
 from proxy.values import Destination, Table, Value
 
-#: The broker removes this header before the exchange sees the message.
+#: The broker removes this header before the exchange evaluates the message.
 UNSEEN_HEADER = b"BCC"
 
 #: Owner of the regexes in the headers of the message itself.
@@ -31,10 +31,10 @@ _INTEGER = re.compile(rb"[+-]?[0-9]+")
 
 
 class Message:
-    """One message under decision.
+    """One message that is evaluated.
 
     Args:
-        facts: the message.
+        facts: the facts of the message.
         now: seconds since the epoch.
         queues: the queues of the virtual host.
         draw: returns an index below its argument, for random picks.
@@ -83,7 +83,7 @@ class Message:
             headers = tuple(entry for entry in headers if entry[0] != UNSEEN_HEADER)
             del first[UNSEEN_HEADER]
         self.headers = headers
-        #: The first value of each name, for `all` and `any`.
+        #: The first value of each header name, for `all` and `any`.
         self.first = first
         self.now = now
         self.queues = queues
@@ -97,7 +97,7 @@ class Message:
         self.payer: Hashable = None
         self._budget: Budget | None = None
         self._budgets: dict[Hashable, Budget] | None = None
-        #: Destinations chosen by routes that are not yet known to be within their reach.
+        #: Destinations chosen by routes and not yet known to be within the reach of the binding.
         self.unchecked: set[tuple[Reach, Destination]] = set()
         self._sorted: Table | None = None
         self._clock: dict[tzinfo, bytes] | None = None
@@ -150,7 +150,7 @@ class Message:
 
     @contextmanager
     def uncharged(self) -> Iterator[None]:
-        """Let a trace search again, or more than the decision does, without any effect on the counts."""
+        """Let a trace repeat searches, or search more than the decision, without changing budgets or counts."""
         kept = self._budgets, self._budget, self.payer, self.spent_budgets
         self._budgets, self._budget, self.payer, self.spent_budgets = {}, None, None, _NONE
         try:

@@ -1,7 +1,7 @@
 """Decides the destinations of a message published to an exchange of a virtual host.
 
-A `Router` holds the exchanges that are evaluated here and follows the chains among them: each exchange at most once per
-message, including alternate exchanges. Only queues and exchanges of the broker leave the router.
+A `Router` contains the exchanges that the sidecar evaluates and follows chains of them: each exchange is evaluated at
+most once per message, also as an alternate exchange. Decisions contain only queues, and exchanges outside the router.
 
 Source: the open-exchange specification, section 1 (5. and 6.) and section 10 (5.).
 """
@@ -35,7 +35,7 @@ _NOTHING_UNCHECKED: Final[frozenset[tuple[Reach, Destination]]] = frozenset()
 
 
 class Router:
-    """The exchanges of one virtual host that are evaluated here.
+    """The exchanges of one virtual host that the sidecar evaluates.
 
     Args:
         exchanges: the exchanges; bindings may be added and removed later.
@@ -49,7 +49,7 @@ class Router:
         self._reaches: dict[bytes, _Reach] = {}
 
     def add(self, exchange: Exchange) -> None:
-        """Add an exchange, or replace the one with its name."""
+        """Add an exchange, or replace the exchange with the same name."""
         self._exchanges[exchange.name] = exchange
         self._reaches.clear()
 
@@ -65,17 +65,18 @@ class Router:
     def destinations(self, exchange: bytes) -> frozenset[Destination]:
         """Return all destinations outside the router that rules name for messages to `exchange`.
 
-        Its own alternate exchange is not included: the broker applies that. The same object until a binding changes.
+        The alternate exchange of `exchange` itself is not included: the broker applies it. The result is the same
+        object until a binding changes.
         """
         return self._reach(exchange).destinations
 
     def names(self, exchange: bytes, destination: Destination) -> bool:
-        """Return True if a destination is in `destinations`, without building that set: it may have thousands."""
+        """Return True if a destination is in `destinations`, without building that set, which may be large."""
         if destination[0] == EXCHANGE and destination[1] in self._exchanges:
             return False
         return any(
-            each.uses(destination) > 0 or (each.name != exchange and destination == (EXCHANGE, each.alternate))
-            for each in self._reach(exchange).exchanges
+            reached.uses(destination) > 0 or (reached.name != exchange and destination == (EXCHANGE, reached.alternate))
+            for reached in self._reach(exchange).exchanges
         )
 
     def may_choose(self, exchange: bytes, destination: Destination) -> bool:
@@ -84,7 +85,7 @@ class Router:
         if kind == EXCHANGE and name in self._exchanges:
             return False
         reached = self._reach(exchange).exchanges
-        if any(each.chooses_queues if kind == QUEUE else each.lets_producer_add_exchanges for each in reached):
+        if any(other.chooses_queues if kind == QUEUE else other.lets_producer_add_exchanges for other in reached):
             return True
         return self.names(exchange, destination)
 
@@ -98,7 +99,7 @@ class Router:
         trace: Trace | None = None,
         regex_budget: int = DEFAULT_BUDGET,
     ) -> Decision:
-        """Decide about one message.
+        """Decide the destinations of one message.
 
         Args:
             exchange: the name of an exchange of this router.
@@ -106,7 +107,7 @@ class Router:
             now: seconds since the epoch, for datetime operators.
             queues: the queues of the virtual host, for regex routes.
             draw: returns an index below its argument; called for random picks only.
-            trace: receives the reasons.
+            trace: receives the steps of the evaluation.
             regex_budget: budget for the regexes of each owner, in match-limit units.
 
         Returns:
@@ -167,7 +168,7 @@ class Router:
                 seen.add(name)
                 nested.append(self._exchanges[name])
         if len(nested) > 1:
-            # As the broker does: the last name first. The order matters only if two of them close the channel.
+            # As in the broker, the last name is visited first. The order matters only if two of them close the channel.
             nested.sort(key=_name)
         return nested
 
@@ -189,29 +190,31 @@ class _Reach:
         self._destinations: frozenset[Destination] | None = None
         self.exchanges = _reachable(owned, start)
         self._changes = [exchange.changes for exchange in self.exchanges]
-        self.interest = join_interests(each.interest for each in self.exchanges)
+        self.interest = join_interests(exchange.interest for exchange in self.exchanges)
 
     @property
     def destinations(self) -> frozenset[Destination]:
         if self._destinations is None:
             named: set[Destination] = set()
-            for each in self.exchanges:
-                named |= each.destinations
-                if each.alternate is not None and each.name != self._start:
-                    named.add((EXCHANGE, each.alternate))
+            for exchange in self.exchanges:
+                named |= exchange.destinations
+                if exchange.alternate is not None and exchange.name != self._start:
+                    named.add((EXCHANGE, exchange.alternate))
             owned = self._owned
-            self._destinations = frozenset(one for one in named if one[0] == QUEUE or one[1] not in owned)
+            self._destinations = frozenset(
+                destination for destination in named if destination[0] == QUEUE or destination[1] not in owned
+            )
         return self._destinations
 
     def is_current(self) -> bool:
-        for each, changes in zip(self.exchanges, self._changes, strict=True):
-            if each.changes != changes:
+        for exchange, changes in zip(self.exchanges, self._changes, strict=True):
+            if exchange.changes != changes:
                 return False
         return True
 
 
 def _reachable(owned: Mapping[bytes, Exchange], start: bytes) -> list[Exchange]:
-    found = {start: owned[start]}
+    reachable = {start: owned[start]}
     pending = [owned[start]]
     while pending:
         current = pending.pop()
@@ -220,10 +223,10 @@ def _reachable(owned: Mapping[bytes, Exchange], start: bytes) -> list[Exchange]:
         names = set(current.next_names)
         if current.alternate is not None:
             names.add(current.alternate)
-        for name in names & owned.keys() - found.keys():
-            found[name] = owned[name]
+        for name in names & owned.keys() - reachable.keys():
+            reachable[name] = owned[name]
             pending.append(owned[name])
-    return list(found.values())
+    return list(reachable.values())
 
 
 def _sorted(names: list[bytes]) -> tuple[bytes, ...]:

@@ -1,7 +1,7 @@
 """The keys `addresses:` and `brokers:` of rules files: the address table and the brokers that it may name.
 
-Package `addressing` defines patterns and translations; its findings get file and line here. No message contains a
-translation, which may include a password. The passwords of brokers are read here as well.
+Package `addressing` defines patterns and translations; this module adds file and line to its findings, and reads the
+passwords of brokers. No message contains a translation, which may include a password.
 
 Source: the messenger-addressing specification, Part 2 and 3.2; the interface of rules files.
 """
@@ -48,7 +48,7 @@ class AddressModel(FileModel):
     pattern: Annotated[str, Expected("a pattern such as orders/*")] = Field(
         description="pattern of the addresses to translate, such as orders/*"
     )
-    # No message may show it, since it may contain a password.
+    # No message may show the translation, since it may contain a password.
     translation: Annotated[str, Expected("an address such as /queue/q or amqps://broker/queue/q", hidden=True)] = Field(
         description="the new address"
     )
@@ -58,7 +58,7 @@ class AddressModel(FileModel):
 
 
 class BrokerTlsModel(FileModel):
-    """TLS to another broker; its chain and name are always verified."""
+    """TLS to another broker; the broker's certificate is always verified."""
 
     ca: _FileName = Field(default=NOTHING, description="file of trusted CA certificates (PEM); default: the system's")
     certificate: _FileName = Field(default=NOTHING, description="file of the client certificate (PEM)")
@@ -104,7 +104,7 @@ class ParsedAddress:
 
     @property
     def places(self) -> AddressPlaces:
-        """Positions of its keys."""
+        """Positions of the rule's keys."""
         fields = self.fields
         return AddressPlaces(fields.path, fields.place_of("translation"), fields.place_of("hosts"))
 
@@ -193,17 +193,17 @@ def _beside(folder: Path, name: str | None) -> Path | None:
 
 
 def _credentials(fields: Keys, address: HostPort, tls: bool) -> None:
-    ways = [key for key in ("password", "password_env", "password_file") if key in fields]
-    if len(ways) > 1:
-        fields.error(ways[1], f"seen {' and '.join(ways)}, expected one of them")
-    if ways and "username" not in fields:
-        fields.error(ways[0], "a password without a username")
-    if "username" in fields and not ways:
+    sources = [key for key in ("password", "password_env", "password_file") if key in fields]
+    if len(sources) > 1:
+        fields.error(sources[1], f"seen {' and '.join(sources)}, expected one of them")
+    if sources and "username" not in fields:
+        fields.error(sources[0], "a password without a username")
+    if "username" in fields and not sources:
         fields.error("username", "a username without password, password_env or password_file")
     if "password" in fields and not address.loopback:
         message = "a password in plain text, for a broker that is not on loopback: use password_env or password_file"
         fields.faults.warn(fields.place_of("password"), fields.at("password"), message)
-    if ways and not tls and not address.loopback:
+    if sources and not tls and not address.loopback:
         message = "without tls the password is sent in plain text"
         fields.faults.warn(fields.place_of("address"), fields.at("address"), message)
 
@@ -226,7 +226,8 @@ def broker_password(
     """Return a broker's password.
 
     Args:
-        required: False makes a missing password a warning, for a machine that must not have it.
+        required: whether a missing password is an error; otherwise it is a warning, for checks on a machine that must
+            not have the password.
     """
     if broker.password is not None:
         return broker.password

@@ -2,7 +2,7 @@
 
 Outcome, destinations and error text are compared as `explain` reports them, regardless of whether a destination exists.
 A random pick is not comparable and is counted separately; clock conditions are comparable, since both sets get the time
-of the publish. Counts by exchange and binding, and one example of each kind of difference, are bounded. No I/O, no
+of the publish. The number of exchanges with separate counts, and of differences with an example, is limited. No I/O, no
 clock.
 """
 
@@ -18,9 +18,9 @@ from proxy.rules.evaluation import PASSED, RoutingResult, routing_result, transl
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage, text
 
-#: Exchanges with their own counts, and kinds of difference with an example; the rest is counted together.
+#: Limits of exchanges with separate counts, and of kinds of difference with an example; the rest is counted together.
 EXCHANGES, KINDS = 500, 20
-#: Exchange name of everything without separate counts.
+#: Name that stands for all exchanges without separate counts.
 OTHER = "other"
 
 
@@ -58,10 +58,10 @@ class ComparedRules:
         """Evaluate a publish.
 
         Args:
-            decision: the decision of the exchange that it reaches, if known.
+            decision: the decision of the exchange that the publish reaches, if known.
 
         Returns:
-            The result, and the decision, None if no exchange was evaluated.
+            The result, and the decision (None if no exchange was evaluated).
         """
         message, name = seen.message, seen.vhost
         rules = self.loaded.rules.vhosts.get(name)
@@ -70,10 +70,10 @@ class ComparedRules:
             return untouched, None
         book: AddressBook | None = self._books.get(name)
         if message.exchange not in self._named[name]:
-            found = None if book is None else translate_publish(message, rules, book)
-            if not isinstance(found, DescribedMessage):
-                return found or untouched, None
-            message, book = found, None
+            translated = None if book is None else translate_publish(message, rules, book)
+            if not isinstance(translated, DescribedMessage):
+                return translated or untouched, None
+            message, book = translated, None
         if decision is None:
             router = self.loaded.routers[name]
             decision = router.decide(message.exchange, message.facts, seen.at, seen.queues, _first)
@@ -102,7 +102,7 @@ class _Counts:
 
 
 class RulesComparison:
-    """Counts and examples so far."""
+    """Compares publishes, and keeps counts and examples."""
 
     def __init__(self, live: ComparedRules, candidate: ComparedRules) -> None:
         self.live = live
@@ -114,14 +114,15 @@ class RulesComparison:
         """Evaluate one publish with both sets of rules.
 
         Args:
-            example: returns what may be shown of it.
+            example: returns the fields of the publish that may be shown.
         """
-        live, lived = self.live.judge(seen, seen.decision)
-        candidate, judged = self.candidate.judge(seen)
+        live, live_decision = self.live.judge(seen, seen.decision)
+        candidate, candidate_decision = self.candidate.judge(seen)
+        decisions = live_decision, candidate_decision
         counts = self._counts(seen)
-        if judged is not None:
-            self._matches.update(judged.matched)
-        if any(each is not None and not each.keep and not each.unchecked for each in (lived, judged)):
+        if candidate_decision is not None:
+            self._matches.update(candidate_decision.matched)
+        if any(decision is not None and not decision.keep and not decision.unchecked for decision in decisions):
             counts.random += 1
             return
         counts.compared += 1
@@ -147,7 +148,7 @@ class RulesComparison:
         """Return the results as plain data."""
         exchanges = [_exchange_json(*key, counts) for key, counts in sorted(self._exchanges.items())]
         totals = {
-            name: sum(int(str(each[name])) for each in exchanges)
+            name: sum(int(str(exchange[name])) for exchange in exchanges)
             for name in ("compared", "equal", "different", "random")
         }
         return {
@@ -159,7 +160,7 @@ class RulesComparison:
         }
 
     def _bindings(self) -> list[dict[str, object]]:
-        """Return how often each binding of the candidate's files was true, in their order."""
+        """Return how often each binding of the candidate's files was true, in file order."""
         return [
             {
                 "vhost": vhost.vhost,
@@ -179,7 +180,7 @@ def _first(_: int) -> int:
 
 
 def _comparable(result: RoutingResult) -> RoutingResult:
-    """Remove what does not affect the routing: the order, and which address rule applied."""
+    """Remove details that do not affect the routing: the order of names, and the address rule that applied."""
     queues, exchanges, remotes = (tuple(sorted(names)) for names in (result.queues, result.exchanges, result.remotes))
     return replace(result, queues=queues, exchanges=exchanges, remotes=remotes, rule=None)
 

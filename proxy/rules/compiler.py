@@ -53,22 +53,22 @@ def compile_exchange(parsed: ParsedExchange, faults: Faults) -> Exchange:
 
 
 def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
-    """Find the invalid arguments of a rejected exchange by trying each alone."""
+    """Find the invalid arguments of a rejected exchange by trying each argument alone, and report them."""
     path = parsed.fields.at("arguments")
-    found = False
+    reported = False
     for name, value in parsed.rule.arguments:
         try:
             Exchange(parsed.rule.name, parsed.rule.type, ((name, value),), parsed.rule.local_time)
         except ProtocolError as error:
-            found = True
+            reported = True
             message = f"{text(error.text)} Expected a whole number, 0 or more"
             faults.error(parsed.argument_place(name), join(path, name.decode()), message)
-    if not found:
-        faults.error(parsed.fields.place_of("arguments"), path, "these arguments are refused together")
+    if not reported:
+        faults.error(parsed.fields.place_of("arguments"), path, "this combination of arguments is refused")
 
 
 def _bind(exchange: Exchange, parsed: ParsedBinding, owner: ExchangeRule, faults: Faults) -> bool:
-    """Add a binding, or report why it is rejected; False if it exists already."""
+    """Add a binding, or report why it is rejected; return False if it already exists."""
     _reserved(parsed, faults)
     try:
         return exchange.bind(parsed.binding)
@@ -78,7 +78,7 @@ def _bind(exchange: Exchange, parsed: ParsedBinding, owner: ExchangeRule, faults
 
 
 def _reserved(parsed: ParsedBinding, faults: Faults) -> None:
-    """Report destinations with the reserved prefix among the routing operators."""
+    """Report destinations in routing operators that have the reserved prefix."""
     for key, name in parsed.named_routes():
         fault = short_fault(name)
         if fault:
@@ -86,17 +86,17 @@ def _reserved(parsed: ParsedBinding, faults: Faults) -> None:
 
 
 def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ExchangeRule, faults: Faults) -> None:
-    """Find the invalid lines of a rejected binding by trying each argument alone."""
+    """Find the invalid lines of a rejected binding by trying each argument alone, and report them."""
     binding = parsed.binding
-    found = False
+    reported = False
     if binding.routing_key and _refusal(owner, binding, binding.routing_key, ()):
-        found = True
+        reported = True
         message = f"{text(error.text)}: it must be empty for type {owner.type}"
         faults.error(parsed.key_place, f"{parsed.path}.routing_key", message)
     match = tuple(entry for entry in binding.arguments if entry[0] == _MATCH)
     refusal = _refusal(owner, binding, b"", match) if match else None
     if refusal:
-        found = True
+        reported = True
         key = _MATCH.decode()
         message = f"seen {_shown(match[0][1])}, expected {_MATCH_TYPES[owner.type]}"
         faults.error(parsed.argument_place(key), parsed.argument_path(key), message)
@@ -106,10 +106,10 @@ def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ExchangeR
             continue
         refusal = _refusal(owner, binding, b"", (*match, entry))
         if refusal:
-            found = True
+            reported = True
             key = entry[0].decode()
             faults.error(parsed.argument_place(key), parsed.argument_path(key), _reworded(refusal, *entry))
-    if not found:
+    if not reported:
         faults.error(parsed.place, parsed.path, text(error.text))
 
 
@@ -124,19 +124,19 @@ def _refusal(owner: ExchangeRule, binding: Binding, key: bytes, arguments: Table
 
 
 def _reworded(refusal: ProtocolError, name: bytes, value: Value) -> str:
-    """Return a more precise reason than the plugin's text, which clients get."""
-    said, key = text(refusal.text), name.decode()
-    if said.startswith("Unknown or invalid"):
+    """Return a more precise reason than the plugin's error text, which clients receive."""
+    reason, key = text(refusal.text), name.decode()
+    if reason.startswith("Unknown or invalid"):
         return _unknown(key, value)
-    if said.startswith("Invalid regex"):
+    if reason.startswith("Invalid regex"):
         wrong = (element for element in strings(value) if why_invalid(element))
         source = next(wrong, b"")
         return f"seen {_quoted(source)}, which is not a regular expression: {why_invalid(source)}"
-    if said == "Invalid property match operator":
-        return f"{said}: {_property(key, value)}"
-    if said == "Invalid AMQP topic":
-        return f"{said}: seen {_shown(value)}"
-    return said
+    if reason == "Invalid property match operator":
+        return f"{reason}: {_property(key, value)}"
+    if reason == "Invalid AMQP topic":
+        return f"{reason}: seen {_shown(value)}"
+    return reason
 
 
 def _unknown(key: str, value: Value) -> str:
@@ -150,7 +150,7 @@ def _unknown(key: str, value: Value) -> str:
     if named and not rest:
         return f'seen {head} without a name, expected "{head} NAME" with the name of a {named} after one blank'
     if blank and not named:
-        return f"seen a name after {head}, which takes none: the name is its value"
+        return f"seen a name after {head}, expected it without a name"
     return f"seen {_shown(value)}, expected {_expected(head)}"
 
 

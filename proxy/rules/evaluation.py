@@ -23,9 +23,9 @@ PASSED, TRANSLATED = "passed", "translated"
 
 @dataclass(frozen=True, slots=True)
 class RoutingResult:
-    """Result of routing a message, with the keys of a test.
+    """Result of routing a message; the fields have the names of the keys of a test.
 
-    `exchanges` includes the alternate exchange if it applies. `failed` has the reasons of failed translations; `rule`
+    `exchanges` includes the alternate exchange if it is used. `failed` has the reasons of failed translations; `rule`
     is the index of the first rule of the address table that applied.
     """
 
@@ -50,11 +50,11 @@ class RoutingResult:
 
 
 def mentioned_queues(vhost: VhostRules, router: Router) -> frozenset[bytes]:
-    """Return the queues named by the rules of a virtual host: the input of regex routes without a broker."""
-    found = {queue.name for queue in vhost.queues}
+    """Return the queues named by the rules of a virtual host; without a broker, regex routes choose among them."""
+    queues = {queue.name for queue in vhost.queues}
     for exchange in router.exchanges.values():
-        found |= {name for kind, name in exchange.destinations if kind == QUEUE}
-    return frozenset(found)
+        queues |= {name for kind, name in exchange.destinations if kind == QUEUE}
+    return frozenset(queues)
 
 
 def decide(
@@ -65,7 +65,7 @@ def decide(
     trace: Trace | None = None,
     regex_budget: int = DEFAULT_BUDGET,
 ) -> Decision:
-    """Evaluate the rules; a random pick takes the first name in byte order, so that results are comparable."""
+    """Evaluate the rules; a random choice takes the first name in byte order, so that results are comparable."""
     names = QueueNames(tuple(sorted(queues)))
     return router.decide(message.exchange, message.facts, at, names, lambda _: 0, trace, regex_budget)
 
@@ -76,33 +76,33 @@ def routing_result(
     """Apply the address table, the alternate exchange and ``unmatched: pass`` to a decision."""
     rule = next(exchange for exchange in vhost.exchanges if exchange.name == decision.exchange)
     outcome = decision.outcome.value
-    leaves = TranslatedDestinations(decision.queues, decision.exchanges)
+    translated = TranslatedDestinations(decision.queues, decision.exchanges)
     if book is not None:
-        evaluated = {each.name for each in vhost.exchanges}
-        leaves = translate_destinations(book, decision.queues, decision.exchanges, routing_key, evaluated)
-    exchanges = {*leaves.exchanges, *(publication.exchange for publication in leaves.publications)}
+        evaluated = {exchange.name for exchange in vhost.exchanges}
+        translated = translate_destinations(book, decision.queues, decision.exchanges, routing_key, evaluated)
+    exchanges = {*translated.exchanges, *(publication.exchange for publication in translated.publications)}
     if decision.outcome is Outcome.UNROUTED and rule.unmatched_pass:
         outcome = PASSED
     elif decision.alternate and rule.alternate is not None:
         exchanges.add(rule.alternate)
     return RoutingResult(
-        tuple(text(name) for name in leaves.queues),
+        tuple(text(name) for name in translated.queues),
         tuple(text(name) for name in sorted(exchanges)),
-        tuple(dict.fromkeys(target.remote.label for target in leaves.remotes if target.remote)),
+        tuple(dict.fromkeys(target.remote.label for target in translated.remotes if target.remote)),
         outcome,
         text(decision.error) if decision.outcome is Outcome.REJECTED else None,
-        tuple(failure.reason for failure in leaves.failed),
-        leaves.rule,
+        tuple(failure.reason for failure in translated.failed),
+        translated.rule,
     )
 
 
 def translate_publish(
     message: DescribedMessage, vhost: VhostRules, book: AddressBook
 ) -> DescribedMessage | RoutingResult | None:
-    """Look up a publish to an exchange that is not evaluated here in the address table.
+    """Look up in the address table a publish to an exchange that the sidecar does not evaluate.
 
     Returns:
-        None if no rule applies; the message with its new exchange of the rules; or the final result.
+        None if no rule applies; the redirected message if its new exchange is evaluated; otherwise the final result.
     """
     target = book.look_up(message.exchange, message.facts.routing_key)
     if target is None:
@@ -112,7 +112,7 @@ def translate_publish(
     exchange, key = target.publication
     if target.remote is not None:
         return RoutingResult((), (), (target.remote.label,), TRANSLATED, None, (), target.rule)
-    if any(each.name == exchange for each in vhost.exchanges):
+    if any(evaluated.name == exchange for evaluated in vhost.exchanges):
         return replace(message, exchange=exchange, facts=replace(message.facts, routing_key=key))
     if target.publication == Publication(message.exchange, message.facts.routing_key):
         return None

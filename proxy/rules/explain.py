@@ -1,8 +1,8 @@
 """Explains how one message is routed, as text and as JSON.
 
 The steps are the trace of package `routing`, and the lookups in the address table with rule, captures, result and
-target, without passwords. No broker is queried: it is unknown whether a chosen queue exists, and regex routes see the
-queues named by the rules and the request.
+target, without passwords. No broker is queried: it is unknown whether a chosen queue exists, and regex routes choose
+among the queues named by the rules and the request.
 
 Source: the messenger-addressing specification, 3.4 (a dry run that prints rule number, captures, result and target).
 """
@@ -49,9 +49,9 @@ class Lookup:
     """One lookup in the address table, without passwords.
 
     Args:
-        rule: number of the rule that applied, from 0; None if none did.
-        captures: runs matched by the wildcards of its pattern.
-        target: the target of the result, or the reason why it has none.
+        rule: number of the rule that applied, from 0; None if no rule applied.
+        captures: runs matched by the wildcards of the rule's pattern.
+        target: the target of the result, or the reason why there is none.
     """
 
     address: str
@@ -67,12 +67,12 @@ class Lookup:
 
 
 def look_up(book: AddressBook, address: bytes) -> Lookup:
-    """Look up an address as a publish would."""
+    """Look up an address in the same way as for a publish."""
     shown = text(without_password(address))
-    found = book.table.translate(address)
-    if found is None:
+    translation = book.table.translate(address)
+    if translation is None:
         return Lookup(shown)
-    rule = book.table.rules[found.rule]
+    rule = book.table.rules[translation.rule]
     original = publication_at(address) or Publication(b"", address)
     secret = _secret(address)
 
@@ -81,39 +81,39 @@ def look_up(book: AddressBook, address: bytes) -> Lookup:
 
     return Lookup(
         shown,
-        found.rule,
+        translation.rule,
         rule.name or None,
         text(rule.pattern),
-        tuple(map(hidden, found.captures)),
-        hidden(found.shown),
-        hidden(_target(book, found.rule, found.address, original).encode()),
+        tuple(map(hidden, translation.captures)),
+        hidden(translation.shown),
+        hidden(_target(book, translation.rule, translation.address, original).encode()),
     )
 
 
 def matching_lookups(book: AddressBook, publications: Iterable[Publication]) -> Iterator[Lookup]:
-    """Look up publishes; those without a rule are left out."""
+    """Look up publishes, and yield the lookups to which a rule applies."""
     for publication in publications:
-        found = look_up(book, address_of(publication))
-        if found.rule is not None:
-            yield found
+        lookup = look_up(book, address_of(publication))
+        if lookup.rule is not None:
+            yield lookup
 
 
 def _target(book: AddressBook, rule: int, result: bytes | None, original: Publication) -> str:
     target = book.resolve(rule, result, original)
     if isinstance(target, FailedTranslation):
-        return f"nowhere: {target.reason}"
+        return f"none: {target.reason}"
     exchange, key = target.publication
-    where = f"exchange {text(exchange)}, key {text(key)}" if exchange else f"queue {text(key)}"
+    publication = f"exchange {text(exchange)}, key {text(key)}" if exchange else f"queue {text(key)}"
     if target.remote is None:
-        return f"{where} here"
+        return f"{publication} here"
     remote = target.remote
     link = "" if remote.tls is None else ", TLS" if remote.tls else ", plain"
     user = "" if remote.user is None else f", user {text(remote.user)}"
-    return f"{where} at {remote.label}{link}{user}"
+    return f"{publication} at {remote.label}{link}{user}"
 
 
 def _secret(address: bytes) -> bytes:
-    """Return the password in an address as written."""
+    """Return the password in an address as written; b"" if there is none."""
     shown = without_password(address)
     if shown == address:
         return b""
@@ -135,7 +135,7 @@ def as_lines(lookup: Lookup) -> Iterator[str]:
     yield f"target    {lookup.target}"
 
 
-#: State of the virtual hosts without a running sidecar.
+#: State of the virtual hosts if no sidecar is running.
 NOTHING_LIVE: Mapping[str, VhostState] = MappingProxyType({})
 #: Any escape of a JSON string; a surrogate pair counts as one.
 _ESCAPE = re.compile(rb"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|.)", re.IGNORECASE | re.DOTALL)
@@ -146,7 +146,7 @@ class ExplainRequest:
     """One message to explain.
 
     Args:
-        vhost: the virtual host, None if only one has such an exchange.
+        vhost: the virtual host; None for the only one that has the exchange.
         queues: queues that exist in addition to those named by the rules.
         at: time of the publish in seconds since the epoch; None for now.
     """
@@ -160,7 +160,7 @@ class ExplainRequest:
 
 @dataclass(frozen=True, slots=True)
 class AddressRequest:
-    """An address to look up in the address table of a virtual host, None if only one has a table."""
+    """An address to look up in the address table of a virtual host; None for the only one that has a table."""
 
     address: bytes
     vhost: str | None = None
@@ -208,16 +208,16 @@ def read_question(data: bytes, source: str) -> ExplainRequest | AddressRequest:
     """Read a message, or an address, as YAML or JSON.
 
     Raises:
-        ConfigErrors: with all errors.
+        ConfigErrors: the text is invalid; all errors are reported.
     """
     faults = Faults()
     root = _document(data, source, faults)
     if not isinstance(root, MappingNode) or root.entry("address") is None:
         return _message(root, source, faults)
-    asked = read_model(_AddressModel, root, faults)
-    if asked is None or faults.errors:
+    model = read_model(_AddressModel, root, faults)
+    if model is None or faults.errors:
         raise ConfigErrors(faults.errors)
-    return AddressRequest(asked.address.encode(), asked.vhost)
+    return AddressRequest(model.address.encode(), model.vhost)
 
 
 def _document(data: bytes, source: str, faults: Faults) -> Node:
@@ -255,7 +255,7 @@ def explain(
         live: state of the virtual hosts of a running sidecar.
 
     Raises:
-        ConfigErrors: several virtual hosts have such an exchange and the request names none.
+        ConfigErrors: several virtual hosts have the exchange, and the request does not name one.
     """
     name = request.message.exchange
     homes = [
@@ -273,17 +273,17 @@ def explain(
 
 
 def _outside(loaded: LoadedRules, request: ExplainRequest, at: float, live: Mapping[str, VhostState]) -> Explanation:
-    """Explain a message to an exchange that no rules file names, but the address table may match."""
+    """Explain a message to an exchange that no rules file names; a rule of the address table may match."""
     message, version = request.message, loaded.rules.version
     name = request.vhost or (next(iter(loaded.books)) if len(loaded.books) == 1 else "/")
     book, vhost = _book(loaded, name), loaded.rules.vhosts.get(name)
     if book is not None and vhost is not None:
-        found = translate_publish(message, vhost, book)
+        translated = translate_publish(message, vhost, book)
         lookups = tuple(matching_lookups(book, [Publication(message.exchange, message.facts.routing_key)]))
-        if isinstance(found, RoutingResult):
-            return Explanation(name, version, at, message, found, (), (), lookups, wire.translated(message, book))
-        if found is not None:
-            return _evaluated(loaded, vhost, found, request, at, lookups, live)
+        if isinstance(translated, RoutingResult):
+            return Explanation(name, version, at, message, translated, (), (), lookups, wire.translated(message, book))
+        if translated is not None:
+            return _evaluated(loaded, vhost, translated, request, at, lookups, live)
     nowhere = RoutingResult((), (text(message.exchange),), (), PASSED, None)
     return Explanation(name, version, at, message, nowhere, (), (), (), wire.translated(message))
 
@@ -327,7 +327,7 @@ def explain_address(loaded: LoadedRules, address: bytes, vhost: str | None = Non
     """Look up an address in the address table of one virtual host.
 
     Raises:
-        ConfigErrors: several virtual hosts have a table, or none has.
+        ConfigErrors: no virtual host has a table, or several have one.
     """
     names = [name for name in sorted(loaded.books) if vhost in (None, name)]
     if len(names) != 1:
@@ -350,7 +350,7 @@ def as_json(explanation: Explanation | Lookup) -> dict[str, object]:
         "addresses": [lookup.as_json() for lookup in explanation.lookups],
         "walk": [_exchange_json(step) for step in explanation.walk],
         "wire": wire.as_data(explanation.wire),
-        "missing": {destination_text(one): reason for one, reason in explanation.wire.missing},
+        "missing": {destination_text(destination): reason for destination, reason in explanation.wire.missing},
     }
 
 
@@ -383,7 +383,7 @@ def _binding_json(step: BindingStep) -> dict[str, object]:
             for operator in step.operators
         ],
         "added": [destination_text(destination) for destination in step.added],
-        "removed": [destination_text(each) for each in step.removed],
+        "removed": [destination_text(destination) for destination in step.removed],
         "goto": step.jump,
         "stop": step.stopped,
         "error": text(step.error) if step.error else None,
@@ -413,10 +413,10 @@ def _result_lines(result: RoutingResult) -> Iterator[str]:
     if result.outcome == PASSED and result.exchanges:
         yield f"          no rules file names {result.exchanges[0]}: the message is passed to the broker unchanged"
         return
-    for what in ("queues", "exchanges", "remotes"):
-        names: Sequence[str] = getattr(result, what)
+    for key in ("queues", "exchanges", "remotes"):
+        names: Sequence[str] = getattr(result, key)
         if names:
-            yield f"{what:10}" + ", ".join(names)
+            yield f"{key:10}" + ", ".join(names)
     for reason in result.failed:
         yield f"failed    a translation failed: {reason}"
 
@@ -424,8 +424,8 @@ def _result_lines(result: RoutingResult) -> Iterator[str]:
 def _exchange_lines(step: ExchangeStep) -> Iterator[str]:
     yield ""
     yield f"exchange {text(step.name)} ({step.type})"
-    for each in step.filters:
-        yield f"  filter {text(each.name)}: {_filter_words(each)}"
+    for check in step.filters:
+        yield f"  filter {text(check.name)}: {_filter_words(check)}"
     for visit in step.visits:
         yield from _binding_lines(visit)
     if not step.visits and not any(check.breach for check in step.filters):
@@ -443,11 +443,11 @@ def _filter_words(step: FilterStep) -> str:
 def _binding_lines(step: BindingStep) -> Iterator[str]:
     verdict = "true" if step.true else "false"
     yield f"  {step.order} {step.id} -> {_destination(step.binding)}: {verdict} ({step.match_type})"
-    for each in step.operators:
-        yield f"      {_operator_words(each)}"
+    for operator in step.operators:
+        yield f"      {_operator_words(operator)}"
     for owner in step.spent_budgets:
         whose = {"rules": "rules files", "client": "its client", "message": "the message's headers"}[owner]
-        yield f"      the regex budget of {whose} is spent: a condition is not evaluated, a regex route chooses nothing"
+        yield f"      the regex budget of {whose} is spent: conditions are not evaluated, regex routes choose nothing"
     if step.added:
         yield "      adds " + ", ".join(map(destination_text, step.added))
     if step.removed:

@@ -88,7 +88,7 @@ def _scalar(node: Scalar) -> Value:
     content = node.value
     value = plain_value(content)
     if value is None:  # a number
-        # RabbitMQ drops the connection of a bind with a double that is not finite and answers a publish with 541.
+        # RabbitMQ drops the connection on a bind with a double that is not finite, and answers such a publish with 541.
         infinite = isinstance(content, float)
         expected = "a finite number" if infinite else "a signed 64-bit whole number"
         raise _RefusedError(node.place, f"seen {node.text if infinite else describe(node)}, expected {expected}")
@@ -96,7 +96,7 @@ def _scalar(node: Scalar) -> Value:
 
 
 def plain_value(value: Plain) -> Value | None:
-    """Return the AMQP value of a scalar without a tag; None if it has none."""
+    """Return the AMQP value of a scalar without a tag; None if no AMQP type can represent it."""
     if isinstance(value, str):
         return Value("S", value.encode())
     if value is None:
@@ -186,14 +186,14 @@ class SystemZone(tzinfo):
         return None if moment is None else timedelta(seconds=self._local(moment).tm_gmtoff)
 
     def dst(self, moment: datetime | None) -> timedelta | None:
-        """Return None: unused here."""
+        """Return None; not used."""
         return None
 
     def tzname(self, moment: datetime | None) -> str | None:
         return None if moment is None else self._local(moment).tm_zone
 
     def fromutc(self, moment: datetime) -> datetime:
-        """Return the local time of a moment whose fields are universal time."""
+        """Return the local time of a moment whose fields are in UTC."""
         seconds = (moment.replace(tzinfo=UTC) - _EPOCH) // timedelta(seconds=1)
         return moment + timedelta(seconds=time.localtime(seconds).tm_gmtoff)
 
@@ -203,7 +203,7 @@ class SystemZone(tzinfo):
 
 
 def zone(name: str) -> tzinfo | None:
-    """Return the time zone with an IANA name such as ``Europe/Berlin``; None if there is none."""
+    """Return the time zone with an IANA name such as ``Europe/Berlin``; None if it is unknown."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):

@@ -1,7 +1,7 @@
-"""Tests in rules files: what each publishes and expects, and whether the rules comply.
+"""Tests in rules files: reads the message and the expected result of each test, and compares it with the actual one.
 
-A test expects the names that the rules choose, whether or not they exist. Regex routes see the queues named by the
-rules and those added by the test.
+A test expects the names that the rules choose, whether or not such queues and exchanges exist. Regex routes choose
+among the queues named by the rules and those added by the test.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RulesTest:
 
     Args:
         at: seconds since the epoch, None if not specified.
-        queues: further queues that exist in this test.
+        queues: queues that exist in this test in addition to those named by the rules.
     """
 
     name: str
@@ -132,12 +132,12 @@ def _differences(
     vhost = rules.vhosts[test.vhost]
     message = test.message
     if all(exchange.name != message.exchange for exchange in vhost.exchanges):
-        found = None if book is None else translate_publish(message, vhost, book)
-        if isinstance(found, RoutingResult):
-            return compare(found, test.expected)
-        if found is None:
+        translated = None if book is None else translate_publish(message, vhost, book)
+        if isinstance(translated, RoutingResult):
+            return compare(translated, test.expected)
+        if translated is None:
             return (f"publishes to {text(message.exchange)}, which no rules file names",)
-        message, book = found, None
+        message, book = translated, None
     router = routers[test.vhost]
     if test.at is None and router.interest(message.exchange).clock:
         return ("the rules depend on the clock, so the test needs at:",)
@@ -151,12 +151,12 @@ def compare(result: RoutingResult, expected: ExpectationModel) -> tuple[str, ...
     differences = []
     outcome: str | None = expected.outcome
     error: str | None = expected.error
-    for what in ("queues", "exchanges", "remotes"):
-        wanted, got = set(getattr(expected, what)), set(getattr(result, what))
+    for key in ("queues", "exchanges", "remotes"):
+        wanted, got = set(getattr(expected, key)), set(getattr(result, key))
         if wanted - got:
-            differences.append(f"{what}: expected {_names(wanted - got)} as well")
+            differences.append(f"{key}: expected {_names(wanted - got)} as well")
         if got - wanted:
-            differences.append(f"{what}: got {_names(got - wanted)}, which was not expected")
+            differences.append(f"{key}: got {_names(got - wanted)}, which was not expected")
     if outcome is not None and outcome != result.outcome:
         differences.append(f"outcome: expected {outcome}, got {result.outcome}")
     if error is not None and error != result.error:

@@ -1,8 +1,8 @@
-"""Writes a rules file from the definitions of a broker, for a migration from the open-exchange plugin or of other
-exchanges.
+"""Writes a rules file from the definitions of a broker, to migrate exchanges of the open-exchange plugin or of standard
+types.
 
-Definitions are the output of ``rabbitmqctl export_definitions``: JSON, without the widths of numbers and the order of
-declaration; a warning is given if that order matters.
+Definitions are the output of ``rabbitmqctl export_definitions``: JSON, which contains neither the widths of numbers nor
+the order of declaration; a warning is given if that order matters.
 
 Source: RabbitMQ's guide "Schema Definition Export and Import"; the open-exchange specification, section 8.
 """
@@ -26,12 +26,12 @@ from proxy.yamlfile.document import ConfigWarning, Place
 #: Types whose bindings are distinguished by their arguments; the others ignore them.
 _BY_ARGUMENTS = (OPEN, "headers")
 _BY_KEY = ("direct", "topic")
-#: Name of the carrier if the broker already has an exchange of this name.
+#: Name of the carrier if the broker already has an exchange with the imported name.
 _CARRIER = "{}.oxproxy"
-#: Key prefixes of bindings made by a sidecar: the exchange is a carrier of existing rules.
+#: Prefixes of the routing keys of bindings created by a sidecar; an exchange with such bindings is a carrier.
 _RESERVED = tuple(prefix.decode() for prefix in RESERVED_PREFIXES)
 _HEADER = (
-    "# Bindings of one order are in the order of the definitions, which is not the order in which they were declared.\n"
+    "# Bindings with equal order are in the order of the definitions, not in the order in which they were declared.\n"
 )
 
 
@@ -50,13 +50,13 @@ def import_definitions(
 
     Args:
         vhost: the virtual host to import.
-        only: exchanges to import; empty: all but the broker's own.
+        only: exchanges to import; empty: all except those that the broker predefines.
 
     Returns:
         The file's text, and warnings.
 
     Raises:
-        ConfigErrors: the data are not definitions, or not of that virtual host.
+        ConfigErrors: the data are not definitions, or do not contain the virtual host.
     """
     place = Place(source, 0)
     exchanges = list(_exchanges(data, source, vhost, only))
@@ -66,9 +66,9 @@ def import_definitions(
             message = f'seen "{vhost}", expected a virtual host of these definitions: {", ".join(sorted(known))}'
             raise ConfigErrors([ConfigError(source, 0, "--vhost", message)])
     warnings = [
-        ConfigWarning(place, f"exchange {each}", "not in these definitions, or its type is not supported")
-        for each in only
-        if each not in {exchange.name for exchange in exchanges}
+        ConfigWarning(place, f"exchange {name}", "not in these definitions, or its type is not supported")
+        for name in only
+        if name not in {exchange.name for exchange in exchanges}
     ]
     if not exchanges and not only:
         warnings.append(ConfigWarning(place, f"vhost {vhost}", "no exchange of a supported type"))
@@ -78,49 +78,52 @@ def import_definitions(
     except ConfigErrors as errors:
         warnings += [ConfigWarning(place, error.key, f"imported unchanged: {error.message}") for error in errors.errors]
     else:
-        warnings += [ConfigWarning(place, *each) for each in _undecided(loaded)]
+        warnings += [ConfigWarning(place, key, message) for key, message in _undecided(loaded)]
     return content, warnings
 
 
 def _exchanges(data: bytes, source: str, vhost: str, only: Sequence[str]) -> Iterator[_Exchange]:
     try:
-        found = json.loads(data)
+        definitions = json.loads(data)
         bindings: dict[str, list[Mapping[str, object]]] = {}
-        for each in found["bindings"]:
-            if each.get("vhost", "/") == vhost:
-                bindings.setdefault(each["source"], []).append(each)
-        for each in found["exchanges"]:
-            name = each["name"]
+        for binding in definitions["bindings"]:
+            if binding.get("vhost", "/") == vhost:
+                bindings.setdefault(binding["source"], []).append(binding)
+        for exchange in definitions["exchanges"]:
+            name = exchange["name"]
             wanted = name in only if only else not name.startswith("amq.")
-            if name and wanted and each.get("vhost", "/") == vhost and each["type"] in TYPES:
-                if any(str(one.get("routing_key", "")).startswith(_RESERVED) for one in bindings.get(name, ())):
+            if name and wanted and exchange.get("vhost", "/") == vhost and exchange["type"] in TYPES:
+                own = bindings.get(name, ())
+                if any(str(binding.get("routing_key", "")).startswith(_RESERVED) for binding in own):
                     continue
-                kind = each["type"]
-                yield _Exchange(name, kind, each.get("arguments") or {}, _distinct(kind, bindings.get(name, ())))
+                kind = exchange["type"]
+                yield _Exchange(name, kind, exchange.get("arguments") or {}, _distinct(kind, own))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = "expected definitions as written by rabbitmqctl export_definitions"
         raise ConfigErrors([ConfigError(source, 0, "", message)]) from error
 
 
 def _vhosts(data: bytes) -> set[str]:
-    """Return the virtual hosts of definitions; an export of a single one may not name it."""
-    found = json.loads(data)
-    listed = {str(each["name"]) for each in found.get("vhosts", ())}
-    return listed or {str(each.get("vhost", "/")) for key in ("exchanges", "queues") for each in found.get(key, ())}
+    """Return the virtual hosts of definitions; an export of a single virtual host may lack its name."""
+    definitions = json.loads(data)
+    listed = {str(vhost["name"]) for vhost in definitions.get("vhosts", ())}
+    return listed or {
+        str(entry.get("vhost", "/")) for key in ("exchanges", "queues") for entry in definitions.get(key, ())
+    }
 
 
 def _distinct(kind: str, bindings: Iterable[Mapping[str, object]]) -> list[Mapping[str, object]]:
-    """Remove what the type ignores, and bindings that become equal without it."""
-    found: dict[str, Mapping[str, object]] = {}
-    for each in bindings:
+    """Remove keys that the exchange type ignores, and bindings that are equal without these keys."""
+    distinct: dict[str, Mapping[str, object]] = {}
+    for defined in bindings:
         binding = {
-            "destination_type": each["destination_type"],
-            "destination": each["destination"],
-            "routing_key": each.get("routing_key", "") if kind in (*_BY_KEY, OPEN) else "",
-            "arguments": (each.get("arguments") or {}) if kind in _BY_ARGUMENTS else {},
+            "destination_type": defined["destination_type"],
+            "destination": defined["destination"],
+            "routing_key": defined.get("routing_key", "") if kind in (*_BY_KEY, OPEN) else "",
+            "arguments": (defined.get("arguments") or {}) if kind in _BY_ARGUMENTS else {},
         }
-        found.setdefault(json.dumps(binding, sort_keys=True), binding)
-    return list(found.values())
+        distinct.setdefault(json.dumps(binding, sort_keys=True), binding)
+    return list(distinct.values())
 
 
 def _lines(vhost: str, exchanges: Sequence[_Exchange]) -> Iterator[str]:
@@ -128,7 +131,7 @@ def _lines(vhost: str, exchanges: Sequence[_Exchange]) -> Iterator[str]:
     for exchange in exchanges:
         yield f"  - name: {_written(exchange.name)}\n    type: {exchange.type}\n"
         if exchange.type != OPEN:
-            yield f"    carrier: {_written(_CARRIER.format(exchange.name))}  # the broker has one of this name\n"
+            yield f"    carrier: {_written(_CARRIER.format(exchange.name))}  # the broker already has the name\n"
         if exchange.arguments:
             yield f"    arguments: {_written(exchange.arguments)}\n"
         yield f"    bindings:{'' if exchange.bindings else ' []'}\n"
@@ -148,7 +151,7 @@ def _written(value: object) -> str:
     if isinstance(value, str):
         return '"' + "".join(map(_character, value)) + '"'
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_written(key)}: {_written(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{_written(key)}: {_written(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_written, value)) + "]"
     return json.dumps(value)
@@ -161,15 +164,15 @@ def _character(character: str) -> str:
 
 
 def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:
-    """Find bindings of equal `x-order` whose result depends on the order of declaration."""
+    """Yield a warning for bindings with equal `x-order` whose result depends on the order of declaration."""
     for router in loaded.routers.values():
         for exchange in router.exchanges.values():
             entries = exchange.entries
-            for order, group in groupby(entries, lambda each: each.order):
+            for order, group in groupby(entries, lambda entry: entry.order):
                 alike = list(group)
                 deciding = [entry for entry in alike if _depends_on_order(entry)]
                 if deciding and len(alike) > 1:
-                    names = ", ".join(sorted({text(each.binding.destination) for each in deciding}))
+                    names = ", ".join(sorted({text(entry.binding.destination) for entry in deciding}))
                     yield (
                         f"exchange {text(exchange.name)}",
                         f"{len(alike)} bindings have order {order}, and those to {names} stop, jump or remove "
@@ -178,5 +181,5 @@ def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:
 
 
 def _depends_on_order(compiled: CompiledBinding) -> bool:
-    effects = [each for each in (compiled.on_true, compiled.on_false) if each is not None]
+    effects = [effect for effect in (compiled.on_true, compiled.on_false) if effect is not None]
     return any(effect.jump or effect.delete or effect.delete_queues or effect.granted_delete for effect in effects)

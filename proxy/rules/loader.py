@@ -1,6 +1,6 @@
 """Loads rules files: reads, checks and compiles them as one set, or raises all errors in them.
 
-Reads files and connects to no broker. `LoadedRules` has everything needed to route.
+Does not connect to a broker. `LoadedRules` has everything that routing needs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LoadedRules:
 
     Args:
         routers: the compiled rules by virtual host.
-        books: the address tables by virtual host; missing if it has no rules.
+        books: the address tables by virtual host, without virtual hosts whose table is empty.
         contents: name and bytes of each file; not in the repr, since addresses may contain passwords.
     """
 
@@ -62,14 +62,15 @@ def load_rules(paths: Iterable[Path], on_compiled: CompiledHook | None = None) -
     """Read, check and compile rules files as one set, in the given order.
 
     Args:
-        paths: the files; `rules_files` lists those of a configuration.
-        on_compiled: receives the parsed files, with positions, and the rules compiled from them; valid during the call.
+        paths: the files; `rules_files` lists the files of a configuration.
+        on_compiled: receives the parsed files, with positions, and the rules compiled from them; the parsed files are
+            only valid during the call.
 
     Returns:
-        The rules. `failures` runs their tests.
+        The rules. Their tests have not been run: see `LoadedRules.failures`.
 
     Raises:
-        ConfigErrors: all errors in any of the files.
+        ConfigErrors: all errors in all files.
     """
     faults = Faults()
     contents = []
@@ -107,7 +108,7 @@ def compile_sources(
             if on_compiled is not None:
                 on_compiled(files, loaded)
         finally:
-            # Freed one by one, thousands of objects let other threads run in between; freed at once they don't.
+            # Thousands of objects are freed one by one, so that other threads can run in between.
             for file in files:
                 release_parsed(file)
             for source in sources:

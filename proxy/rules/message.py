@@ -1,7 +1,7 @@
 """Messages described by operators, in tests of rules files and for `explain`; and formatting of names and values.
 
-What the broker would reject before evaluating any rule (a delivery mode of 3, a malformed expiration) is an error here
-too. Values keep their type as far as JSON has it.
+Values that the broker would reject before routing (a delivery mode of 3, a malformed expiration) are errors here too.
+Formatted values keep their type if JSON has that type.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from proxy.yamlfile.models import (
 
 
 def json_value(seen: object) -> object:
-    """Return a value for JSON; bytes that are not UTF-8 as ``{"hex": ...}``."""
+    """Return a value for JSON; bytes that are not UTF-8 become ``{"hex": ...}``."""
     if isinstance(seen, Value):
         return _plain_value(seen)
     if isinstance(seen, bytes):
@@ -52,9 +52,9 @@ def _plain_value(value: Value) -> object:
 
 
 def quoted(seen: object) -> str:
-    """Format a value for a line of text; strings in quotation marks."""
-    found = json_value(seen)
-    return f'"{found}"' if isinstance(found, str) else str(found)
+    """Format a value for a line of text; strings are put in quotation marks."""
+    value = json_value(seen)
+    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def destination_text(destination: Destination) -> str:
@@ -157,7 +157,7 @@ def described_message(model: MessageModel, node: Node, path: str, faults: Faults
     """Build a message from its model and from the node of its headers."""
     table = Keys(node, path, faults).value("headers")
     headers = read_table(table, join(path, "headers"), faults) if isinstance(table, Mapping) else ()
-    # RabbitMQ removes BCC before the exchange sees the message (sender-selected distribution).
+    # RabbitMQ removes BCC before the exchange evaluates the message (sender-selected distribution).
     headers = tuple(entry for entry in headers if entry[0] != b"BCC")
     properties = {name: value for name in PROPERTIES if (value := getattr(model.properties, name)) is not None}
     return DescribedMessage(model.exchange, Facts(model.routing_key, headers, properties, model.body_size))

@@ -1,8 +1,8 @@
 """The meaning of each operator, effect, permission and filter of an open exchange, with an example.
 
-The single source: ``oxproxy operators`` prints it, ``python -m deploy.reference`` writes it as the tables of
-docs/reference/rules.md, and messages and the JSON Schema of rules files are derived from it. A test compares the keys
-with those that `routing` reads, and compiles every example.
+This module is the single source: ``oxproxy operators`` prints it, ``python -m deploy.reference`` writes the tables of
+docs/reference/rules.md from it, and messages and the JSON Schema of rules files are derived from it. A test compares
+the keys with those that `routing` reads, and compiles every example.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from proxy.rules.message import PROPERTIES
 
 @dataclass(frozen=True, slots=True)
 class OperatorEntry:
-    """Keys that are explained together.
+    """Keys that are described together.
 
     Args:
         keys: as written; NAME stands for the name of a header or property.
@@ -38,8 +38,8 @@ class OperatorSection:
     Args:
         lead: beginning of the sentence that each meaning completes.
         column: heading of the meanings in docs/reference/rules.md.
-        first: heading of its first column.
-        of_exchange: whether they are arguments of the exchange, not of a binding.
+        first: heading of the first column there.
+        of_exchange: whether the entries are arguments of the exchange, not of a binding.
     """
 
     title: str
@@ -300,9 +300,9 @@ class OperatorValue(NamedTuple):
 
     Args:
         expected: the expected value.
-        schema: the same for editors; it accepts more, never less.
-        help: its effect, in one line.
-        named: kind of the name after the key and a blank, empty if there is none.
+        schema: JSON Schema for editors; it accepts at least every expected value.
+        help: effect of the operator, in one line.
+        named: kind of the name that follows the key and a blank (header or property); empty if there is none.
     """
 
     expected: str
@@ -340,22 +340,23 @@ _VALUES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def _operators() -> dict[str, OperatorValue]:
     """Return the operators by the prefix of their keys."""
-    found = {"x-match": OperatorValue("a string", _TEXT, f"{MATCH_TYPES.title}: all, any, set, set N or eq", "")}
+    operators = {"x-match": OperatorValue("a string", _TEXT, f"{MATCH_TYPES.title}: all, any, set, set N or eq", "")}
     for section in (HEADERS, MESSAGE, EFFECTS, PERMISSIONS):
         for entry in section.entries:
             for key in entry.keys:
                 name, _, named = key.partition(" ")
                 if name == "NAME":
                     continue
-                # An optional test takes the same value as the plain one with the same sign.
-                plain = found.get(name.replace("x-?hk?v", "x-?hkv"))
-                expected, schema = _VALUES[entry.value] if entry.value in _VALUES else (plain or found[name])[:2]
+                # An operator for an optional header takes the same value as the one for a required header.
+                plain = operators.get(name.replace("x-?hk?v", "x-?hkv"))
+                expected, schema = _VALUES[entry.value] if entry.value in _VALUES else (plain or operators[name])[:2]
                 of = "property" if name.startswith("x-?pr") else "header"
-                found[name] = OperatorValue(expected, schema, f"{section.lead} {entry.meaning}", of if named else "")
-    return found
+                effect = f"{section.lead} {entry.meaning}"
+                operators[name] = OperatorValue(expected, schema, effect, of if named else "")
+    return operators
 
 
-#: Every operator of open exchanges, without the name after its blank.
+#: Every operator of open exchanges, without the blank and the name that may follow.
 OPERATORS = _operators()
 
 

@@ -1,4 +1,4 @@
-"""All exchanges with their bindings and destinations as plain data, for ``oxproxy routes``.
+"""Returns all exchanges with their bindings and destinations as plain data, for ``oxproxy routes``.
 
 No broker is queried. The rules of a running sidecar include client declarations.
 """
@@ -19,7 +19,7 @@ _MATCH = b"x-match"
 
 
 def overview(loaded: LoadedRules) -> dict[str, object]:
-    """Return the whole routing as data for JSON, without passwords."""
+    """Return all rules as data for JSON, without passwords."""
     vhosts = [_vhost(vhost, loaded.routers[name]) for name, vhost in loaded.rules.vhosts.items()]
     return {"rules": loaded.rules.version, "vhosts": vhosts}
 

@@ -14,15 +14,15 @@ from proxy.routing.bindings.binding import Binding
 from proxy.values import Table
 from proxy.yamlfile.document import Place
 
-#: Sequences of bindings from files are greater than those of clients (microseconds since 1970): among equal orders the
-#: greater sequence is visited first, so files come before clients.
+#: Start of the descending sequence numbers of bindings from files; those of clients' bindings, microseconds since 1970,
+#: are smaller. Among bindings with equal order, the greatest number is visited first: bindings from files come first.
 FILE_FIRST = 1 << 62
 _NOWHERE = Place("", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRule:
-    """A queue to declare durable; an existing one is used as it is."""
+    """A queue to declare as durable; an existing queue is used unchanged."""
 
     name: bytes
     arguments: Table = ()
@@ -34,10 +34,10 @@ class ExchangeRule:
 
     Args:
         carrier: name of the exchange on the broker (by default equal to `name`).
-        carrier_type: ``auto``, ``direct`` or ``topic``: its type if it has to be declared.
-        unmatched_pass: messages that no binding routes are passed unchanged to the broker's own exchange.
+        carrier_type: type of the carrier if it has to be declared: ``auto``, ``direct`` or ``topic``.
+        unmatched_pass: whether messages that no binding routes are passed unchanged to the broker's own exchange.
         arguments: exchange arguments in file order, including alternate-exchange.
-        bindings: in file order; their `sequence` breaks ties of order.
+        bindings: the bindings in file order; those with equal order are visited by `sequence`.
     """
 
     name: bytes
@@ -54,11 +54,11 @@ class ExchangeRule:
 
 @dataclass(frozen=True, slots=True)
 class TlsRule:
-    """TLS to a broker; its chain and name are always verified.
+    """TLS to a broker; the broker's certificate is always verified.
 
     Args:
         ca: file of trusted CA certificates, None for the system's.
-        server_name: name that the certificate must have, None for the host's.
+        server_name: name that the certificate must have, None for the name of the host.
     """
 
     ca: Path | None = None
@@ -72,14 +72,14 @@ class BrokerRule:
     """Another broker that translations may name.
 
     Args:
-        username: user name, None if only translations have one.
+        username: user name, None if only translations contain one.
         password: plain password, None if it is stored elsewhere.
-        vhost: its virtual host, None for that of the producer.
-        deadline_seconds: deadline of a publish to it.
+        vhost: virtual host on this broker, None for the producer's virtual host.
+        deadline_seconds: deadline of a publish to this broker.
         unconfirmed: limit of unconfirmed publishes before producers are paused.
-        unconfirmed_bytes: the same in bytes of message bodies.
-        places: positions of the keys that can prove wrong later: address, password_env, password_file, and those under
-            tls that name files.
+        unconfirmed_bytes: the same limit in bytes of message bodies.
+        places: positions of the keys whose values are verified later: address, password_env, password_file, and the
+            files in tls.
     """
 
     name: bytes
@@ -103,7 +103,7 @@ class AddressPlaces:
     """Positions of one rule of the address table.
 
     Args:
-        hosts: position of that key, or of the rule if it has none.
+        hosts: position of the key `hosts`, or of the rule if it has no such key.
     """
 
     path: str

@@ -1,11 +1,11 @@
-"""Rules files: the models of their keys, and the reading of one file into parsed objects with positions.
+"""Rules files: the models of their keys, and functions that read one file into parsed objects with positions.
 
-Only checks that need one file are made here: keys, types, names. `compiler` checks the arguments of bindings, package
-`lint` checks across files.
+Checks here concern a single file: keys, types, names. `compiler` checks the arguments of bindings, package `lint`
+checks across files.
 
 There may be a hundred thousand bindings. Each is read as soon as its nodes are complete (`BindingReader`), and the
-positions of its keys are packed into an array. The model, which describes errors in a binding, is used only if the
-binding is not plainly valid.
+positions of its keys are packed into an array. The model, which describes errors in a binding, is used only if a
+binding may be invalid.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def _vhost(name: str) -> str:
 
 
 def _zone(name: str) -> tzinfo:
-    found = zone(name)
-    if found is None:
+    timezone = zone(name)
+    if timezone is None:
         raise ValueError("a name of the time zone database such as Europe/Berlin or UTC")
-    return found
+    return timezone
 
 
 def _or_tests_file(schema: dict[str, Any]) -> None:
@@ -95,7 +95,7 @@ def _or_name(schema: dict[str, Any]) -> None:
 
 
 class QueueModel(FileModel):
-    """A queue that is declared durable; an existing one is used as it is. Can be written as just its name."""
+    """A queue to declare as durable; an existing queue is used unchanged. May be written as its name only."""
 
     model_config = ConfigDict(json_schema_extra=_or_name)
 
@@ -126,7 +126,7 @@ class BindingModel(FileModel):
 
 
 class ExchangeModel(FileModel):
-    """An exchange that is evaluated here."""
+    """An exchange that the sidecar evaluates."""
 
     name: Annotated[bytes, Name("the name of an exchange")] = Field(description="the name that producers publish to")
     type: Literal["x-open", "headers", "topic", "direct", "fanout"] = Field(
@@ -141,8 +141,8 @@ class ExchangeModel(FileModel):
     )
     carrier_type: Literal["auto", "direct", "topic"] = Field(
         default="auto",
-        description="its type if it has to be declared; auto: topic on RabbitMQ before 3.13 with many destinations, "
-        "else direct",
+        description="type of the carrier if it has to be declared; auto: topic on RabbitMQ before 3.13 with many "
+        "destinations, otherwise direct",
     )
     unmatched: Literal["pass"] = Field(
         default=NOTHING, description="pass: messages that no binding routes are passed to the broker's own exchange"
@@ -162,7 +162,7 @@ class RulesModel(FileModel):
     )
     queues: Annotated[tuple[QueueModel, ...], LISTED] = Field(default=(), description="queues to declare")
     exchanges: Annotated[tuple[ExchangeModel, ...], LISTED] = Field(
-        default=(), description="exchanges that are evaluated here"
+        default=(), description="exchanges that the sidecar evaluates"
     )
     brokers: dict[str, BrokerModel] = Field(default={}, description="other brokers by name")
     addresses: Annotated[tuple[AddressModel, ...], LISTED] = Field(
@@ -196,7 +196,7 @@ class ParsedQueue:
 
 
 class PackedPlaces:
-    """Positions in one file: line and column in one number, in an array."""
+    """An array of positions in one file; each number contains line and column."""
 
     __slots__ = ("_packed", "_source")
 
@@ -205,7 +205,7 @@ class PackedPlaces:
         self._packed = array("Q")
 
     def extend(self, places: Iterable[Place]) -> int:
-        """Add positions of this file; return the index of the first."""
+        """Add positions in this file; return the index of the first one."""
         first = len(self._packed)
         self._packed.extend([place.line << 32 | place.column for place in places])
         return first
@@ -216,7 +216,7 @@ class PackedPlaces:
 
 @dataclass(slots=True)
 class PackedBinding:
-    """A binding whose exchange is not known yet; its positions start at `first`."""
+    """A binding whose exchange is not known yet; `first` is the index of its first position."""
 
     kind: str
     destination: bytes
@@ -226,7 +226,7 @@ class PackedBinding:
     first: int
 
 
-#: The first positions of a binding: its own, its key's, its name's, its arguments'; then each argument's.
+#: Order of a binding's positions: the binding, its routing key, its name, its arguments; then each argument.
 _OWN, _KEY, _NAME, _ARGUMENTS, _FIRST_ARGUMENT = range(5)
 
 
@@ -255,12 +255,12 @@ class ParsedBinding:
 
     @property
     def key_place(self) -> Place:
-        """Position of its routing key."""
+        """Position of the routing key."""
         return self.places.place(self.first_place + _KEY)
 
     @property
     def name_place(self) -> Place:
-        """Position of its id, or of the binding if it has none."""
+        """Position of the binding's name, or of the binding if it has none."""
         return self.places.place(self.first_place + _NAME)
 
     def argument_place(self, key: str) -> Place:
@@ -274,7 +274,7 @@ class ParsedBinding:
         return join(f"{self.path}.arguments", key)
 
     def named_routes(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the destinations that routing operators name: the argument's key and each name."""
+        """Yield the destinations named by routing operators: key of the argument, and name."""
         for name, value in self.binding.arguments:
             for destination in strings(value) if name.startswith(NAMED_ROUTES) else ():
                 yield name.decode(), destination
@@ -282,7 +282,7 @@ class ParsedBinding:
 
 @dataclass(slots=True)
 class ParsedExchange:
-    """One exchange; `fields` has the positions of its keys, `bindings` has those of the rule."""
+    """One exchange; `fields` has the positions of its keys, `bindings` the rule's bindings with their positions."""
 
     fields: Keys
     rule: ExchangeRule
@@ -345,7 +345,7 @@ def read_rules_file(root: Node, source: RulesSource, faults: Faults) -> ParsedFi
 
 
 def _take_tests_file(root: Node, source: str, faults: Faults) -> TestsFile | None:
-    """Remove and return the name of a test file, if given instead of a list."""
+    """Remove and return the name of a test file if the key `tests` has one instead of a list."""
     entry = root.entry("tests") if isinstance(root, Mapping) else None
     if entry is None or not isinstance(root, Mapping) or not isinstance(entry[1], Scalar) or entry[1].absent:
         return None
@@ -370,12 +370,12 @@ def read_tests_file(source: RulesSource, vhost: str, faults: Faults) -> list[Rul
     return _present(read_test(node, path, vhost, faults) for path, node in tests)
 
 
-def _present(found: Iterable[T | None]) -> list[T]:
-    return [item for item in found if item is not None]
+def _present(items: Iterable[T | None]) -> list[T]:
+    return [item for item in items if item is not None]
 
 
 def _take_items(keys: Keys, key: str) -> list[Any]:
-    """Return the items of a list, which are read one by one, and leave it empty for its model."""
+    """Remove and return the items of a list: they are read one by one, not by the model of the list."""
     node = keys.value(key)
     if not isinstance(node, Sequence):
         return []
@@ -385,7 +385,7 @@ def _take_items(keys: Keys, key: str) -> list[Any]:
 
 
 def _numbered(keys: Keys, key: str) -> list[tuple[str, Node]]:
-    """Return the items of a list, each with its dotted path, and leave it empty."""
+    """Remove and return the items of a list, each with its dotted path."""
     return [(f"{keys.at(key)}[{index}]", item) for index, item in enumerate(_take_items(keys, key))]
 
 
@@ -456,7 +456,7 @@ def _binding(packed: PackedBinding, owner: ParsedExchange, index: int, places: P
 _PlainBinding: TypeAlias = tuple[str, bytes, bytes, str]
 #: Limit of shared names and entries.
 _MOST_SHARED = 8192
-#: Keys of a binding with string values, and keys whose positions are packed, with their index.
+#: Keys of a binding with string values; keys whose positions are packed, with their index in the order.
 _TEXT_KEYS = frozenset(("queue", "exchange", "name", "routing_key"))
 _MARKED = {"routing_key": _KEY, "name": _NAME, "arguments": _ARGUMENTS}
 
@@ -485,24 +485,24 @@ class BindingReader:
             if isinstance(child, Mapping):
                 arguments = read_table(child, f"{path}.arguments", self._faults)
                 written = child.entries
-                if len(arguments) < len(written):  # some are invalid and were left out
+                if len(arguments) < len(written):  # invalid arguments were omitted
                     kept = {entry for entry, _ in arguments}
                     written = [entry for entry in written if entry[0].text.encode() in kept]
                 marks += [argument.place for argument, _ in written]
         first = self._places.extend(marks)
-        # Of two equal floats one may be negative zero.
+        # Values that may contain floats are not shared: zero and negative zero are equal.
         arguments = tuple(entry if entry[1].letter in "dfAF" else self._once(entry) for entry in arguments)
         return PackedBinding(kind, self._once(destination), routing_key, arguments, name, first)
 
     def _once(self, value: T) -> T:
-        """Return an equal earlier object: many bindings share names and entries."""
+        """Return an equal object that was read earlier, if any: many bindings share names and entries."""
         look = self._shared.setdefault if len(self._shared) < _MOST_SHARED else self._shared.get
         kept: T = look(value, value)
         return kept
 
 
 def _plain_binding(node: Node) -> _PlainBinding | None:
-    """Read a plainly valid binding; None if its model is needed."""
+    """Read a valid binding without its model; return None if it may be invalid."""
     texts: dict[str, str] = {}
     for key, child in node.entries if isinstance(node, Mapping) else ():
         if key.text in _TEXT_KEYS and isinstance(child, Scalar) and child.tag is None:
@@ -560,10 +560,10 @@ def _check_carrier(parsed: ParsedExchange) -> None:
         return
     if rule.carrier.startswith(b"amq."):
         key = "carrier" if "carrier" in fields else "name"
-        ways = "give another name under carrier:, or delivery: queue"
-        fields.error(key, f'names that begin with "amq." are reserved by the broker and can\'t be declared: {ways}')
+        expected = "expected another name in carrier:, or delivery: queue"
+        fields.error(key, f'names that begin with "amq." are reserved by the broker and can\'t be declared: {expected}')
     if rule.unmatched_pass and rule.carrier == rule.name:
-        message = "needs another name for the carrier under carrier:, or delivery: queue; "
+        message = "requires another name in carrier:, or delivery: queue; "
         fields.error("unmatched", message + "otherwise the carrier would be the broker's own exchange of this name")
 
 
@@ -595,9 +595,9 @@ def read_source(name: str, data: bytes) -> RulesSource:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Disable the garbage collector, which would repeatedly walk a tree that only grows.
+    """Disable the garbage collector, which would repeatedly traverse a tree that only grows.
 
-    It took half of the time of loading ten thousand bindings.
+    Collection took half of the time of loading ten thousand bindings.
     """
     was_on = gc.isenabled()
     gc.disable()

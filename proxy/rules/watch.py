@@ -1,7 +1,7 @@
-"""Detects changes of rules files and TLS files, for reload.
+"""Detects changes to rules files and TLS files, for reload.
 
 Files are compared by name, target and time (so a switched symbolic link of a ConfigMap is noticed) and then by content:
-a touched file is not a changed one. Nothing here waits; the caller polls.
+a file with a new time but the same content has not changed. No function blocks; the caller polls.
 
 Source: Kubernetes documentation, "ConfigMaps: mounted ConfigMaps are updated automatically" (not under `subPath`).
 """
@@ -16,9 +16,9 @@ from pathlib import Path
 from proxy.errors import ConfigErrors
 from proxy.rules.loader import rules_version
 
-#: Seconds during which not every file system distinguishes two writes of the same size by time.
+#: Seconds within which some file systems do not distinguish two writes of the same size by time.
 _RECENT_SECONDS = 2.0
-#: Result if the files can't be listed or read; a load reports the reason.
+#: Version of files that can't be read; a load reports the reason.
 _UNREADABLE = "unreadable"
 
 #: Name, target, inode, size and time of each file.
@@ -30,8 +30,8 @@ class FileWatch:
 
     Args:
         files: lists the files in the order of a load.
-        version: of the rules that were loaded from them.
-        now: seconds since the epoch.
+        version: version of the rules loaded from the files.
+        now: returns seconds since the epoch.
     """
 
     def __init__(self, files: Callable[[], Sequence[Path]], version: str, now: Callable[[], float] = time.time) -> None:
@@ -44,7 +44,7 @@ class FileWatch:
     def look(self) -> bool:
         """Return True if the files have changed since the last load and are stable.
 
-        They are stable if two successive calls see the same state, so that a half-written file is not loaded.
+        They are stable if two successive calls find the same state, so that a partially written file is not loaded.
         """
         stats = self._look()
         if stats != self._stats:
@@ -53,7 +53,7 @@ class FileWatch:
             return False
         if self._settled:
             return False
-        # Files written just now may change again without a visible difference: read them once more.
+        # A file written a moment ago may change again with the same size and time: read it once more.
         self._settled = all(self._now() - changed / 1e9 > _RECENT_SECONDS for *_, changed in stats)
         return self._version() != self._taken
 
@@ -62,19 +62,19 @@ class FileWatch:
         self._taken = self._version()
 
     def again(self) -> None:
-        """Forget the recorded state: the next `look` reports a change."""
+        """Forget the recorded state, so that the next `look` reports a change."""
         self._taken = ""
         self._settled = False
 
     def _look(self) -> _Stats:
-        found = []
+        stats = []
         for path in self._paths():
             try:
                 state = path.stat()
-                found.append((str(path), str(path.resolve()), state.st_ino, state.st_size, state.st_mtime_ns))
+                stats.append((str(path), str(path.resolve()), state.st_ino, state.st_size, state.st_mtime_ns))
             except OSError:
-                found.append((str(path), "", 0, 0, 0))
-        return tuple(found)
+                stats.append((str(path), "", 0, 0, 0))
+        return tuple(stats)
 
     def _version(self) -> str:
         try:
@@ -90,7 +90,7 @@ class FileWatch:
 
 
 def lone_mounts(paths: Iterable[Path], mountinfo: str) -> list[Path]:
-    """Find files that are mounted alone, as Kubernetes does for `subPath`: they never change.
+    """Return files that are mounted individually, as Kubernetes does for `subPath`: such files are never updated.
 
     Args:
         mountinfo: content of /proc/self/mountinfo (proc(5)).
@@ -100,4 +100,4 @@ def lone_mounts(paths: Iterable[Path], mountinfo: str) -> list[Path]:
 
 
 def _unescaped(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+    return re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape[1], 8)), text)

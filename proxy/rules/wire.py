@@ -1,8 +1,8 @@
-"""What is sent for one message: the last part of an explanation.
+"""Computes the publishes that are sent for one message, for the last part of an explanation.
 
 Calls the functions of the publish path, which return exchange and key of each outgoing publish, its BCC keys, the
-destinations that they stand for, and the headers added. Without a broker every chosen destination is assumed to exist
-and to be bound; with the state of a running sidecar missing ones are listed with the reason.
+destinations of these keys, and the added headers. Without a broker, every chosen destination is assumed to exist and to
+be bound; with the state of a running sidecar, missing destinations are listed with the reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from proxy.values import Destination, Table
 
 #: Name of our own broker.
 UPSTREAM = "upstream"
-_UNBOUND = "not bound yet: the publish waits until it is, or is known to be missing"
+_UNBOUND = "not bound yet: the publish waits until the destination is bound or known to be missing"
 _Names: TypeAlias = dict[bytes, Destination]
 
 
@@ -44,11 +44,11 @@ class WirePublish:
     """One outgoing publish.
 
     Args:
-        to: our own broker, or the name of another.
-        bcc: further keys.
-        reaches: destinations that exchange, key and further keys stand for, if they differ.
+        to: name of our own broker (`UPSTREAM`) or of another broker.
+        bcc: routing keys in the BCC header.
+        reaches: destinations of the destination tokens in `bcc`.
         headers: headers added by the sidecar, without BCC.
-        untouched: unchanged, byte for byte.
+        untouched: whether the message is sent unchanged, byte for byte.
     """
 
     to: str
@@ -94,7 +94,7 @@ class WireContext:
     """The state of the sidecar that affects outgoing publishes.
 
     Args:
-        live: state of a running sidecar, None without one.
+        live: state of a running sidecar, None if there is none.
     """
 
     vhost: VhostRules
@@ -117,7 +117,7 @@ class WireContext:
 
 
 def owned_exchange(rule: ExchangeRule) -> OwnedExchange:
-    """Return an exchange of the rules in the form of the publish path."""
+    """Convert an exchange of the rules to the type that the publish path uses."""
     return OwnedExchange(
         rule.name,
         rule.type,
@@ -133,47 +133,47 @@ def owned_exchange(rule: ExchangeRule) -> OwnedExchange:
 def evaluated(
     context: WireContext, message: DescribedMessage, decision: Decision, source: DescribedMessage | None = None
 ) -> Wire:
-    """Return what is sent for a message to an exchange that is evaluated here.
+    """Return what is sent for a message to an exchange that the sidecar evaluates.
 
     Args:
-        message: as received by that exchange.
+        message: the message as received by the exchange.
         source: the original message, if the address table redirected it.
     """
     state = context.state()
     owned = state.exchanges.get(message.exchange)
-    if owned is None:  # deleted just now
+    if owned is None:  # just deleted
         return Wire()
     first = source or message
-    came = None if source is None else PublishSource(_address(source), 0)
-    out = outgoing(decision, owned, state, Traffic(), routing_key=message.facts.routing_key, source=came)
+    publish_source = None if source is None else PublishSource(_address(source), 0)
+    out = outgoing(decision, owned, state, Traffic(), routing_key=message.facts.routing_key, source=publish_source)
     if source is not None:
         out = readdressed(out, _address(message))
     chosen = _chosen(decision)
     if source is None and state.addresses is not None:
-        left = translate_destinations(
+        translated = translate_destinations(
             state.addresses, decision.queues, decision.exchanges, message.facts.routing_key, state.exchanges
         )
-        chosen = [("queue", name) for name in left.queues] + [("exchange", name) for name in left.exchanges]
+        chosen = [("queue", name) for name in translated.queues] + [("exchange", name) for name in translated.exchanges]
     unreached = [(destination, state.missing[destination]) for destination in chosen if destination in state.missing]
-    unreached += [(one, _UNBOUND) for one in out.unbound]
+    unreached += [(destination, _UNBOUND) for destination in out.unbound]
     for target in () if out.remote_targets is None else out.remote_targets.targets:
         unreached += _missing_elsewhere(state, target)
     return Wire(tuple(_publishes(first, out)), tuple(unreached))
 
 
 def _missing_elsewhere(state: VhostState, target: Target) -> list[tuple[Destination, str]]:
-    """Return destinations of a message that another broker is known not to have."""
+    """Return the destination of a target on another broker, with the reason, if it is known to be missing."""
     if target.remote is None:
         return []
     exchange, key = target.publication
     kind, name = ("exchange", exchange) if exchange else ("queue", key)
     label = target.remote.label
-    why = state.missing_remote.get((label, (kind, name)))
-    return [] if why is None else [((kind, name + b" at broker " + label.encode()), why)]
+    reason = state.missing_remote.get((label, (kind, name)))
+    return [] if reason is None else [((kind, name + b" at broker " + label.encode()), reason)]
 
 
 def translated(message: DescribedMessage, book: AddressBook | None = None) -> Wire:
-    """Return what is sent for a message to an exchange that is not evaluated here."""
+    """Return what is sent for a message to an exchange that the sidecar does not evaluate."""
     target = None if book is None else book.look_up(*_address(message))
     if target is None:
         return Wire((WirePublish(UPSTREAM, *_address(message), untouched=True),))
@@ -192,8 +192,8 @@ def _address(message: DescribedMessage) -> OriginalAddress:
 def _publishes(message: DescribedMessage, out: Outgoing) -> Iterator[WirePublish]:
     if out.untouched:
         yield WirePublish(UPSTREAM, *_address(message), untouched=True)
-    # Without the key of the secrets: the tokens on the broker must not be shown.
-    names = {token(*one): one for one in _chosen(out.decision)}
+    # Computed without the secret key: the tokens on the broker must not be shown.
+    names = {token(*destination): destination for destination in _chosen(out.decision)}
     for copy in out.copies:
         yield _leaving(message, copy, names)
     for target in () if out.remote_targets is None else out.remote_targets.targets:
@@ -203,7 +203,7 @@ def _publishes(message: DescribedMessage, out: Outgoing) -> Iterator[WirePublish
 def _leaving(message: DescribedMessage, copy: Copy, names: _Names) -> WirePublish:
     original = _address(message)
     key = original.routing_key if copy.routing_key is None else copy.routing_key
-    reaches = tuple(names[each] for each in copy.bcc if each in names)
+    reaches = tuple(names[bcc_key] for bcc_key in copy.bcc if bcc_key in names)
     return WirePublish(UPSTREAM, copy.exchange, key, copy.bcc, reaches, _ours(message, copy))
 
 
@@ -217,9 +217,9 @@ def _elsewhere(message: DescribedMessage, target: Target) -> WirePublish:
 def _ours(message: DescribedMessage, copy: Copy) -> Table:
     """Return the headers added by the sidecar, without BCC."""
     entries = encode_table(message.facts.headers)
-    left = table_entries(entries, copy, _address(message))
+    sent = table_entries(entries, copy, _address(message))
     return tuple(
-        entry for entry in decode_table(left, 0, len(left)) if entry not in message.facts.headers and entry[0] != b"BCC"
+        entry for entry in decode_table(sent, 0, len(sent)) if entry not in message.facts.headers and entry[0] != b"BCC"
     )
 
 
@@ -228,7 +228,7 @@ def _chosen(decision: Decision) -> list[Destination]:
 
 
 def as_data(wire: Wire) -> list[dict[str, object]]:
-    """Return it as plain data for JSON."""
+    """Return the publishes as plain data for JSON."""
     return [_leaving_json(publish) for publish in wire.publishes]
 
 
@@ -245,7 +245,7 @@ def _leaving_json(leaving: WirePublish) -> dict[str, object]:
 
 
 def as_lines(wire: Wire) -> Iterator[str]:
-    """Format it for a terminal."""
+    """Format the publishes and the missing destinations for a terminal."""
     for leaving in wire.publishes:
         to = "" if leaving.to == UPSTREAM else f" of {leaving.to}"
         how = ", unchanged" if leaving.untouched else ""
@@ -255,5 +255,5 @@ def as_lines(wire: Wire) -> Iterator[str]:
             yield f"          BCC {text(key)}" + (f": {destination_text(known[key])}" if key in known else "")
         for name, value in leaving.headers:
             yield f"          header {text(name)}: {quoted(value)}"
-    for one, reason in wire.missing:
-        yield f"missing   {destination_text(one)}: {reason}"
+    for destination, reason in wire.missing:
+        yield f"missing   {destination_text(destination)}: {reason}"

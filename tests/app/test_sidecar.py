@@ -279,7 +279,7 @@ UNSERVABLE = {
     "network such as 10.0.0.0/8 or fd00::/8",
     "{audit: {directory: ., hash: [usr]}}": '1:31: audit.hash[0]: seen the string "usr", expected one of message_id, '
     "user, rk",
-    "{audit: {directory: ., hash: rk}}": "1:24: audit.hash: hashes need a key under hash_key_env or hash_key_file",
+    "{audit: {directory: ., hash: rk}}": "1:24: audit.hash: hashes need a key: set hash_key_env or hash_key_file",
     "{audit: {hash: [rk], hash_key_file: key}}": "1:22: audit.hash_key_file: seen a key of 5 bytes, expected 16 to 64",
     "{listen: [{address: 0.0.0.0:7001}], admin: {address: localhost:7001}}": "1:45: admin.address: localhost:7001 "
     "conflicts with listen[0].address 0.0.0.0:7001",

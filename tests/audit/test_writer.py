@@ -302,7 +302,7 @@ async def test_the_end_does_not_wait_for_a_disk_that_refuses_forever(
         await audit.close(0.05)
     assert counters.dropped == 1
     assert durable == []
-    assert "audit lines lost at the end" in [entry["event"] for entry in logs]
+    assert "audit lines lost at shutdown" in [entry["event"] for entry in logs]
 
 
 async def test_strict_tells_which_lines_are_on_disk_and_never_too_early(

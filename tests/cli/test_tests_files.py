@@ -78,7 +78,7 @@ def test_a_file_of_tests_is_no_rules_file(folder: Path, capsys: pytest.CaptureFi
     assert main(["routes", "rules/orders_test.yaml"]) == 2
     assert main(["routes", "rules/orders_test.yaml", "rules/orders.yaml"]) == 0
     (folder / "oxproxy.yaml").write_text("rules: rules/orders_test.yaml\n")
-    assert "expected a rules file, which can name it under tests" in check(capsys, "oxproxy.yaml")[2]
+    assert "expected a rules file, whose key tests can name it" in check(capsys, "oxproxy.yaml")[2]
 
 
 def test_a_sidecar_reads_no_file_of_tests(folder: Path) -> None:

@@ -1,9 +1,41 @@
-"""Words that users do not read here."""
+"""Words to avoid are found in pages, docstrings, comments and messages."""
 
 from __future__ import annotations
 
-from deploy.wording import findings
+from pathlib import Path
+
+import pytest
+
+from deploy import wording
 
 
 def test_what_users_read_has_none_of_the_words_that_are_left_out() -> None:
-    assert findings() == []
+    assert wording.findings() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "lines"),
+    [
+        ("docs/page.md", "A page.\n\n    nobody is code\n\nBut nobody is a word.\n", [5]),
+        ("docs/page.md", "`nobody`, [link](nobody.md)\n\n```\nnobody\n```\n", []),
+        (
+            "proxy/a.py",
+            '"""Does it.\n\n    Args:\n        name: nobody has one.\n\nAfterwards nobody does.\n"""\n',
+            [4, 6],
+        ),
+        (
+            "proxy/a.py",
+            'def f() -> None:\n    """Do it.\n\n    Then nobody does.\n\n    For nobody.\n    """\n',
+            [4, 6],
+        ),
+        ("proxy/a.py", 'def f() -> None:\n    """Do `nobody`."""\n    # for nobody\n', [3]),
+    ],
+)
+def test_words_are_found_on_each_line_of_text_but_not_in_code(
+    name: str, text: str, lines: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    monkeypatch.setattr(wording, "ROOT", tmp_path)
+    assert [line.partition(": ")[0] for line in wording.findings()] == [f"{name}:{line}" for line in lines]

@@ -124,7 +124,7 @@ def test_a_broker_in_two_files_is_a_fault() -> None:
     [
         ("addresses: [{pattern: a, translation: bare}]", "names a host that is not a configured broker"),
         ("addresses: [{pattern: '*', translation: /a}, {pattern: b, translation: /c}]", "addresses[1].pattern"),
-        ("addresses: [{pattern: 'a*', translation: /$2}]", "a variable above the 1 wildcards"),
+        ("addresses: [{pattern: 'a*', translation: /$2}]", "variables above $1 are always empty"),
         ("addresses: [{pattern: a, translation: '/${HOME}'}]", "$ without a number means the whole original address"),
         (f"addresses: [{{pattern: a, translation: 'amqp://u:{SECRET}@h.example/q'}}]", "in plain text"),
         (f"brokers: {{a: {{address: 'h:1', tls: {{}}, username: u, password: {SECRET}}}}}", "a password in plain text"),
@@ -234,7 +234,7 @@ def test_a_host_that_nearly_is_the_name_of_a_broker_is_warned_of() -> None:
         ("/exchange//k", "an empty exchange or queue in a name"),
         ("/queues/$1/x", "too many parts in a name"),
         ("/queues/a%2", "a malformed percent escape in a name"),
-        (f"/queue/{'q' * 256}", "exchange or routing key above 255 bytes"),
+        (f"/queue/{'q' * 256}", "exchange or routing key longer than 255 bytes"),
         ("amqps://other/queue/q, hosts: [another]", "a host that the rule does not permit"),
     ],
 )

@@ -43,15 +43,15 @@ def test_a_queue_twice_in_a_file_is_a_fault() -> None:
     [
         (
             "  - {name: a, carrier: c}\n  - {name: b, carrier: c}\n",
-            "a.yaml:3:15: exchanges[1].carrier: this name is used by the exchange of a.yaml:2",
+            "a.yaml:3:15: exchanges[1].carrier: this name is used by the exchange in a.yaml:2",
         ),
         (
             "  - {name: a}\n  - {name: b, carrier: a}\n",
-            "a.yaml:3:15: exchanges[1].carrier: this name is used by the exchange of a.yaml:2",
+            "a.yaml:3:15: exchanges[1].carrier: this name is used by the exchange in a.yaml:2",
         ),
         (
             "  - {name: b, carrier: a}\n  - {name: a, delivery: queue}\n",
-            "a.yaml:2:15: exchanges[0].carrier: this name is used by the exchange of a.yaml:3",
+            "a.yaml:2:15: exchanges[0].carrier: this name is used by the exchange in a.yaml:3",
         ),
     ],
 )
@@ -81,7 +81,7 @@ def test_what_passes_unmatched_messages_has_no_alternate_that_is_evaluated_here(
     text = "exchanges: [{name: e, carrier: c, unmatched: pass, arguments: {alternate-exchange: f}}, {name: f}]"
     assert faults(text) == [
         "a.yaml:1:64: exchanges[0].arguments.alternate-exchange: an exchange with unmatched: pass can't have an "
-        "alternate that is evaluated here"
+        "alternate exchange that the sidecar evaluates"
     ]
 
 

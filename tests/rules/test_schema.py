@@ -145,13 +145,13 @@ def test_what_the_file_can_not_mean_is_a_fault(text: str, message: str) -> None:
         ),
         (
             ["unmatched: pass"],
-            "unmatched: needs another name for the carrier under carrier:, or delivery: queue; otherwise the "
+            "unmatched: requires another name in carrier:, or delivery: queue; otherwise the "
             "carrier would be the broker's own exchange of this name",
         ),
         (
             ["carrier: amq.direct"],
-            'carrier: names that begin with "amq." are reserved by the broker and can\'t be declared: give another '
-            "name under carrier:, or delivery: queue",
+            'carrier: names that begin with "amq." are reserved by the broker and can\'t be declared: expected another '
+            "name in carrier:, or delivery: queue",
         ),
         (["bindings: [{queue: a, exchange: b}]"], "bindings[0]: seen both, expected either queue: or exchange:"),
         (["bindings: [{name: a}]"], "bindings[0]: seen neither, expected either queue: or exchange:"),

@@ -1,4 +1,4 @@
-{{/* The container, but for what differs between a gateway's and a sidecar's life. */}}
+{{/* The parts of the container that are equal in gateways and sidecars. */}}
 {{- define "oxproxy.container" -}}
 name: oxproxy
 image: {{ include "oxproxy.image" (list . .Values.image) | quote }}
@@ -32,7 +32,7 @@ resources:
   {{- toYaml .Values.resources | nindent 2 }}
 volumeMounts:
   - {name: oxproxy-config, mountPath: /etc/oxproxy/config, readOnly: true}
-  {{- /* Whole folders, never subPath: only so do changed files reach a running container. */}}
+  {{- /* Whole directories instead of subPath, so that changed files appear in running containers. */}}
   {{- if include "oxproxy.rulesSources" . }}
   - {name: oxproxy-rules, mountPath: /etc/oxproxy/rules, readOnly: true}
   {{- end }}
@@ -108,9 +108,9 @@ volumeMounts:
 {{- end -}}
 
 {{/*
-For other people's pods: a native sidecar container (Kubernetes 1.29 and newer; 1.28 with the feature gate
-SidecarContainers). It starts before the containers of the pod, is ready before they start, and ends after them.
-From a chart that has this one as a dependency: include "oxproxy.sidecar.container" .Subcharts.oxproxy
+For pods of other charts: a native sidecar container (Kubernetes 1.29 and newer; 1.28 with the feature gate
+SidecarContainers). It is ready before the other containers of the pod start, and stops after them. In a chart that
+depends on this one: include "oxproxy.sidecar.container" .Subcharts.oxproxy
 */}}
 {{- define "oxproxy.sidecar.container" -}}
 {{ include "oxproxy.container" . }}
@@ -121,17 +121,17 @@ restartPolicy: Always
 {{ include "oxproxy.volumes" . }}
 {{- end -}}
 
-{{/* Annotations for the pod: it is started anew when configuration or rules change. */}}
+{{/* Annotations for the pod, which restart it when configuration or rules change. */}}
 {{- define "oxproxy.sidecar.annotations" -}}
 {{ include "oxproxy.checksums" . }}
 {{- end -}}
 
-{{/* Labels for the pod: so that a PodMonitor of this chart finds it. */}}
+{{/* Labels for the pod, so that a PodMonitor of this chart finds it. */}}
 {{- define "oxproxy.sidecar.labels" -}}
 {{ toYaml .Values.podMonitor.selector }}
 {{- end -}}
 
-{{/* Seconds that the sidecar may take after the pod's own containers have ended; add them to what those take. */}}
+{{/* Seconds that the sidecar may take after the pod's other containers have ended; add them to the grace period. */}}
 {{- define "oxproxy.sidecar.seconds" -}}
 {{ add (int .Values.drain.deadlineSeconds) 15 }}
 {{- end -}}

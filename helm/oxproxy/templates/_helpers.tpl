@@ -31,7 +31,7 @@ app.kubernetes.io/part-of: oxproxy
 {{- end }}
 {{- end -}}
 
-{{/* Alerts and dashboards ask for jobs that have "oxproxy" in their name. */}}
+{{/* Alerts and dashboards select jobs whose name contains "oxproxy". */}}
 {{- define "oxproxy.job" -}}
 {{- $name := include "oxproxy.fullname" . -}}
 {{- if contains "oxproxy" $name }}{{ $name }}{{ else }}{{ printf "oxproxy-%s" $name }}{{ end -}}
@@ -64,7 +64,7 @@ app.kubernetes.io/part-of: oxproxy
 {{- end -}}
 {{- end -}}
 
-{{/* Without a password the sidecar would try the default one. It may stand in the configuration or in a variable. */}}
+{{/* Without a password, the sidecar would use the default one. It may be in the configuration or in a variable. */}}
 {{- define "oxproxy.needControlPassword" -}}
 {{- $control := default dict (dig "upstream" "control" dict .Values.config) -}}
 {{- $given := or $control.password $control.password_env $control.password_file -}}
@@ -76,19 +76,19 @@ app.kubernetes.io/part-of: oxproxy
 {{- end -}}
 {{- end -}}
 
-{{/* Secret that signs what clients bind; empty where the configuration names other places. */}}
+{{/* Secret that signs clients' bindings; empty if the configuration names other sources. */}}
 {{- define "oxproxy.declaredSecret" -}}
 {{- if .Values.declared.existingSecret -}}
 {{- .Values.declared.existingSecret -}}
 {{- else if not (dig "declared" "secrets" false .Values.config) -}}
 {{- if gt (len .Values.declared.keys) 1 -}}
-{{- fail "declared.keys: seen several, expected declared.existingSecret, the Secret that has them" -}}
+{{- fail "declared.keys: seen several keys, expected declared.existingSecret, the Secret that contains them" -}}
 {{- end -}}
 {{- printf "%s-declared" (include "oxproxy.fullname" .) -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Whether the chart writes the configuration itself. */}}
+{{/* True if the chart writes the configuration. */}}
 {{- define "oxproxy.ownConfig" -}}
 {{- if and .Values.existingConfig.configMap .Values.existingConfig.secret -}}
 {{- fail "existingConfig: seen configMap and secret, expected one of them" -}}
@@ -96,7 +96,7 @@ app.kubernetes.io/part-of: oxproxy
 {{- if not (or .Values.existingConfig.configMap .Values.existingConfig.secret) }}true{{ end -}}
 {{- end -}}
 
-{{/* Names of the container's admin ports, as JSON: worker i has port + i. Metrics of each are scraped there. */}}
+{{/* Names and numbers of the container's admin ports, as JSON: worker i has port + i. Each port is scraped. */}}
 {{- define "oxproxy.adminPorts" -}}
 {{- $ports := list -}}
 {{- range $worker := until (int .Values.workers) -}}
@@ -106,10 +106,10 @@ app.kubernetes.io/part-of: oxproxy
 {{- $ports | toJson -}}
 {{- end -}}
 
-{{/* The configuration: what the chart knows, and over it what the values say. */}}
+{{/* The configuration: settings of the chart, overridden by `config` in the values. */}}
 {{- define "oxproxy.config" -}}
 {{- if hasKey .Values.config "shutdown" -}}
-{{- fail "config.shutdown: use drain.deadlineSeconds, since the pod's own times depend on it" -}}
+{{- fail "config.shutdown: use drain.deadlineSeconds, since the pod's grace period depends on it" -}}
 {{- end -}}
 {{- $host := eq .Values.mode "sidecar" | ternary "127.0.0.1" "0.0.0.0" -}}
 {{- $listener := dict "address" (printf "%s:%v" $host (int .Values.ports.amqp)) -}}
@@ -120,11 +120,11 @@ app.kubernetes.io/part-of: oxproxy
 {{- end -}}
 {{- $_ := set $listener "tls" $tls -}}
 {{- else if .Values.tls.clientCa -}}
-{{- fail "tls.clientCa: needs tls.secretName, the Secret that it is a key of" -}}
+{{- fail "tls.clientCa: requires tls.secretName, the Secret that contains this key" -}}
 {{- end -}}
 {{- $config := dict "listen" (list $listener) -}}
 {{- if hasKey .Values.config "workers" -}}
-{{- fail "config.workers: use workers, since ports of the pod and what Prometheus scrapes depend on it" -}}
+{{- fail "config.workers: use workers, since the ports of the pod and the scraped targets depend on it" -}}
 {{- end -}}
 {{- if gt (int .Values.workers) 1 -}}
 {{- $_ := set $config "workers" (int .Values.workers) -}}
@@ -152,7 +152,7 @@ app.kubernetes.io/part-of: oxproxy
 {{- mergeOverwrite $config (deepCopy .Values.config) | toYaml -}}
 {{- end -}}
 
-{{/* Sources of the projected volume with rules files; empty where there are none. */}}
+{{/* Sources of the projected volume with rules files; empty if there are none. */}}
 {{- define "oxproxy.rulesSources" -}}
 {{- if .Values.rules.files }}
 - configMap:
@@ -168,7 +168,7 @@ app.kubernetes.io/part-of: oxproxy
 {{- end }}
 {{- end -}}
 
-{{/* Hashes of what pods read at their start. Of what the chart does not own, the cluster's present state is asked. */}}
+{{/* Hashes of the files that pods read at startup. Objects that are not part of the chart are read from the cluster. */}}
 {{- define "oxproxy.checksums" -}}
 {{- $namespace := .Release.Namespace -}}
 {{- $config := dict -}}
@@ -200,7 +200,7 @@ checksum/rules: {{ $rules | toJson | sha256sum }}
 {{- end }}
 {{- end -}}
 
-{{/* Seconds from the decision to stop a pod until it is killed. */}}
+{{/* Seconds from the termination of a pod until it is killed. */}}
 {{- define "oxproxy.gracePeriod" -}}
 {{- $needed := add (int .Values.drain.preStopSeconds) (int .Values.drain.deadlineSeconds) 5 -}}
 {{- $given := .Values.drain.terminationGracePeriodSeconds -}}

@@ -76,7 +76,7 @@ PROPERTY_PREFIX = b"x-?pr"
 
 _X_MATCH = b"x-match"
 _SET = re.compile(rb"set(?: ([+-]?)([0-9]+))?")
-#: A count that no binding reaches; a larger number in ``set N`` is read as this one.
+#: A count that no binding reaches; it replaces larger numbers in ``set N``.
 _OUT_OF_REACH = 10**18
 
 _NO_LIST_FOR_EQUAL = "Invalid use of list type with = operator in this binding type"
@@ -88,7 +88,7 @@ _EQUAL = (b"x-?pr=", b"x-?hkv= ", b"x-?hk?v= ")
 _DIFFERENT = (b"x-?pr!=", b"x-?hkv!= ", b"x-?hk?v!= ")
 _ROUTES = (b"x-addqre-", b"x-delqre-", b"x-addq!re-", b"x-delq!re-", b"x-add1qre-", b"x-add1q!re-")
 _COMPARISONS = (b"x-?hkv<", b"x-?hk?v<", b"x-?hkv>", b"x-?hk?v>", b"x-?pr<", b"x-?pr>", b"x-?dt")
-#: Keys that don't take a list, although no restriction above names them.
+#: Further keys that don't take a list.
 _SINGLE = (b"x-order", b"x-goto-ontrue", b"x-goto-onfalse", b"x-del-dest")
 
 
@@ -96,7 +96,7 @@ _SINGLE = (b"x-order", b"x-goto-ontrue", b"x-goto-onfalse", b"x-del-dest")
 
 
 def plain_key(draft: Draft, key: bytes, value: Value) -> None:
-    """Read a key without our prefix: equality of the header of that name."""
+    """Read a key without the prefix ``x-``: the header with that name must be equal to the value."""
     draft.headers.append(HeaderEquals(key, value, key))
 
 
@@ -203,10 +203,10 @@ _PROPERTY_TESTS: dict[bytes, Callable[[bytes, Value, str], PropertyOperator]] = 
     b"x-?prex": PropertyIsPresent,
     b"x-?pr!ex": PropertyIsAbsent,
 }
-#: As str, shared by all bindings.
+#: Property names as str; all bindings share these objects.
 _PROPERTY_NAMES = {name: name.decode() for name in TEXT_PROPERTIES | INTEGER_PROPERTIES}
 
-#: Keys that are followed by one blank and the name of a header.
+#: Keys to which one blank and the name of a header are appended.
 HEADER_KEYS: dict[bytes, HeaderReader] = {
     prefix + sign: reader
     for prefix, optional in ((b"x-?hkv", False), (b"x-?hk?v", True))
@@ -296,12 +296,12 @@ def _delete_destination(draft: Draft) -> None:
 # -- section 8: order, goto, stop -------------------------------------------------------------------------------------
 
 
-def _place(what: str, key: bytes, value: Value) -> int:
+def _place(argument: str, key: bytes, value: Value) -> int:
     number = value.value
     if value.letter not in INTEGERS or not isinstance(number, int) or number <= 0:
         raise unknown_key(key)
     if not LEAST_ORDER <= number <= GREATEST_ORDER:
-        raise precondition_failed(f"Binding's {what} must be an integer between {LEAST_ORDER} and {GREATEST_ORDER}")
+        raise precondition_failed(f"Binding's {argument} must be an integer between {LEAST_ORDER} and {GREATEST_ORDER}")
     return number
 
 
@@ -365,7 +365,7 @@ KEYS: dict[bytes, Reader] = {**OPERATOR_KEYS, **ROUTE_KEYS}
 
 @dataclass(frozen=True, slots=True)
 class MatchType:
-    """A match type, as named by ``x-match``: makes a `Match` of the operators of a draft."""
+    """A match type with its name in ``x-match``; `fold` creates a `Match` from the operators of a draft."""
 
     name: str
     fold: Callable[[Draft], Match]
@@ -416,10 +416,10 @@ def _match_type(value: Value) -> MatchType:
     name = cast("bytes", value.value) if value.letter == "S" else b""
     if named := {b"all": ALL, b"any": ANY, b"eq": EQ}.get(name):
         return named
-    found = _SET.fullmatch(name)
-    if found is None:
+    match = _SET.fullmatch(name)
+    if match is None:
         raise precondition_failed("Invalid binding type")
-    sign, digits = found.groups(default=b"")
+    sign, digits = match.groups(default=b"")
     digits = digits.lstrip(b"0")
     if sign == b"-" and digits:
         raise precondition_failed("Invalid binding type")
@@ -475,9 +475,9 @@ def _read(draft: Draft, key: bytes, value: Value) -> None:
 
 @lru_cache(maxsize=4096)
 def _header_key(key: bytes) -> tuple[HeaderReader | None, bytes]:
-    """Split a key into its reader and the name of a header; cached, so that bindings with the same key share it.
+    """Split a key into its reader and the name of a header; cached, so that bindings with the same key share the name.
 
-    The objects that a decision touches are then shared by these bindings and stay in the CPU caches.
+    Objects that many bindings share remain in the CPU caches during decisions.
     """
     sign, _, name = key.partition(b" ")
     return HEADER_KEYS.get(sign) if begins_with_character(name) else None, name

@@ -1,9 +1,9 @@
 """A declared binding, its identity, and the reach of its routes.
 
-`arguments` interprets its arguments. A `Reach` limits the destinations of a client's bindings to those that the client
-could have bound itself. It caches what its client may bind to one exchange; destinations that were not checked yet are
-left out of the decision, which lists them for a check. The declared destination of a binding needs no check: the broker
-permitted it when the binding was made.
+The module `arguments` interprets a binding's arguments. A `Reach` limits the destinations of a client's bindings to
+those that the client could have bound itself. It caches which destinations the client may bind to one exchange; a
+decision does not use unchecked destinations, but lists them so that they are checked. The declared destination of a
+binding needs no check: the broker permitted it when the binding was created.
 
 Source: the open-exchange specification, section 7 (routes), sections 8 and 13 (order of ties, identity).
 """
@@ -31,11 +31,11 @@ class Binding:
     routing_key: bytes  # must be empty for open exchanges
     arguments: Table  # in declared order
     id: str = ""  # the operator's name for it, or its ``binding_hash``
-    sequence: int = 0  # breaks ties of order: the greater sequence is visited first
+    sequence: int = 0  # among bindings with equal order, the one with the greater sequence is visited first
     reach: Reach | None = field(default=None, compare=False)  # limit of its routes; None: no limit
     #: visited after all bindings without this flag, regardless of its order
     last: bool = field(default=False, compare=False)
-    #: user whose client made it and whose regex budget it uses; None: a rules file
+    #: user whose client declared it and whose regex budget it uses; None for a binding of a rules file
     owner: str | None = field(default=None, compare=False)
 
     @property
@@ -50,7 +50,7 @@ class Binding:
         )
 
     def limited(self, reach: Reach | None, *, last: bool, owner: str | None) -> Binding:
-        """Return it as one of a client's; quicker than `dataclasses.replace`: a start limits all that are declared."""
+        """Return a copy with the limits of a client; faster than `dataclasses.replace`."""
         named = self.exchange, self.destination_type, self.destination, self.routing_key, self.arguments
         return Binding(*named, self.id, self.sequence, reach, last, owner)
 
@@ -66,7 +66,7 @@ def typed_arguments(arguments: Table) -> Hashable:
 
 
 def typed(value: Value) -> tuple[str, Hashable]:
-    """Return a value with the type that the broker gives it: ``L`` is read as ``l``, the other letters are kept."""
+    """Return a value with the type that the broker stores: ``L`` becomes ``l``, other letters are unchanged."""
     letter, content = value
     if letter == "A":
         return letter, tuple(typed(element) for element in cast("tuple[Value, ...]", content))
@@ -89,8 +89,8 @@ class Reach:
     """The destinations that one client may bind to one exchange.
 
     Args:
-        client: its name.
-        closed: whether nothing is permitted and no client is asked.
+        client: name of the client.
+        closed: whether no destination is permitted, so that none is ever checked.
     """
 
     __slots__ = ("allowed", "client", "closed", "refused")
@@ -100,7 +100,7 @@ class Reach:
         self.closed = closed
         #: destinations that the client may bind
         self.allowed: set[Destination] = set()
-        #: destinations that it may not bind, with the reason
+        #: destinations that the client may not bind, with the reason
         self.refused: dict[Destination, str] = {}
 
     def limit(
@@ -109,19 +109,19 @@ class Reach:
         """Return the destinations within reach, and `UNREACHABLE` if there are others.
 
         Args:
-            chosen: destinations.
+            chosen: destinations chosen by a binding.
             unchecked: receives the destinations that still have to be checked.
         """
         if self.allowed.issuperset(chosen):
             return chosen
         kept = {UNREACHABLE}
-        for one in chosen:
-            if one in self.allowed:
-                kept.add(one)
-            elif not self.closed and one not in self.refused:
-                unchecked.add((self, one))
+        for destination in chosen:
+            if destination in self.allowed:
+                kept.add(destination)
+            elif not self.closed and destination not in self.refused:
+                unchecked.add((self, destination))
         return kept
 
 
-#: Reach of a binding whose client is unknown: its routes have no destinations, and no client is asked.
+#: Reach of a binding whose client is unknown: its routes have no destinations, and none is ever checked.
 NO_REACH = Reach("", closed=True)

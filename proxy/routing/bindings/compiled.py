@@ -1,11 +1,11 @@
 """Compiled bindings, and the match types that decide whether they are true.
 
-A `CompiledBinding` is the same for every exchange type: a `Match`, effects for both results, a place in the visiting
-order, and the data that index and caches need. `exchange_types` makes it.
+A `CompiledBinding` is the same for every exchange type: a `Match`, effects for both results, a position in the visiting
+order, and the data that index and caches need. `exchange_types` creates it.
 
-The four subclasses of `Match` are the match types. They see only the verdicts of operators; `eq` and `set` also walk
-the whole header table. Each declares the facts that it reads in addition to those of its operators, and the equalities
-without which it cannot be true. A `Draft` collects operators and effects while `arguments` reads the arguments of a
+The four subclasses of `Match` are the match types. They combine the verdicts of operators; `eq` and `set` also read the
+whole header table. Each declares the facts that it reads in addition to those of its operators, and the equalities
+that must hold for it to be true. A `Draft` collects operators and effects while `arguments` reads the arguments of a
 binding.
 
 Source: the open-exchange specification, sections 1, 3, 3.1, 7 and 8; section 11, "every other ``x-`` key, or a known
@@ -63,7 +63,7 @@ class Match:
 
     @property
     def either(self) -> tuple[IndexKey, ...] | None:
-        """Equalities of which at least one holds if the binding is true; None if there is no such set."""
+        """Equalities of which at least one holds if the binding is true; None if such equalities are unknown."""
         return None
 
     @property
@@ -154,7 +154,7 @@ class MatchSet(Match):
 
     @property
     def required(self) -> tuple[IndexKey, ...]:
-        """Equalities among mandatory operators; header operators too if the count needs all of them."""
+        """Equalities among mandatory operators, including header operators if all of them must match."""
         if self._least >= len(self._walk):
             return self._rest.required + _index_keys(self._headers)
         return self._rest.required
@@ -170,7 +170,7 @@ def _is_optional(operator: Operator) -> bool:
 
 
 def _index_keys(operators: Sequence[Operator]) -> tuple[IndexKey, ...]:
-    """Return the equalities among operators that must all match; topics only if there is nothing better."""
+    """Return the equalities among operators that must all match; topics are last."""
     index_keys = []
     for operator in operators:
         index_key = operator.index_key
@@ -211,7 +211,7 @@ def _walk_eq(walk: tuple[HeaderOperator, ...], message: Message) -> bool:
 
 
 def _walk_set(walk: tuple[HeaderOperator, ...], message: Message) -> int:
-    """Return how many operators succeeded; -1 if one failed."""
+    """Return the number of operators that matched; -1 if an operator did not match a present header."""
     headers = message.sorted_headers
     at, end, count = 0, len(headers), 0
     for operator in walk:
@@ -239,8 +239,7 @@ def _skip_smaller(headers: Table, at: int, name: bytes) -> int:
 def _count_can_stop(walk: tuple[HeaderOperator, ...]) -> bool:
     """Return True if headers that no operator names can change the count.
 
-    They can if counting stops at a test of existence or type after the last header, which matters only if a test of
-    absence follows.
+    Counting stops at a test of existence or type after the last header; this matters only if a test of absence follows.
     """
     tests = [at for at, operator in enumerate(walk) if not operator.compares and operator.absent is ABSENT]
     absences = [at for at, operator in enumerate(walk) if operator.absent is MATCH]
@@ -249,7 +248,7 @@ def _count_can_stop(walk: tuple[HeaderOperator, ...]) -> bool:
 
 @dataclass(slots=True)
 class Draft:
-    """The arguments of a binding read so far."""
+    """The arguments of a binding that have been read so far."""
 
     destination: Destination  # the declared destination
     zone: tzinfo = UTC  # local time
@@ -314,8 +313,8 @@ def is_regex_key(key: bytes) -> bool:
     return head.startswith((b"x-addq", b"x-delq", b"x-add1q")) and b"re-on" in head
 
 
-#: Index place of a binding that is always visited, or that is indexed under all keys of `either`. Any other number is
-#: the position of its key in `required`.
+#: Index place of a binding that is always visited, or that is indexed by all keys of `either`. Any other number is the
+#: position of the binding's key in `required`.
 ALWAYS_VISITED, UNDER_EITHER = -1, -2
 
 
@@ -323,14 +322,14 @@ ALWAYS_VISITED, UNDER_EITHER = -1, -2
 class CompiledBinding:
     """A binding that is ready to be visited.
 
-    There may be a hundred thousand of them: an attribute that can be derived from another one is not stored.
+    There may be a hundred thousand bindings, so attributes that can be derived from others are not stored.
     """
 
     binding: Binding
     order: int
     match_type: str  # name of the match type, for explanations
     match: Match  # the condition
-    operators: tuple[Operator, ...]  # for explanations and `fact_names`; `match` holds them as well
+    operators: tuple[Operator, ...]  # for explanations and `fact_names`; also stored in `match`
     destination: Destination | None  # added if true; None: the queue named by the routing key
     on_true: Effects | None = None  # effects if true; None: nothing beyond the destination
     on_false: Effects | None = None  # effects if false
@@ -344,15 +343,15 @@ class CompiledBinding:
 
     def __post_init__(self) -> None:
         self.asks_producer = any(effects.asks_producer for effects in self.effects)
-        #: Adds one destination if true and has no other effect.
+        #: Whether its only effect is to add one destination if it is true.
         self.plain = not self.effects and self.destination is not None
 
     def __hash__(self) -> int:
-        """Hash by identity: a compiled class with an order has no default hash."""
+        """Return a number that is unique in the exchange: a compiled class with `__lt__` has no default hash."""
         return self.arrival
 
     def __lt__(self, other: CompiledBinding) -> bool:
-        """Return True if it is visited before another binding of its exchange.
+        """Return True if the binding is visited before another binding of its exchange.
 
         Sort keys: the `last` flag, order, greater sequence, later arrival.
         """
@@ -369,7 +368,7 @@ class CompiledBinding:
         return self.exchange, self.id
 
     def truth(self, message: Message) -> bool:
-        """Return True if it is true for a message.
+        """Return True if the binding is true for a message.
 
         Searches are charged to its owner; a binding that needs a search when the owner's budget is spent is false.
         """
@@ -386,7 +385,7 @@ class CompiledBinding:
 
     @property
     def index_keys(self) -> tuple[IndexKey, ...]:
-        """Its keys in the index; none if it is always visited."""
+        """The binding's keys in the index; none if it is always visited."""
         if self.index_place == ALWAYS_VISITED:
             return ()
         if self.index_place == UNDER_EITHER:
@@ -395,12 +394,12 @@ class CompiledBinding:
 
     @property
     def effects(self) -> list[Effects]:
-        """Existing effects of both results."""
+        """Effects of both results, without results that have none."""
         return [effects for effects in (self.on_true, self.on_false) if effects is not None]
 
     @property
     def idle_when_false(self) -> bool:
-        """True if a visit has no effect when the binding is false, so that it may be skipped."""
+        """True if the binding has no effect when it is false, so that the visit may be skipped."""
         return self.on_false is None and not self.asks_producer
 
     @property
@@ -410,7 +409,7 @@ class CompiledBinding:
         for effects in self.effects:
             fact_names.update(effects.fact_names)
         if self.asks_producer:
-            # An invalid regex among them closes the channel, even if the binding does not permit it.
+            # An invalid regex in these headers closes the channel, even if the binding does not permit the header.
             fact_names.update(_REGEX_HEADERS)
         if self.destination is None:
             fact_names.add((ROUTING_KEY, ""))
@@ -429,6 +428,6 @@ class CompiledBinding:
 
     @property
     def destinations(self) -> frozenset[Destination]:
-        """Every destination that it names: the declared one and those of its routes."""
+        """Every destination that the binding names: the declared one and those of its routes."""
         named = (effects.add for effects in self.effects)
         return frozenset(((self.binding.destination_type, self.binding.destination),)).union(*named)

@@ -1,6 +1,6 @@
-"""How each exchange type reads a binding.
+"""Compiles bindings as each exchange type interprets them.
 
-One function per type returns a `CompiledBinding`, so that the engine need not know types. Bindings of the standard
+One function per type returns a `CompiledBinding`, so that the engine does not depend on types. Bindings of the standard
 types have neither order nor routes; they differ only in their conditions.
 
 Sources: the open-exchange specification, sections 8, 11 and 13; AMQP 0-9-1 spec, 3.1.3.
@@ -36,13 +36,13 @@ _X_MATCH = b"x-match"
 
 
 def compile_open(binding: Binding, local_time: tzinfo) -> CompiledBinding:
-    """Compile for an open exchange: the arguments have everything."""
+    """Compile for an open exchange: arguments specify conditions, routes and order."""
     if binding.routing_key:
         raise precondition_failed("Forbidden declaration of binding's routing key")
     destination = (binding.destination_type, binding.destination)
     draft = Draft(destination, local_time)
     match_type = read_arguments(by_name(binding.arguments), draft)
-    effects = {result: each.finished() for result, each in draft.effects.items()}
+    effects = {result: effects_draft.finished() for result, effects_draft in draft.effects.items()}
     return CompiledBinding(
         binding,
         draft.order or DEFAULT_ORDER,
@@ -71,7 +71,7 @@ def compile_topic(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
 
 
 def compile_headers(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
-    """Compile for a headers exchange: `all` or `any` of the headers are equal; void tests for presence."""
+    """Compile for a headers exchange: `all` or `any` of the headers must be equal; void tests for presence."""
     arguments = by_name(binding.arguments)
     match_type = "all"
     for key, value in arguments:
@@ -125,8 +125,8 @@ def compile_binding(exchange_type: str, binding: Binding, local_time: tzinfo) ->
 
     Args:
         exchange_type: a key of COMPILERS.
-        binding: as declared.
-        local_time: the zone of ``dtl`` operators.
+        binding: the binding as declared.
+        local_time: the time zone of ``dtl`` operators.
 
     Returns:
         The binding, not yet in an index.

@@ -1,8 +1,8 @@
-"""Operators, the single conditions of a binding, and topics.
+"""Operators (the individual conditions of a binding) and topics.
 
-An operator answers MATCH, MISMATCH or ABSENT (the fact is missing). `compiled` combines the answers; `arguments` maps
-argument keys to operators: add a new operator's key there. The predicate of an operator tests a fact that is present.
-Type letters are kept until the comparison and ignored only there.
+The verdict of an operator is MATCH, MISMATCH or ABSENT (the fact is missing). `compiled` combines verdicts; `arguments`
+maps argument keys to operators: add a new operator's key there. The predicate of an operator tests a fact that is
+present. Type letters are kept until the comparison and ignored only there.
 
 A `Topic` serves topic exchanges and the ``rkta`` operators: words are separated by dots, ``*`` is exactly one word,
 ``#`` any number of words.
@@ -30,7 +30,7 @@ _ONE_WORD = b"*"
 _FOLD = latin1_tables()[:256]
 
 
-class InvalidTopic(ValueError):  # noqa: N818 - reads as a verdict on a topic, not as a fault of ours
+class InvalidTopic(ValueError):  # noqa: N818 - describes the topic, not an internal error
     """A topic that the ``rkta`` operators reject."""
 
 
@@ -102,10 +102,10 @@ def check_open_topic(pattern: bytes, ignore_case: bool = False) -> None:
     """Reject topics that the open exchange rejects.
 
     The plugin turns a topic into a regular expression without quoting, and rejects the topic if the result is invalid.
-    Ours matches as a topic exchange does, but rejects the same topics.
+    A `Topic` matches as in a topic exchange, but the same topics are rejected as by the plugin.
 
     Raises:
-        InvalidTopic: the topic is empty, or its rewrite is not a regular expression.
+        InvalidTopic: the topic is empty, or the result is not a valid regular expression.
     """
     if not pattern:
         raise InvalidTopic("empty topic")
@@ -135,7 +135,7 @@ TEXTS = frozenset("Sx")
 _COUNTED = frozenset("AF")
 _PLAIN = NUMBERS | TEXTS
 
-#: Content of the empty table and the empty list: they are equal.
+#: Canonical form of the empty table and of the empty list, which are equal.
 _EMPTY = ("F", ())
 
 #: Signs of numeric comparisons for `_compare`.
@@ -153,10 +153,10 @@ TYPE_TESTS = {
 
 
 def canonical(value: Value) -> Hashable:
-    """Return the same key for all values that are equal at the top level, whatever their letters.
+    """Return the same key for all values that are equal at the top level, regardless of their type letters.
 
-    Numbers and strings represent themselves (a number never equals bytes); the other kinds carry their letter, so that
-    a boolean is not a number.
+    Numbers and strings represent themselves (a number never equals bytes); other values include their type letter, so
+    that a boolean does not equal a number.
     """
     letter, content = value
     if letter in _PLAIN:
@@ -167,7 +167,7 @@ def canonical(value: Value) -> Hashable:
 
 
 def _compare(sign: int, seen: Any, bound: Any) -> bool:
-    # Not annotated as float: compiled code would round integers to it.
+    # Not annotated as float: compiled code would convert integers to floats and round them.
     if sign == _AT_LEAST:
         return bool(seen >= bound)
     if sign == _LESS:
@@ -207,7 +207,7 @@ class Operator:
     Args:
         key: the argument's key as declared.
         expected: the argument's value, or one element of a list.
-        optional: whether ABSENT counts as a match under `all` (and under `eq`, for a header).
+        optional: whether ABSENT counts as a match with `all` (and with `eq`, for a header).
     """
 
     __slots__ = ("expected", "key", "optional")
@@ -219,7 +219,7 @@ class Operator:
 
     @property
     def index_key(self) -> IndexKey | None:
-        """For an equality: the only index entry of messages that it matches."""
+        """For an equality: the index key that all matching messages have; otherwise None."""
         return None
 
     @property
@@ -250,12 +250,12 @@ class Operator:
 
 
 class HeaderOperator(Operator):
-    """Tests the first header of a name.
+    """Tests the first header with a name.
 
     Args:
         key: see Operator.
         expected: see Operator.
-        name: of the header.
+        name: name of the header.
         optional: see Operator.
     """
 
@@ -267,7 +267,7 @@ class HeaderOperator(Operator):
 
     @property
     def uses_up(self) -> bool:
-        """True if the walk of `eq` and `set` moves on after a header that it matched."""
+        """True if `eq` and `set` continue with the next header after this operator has matched one."""
         return False
 
     @property
@@ -284,7 +284,7 @@ class HeaderOperator(Operator):
 
 
 class HeaderEquals(HeaderOperator):
-    """Equal at the top level; the letter is ignored within a kind."""
+    """Matches an equal value; types of numbers and of strings are ignored, except in nested values."""
 
     __slots__ = ("_content", "_letters")
 
@@ -311,7 +311,7 @@ class HeaderEquals(HeaderOperator):
 
 
 class HeaderDiffers(HeaderEquals):
-    """Not equal at the top level."""
+    """Matches a value that `HeaderEquals` does not match."""
 
     __slots__ = ()
 
@@ -321,7 +321,7 @@ class HeaderDiffers(HeaderEquals):
 
     @property
     def index_key(self) -> IndexKey | None:
-        """None: nearly every message matches."""
+        """None, since nearly every message matches."""
         return None
 
     def predicate(self, seen: Value, message: Message) -> bool:
@@ -332,7 +332,7 @@ class HeaderDiffers(HeaderEquals):
 
 
 class HeaderCompares(HeaderOperator):
-    """A number that is less or greater by exact mathematical value.
+    """Matches a number by comparing exact mathematical values.
 
     Args:
         key: see Operator.
@@ -354,7 +354,7 @@ class HeaderCompares(HeaderOperator):
 
 
 class HeaderMatches(HeaderOperator):
-    """A long string that contains a match of a pattern, or contains none if negated."""
+    """Matches a long string that contains a match of a pattern, or that contains none if negated."""
 
     __slots__ = ("_negated", "_pattern")
 
@@ -372,7 +372,7 @@ class HeaderMatches(HeaderOperator):
 
 
 class HeaderIsPresent(HeaderOperator):
-    """Present (including void) with one of some types, or with none of them if negated.
+    """Matches a header (including void) that has one of the given types, or none of them if negated.
 
     Args:
         key: see Operator.
@@ -405,7 +405,7 @@ class HeaderIsPresent(HeaderOperator):
 
 
 class HeaderIsAbsent(HeaderOperator):
-    """Absent."""
+    """Matches if the header is missing."""
 
     __slots__ = ()
 
@@ -438,7 +438,7 @@ class RoutingKeyOperator(Operator):
 
 
 class KeyEquals(RoutingKeyOperator):
-    """Equal to the expected string, or different if negated."""
+    """Matches a routing key that is equal to the expected string, or different if negated."""
 
     __slots__ = ("_negated", "_text")
 
@@ -456,7 +456,7 @@ class KeyEquals(RoutingKeyOperator):
 
 
 class KeyMatches(RoutingKeyOperator):
-    """A routing key that contains a match of a pattern, or contains none if negated."""
+    """Matches a routing key that contains a match of a pattern, or that contains none if negated."""
 
     __slots__ = ("_negated", "_pattern")
 
@@ -470,7 +470,7 @@ class KeyMatches(RoutingKeyOperator):
 
 
 class KeyFits(RoutingKeyOperator):
-    """A routing key that matches a topic, or does not if negated."""
+    """Matches a routing key that fits a topic, or that does not if negated."""
 
     __slots__ = ("_negated", "_topic")
 
@@ -481,7 +481,7 @@ class KeyFits(RoutingKeyOperator):
 
     @property
     def index_key(self) -> IndexKey | None:
-        """The topic; one without wildcards is an equality."""
+        """The topic; a topic without wildcards is indexed as an equality."""
         topic = self._topic
         if self._negated or topic.ignores_case:
             return None
@@ -513,7 +513,7 @@ class PropertyOperator(Operator):
 
 
 class PropertyIsPresent(PropertyOperator):
-    """The property is set."""
+    """Matches if the property is set."""
 
     __slots__ = ()
 
@@ -522,7 +522,7 @@ class PropertyIsPresent(PropertyOperator):
 
 
 class PropertyIsAbsent(PropertyOperator):
-    """The property is not set."""
+    """Matches if the property is not set."""
 
     __slots__ = ()
 
@@ -535,7 +535,7 @@ class PropertyIsAbsent(PropertyOperator):
 
 
 class PropertyEquals(PropertyOperator):
-    """A string property equal to the expected string, or different if negated."""
+    """Matches a string property that is equal to the expected string, or different if negated."""
 
     __slots__ = ("_negated",)
 
@@ -552,7 +552,7 @@ class PropertyEquals(PropertyOperator):
 
 
 class PropertyMatches(PropertyOperator):
-    """A string property that contains a match of a pattern, or contains none if negated."""
+    """Matches a string property that contains a match of a pattern, or that contains none if negated."""
 
     __slots__ = ("_negated", "_pattern")
 
@@ -566,7 +566,7 @@ class PropertyMatches(PropertyOperator):
 
 
 class PropertyCompares(PropertyOperator):
-    """An integer property compared with a number; `sign` is a value of SIGNS."""
+    """Matches an integer property by comparing it with a number; `sign` is a value of SIGNS."""
 
     __slots__ = ("_sign",)
 
@@ -587,7 +587,7 @@ class PropertyCompares(PropertyOperator):
 
 
 class ClockOperator(Operator):
-    """Tests the time of one zone, read once per message."""
+    """Matches the time in a time zone against a pattern; the clock is read once per message."""
 
     __slots__ = ("_negated", "_pattern", "_zone")
 

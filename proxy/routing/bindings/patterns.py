@@ -1,28 +1,29 @@
 """Regular expressions: unmodified PCRE2, on bytes, with a bounded cost.
 
 Patterns are written in PCRE2's own language, pcre2pattern(3), with the character tables of Latin-1; nothing is
-translated. The system's ``libpcre2-8`` runs them through ctypes.
+translated. They are run by the system's ``libpcre2-8``, called through ctypes.
 
-**What a search may cost.** Producers choose subjects, and clients choose patterns, so both may be hostile. PCRE2's
-match limit counts decisions, but it restarts at every offset at which a match could begin, and between two
-decisions a repeat may walk over the rest of the subject. Hence a pattern has two forms:
+**Cost of a search.** Producers choose subjects, and clients choose patterns, so both may be hostile. PCRE2's match
+limit counts match steps (PCRE2: calls of the internal ``match()``), but the count restarts at every offset at which a
+match could begin, and between two steps a repeat may scan the rest of the subject. Hence a pattern has two forms:
 
 1. The *plain* form is the pattern as written, compiled to machine code if the system permits executable memory. The
-   worst case of a search is the product of match limit, number of offsets and length of a walk; the limit is chosen so
+   worst case of a search is the product of match limit, number of offsets and length of a scan; the limit is chosen so
    that the product stays small. PCRE2 skips offsets at which no match can begin, so most searches end within a
-   microsecond, but the worst case is all that can be stated in advance.
-2. The *counted* form is the pattern after a lazy run over the offsets, anchored and without automatic possessification:
-   one search from one offset, in which each character of a walk that is given back is a decision. The limit bounds the
-   whole search. Only the interpreter counts like this: compiled code skips, without counting, the characters of a walk
-   that the next literal cannot follow (measured: 3 s for ``[a-y]*z|q`` on 131,000 bytes). Constructs that walk
-   without decisions (``_UNCOUNTED``) have no such form; for them the worst case of the plain form counts.
+   microsecond, but only the worst case is known in advance.
+2. The *counted* form is the pattern after a lazy repeat over the offsets, anchored and without automatic
+   possessification: one search from one offset, in which each scanned character that backtracking releases counts as a
+   match step. The limit applies to the whole search. Only the interpreter counts like this: machine code skips, without
+   counting, the scanned characters that the next literal cannot follow (measured: 3 s for ``[a-y]*z|q`` on 131,000
+   bytes). Constructs that scan without match steps (``_UNCOUNTED``) have no counted form; for them, the worst case of
+   the plain form is charged.
 
-**What a decision may cost.** The unit of a `Budget` is the match limit's: one decision, about 10 ns. A search is
+**Cost of a decision.** The unit of a `Budget` is that of the match limit: one match step, about 10 ns. A search is
 charged with the limits that it was given, the smallest first, so the charge exceeds the use by a constant factor at
 most, and the same search always costs the same. Searches that cost little more than the call itself (``_FREE_UNITS``)
-are free, so a budget does not limit the number of patterns. For subjects that are too long for that, the plain form is
-tried first while the worst cases of such searches add up to at most a quarter of the budget (``Budget.unproven``).
-Therefore all searches of one budget together take at most the budget, a quarter of it, and four microseconds each.
+are free, so a budget does not limit the number of patterns. For longer subjects, the plain form is tried first while
+the worst cases of such searches add up to at most a quarter of the budget (``Budget.unproven``). Therefore, all
+searches with one budget together take at most the budget, plus a quarter of it, plus four microseconds per search.
 
 Every call holds the interpreter lock (``PyDLL``): a search takes less time than releasing and reacquiring the lock,
 and one match block and one stack can then serve all patterns.
@@ -62,36 +63,36 @@ _GAVE_UP = frozenset({-46, -47, -48, -53, -63})
 
 #: Longest pattern, and longest cached pattern, in bytes; number of cached patterns. Producers may send patterns.
 _LONGEST_PATTERN, _LONGEST_KEPT, _KEPT = 16384, 1024, 512
-#: Larger patterns are interpreted: machine code takes up to fifteen times the memory.
+#: Patterns with larger compiled code are interpreted: machine code takes up to fifteen times the memory.
 _LARGEST_JIT = 4096
 #: Limit of nested groups.
 _NESTING_LIMIT = 1000
-#: Heap of the interpreter and stack of compiled code, kept from one search to the next, since fresh memory costs more
-#: than a search.
+#: Heap of the interpreter and stack of machine code, kept from one search to the next, since allocating memory costs
+#: more than a search.
 _HEAP_KIB = 4096
 _STACK_BYTES = 4 << 20
 
-#: Estimated work: a decision, and how many copied bytes of the interpreter's frame count as one unit. A compared
-#: character counts as one; so does a character passed by a walk, or `_SLOW_WALK` if the walk is slow.
+#: Estimated work: that of a match step, and how many copied bytes of the interpreter's frame count as 1. A compared
+#: character counts as 1, a scanned character as 1, or as `_SLOW_WALK` if the pattern contains a `_SLOW` construct.
 _DECISION, _FRAME_BYTES, _SLOW_WALK = 40, 6, 8
 #: Default budget of a decision in units: about 10 ms.
 DEFAULT_BUDGET = 1_000_000
-#: Largest charge of one search.
+#: Largest charge for one search.
 _SEARCH_UNITS = 330_000
 #: Searches up to this cost are free.
 _FREE_UNITS = 400
 _FREE_WORK = _FREE_UNITS * _DECISION
-#: Subjects with a larger worst case, at a limit of one, are never searched in the plain form.
+#: Subjects with a larger worst case, with a match limit of one, are never searched in the plain form.
 _LONGEST_PLAIN_UNITS = 250_000
 #: Factor between limits, and the largest limit.
 _GROWTH, _LARGEST_LIMIT = 8, 1 << 20
 
-#: A pattern without any of these walks no further than its own length.
+#: Constructs without which a search never scans further than the length of the pattern.
 _WALKS = re.compile(rb"[*+]|,\}|\\[XRkg1-9]|\(\?[P&R(0-9+-]")
-#: Walks that take longer per character: Unicode properties, references, calls.
+#: Constructs that take longer per scanned character: Unicode properties, references, calls.
 _SLOW = re.compile(rb"\(\*U|\\[XRkg1-9]|\(\?[P&R0-9+-]")
 _COUNTS = re.compile(rb"\{([0-9]{1,9})(?:,([0-9]{1,9}))?")
-#: Constructs that walk without decisions, or whose meaning changes within a group: possessive and atomic groups,
+#: Constructs that scan without match steps, or whose meaning changes within a group: possessive and atomic groups,
 #: look-around, calls, conditions, verbs and settings, references, free spacing.
 _UNCOUNTED = re.compile(rb"[*+?}]\+|\(\*|\(\?(?!:|#|\||P?<[^=!]|'|[imsUJ-]+[:)])|\\[1-9gkXQ]")
 _OFFSETS = b"(?s:.*?)(?:%s)"
@@ -102,8 +103,8 @@ _SIZE_STEP, _SIZE_BITS = 16, 4
 _START, _NO_OPTIONS = _SIZES[0], ctypes.c_uint32(0)
 
 
-class InvalidPattern(ValueError):  # noqa: N818 -- reads as a verdict on a pattern, not as a fault of ours
-    """A pattern that PCRE2 does not compile. The text is PCRE2's reason and offset; it never quotes the pattern."""
+class InvalidPattern(ValueError):  # noqa: N818 - describes the pattern, not an internal error
+    """An invalid pattern; the message is the reason, such as PCRE2's with its offset, and never quotes the pattern."""
 
 
 class MissingLibraryError(ImportError):
@@ -119,9 +120,9 @@ class Budget:
     Attributes:
         left: remaining units.
         unproven: units left for the worst cases of searches in the plain form.
-        spent: a search was abandoned, or not started, because the budget did not suffice; no other search starts.
-        exceeded: the same since it was last set to False.
-        match_limit_hits: searches that were abandoned although the budget sufficed.
+        spent: whether a search was abandoned because the budget did not suffice; no other search is started.
+        exceeded: whether a search was abandoned or not started for this reason since this was last set to False.
+        match_limit_hits: number of searches that were abandoned although the budget sufficed.
     """
 
     __slots__ = ("exceeded", "left", "match_limit_hits", "spent", "unproven")
@@ -135,12 +136,12 @@ class Budget:
 
 
 def _power(limit: int) -> int:
-    """Return the largest power of two up to a limit, which keeps match contexts few; 0 for 0."""
+    """Return the largest power of two up to a limit, so that few match contexts are needed; 0 for 0."""
     return 1 << (min(limit, _LARGEST_LIMIT).bit_length() - 1) if limit else 0
 
 
 def latin1_tables() -> bytes:
-    """Return character tables for Latin-1, since few installations have a locale to make them from.
+    """Return character tables for Latin-1, since few installations have a locale to generate them from.
 
     Returns:
         Lower-case table, case-flip table, class bitmaps, type bits: 1,088 bytes.
@@ -158,7 +159,7 @@ def latin1_tables() -> bytes:
     punct = bytes(graph[at] and not alpha[at] and not digit[at] for at in range(256))
     cntrl = bytes(at < 0x20 or 0x7F <= at <= 0x9F for at in range(256))
     classes = (space, xdigit, digit, up, low, word, graph, printed, punct, cntrl)
-    # Bit n of a bitmap is byte n.
+    # Bit n of a bitmap stands for byte n.
     bitmaps = b"".join(sum(bit << at for at, bit in enumerate(members)).to_bytes(32, "little") for members in classes)
     types = bytes(
         sum(members[at] << bit for bit, members in enumerate((space, alpha, low, digit, word))) for at in range(256)
@@ -190,7 +191,8 @@ class _Library:
         self._stack = pcre2.pcre2_jit_stack_create_8(ctypes.c_size_t(1 << 15), ctypes.c_size_t(_STACK_BYTES), None)
         #: One pair of offsets: only the existence of a match matters.
         self.data = ctypes.c_void_p(pcre2.pcre2_match_data_create_8(ctypes.c_uint32(1), None))
-        #: Indexed by the bit length of the limit, which is a power of two; and with its square root as limit.
+        #: Match contexts, indexed by the bit length of the limit, which is a power of two; `root_contexts` have the
+        #: square root as limit.
         self.contexts = [self._match_context((1 << bits) >> 1) for bits in range(_LARGEST_LIMIT.bit_length() + 1)]
         self.root_contexts = [self.contexts[(bits + 1) // 2] for bits in range(len(self.contexts))]
         # Without argtypes, whose conversions double the time of a call: all arguments are ctypes objects or bytes.
@@ -225,9 +227,9 @@ class _Library:
         self._pcre2.pcre2_jit_compile_8(code, ctypes.c_uint32(_JIT_COMPLETE))
         return self.info(code, _INFO_JITSIZE) > 0  # a pattern may forbid it: (*NO_JIT)
 
-    def info(self, code: ctypes.c_void_p, what: int) -> int:
+    def info(self, code: ctypes.c_void_p, field: int) -> int:
         value = ctypes.c_size_t()  # zeroed, so that answers of smaller types fit as well
-        self._pcre2.pcre2_pattern_info_8(code, ctypes.c_uint32(what), ctypes.byref(value))
+        self._pcre2.pcre2_pattern_info_8(code, ctypes.c_uint32(field), ctypes.byref(value))
         return value.value
 
     def _match_context(self, limit: int) -> ctypes.c_void_p:
@@ -257,15 +259,15 @@ class _Code:
 
     Args:
         text: the source to compile.
-        options: of the compilation.
+        options: options of the compilation.
         source: the original pattern, whose repeat counts are inspected.
         counted: whether the interpreter has to run it.
 
     Attributes:
-        handle: for the library.
+        handle: the library's pointer to the code.
         jit: whether it is machine code.
         anchored: whether a match can start at the first offset only.
-        weight: estimated work of a decision and of everything up to the next one, without walks.
+        weight: estimated work of a match step and of everything up to the next one, without scans.
     """
 
     __slots__ = ("_free", "anchored", "handle", "jit", "weight")
@@ -288,10 +290,10 @@ class _Code:
 
 
 class Pattern:
-    """A compiled pattern. Threads share it only under the interpreter lock.
+    """A compiled pattern. Threads may share it, since searches hold the interpreter lock.
 
     Attributes:
-        source: as given to ``compile_pattern``.
+        source: the pattern as given to ``compile_pattern``.
     """
 
     __slots__ = (
@@ -313,7 +315,7 @@ class Pattern:
         if not source or len(source) > _LONGEST_PATTERN:
             raise InvalidPattern("empty pattern" if not source else f"longer than {_LONGEST_PATTERN} bytes")
         self.source: Final = source
-        text = source.partition(b"\0")[0]  # the broker's library takes a string that ends at its first zero byte
+        text = source.partition(b"\0")[0]  # the broker's library reads patterns up to the first zero byte
         pcre2 = _library()
         self._text: Final = text
         self._code: Final = _Code(text, 0, text)
@@ -327,7 +329,7 @@ class Pattern:
         self._walk: Final = 0 if _WALKS.search(text) is None else _SLOW_WALK if _SLOW.search(text) else 1
         #: The counted form: None until it is needed; the plain form if there is no counted one.
         self._counted: _Code | None = self._code if _UNCOUNTED.search(text) else None
-        #: By size in steps of _SIZE_STEP, with a bit set; None if such a search may have to be charged.
+        #: Match contexts of free searches, by subject size in steps of _SIZE_STEP; None if a search may be charged.
         self._free_contexts: Final = tuple(
             self._free_context(self._worst_case(largest)) for largest in range(_SIZE_STEP - 1, 256, _SIZE_STEP)
         )
@@ -345,15 +347,15 @@ class Pattern:
         context = self._free_contexts[size >> _SIZE_BITS]
         if context is None:
             return self._search_priced(subject, budget)
-        found = self._match(self._handle, subject, _SIZES[size], _START, _NO_OPTIONS, self._data, context)
-        if found == _NO_MATCH:
+        result = self._match(self._handle, subject, _SIZES[size], _START, _NO_OPTIONS, self._data, context)
+        if result == _NO_MATCH:
             return False
-        if found >= 0:
+        if result >= 0:
             return True
-        return False if found not in _GAVE_UP else self._search_charged(subject, self._worst_case(size), budget)
+        return False if result not in _GAVE_UP else self._search_charged(subject, self._worst_case(size), budget)
 
     def _worst_case(self, size: int) -> int:
-        """Return the work of the plain form with a limit of one, on a subject of that size."""
+        """Return the worst-case work of the plain form with a match limit of one, on a subject of the given size."""
         work = self._weight + size * self._walk
         return work if self._anchored else work * (size + 1)
 
@@ -375,10 +377,10 @@ class Pattern:
             budget.unproven -= units
             context = self._contexts[1]
         length = ctypes.c_size_t(size)
-        found = self._match(self._handle, subject, length, _START, _NO_OPTIONS, self._data, context)
-        if found >= 0:
+        result = self._match(self._handle, subject, length, _START, _NO_OPTIONS, self._data, context)
+        if result >= 0:
             return True
-        if found not in _GAVE_UP:
+        if result not in _GAVE_UP:
             return False
         return self._search_charged(subject, work, budget)
 
@@ -387,8 +389,8 @@ class Pattern:
 
         Args:
             subject: the bytes to search.
-            work: worst case of the plain form with a limit of one.
-            budget: of the owner.
+            work: worst case of the plain form with a match limit of one.
+            budget: budget of the owner.
         """
         code = self._counted
         if code is None:
@@ -415,10 +417,10 @@ class Pattern:
             left -= units
             budget.left -= units
             context = self._contexts[limit.bit_length()]
-            found = self._match(code.handle, subject, length, _START, _NO_OPTIONS, self._data, context)
-            if found >= 0:
+            result = self._match(code.handle, subject, length, _START, _NO_OPTIONS, self._data, context)
+            if result >= 0:
                 return True
-            if found not in _GAVE_UP:
+            if result not in _GAVE_UP:
                 return False
             limit *= _GROWTH
         if budget.spent:

@@ -41,7 +41,7 @@ class PatternRoute(NamedTuple):
 
 
 class ProducerRoutes:
-    """The routes of one message. Of two regexes in one header name the first wins; two lists of names are joined.
+    """The routes of one message. If two headers have the same name, the first regex is used, and names are combined.
 
     Args:
         headers: all headers, sorted by name.

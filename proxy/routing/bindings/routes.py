@@ -1,7 +1,7 @@
 """The effects of a binding on the set of destinations.
 
-`Effects` describes one result of a binding, true or false: additions first, then deletions, then the place where the
-visit continues. It is independent of operators and of the order of bindings.
+`Effects` describes one result of a binding, true or false: additions first, then deletions, then the order at which the
+evaluation continues. It is independent of operators and of the order of bindings.
 
 Source: the open-exchange specification, sections 7 and 8.
 """
@@ -24,14 +24,14 @@ STOP = 1_000_000
 
 
 class QueueRoute:
-    """A regex route of a binding: queues of the virtual host by name.
+    """A regex route of a binding: selects queues of the virtual host by name.
 
     Its selection depends only on the list of queues, so the last result is cached with its list.
 
     Args:
         pattern: the regex.
         negated: whether it selects names that don't match.
-        only_one: whether one of them is picked at random.
+        only_one: whether one of the selected queues is picked at random.
     """
 
     __slots__ = ("_kept", "negated", "only_one", "pattern")
@@ -40,8 +40,8 @@ class QueueRoute:
         self.pattern = pattern
         self.negated = negated
         self.only_one = only_one
-        #: The list of queues, the selection, and the number of match-limit hits. One attribute, since another thread
-        #: may explain by the same route.
+        #: The list of queues, the selection, and the number of match-limit hits. A single attribute, since another
+        #: thread may use the same route for an explanation.
         self._kept: tuple[QueueNames | None, list[Destination], int] = (None, [], 0)
 
     def select(self, message: Message, reach: Reach | None = None) -> Collection[Destination]:
@@ -57,9 +57,8 @@ class QueueRoute:
         if not self.only_one:
             return selected if reach is None else reach.limit(selected, message.unchecked)
         if reach is not None and selected:
-            selected = sorted(one for one in reach.limit(selected, message.unchecked) if one != UNREACHABLE) or [
-                UNREACHABLE
-            ]
+            limited_selection = reach.limit(selected, message.unchecked)
+            selected = sorted(queue for queue in limited_selection if queue != UNREACHABLE) or [UNREACHABLE]
         if len(selected) < 2:
             return selected
         message.keep = False
@@ -76,7 +75,7 @@ class Effects:
     delete_queues: tuple[PatternRoute, ...] = ()  # regex routes that delete queues chosen before this binding
     granted_add: tuple[bytes, ...] = ()  # headers in which the producer may request additions
     granted_delete: tuple[bytes, ...] = ()  # headers in which the producer may request deletions
-    jump: int = 0  # order at which the visit continues, STOP for the end; 0: the next binding
+    jump: int = 0  # order at which the evaluation continues, STOP for the end; 0: the next binding
 
     def apply(
         self,
@@ -94,7 +93,11 @@ class Effects:
         if self.delete_queues or self.add_queues:
             message.charge(owner)
         for route in self.delete_queues:
-            chosen = [each for each in routed if each[0] == QUEUE and _selects(route, each[1], message)]
+            chosen = [
+                destination
+                for destination in routed
+                if destination[0] == QUEUE and _selects(route, destination[1], message)
+            ]
             deleted.update(_unless_budget_exceeded(chosen, message, owner))
         for header in self.granted_delete:
             deleted.update(_asked(header, message))
@@ -106,8 +109,8 @@ class Effects:
             for selection in self.add_queues:
                 routed.update(_unless_budget_exceeded(selection.select(message, reach), message, owner))
         for header in self.granted_add:
-            asked = _asked(header, message)
-            routed.update(asked if reach is None else reach.limit(asked, message.unchecked))
+            requested = _asked(header, message)
+            routed.update(requested if reach is None else reach.limit(requested, message.unchecked))
         routed -= deleted
 
     @property
@@ -125,7 +128,7 @@ class Effects:
 
 @dataclass(slots=True, eq=False)
 class EffectsDraft:
-    """Effects while the arguments are being read. Regex routes have one slot each for plain and negated."""
+    """Effects read so far from the arguments. There is at most one plain and one negated regex route of each kind."""
 
     add: set[Destination] = field(default_factory=set)
     delete: set[Destination] = field(default_factory=set)
@@ -154,7 +157,7 @@ def _selects(route: PatternRoute, name: bytes, message: Message) -> bool:
 
 
 def _matching(route: PatternRoute, message: Message) -> list[Destination]:
-    """Return the queues that a route selects; meaningless if the regex budget ran out."""
+    """Return the queues that a route selects; the result is invalid if the regex budget was exceeded."""
     return [(QUEUE, name) for name in message.queues.names if _selects(route, name, message)]
 
 

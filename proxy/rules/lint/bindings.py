@@ -1,10 +1,8 @@
-"""Lints of bindings.
+"""Warns about bindings that never match, are never visited, add nothing or are true in no test; about gotos without
+effect; and about patterns that reach the match limit on simple strings.
 
-Bindings that never match, are never visited, add nothing or are true in no test; gotos without a target; patterns that
-reach the match limit on simple strings.
-
-The rules work as written, so these are warnings; and each finding is proven. For visits, every path that a message can
-take through the bindings of an exchange is followed, with both results of a binding if both are possible.
+The rules work as written, so these are warnings. Each of them is provable: bindings that are never visited are found by
+following every path that a message can take through an exchange, with both results of a binding if both are possible.
 
 Source: the open-exchange specification, section 8 (order, goto, stop).
 """
@@ -28,12 +26,12 @@ from proxy.rules.schema import PackedPlaces, ParsedBinding, ParsedFile, binding_
 from proxy.values import strings
 from proxy.yamlfile.document import ConfigWarning, Place
 
-#: Arguments for the place of a binding and the combination of its operators, not for conditions.
+#: Argument for the position of a binding in its exchange; not a condition.
 _ORDER = b"x-order"
 
 
 def unreachable(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
-    """Yield the bindings that no message reaches, each with the one that skips it."""
+    """Yield the bindings that no message reaches, each with the binding that skips it."""
     if not entries:
         return
     orders = [entry.order for entry in entries]
@@ -57,18 +55,18 @@ _NO_JUMP = frozenset((0,))
 
 
 def _jumps(compiled: CompiledBinding) -> Set[int]:
-    """Return the orders at which the visit may continue after a binding."""
+    """Return the orders at which the evaluation may continue after a binding."""
     if compiled.on_true is None and compiled.on_false is None:
         return _NO_JUMP
     results = {True} if always_true(compiled) else {True, False}
     if unsatisfiable_reason(compiled) is not None:
         results = {False}
     effects = {True: compiled.on_true, False: compiled.on_false}
-    return {0 if (found := effects[result]) is None else found.jump for result in results}
+    return {0 if (effect := effects[result]) is None else effect.jump for result in results}
 
 
 def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, str, str]]:
-    """Yield the gotos without effect: binding, argument, and why."""
+    """Yield the gotos without effect: binding, argument and reason."""
     greatest = max((entry.order for entry in entries), default=0)
     for compiled in entries:
         for effects, key in ((compiled.on_true, "x-goto-ontrue"), (compiled.on_false, "x-goto-onfalse")):
@@ -76,15 +74,15 @@ def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[Compiled
             if jump in (0, STOP):
                 continue
             if jump > greatest:
-                yield compiled, key, f"no binding has order {jump} or a greater one: the visit ends here"
+                yield compiled, key, f"no binding has order {jump} or a greater one: the evaluation ends here"
             elif jump <= compiled.order:
-                yield compiled, key, f"order {jump} is not after this binding's own, {compiled.order}: no jump"
+                yield compiled, key, f"order {jump} is not greater than the order of this binding, {compiled.order}"
 
 
 def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
-    """Yield the bindings that duplicate an earlier one, each with that one.
+    """Yield the bindings that duplicate an earlier binding, each with the earlier one.
 
-    Only for exchanges whose bindings just add their destination, so that order can't matter.
+    Only for exchanges whose bindings do nothing but add their destination, so that the order can't matter.
     """
     if not all(entry.plain for entry in entries):
         return
@@ -97,7 +95,7 @@ def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBind
         first = unconditional.get(compiled.destination)
         if first is None:
             key = _effect(compiled)
-            # By hashes, since keys of a hundred thousand bindings would be as large as the bindings.
+            # Only hashes are stored: the keys of a hundred thousand bindings would be as large as the bindings.
             first = same.setdefault(hash(key), compiled)
             if first is not compiled and _effect(first) != key:
                 continue
@@ -107,13 +105,13 @@ def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBind
 
 def _effect(compiled: CompiledBinding) -> Hashable:
     """Return a key for the destination and the condition of a binding."""
-    arguments = tuple(each for each in compiled.binding.arguments if each[0] != _ORDER)
+    arguments = tuple(argument for argument in compiled.binding.arguments if argument[0] != _ORDER)
     return compiled.destination, compiled.binding.routing_key, typed_arguments(arguments)
 
 
 #: Strings that a pattern should handle within the limit: one character repeated, followed by a different one.
 _SIMPLE = (b"a" * 200 + b"!", b"0" * 200 + b"!", b" " * 200 + b"!", b"a." * 100 + b"!", b"a b " * 50 + b"!")
-#: Repetitions of a character from the pattern itself in a trial.
+#: How often a character of the pattern is repeated in a trial string.
 _REPEATED = 200
 
 
@@ -141,30 +139,30 @@ def linted_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> Iterat
 
 
 def lint_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[ConfigWarning]:
-    """Return warnings about everything that provably has no effect."""
-    found: list[ConfigWarning] = []
+    """Return warnings about bindings and gotos that have no effect, and patterns that reach the match limit."""
+    warnings: list[ConfigWarning] = []
     for exchange in linted_exchanges(files, loaded):
-        found += _bindings(exchange)
+        warnings += _bindings(exchange)
         for parsed in exchange.bindings.values():
-            found += _patterns(parsed)
-    return sorted(found, key=lambda each: each.place)
+            warnings += _patterns(parsed)
+    return sorted(warnings, key=lambda warning: warning.place)
 
 
 def _bindings(exchange: LintedExchange) -> Iterator[ConfigWarning]:
     bindings = exchange.bindings
     for compiled in exchange.entries:
-        why = unsatisfiable_reason(compiled)
-        if why is not None:
+        reason = unsatisfiable_reason(compiled)
+        if reason is not None:
             parsed = bindings[compiled.label[1]]
-            yield ConfigWarning(parsed.place, parsed.path, f"this binding never matches: {why}")
+            yield ConfigWarning(parsed.place, parsed.path, f"this binding never matches: {reason}")
     for compiled, other in unreachable(exchange.entries):
         parsed = bindings[compiled.label[1]]
         line = exchange.place(other).line
         message = f"this binding is never visited: the one on line {line} skips it"
         yield ConfigWarning(parsed.place, parsed.path, message)
-    for compiled, key, why in invalid_gotos(exchange.entries):
+    for compiled, key, reason in invalid_gotos(exchange.entries):
         parsed = bindings[compiled.label[1]]
-        yield ConfigWarning(parsed.argument_place(key), parsed.argument_path(key), f"this goto has no effect: {why}")
+        yield ConfigWarning(parsed.argument_place(key), parsed.argument_path(key), f"this goto has no effect: {reason}")
     for compiled, other in redundant(exchange.entries):
         parsed = bindings[compiled.label[1]]
         line = exchange.place(other).line
@@ -191,14 +189,14 @@ def exceeds_match_limit(pattern: bytes) -> bytes | None:
     except InvalidPattern:
         return None
     own = sorted({character for character in pattern if 0x30 <= character < 0x7F})
-    trials: Iterable[bytes] = (*_SIMPLE, *(bytes((each,)) * _REPEATED + b"\x01" for each in own))
+    trials: Iterable[bytes] = (*_SIMPLE, *(bytes((character,)) * _REPEATED + b"\x01" for character in own))
     return next((subject for subject in trials if compiled.search(subject, Budget()) is None), None)
 
 
 class UntestedBindings:
     """The bindings of one exchange that are true in no test.
 
-    Without tests these are all bindings: they are stored as numbers, and the warnings are made on request.
+    Without tests these are all bindings, so they are stored as numbers, and warnings are created during iteration.
     """
 
     __slots__ = ("_numbers", "_path", "_places")
@@ -206,7 +204,7 @@ class UntestedBindings:
     def __init__(self, path: str, places: PackedPlaces) -> None:
         self._path = path
         self._places = places
-        #: for each of them its index in the exchange and the index of its first position
+        #: for each binding, its index in the exchange and the index of its first position
         self._numbers = array("Q")
 
     def add(self, parsed: ParsedBinding) -> None:
@@ -224,7 +222,7 @@ class UntestedBindings:
 def untested_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[UntestedBindings]:
     """Return the bindings that are true in no test of the files, by exchange."""
     touched = _tested(loaded)
-    found = []
+    untested_by_exchange = []
     for file in files:
         for exchange in file.exchanges:
             if not exchange.bindings:
@@ -233,8 +231,8 @@ def untested_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[
             for parsed in exchange.bindings:
                 if (file.vhost, exchange.rule.name, parsed.binding.id) not in touched:
                     untested.add(parsed)
-            found.append(untested)
-    return found
+            untested_by_exchange.append(untested)
+    return untested_by_exchange
 
 
 def _tested(loaded: LoadedRules) -> set[tuple[str, bytes, str]]:

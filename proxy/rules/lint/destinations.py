@@ -1,4 +1,4 @@
-"""What rules need on a broker: the destinations named by bindings and the evaluated exchanges, with positions.
+"""Lists what rules need on a broker: the destinations named by bindings and the evaluated exchanges, with positions.
 
 `oxproxy check --broker` compares them with the broker.
 """
@@ -25,7 +25,7 @@ class NamedDestination:
     """A destination named by a binding, or a queue declared by the rules.
 
     Args:
-        translated: whether it is the result of an address translation instead of the name in the file.
+        translated: whether the destination is the result of an address translation, not the name in the file.
     """
 
     vhost: str
@@ -41,8 +41,8 @@ class EvaluatedExchange:
     """An exchange of the rules files.
 
     Args:
-        place: position of its name.
-        published: exchanges that the sidecar publishes to on its behalf, with ``delivery: queue``.
+        place: position of the exchange's name.
+        published: exchanges on the broker that the sidecar publishes to for this exchange, with ``delivery: queue``.
     """
 
     vhost: str
@@ -57,37 +57,37 @@ _Key: TypeAlias = tuple[str, str, bytes]
 
 def destinations(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[NamedDestination]:
     """Return every destination that must exist on the broker, each with its first position."""
-    found: dict[_Key, NamedDestination] = {}
-    made: set[_Key] = set()
+    named: dict[_Key, NamedDestination] = {}
+    declared: set[_Key] = set()
     for exchange in linted_exchanges(files, loaded):
         vhost = exchange.vhost
-        made |= {(vhost, QUEUE, queue.name) for queue in loaded.rules.vhosts[vhost].queues}
-        made |= {(vhost, EXCHANGE, name) for name in loaded.routers[vhost].exchanges}
+        declared |= {(vhost, QUEUE, queue.name) for queue in loaded.rules.vhosts[vhost].queues}
+        declared |= {(vhost, EXCHANGE, name) for name in loaded.routers[vhost].exchanges}
         for parsed in exchange.bindings.values():
             binding = parsed.binding
             kind, name = binding.destination_type, binding.destination
-            if (vhost, kind, name) not in found:
+            if (vhost, kind, name) not in named:
                 written = NamedDestination(vhost, kind, name, parsed.place, f"{parsed.path}.{kind}")
-                found[vhost, kind, name] = written
+                named[vhost, kind, name] = written
             for key, name in parsed.named_routes():
                 kind = EXCHANGE if key.startswith(("x-adde-", "x-dele-")) else QUEUE
                 place, path = parsed.argument_place(key), parsed.argument_path(key)
-                found.setdefault((vhost, kind, name), NamedDestination(vhost, kind, name, place, path))
+                named.setdefault((vhost, kind, name), NamedDestination(vhost, kind, name, place, path))
     for vhost, book in loaded.books.items():
-        found = _relocated(found, vhost, book, loaded.routers[vhost])
-    return [each for key, each in found.items() if key not in made]
+        named = _relocated(named, vhost, book, loaded.routers[vhost])
+    return [destination for key, destination in named.items() if key not in declared]
 
 
 def _relocated(
-    found: dict[_Key, NamedDestination], vhost: str, book: AddressBook, router: Router
+    named: dict[_Key, NamedDestination], vhost: str, book: AddressBook, router: Router
 ) -> dict[_Key, NamedDestination]:
     """Replace destinations with their address translations."""
-    moved = static_translations(book, [key[1:] for key in found if key[0] == vhost], router)
-    kept = {key: each for key, each in found.items() if key[0] != vhost or key[1:] not in moved.away}
-    for one in moved.found:
-        if one.here is not None:
-            kind, name = one.here
-            written = found[vhost, *one.destination]
+    moved = static_translations(book, [key[1:] for key in named if key[0] == vhost], router)
+    kept = {key: entry for key, entry in named.items() if key[0] != vhost or key[1:] not in moved.away}
+    for translation in moved.found:
+        if translation.here is not None:
+            kind, name = translation.here
+            written = named[vhost, *translation.destination]
             kept.setdefault((vhost, kind, name), replace(written, kind=kind, name=name, translated=True))
     return kept
 
@@ -101,7 +101,7 @@ def declared_queues(files: Sequence[ParsedFile]) -> list[NamedDestination]:
 
 
 def evaluated_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[EvaluatedExchange]:
-    found: list[EvaluatedExchange] = []
+    evaluated: list[EvaluatedExchange] = []
     for file in files:
         router = loaded.routers[file.vhost]
         for parsed in file.exchanges:
@@ -111,7 +111,7 @@ def evaluated_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> lis
                 published.add(rule.alternate)
             place, path = parsed.fields.place_of("name"), parsed.fields.at("name")
             by_queue = rule.delivery == "queue"
-            found.append(
+            evaluated.append(
                 EvaluatedExchange(file.vhost, rule, place, path, frozenset(published) if by_queue else frozenset())
             )
-    return found
+    return evaluated

@@ -1,4 +1,4 @@
-"""Checks that rules files are consistent with each other and with the abilities of a broker, without a broker.
+"""Checks that rules files are consistent with each other and with the features of a broker, without connecting to it.
 
 Each check gets the parsed files of one virtual host. Sources: the interface ("one exchange in two files is an error")
 and the delivery page (carriers, ``unmatched: pass``, the reserved prefix).
@@ -19,13 +19,13 @@ from proxy.yamlfile.document import Faults, Place
 
 #: Filters are arguments of open exchanges; other types accept and ignore them, as the broker does.
 _FILTERS = (b"min-payload-size", b"max-payload-size", b"max-headers-size", b"max-headers-depth")
-#: Messages that such an exchange does not match are passed to the broker, only as the producer published them.
+#: ``unmatched: pass`` passes on messages as the producer published them, not as another exchange routed them.
 _UNREACHABLE = "an exchange with unmatched: pass cannot be the destination of another evaluated exchange"
 #: Prefix of operator keys; every other key is the name of a header.
 _RESERVED = "x-"
 _EXISTS = ("x-?hkex", "x-?hk!ex")
 _TYPOGRAPHIC = frozenset("\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb")
-#: Typographic characters that editors substitute in operators.
+#: Replaces typographic characters that editors insert in operators.
 _TYPED = str.maketrans(
     {**dict.fromkeys(_TYPOGRAPHIC, ""), **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-"), "\u00a0": " "}
 )
@@ -37,7 +37,7 @@ _ODD_IN_CLOCK = re.compile(rb"[-/:A-Za-z]")
 
 
 def check_vhost(files: Sequence[ParsedFile], faults: Faults) -> None:
-    """Report contradictions among the files of one virtual host."""
+    """Report contradictions between the files of one virtual host."""
     _queues([queue for file in files for queue in file.queues], faults)
     exchanges = [exchange for file in files for exchange in file.exchanges]
     _names(exchanges, faults)
@@ -88,7 +88,7 @@ def _carriers(exchanges: Sequence[ParsedExchange], faults: Faults) -> None:
         if other is exchange and exchange.rule.carrier != exchange.rule.name:
             other = names.get(exchange.rule.carrier, exchange)
         if other is not exchange and other.rule.name != exchange.rule.name:
-            exchange.fields.error("carrier", f"this name is used by the exchange of {_where(other)}")
+            exchange.fields.error("carrier", f"this name is used by the exchange in {_where(other)}")
 
 
 def _binding_names(exchange: ParsedExchange, faults: Faults) -> None:
@@ -108,7 +108,7 @@ def _alternate(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], fau
     if alternate == exchange.rule.name:
         faults.error(place, path, "seen the exchange itself, expected another exchange")
     elif exchange.rule.unmatched_pass and alternate in owned:
-        message = "an exchange with unmatched: pass can't have an alternate that is evaluated here"
+        message = "an exchange with unmatched: pass can't have an alternate exchange that the sidecar evaluates"
         faults.error(place, path, message)
     elif exchange.rule.unmatched_pass:
         faults.warn(
@@ -136,7 +136,7 @@ def _carrier_type(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], 
 
 
 def _without_effect(exchange: ParsedExchange, faults: Faults) -> None:
-    """Warn about keys for open exchanges that the chosen type ignores."""
+    """Warn about keys for open exchanges that the type of the exchange ignores."""
     if exchange.rule.type == OPEN:
         return
     for name, _ in exchange.rule.arguments:
@@ -158,7 +158,7 @@ def _without_effect(exchange: ParsedExchange, faults: Faults) -> None:
 
 
 def _doubtful_keys(exchange: ParsedExchange, faults: Faults) -> None:
-    """Warn about keys that test a header but look like something else."""
+    """Warn about keys that test a header but look like operators or have blanks around the name."""
     if exchange.rule.type not in (OPEN, "headers"):
         return
     for parsed in exchange.bindings:
@@ -171,7 +171,7 @@ def _doubtful_keys(exchange: ParsedExchange, faults: Faults) -> None:
 
 @lru_cache(4096)
 def _doubtful_key(key: str, kind: str) -> str:
-    """Return why the name of a header may be meant as an operator, or ""."""
+    """Return a warning if the name of a header may have been meant as an operator, or ""."""
     if key.startswith(_RESERVED):
         return ""
     plain = key.translate(_TYPED).strip()
@@ -190,7 +190,7 @@ def _doubtful_key(key: str, kind: str) -> str:
 
 
 def _doubtful_name(key: str, value: Value) -> str:
-    """Return a warning if the tested header's name begins or ends with a blank."""
+    """Return a warning if the tested header's name begins or ends with a blank, or ""."""
     name = key
     if key.startswith(_RESERVED):
         head, blank, name = key.partition(" ")
@@ -204,7 +204,7 @@ def _doubtful_name(key: str, value: Value) -> str:
 
 
 def _clocks(exchange: ParsedExchange, faults: Faults) -> None:
-    """Warn about patterns for the clock with characters that its text never contains."""
+    """Warn about patterns of clock operators with characters that the formatted time never contains."""
     if exchange.rule.type != OPEN:
         return
     for parsed in exchange.bindings:
@@ -227,7 +227,7 @@ def _tests_x_headers(parsed: ParsedBinding) -> bool:
 
 
 def _destinations(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], faults: Faults) -> None:
-    carriers = {each.rule.carrier for each in owned.values() if each.rule.delivery == CARRIER}
+    carriers = {other.rule.carrier for other in owned.values() if other.rule.delivery == CARRIER}
     for parsed in exchange.bindings:
         for place, path, name in _named_exchanges(parsed):
             target = owned.get(name)

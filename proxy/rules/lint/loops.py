@@ -1,6 +1,6 @@
-"""Finds address tables and brokers that lead back to this sidecar, as far as their text shows.
+"""Finds addresses in the rules that lead back to this sidecar.
 
-Loops through DNS or sockets are detected when the link is opened, and are failed translations then.
+Loops through DNS or sockets are detected when the link is opened; the translation then fails.
 
 Source: the messenger-addressing specification, 3.4 "Loops".
 """
@@ -21,7 +21,7 @@ Listening = Collection[tuple[str, int]]
 
 
 def check_loops(loaded: LoadedRules, listening: Listening, faults: Faults) -> None:
-    """Report every broker, translation and permitted host that is this proxy itself."""
+    """Report every broker, translation and permitted host with an address of this proxy itself."""
     for vhost, rules in loaded.rules.vhosts.items():
         for broker in rules.brokers:
             if is_own_address(broker.host, broker.port, listening):
@@ -45,7 +45,7 @@ def _looping_keys(rule: AddressRule, brokers: Collection[bytes], listening: List
 
 
 def _is_own(permitted: bytes, listening: Listening) -> bool:
-    """Return True if a permitted host and its port are ours; without a port it permits other addresses as well."""
+    """Return True for a host and port of this proxy; a host without a port permits other addresses as well."""
     try:
         address = parse_address(permitted)
     except InvalidAddress:

@@ -1,8 +1,8 @@
 """Finds bindings whose conditions no message can satisfy. Only provable cases are reported.
 
 Conditions on one fact (a header, the routing key, a property, the clock) are considered together: an equality leaves a
-few values that are tried one by one, comparisons leave an interval, type tests a set of types. Under `eq` and `set`
-several headers with the same name may each satisfy a condition, so headers prove nothing there.
+few values that are tried one by one, comparisons leave an interval, type tests leave a set of types. With `eq` and
+`set`, different headers with the same name may satisfy different conditions, so header conditions are not considered.
 
 Source: the open-exchange specification, sections 2 to 5.
 """
@@ -46,11 +46,11 @@ _SIGNS = (b"<=", b">=", b"<", b">", b"!=", b"=")
 
 
 def unsatisfiable_reason(compiled: CompiledBinding) -> str | None:
-    """Return why a binding is true for no message; None if it may be true for some."""
+    """Return the reason why a binding can't be true for any message; None if it may be true."""
     operators = compiled.operators
     if compiled.match_type.startswith("any"):
         if not operators:
-            return "under x-match: any without an operator"
+            return "x-match: any requires at least one operator"
         if all(_conflict([operator]) for operator in operators):
             return "no operator can match"
         return None
@@ -58,7 +58,7 @@ def unsatisfiable_reason(compiled: CompiledBinding) -> str | None:
     if compiled.match_type.startswith("set "):
         least = int(compiled.match_type.removeprefix("set "))
         if least > len(headers):
-            return f"{least} header operators must match and there are {len(headers)}"
+            return f"{least} header operators must match, but there are only {len(headers)}"
     if compiled.match_type.startswith(("set", "eq")):
         operators = tuple(operator for operator in operators if not isinstance(operator, HeaderOperator))
     return _conflict(operators)
@@ -78,7 +78,7 @@ def _conflict(operators: Iterable[Operator]) -> str | None:
         facts.setdefault(operator.fact_name, []).append(operator)
     for group in facts.values():
         if len(group) == 1 and isinstance(group[0], HeaderOperator) and group[0].index_key is not None:
-            continue  # an equality: true for its own value
+            continue  # an equality is true for the value that it expects
         if not _impossible(group):
             continue
         for size in (1, 2):
@@ -110,11 +110,12 @@ def _impossible(group: Sequence[Operator]) -> bool:
 
 
 def _opposites(group: Sequence[Operator]) -> bool:
-    """Return True if the same condition occurs plain and negated, neither of them optional."""
+    """Return True if a condition and its negation occur, and neither of them is optional."""
     if group[0].fact_name[0] not in (ROUTING_KEY, CLOCK, PROPERTY):
         return False
-    asked = {(operator.key, operator.expected) for operator in group}
-    return any((each.key.replace(b"!", b"", 1), each.expected) in asked for each in group if b"!" in each.key)
+    conditions = {(operator.key, operator.expected) for operator in group}
+    negated = (operator for operator in group if b"!" in operator.key)
+    return any((operator.key.replace(b"!", b"", 1), operator.expected) in conditions for operator in negated)
 
 
 # -- headers -----------------------------------------------------------------------------------------------------------
@@ -122,28 +123,29 @@ def _opposites(group: Sequence[Operator]) -> bool:
 
 def _impossible_header(group: Sequence[HeaderOperator]) -> bool:
     present = any(operator.absent is ABSENT and not operator.optional for operator in group)
-    absent = any(each.absent is MATCH for each in group)
+    absent = any(operator.absent is MATCH for operator in group)
     if not present:
         return False
     if absent:
         return True
-    equal = next((each for each in group if each.index_key is not None), None)
+    equal = next((operator for operator in group if operator.index_key is not None), None)
     if equal is not None:
-        return not any(all(each.predicate(value, _NOTHING) for each in group) for value in _equals(equal.expected))
+        values = _equals(equal.expected)
+        return not any(all(operator.predicate(value, _NOTHING) for operator in group) for value in values)
     letters = _LETTERS
-    for each in group:
-        # In an exchange of type headers, void means presence, and keys are mere names.
-        letters = letters & (_LETTERS if each.expected.letter == "V" else _letters(each.key))
-    return not letters or _empty([(_sign(each.key), each.expected.value) for each in group])
+    for operator in group:
+        # In an exchange of type headers, void tests for presence, and keys are only names.
+        letters = letters & (_LETTERS if operator.expected.letter == "V" else _letters(operator.key))
+    return not letters or _empty([(_sign(operator.key), operator.expected.value) for operator in group])
 
 
 def _equals(expected: Value) -> list[Value]:
     """Return every value that is equal to the given one, as far as operators can distinguish them."""
     letter, content = expected
     if letter in NUMBERS:
-        return [Value(each, content) for each in INTEGERS | FLOATS]
+        return [Value(number, content) for number in INTEGERS | FLOATS]
     if letter in TEXTS:
-        return [Value(each, content) for each in TEXTS]
+        return [Value(string, content) for string in TEXTS]
     if letter in "AF" and not content:
         return [Value("A", ()), Value("F", ())]
     return [expected]
@@ -191,8 +193,8 @@ def _empty(bounds: Iterable[tuple[bytes, object]], whole: bool = False, octet: b
         if sign in (b">", b">=") or sign == b"=":
             low = max(low, (number, strict)) if low else (number, strict)
         if sign in (b"<", b"<=") or sign == b"=":
-            # Of equal upper bounds the strict one is the narrower.
-            high = min(high, (number, strict), key=lambda each: (each[0], not each[1])) if high else (number, strict)
+            # Of two equal upper bounds, the strict one is narrower.
+            high = min(high, (number, strict), key=lambda bound: (bound[0], not bound[1])) if high else (number, strict)
     if low is None or high is None:
         return False
     return low[0] > high[0] or (low[0] == high[0] and (low[1] or high[1]))
@@ -209,22 +211,22 @@ def _impossible_key(group: Sequence[RoutingKeyOperator]) -> bool:
     if equal is None or equal.index_key is None:
         return False
     key = cast("bytes", equal.index_key[2])
-    return any(not each.predicate(key, _NOTHING) for each in group)
+    return any(not operator.predicate(key, _NOTHING) for operator in group)
 
 
 def _impossible_property(group: Sequence[PropertyOperator]) -> bool:
     present = any(operator.absent is ABSENT for operator in group)
-    absent = any(each.absent is MATCH for each in group)
+    absent = any(operator.absent is MATCH for operator in group)
     if present and absent:
         return True
     if not present:
         return False
-    equal = next((each for each in group if each.index_key is not None), None)
+    equal = next((operator for operator in group if operator.index_key is not None), None)
     if equal is not None and any(
-        each.predicate(cast("bytes | int", equal.expected.value), _NOTHING) is False for each in group
+        operator.predicate(cast("bytes | int", equal.expected.value), _NOTHING) is False for operator in group
     ):
         return True
     octet = group[0].name.encode() in _OCTETS
-    if not octet and all(isinstance(each.expected.value, bytes) for each in group):
+    if not octet and all(isinstance(operator.expected.value, bytes) for operator in group):
         return False
-    return _empty([(_sign(each.key), each.expected.value) for each in group], whole=True, octet=octet)
+    return _empty([(_sign(operator.key), operator.expected.value) for operator in group], whole=True, octet=octet)

@@ -1,7 +1,7 @@
-"""What ``helm test`` runs: an AMQP handshake as far as Connection.Start, and a look at ``/readyz``.
+"""The program of ``helm test``: performs an AMQP handshake up to Connection.Start, and requests ``/readyz``.
 
-Arguments: host and port of the Service; ``plain``, ``tls``, or ``mutual`` where producers need a certificate (the
-test has none and ends with the TLS handshake); URL of ``/readyz``. Exit status: 0 both answer, 1 one does not. Only the
+Arguments: host and port of the Service; ``plain``, ``tls``, or ``mutual`` if producers need a certificate (the test has
+none and ends with the TLS handshake); URL of ``/readyz``. Exit status: 0 both succeed, 1 otherwise. Uses only the
 standard library: the chart passes this text to the image's Python.
 """
 
@@ -12,16 +12,16 @@ import urllib.error
 import urllib.request
 
 SECONDS = 10.0
-#: type, channel, size (any), then class 10 and method 10
+#: frame type, channel, class 10, method 10; the size may be any
 START = (1, 0, 10, 10)
 
 
 def handshake(host: str, port: int, security: str) -> str:
-    """Return what is wrong; nothing where the sidecar answers as AMQP 0-9-1 asks."""
+    """Return the error; "" if the sidecar answers as AMQP 0-9-1 requires."""
     with socket.create_connection((host, port), timeout=SECONDS) as plain:
         connection = plain
         if security != "plain":
-            # The name in the certificate is for producers: that the Service leads to a TLS listener shows without it.
+            # Only the existence of a TLS listener is checked; the name in the certificate is intended for producers.
             context = ssl.create_default_context()
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             connection = context.wrap_socket(plain, server_hostname=host)
@@ -39,7 +39,7 @@ def handshake(host: str, port: int, security: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Check both and print what was seen."""
+    """Check both and print the results."""
     host, port, security, readiness = arguments
     try:
         fault = handshake(host, int(port), security)
