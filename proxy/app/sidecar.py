@@ -399,7 +399,9 @@ class Sidecar:
             user, password, remote_vhost = login.user.decode(), login.password.decode(), login.vhost.decode()
         except UnicodeDecodeError:  # an address may contain any bytes; the client library requires str
             return None
-        return ControlSettings(hosts=((place.host, place.port),), username=user, password=password, tls=tls), remote_vhost
+        return ControlSettings(
+            hosts=((place.host, place.port),), username=user, password=password, tls=tls
+        ), remote_vhost
 
     def _make_reload(self, vhosts: Vhosts, tasks: Tasks) -> Reload:
         def state_of(vhost: str) -> VhostState:

@@ -162,9 +162,9 @@ def test_bindings_under_a_previous_secret_are_said_and_signed_again(
     assert run(running, old, "--dry-run") == 0
     said = capsys.readouterr().out
     assert said.count(": signed by a previous secret: would be signed") == 2
-    assert "0 left without a valid signature, 2 left under a previous secret" in said
+    assert "0 still without a valid signature, 2 still signed with a previous secret" in said
     assert run(running, old) == 0
-    assert "2 bindings signed, 0 left without a valid signature, 0 left under a previous" in capsys.readouterr().out
+    assert "2 bindings signed, 0 still without a valid signature, 0 still signed" in capsys.readouterr().out
     assert not before & set(old.signatures())
 
 
@@ -215,7 +215,7 @@ def test_what_the_broker_refuses_is_left_and_said(
         owner.bind("mine", "ox", kept(9, MATCH), token("queue", b"mine").decode())
         assert run(running, old) == 1
         said = capsys.readouterr().out
-        assert "no signature: left: exclusive queue of another connection\n" in said
+        assert "no signature: not signed: exclusive queue of another connection\n" in said
         assert "2 bindings signed, 1 left without a valid signature" in said
         assert sorted(map(bool, old.signatures())) == [False, True, True]
 

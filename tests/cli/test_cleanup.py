@@ -39,7 +39,7 @@ def test_everything_is_listed_and_removed_when_told_so(
         site.make_exchange("untouched")
         site.tidy()
         assert run(site, "--yes") == 2
-        assert f"a sidecar runs at {site.sidecar.admin} and would redeclare" in capsys.readouterr().err
+        assert f"a sidecar is running at {site.sidecar.admin} and would redeclare" in capsys.readouterr().err
         assert site.sidecar.stop()
         assert run(site) == 0
         listed = capsys.readouterr().out
