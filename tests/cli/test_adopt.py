@@ -161,7 +161,7 @@ def test_bindings_under_a_previous_secret_are_said_and_signed_again(
     capsys.readouterr()
     assert run(running, old, "--dry-run") == 0
     said = capsys.readouterr().out
-    assert said.count(": signed by a previous secret: would be signed") == 2
+    assert said.count(": signed with a previous secret: would be signed") == 2
     assert "0 still without a valid signature, 2 still signed with a previous secret" in said
     assert run(running, old) == 0
     assert "2 bindings signed, 0 still without a valid signature, 0 still signed" in capsys.readouterr().out
