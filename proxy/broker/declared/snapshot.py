@@ -185,16 +185,21 @@ def decode(data: bytes) -> SnapshotRecords:
 
 
 def _rows(records: SnapshotRecords) -> Iterator[Iterable[object]]:
-    for record in records.exchanges:
-        flags = (record.declared.durable, record.declared.auto_delete, record.declared.internal)
-        kept = (*flags, _packed(record.declared.entries), record.declared.sequence)
-        yield "exchange", record.vhost, _text(record.name), record.delivery.value, *kept
-    for record in records.bindings:
-        names = (_text(record.exchange), record.destination_type, _text(record.destination), _text(record.routing_key))
-        copies = (record.sequences, record.clients, record.marks)
+    for exchange in records.exchanges:
+        flags = (exchange.declared.durable, exchange.declared.auto_delete, exchange.declared.internal)
+        kept = (*flags, _packed(exchange.declared.entries), exchange.declared.sequence)
+        yield "exchange", exchange.vhost, _text(exchange.name), exchange.delivery.value, *kept
+    for binding in records.bindings:
+        names = (
+            _text(binding.exchange),
+            binding.destination_type,
+            _text(binding.destination),
+            _text(binding.routing_key),
+        )
+        copies = (binding.sequences, binding.clients, binding.marks)
         # As numbers: version 0.1 expects only lists of numbers after the clients.
-        more = (tuple(map(_number, record.signatures)), tuple(map(_number, record.keys)))
-        yield "binding", record.vhost, *names, _packed(record.entries), *copies, *more
+        more = (tuple(map(_number, binding.signatures)), tuple(map(_number, binding.keys)))
+        yield "binding", binding.vhost, *names, _packed(binding.entries), *copies, *more
     for grant in records.grants:
         names = (_text(grant.exchange), grant.destination_type, _text(grant.destination), _text(grant.key))
         yield "grant", grant.vhost, *names
