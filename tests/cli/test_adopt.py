@@ -95,13 +95,13 @@ def test_what_is_adopted_reaches_again_what_its_client_may_bind(
         assert old.signatures() == ["", ""]
         assert unsigned(running, old) == 2
         assert run(running, old) == 0
-        assert "2 bindings signed, 0 left without a valid signature" in capsys.readouterr().out
+        assert "2 bindings signed, 0 still without a valid signature" in capsys.readouterr().out
         assert "" not in old.signatures()
         assert len(old.signatures()) == 2
         until(lambda: unsigned(running, old) == 0)
         assert reached(app) == ["one", "two", "more"]
         assert run(running, old) == 0
-        assert "0 bindings signed, 0 left" in capsys.readouterr().out
+        assert "0 bindings signed, 0 still" in capsys.readouterr().out
         for queue in ("one", "two"):
             app.unbind(queue, "ox", MATCH)
         assert old.signatures() == []
@@ -201,7 +201,7 @@ def test_a_signature_of_nobody_s_is_left_unless_told_otherwise(
     with Application(old.broker.port, old.vhost) as beside:
         beside.bind("one", "ox", forged, token("queue", b"one").decode())
     assert run(running, old) == 0
-    assert "2 bindings signed, 1 left without a valid signature" in capsys.readouterr().out
+    assert "2 bindings signed, 1 still without a valid signature" in capsys.readouterr().out
     assert "0" * 64 in old.signatures()
     assert run(running, old, "--doubtful") == 0
     assert "0" * 64 not in old.signatures()
@@ -216,7 +216,7 @@ def test_what_the_broker_refuses_is_left_and_said(
         assert run(running, old) == 1
         said = capsys.readouterr().out
         assert "no signature: not signed: exclusive queue of another connection\n" in said
-        assert "2 bindings signed, 1 left without a valid signature" in said
+        assert "2 bindings signed, 1 still without a valid signature" in said
         assert sorted(map(bool, old.signatures())) == [False, True, True]
 
 
