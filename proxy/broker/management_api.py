@@ -146,7 +146,7 @@ def binding_info(item: Mapping[str, Any]) -> BindingInfo:
 
 
 def items(text: str) -> Iterator[Any]:  # JSON of any shape
-    """Read a JSON list item by item: decoding a long one at once would block the event loop.
+    """Read a JSON list item by item: decoding a long list at once would block the event loop.
 
     Raises:
         ValueError: the text is malformed.

@@ -91,8 +91,8 @@ def shown(label: str, destination: Destination) -> str:
 def _log(vhost: str, last: dict[tuple[str, Destination], str], missing: dict[tuple[str, Destination], str]) -> None:
     gone, back = sorted(missing.keys() - last.keys()), sorted(last.keys() - missing.keys())
     if gone:
-        names = [f"{shown(*each)}: {missing[each]}" for each in gone[:_SHOWN]]
+        names = [f"{shown(*item)}: {missing[item]}" for item in gone[:_SHOWN]]
         log.warning("destinations missing", vhost=vhost, count=len(missing), destinations=names)
     if back:
-        names = [shown(*each) for each in back[:_SHOWN]]
+        names = [shown(*item) for item in back[:_SHOWN]]
         log.info("destinations found", vhost=vhost, missing=len(missing), destinations=names)

@@ -74,7 +74,7 @@ def status_of(vhost: VhostTopology) -> VhostStatus:
         fault=vhost.health.fault,
         missing={
             **{f"{kind} {_text(name)}": why for (kind, name), why in sorted(vhost.reconciler.missing.items())},
-            **{shown(*each): why for each, why in sorted(vhost.state.missing_remote.items())},
+            **{shown(*item): why for item, why in sorted(vhost.state.missing_remote.items())},
         },
         foreign={
             _text(carrier): [str(binding) for binding in bindings]

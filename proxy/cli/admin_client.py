@@ -107,8 +107,8 @@ class AdminClient:
     """The admin port of a sidecar.
 
     Args:
-        url: such as http://127.0.0.1:15693.
-        command: the calling command, for errors.
+        url: base URL such as http://127.0.0.1:15693.
+        command: name of the calling command, for errors.
     """
 
     url: str

@@ -3,7 +3,7 @@ would prevent the startup.
 
 Over the management API, queues, exchanges and permissions are listed to compute the plan. Over AMQP, queues and
 exchanges are declared passively, and an existing carrier is declared as a sidecar would declare it, so that the broker
-compares. Nothing is created. The TLS settings are those of the configuration. Failed queries are errors.
+compares them. Nothing is created. The TLS settings are those of the configuration. Failed queries are errors.
 """
 
 from __future__ import annotations

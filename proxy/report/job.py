@@ -173,17 +173,17 @@ class _Run:
         self.partials.compact()
         days = self._days(segments)
         earlier = [day for day in self.tables.days(names.TRAFFIC) if not self.tables.state(day)]
-        made, gone = self._merge(days, earlier)
+        changed, gone = self._merge(days, earlier)
         figures = self._figures(days, segments)
         summary = Summary(
             figures,
             self.output,
             len(new),
-            tuple(made),
+            tuple(changed),
             tuple(gone),
-            tuple(day for day in earlier if day in made),
-            tuple(day for day in earlier if day not in made),
-            bool(earlier and made),
+            tuple(day for day in earlier if day in changed),
+            tuple(day for day in earlier if day not in changed),
+            bool(earlier and changed),
         )
         self._write_pages(summary, segments)
         return summary

@@ -107,7 +107,7 @@ def _shown(figures: Figures) -> dict[str, Any]:
         "sizes": charts.bars(
             [("larger" if bound is None else f"up to {wording.short(bound, 'B')}", n) for bound, n in figures.sizes]
         ),
-        "latencies": [_latency(figures, what, title) for what, title in _LATENCIES.items()],
+        "latencies": [_latency(figures, kind, title) for kind, title in _LATENCIES.items()],
     }
 
 
@@ -129,8 +129,8 @@ def _undelivered(figures: Figures) -> str:
     return ", ".join(f"{wording.whole(count)} {name}" for name, count in counts if count) or "0 publishes"
 
 
-def _latency(figures: Figures, what: str, title: str) -> tuple[str, list[Row], Chart | None]:
-    hours = [hour for hour in figures.latency if hour["what"] == what]
+def _latency(figures: Figures, kind: str, title: str) -> tuple[str, list[Row], Chart | None]:
+    hours = [hour for hour in figures.latency if hour["what"] == kind]
     if len(hours) < _LEAST_HOURS:
         return title, hours, None
     half = timedelta(minutes=30)

@@ -52,8 +52,10 @@ class ConfigWarning(NamedTuple):
 
     def __str__(self) -> str:
         """``file:line:column: key: warning: message``."""
-        where = located(*self.place)
-        return f"{where}: {self.key}: warning: {self.message}" if self.key else f"{where}: warning: {self.message}"
+        position = located(*self.place)
+        return (
+            f"{position}: {self.key}: warning: {self.message}" if self.key else f"{position}: warning: {self.message}"
+        )
 
 
 @dataclass(slots=True)

@@ -243,8 +243,8 @@ class KeyType(NamedTuple):
     """The declared type of a key, or of an item of a list.
 
     Args:
-        type: without ``Annotated`` and None.
-        marks: metadata of ``Annotated``.
+        type: the type without ``Annotated`` and None.
+        marks: the metadata of ``Annotated``.
         optional: whether null is allowed.
     """
 
@@ -471,7 +471,7 @@ def _http_url(text: str) -> str:
 
 _HTTP = "http://host:port or https://host:port, credentials go under control"
 _HIDDEN = "a password, in quotes where it could be something other than a string"
-#: A list, which becomes a tuple.
+#: For a list that becomes a tuple.
 LISTED = Strict(False)
 ONE_OR_MORE = _OneOrMore()
 NO_KEY = _NoKey()

@@ -656,10 +656,10 @@ class DeclarationStore:
             self.remove_binding(stored)
         return bool(bindings)
 
-    def log_fault(self, name: bytes, what: str) -> None:
-        if (name, what) not in self._logged_faults and len(self._logged_faults) < _LOGGED_FAULTS:
-            self._logged_faults.add((name, what))
-            log.error("declared state is unusable", vhost=self.state.name, exchange=_text(name), what=what)
+    def log_fault(self, name: bytes, text: str) -> None:
+        if (name, text) not in self._logged_faults and len(self._logged_faults) < _LOGGED_FAULTS:
+            self._logged_faults.add((name, text))
+            log.error("declared state is unusable", vhost=self.state.name, exchange=_text(name), what=text)
 
 
 def _text(name: bytes) -> str:

@@ -3,8 +3,8 @@
 An existing carrier keeps its type: the broker refuses to declare it with a different type, clients' bindings are stored
 on it, and other sidecars publish to it. A new carrier gets the type that costs the broker less.
 
-RabbitMQ before 3.13 compares every binding of a direct exchange with every routing key of a message that has several,
-as our messages have. Above `FEW_DESTINATIONS`, a topic exchange costs less, as measured
+RabbitMQ before 3.13 compares every binding of a direct exchange with every routing key of a message that has several
+keys, as a sidecar's messages do. Above `FEW_DESTINATIONS`, a topic exchange costs less, as measured
 (docs/explanation/performance.md). `relay.tokens.TokenForm` describes the forms.
 
 Order of a change: destinations are bound with both tokens; then messages are sent with tokens of eight words; and after
