@@ -56,7 +56,7 @@ MOST_REFUSED, REFUSED_SECONDS = 32, 1.0
 #: Seconds to receive a whole request, and to send its answer.
 REQUEST_SECONDS = 30.0
 _NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-#: Host names of guarded pages, in addition to addresses and `admin.hosts`.
+#: Host names accepted for guarded pages, in addition to addresses and `admin.hosts`.
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 
 
@@ -67,7 +67,7 @@ class GuardedRoute:
     Args:
         method: HTTP method.
         path: path with a leading slash.
-        handler: its handler; exceptions become a 500 without text.
+        handler: answers requests; exceptions become a 500 without text.
     """
 
     method: str
@@ -127,7 +127,7 @@ class AdminServer:
             port: port to bind, 0 for a free one.
 
         Returns:
-            The bound address and port. Call `stop` at the end, also if this raised.
+            The bound address and port. Call `stop` at the end, even if this raises.
 
         Raises:
             OSError: the address can't be bound.

@@ -171,7 +171,7 @@ def _histogram(name: str, about: str) -> MetricSpec:
     return MetricSpec(f"oxproxy_{name}", MetricKind.HISTOGRAM, (), about, lambda _counters: (), attrgetter(name))
 
 
-#: All metrics of our own, in the order of the page. `process_*` and `python_info` are prometheus_client's.
+#: All metrics of the sidecar, in the order of the page. `process_*` and `python_info` are prometheus_client's.
 METRICS: tuple[MetricSpec, ...] = (
     _metric(
         "build_info",

@@ -39,7 +39,7 @@ class ObservedState:
     def __init__(self) -> None:
         self.queues: dict[bytes, QueueInfo] = {}
         self.exchanges: dict[bytes, ExchangeInfo] = {}
-        #: Whether unknown queues don't exist: false until the first listing, and while listings fail.
+        #: Whether all existing queues are known: false until the first listing, and while listings fail.
         self.queues_complete = False
         self.exchanges_complete = False
 
