@@ -2,7 +2,7 @@
 
 ``ProtocolError``: a peer violated AMQP 0-9-1, or a rule whose violation is reported the same way; it becomes a
 Channel.Close or a Connection.Close. ``LocalProtocolError``: our own code attempted something that the protocol forbids
-(a bug). ``ConfigError``: an operator's file is invalid; the error has the place. ``UpstreamError``: RabbitMQ is
+(a bug). ``ConfigError``: an operator's file is invalid; the error has the position. ``UpstreamError``: RabbitMQ is
 unreachable or refused us. Results of normal traffic (no route, nack, return) are values, never exceptions.
 """
 
@@ -18,7 +18,7 @@ class ProxyError(Exception):
 
 
 class Scope(Enum):
-    """What a protocol error closes."""
+    """The scope that a protocol error closes."""
 
     CHANNEL = "channel"
     CONNECTION = "connection"

@@ -2,7 +2,7 @@
 
 `deploy/native.py` compiles the modules of the publish path listed in ``pyproject.toml`` with mypyc and writes the
 extension modules, named by their full module names, and a manifest to ``proxy/_native``. They are loaded only if the
-manifest's digest matches the current sources, so a stale build never hides an edit. Without them the sources run; only
+manifest's digest matches the current sources, so a stale build never hides an edit. Otherwise the sources run; only
 the speed differs.
 
 ``PURE_PYTHON=1`` in the environment always selects the sources.
@@ -87,5 +87,5 @@ def _use_compiled() -> bool:
     return True
 
 
-#: Which build of the publish path this process runs.
+#: The build of the publish path that this process runs.
 BUILD: Final = "compiled" if _use_compiled() else "interpreted"

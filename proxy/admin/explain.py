@@ -1,7 +1,7 @@
-"""``POST /explain``: which queues a message would reach and why, by the rules in force.
+"""``POST /explain``: which queues a message would reach according to the rules in force, and why.
 
-Includes client declarations and the queues that are known to exist. `proxy.rules.explain` does the work; the same
-message, rules and queues give the same answer with ``oxproxy explain``.
+Client declarations and the known queues are included. `proxy.rules.explain` does the work, so ``oxproxy explain`` gives
+the same answer for the same message, rules and queues.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class ExplainPage:
                 known = replace(question, queues=question.queues.union(*queues.values()))
             states = {state.name: state for state in self._states()}
             at = self._clock() if known.at is None else known.at
-            # In a thread: every binding is visited.
+            # In a thread, since every binding is visited.
             return _OK, await asyncio.to_thread(lambda: render(explain(live, known, at, states)))
         except ConfigErrors as errors:
             return _UNUSABLE, {"errors": [str(error) for error in errors.errors]}
 
 
 def live_rules(loaded: LoadedRules, states: Iterable[VhostState]) -> tuple[LoadedRules, dict[str, frozenset[bytes]]]:
-    """Return rules including client declarations, and the existing queues, by virtual host."""
+    """Return the rules including client declarations, and the existing queues by virtual host."""
     vhosts = dict(loaded.rules.vhosts)
     routers = dict(loaded.routers)
     queues = {}
@@ -99,7 +99,7 @@ def live_rules(loaded: LoadedRules, states: Iterable[VhostState]) -> tuple[Loade
 
 
 def _rule(owned: OwnedExchange) -> ExchangeRule:
-    """Return an exchange that a client declared in the form of a rules file; the router has its bindings."""
+    """Return an exchange declared by a client as an exchange of a rules file; its bindings are in the router."""
     return ExchangeRule(
         owned.name,
         owned.type,

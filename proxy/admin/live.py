@@ -1,7 +1,8 @@
 """``GET /api/live``: server-sent events of changes while a client is connected; ``GET /api/traffic``: rates as a page.
 
-One task samples, and renders each event once for all streams. A stream has a short queue of events: a client that does
-not read them is disconnected, and nothing waits for it. The number of streams is limited; further ones get 503.
+One task samples the counters, and renders each event once for all streams. A stream has a short queue of events: a
+client that does not read them is disconnected, and nothing waits for it. The number of streams is limited; further ones
+get 503.
 
 Source: HTML Living Standard, 9.2 "Server-sent events".
 """
@@ -20,19 +21,19 @@ from aiohttp import web
 from proxy.admin.server import GuardedRoute, json_response
 from proxy.admin.traffic import SAMPLE_SECONDS, TrafficSampler
 
-#: Limit of streams, half of the connections of the admin address: probes and Prometheus keep the others.
+#: Limit of streams: half of the connections of the admin address, so that the others remain for probes and Prometheus.
 MOST_STREAMS = 32
 #: Limit of queued events for a client, above which it is disconnected.
 QUEUED_EVENTS = 8
 #: Seconds between two samples without clients.
 QUIET_SECONDS = 10.0
-#: Minimum pause as a multiple of the last sampling's duration: with clients, and without.
+#: Minimum pause as a multiple of the duration of the last sample: with clients, and without.
 RESTS, QUIET_RESTS = 100, 500
-#: Seconds after a request for `/api/traffic` for which rates of bindings are sampled for the next one.
+#: How long after a request for `/api/traffic` the rates of bindings are sampled for the next request, in seconds.
 _LOOKING_SECONDS = 10.0
 _TRAFFIC = "traffic"
 _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-#: Keep-alive, which also detects whether the client is connected.
+#: Keep-alive, which also detects that a client has disconnected.
 _COMMENT = b":\n\n"
 
 
@@ -40,8 +41,8 @@ class LiveTopic:
     """A topic of event streams.
 
     Args:
-        whole: returns everything, for a new stream.
-        news: returns what has changed since the last call, None for nothing; default: everything, if it differs.
+        whole: returns all data, for a new stream.
+        news: returns the changes since the last call, None if there are none; default: all data, if any has changed.
     """
 
     def __init__(self, whole: Callable[[], object], news: Callable[[], object] | None = None) -> None:
@@ -50,7 +51,7 @@ class LiveTopic:
         self._last = b""
 
     def event(self, name: str) -> bytes:
-        """Return an event of what has changed, empty if nothing has."""
+        """Return an event with the changes; empty if there are none."""
         if self._news is not None:
             news = self._news()
             return b"" if news is None else _event(name, news)
@@ -64,7 +65,7 @@ class _Stream:
 
     Args:
         topics: its topics.
-        request: has its connection.
+        request: the request, which has the connection.
         events: queued events; None ends the stream.
     """
 
@@ -113,7 +114,7 @@ class LiveFeed:
         ]
 
     async def run(self) -> None:
-        """Sample, and send events; returns only by cancellation, which ends all streams."""
+        """Sample and send events until cancelled, which ends all streams."""
         try:
             while True:
                 began = self._timer()
@@ -136,7 +137,7 @@ class LiveFeed:
         await self._traffic.sample(detailed)
         events = {name: topic.event(name) for name, topic in self._topics.items() if name in followed}
         if _TRAFFIC in followed:
-            # In a thread: there may be thousands of bindings.
+            # In a thread, since there may be thousands of bindings.
             events[_TRAFFIC] = await asyncio.to_thread(lambda: _event(_TRAFFIC, self._traffic.news()))
         for stream in tuple(self._streams):
             stream.put(b"".join(events.get(name, b"") for name in stream.topics) or _COMMENT)
@@ -151,7 +152,7 @@ class LiveFeed:
         topics = tuple(dict.fromkeys(request.query.get("topics", ",".join(names)).split(",")))
         unknown = [topic for topic in topics if topic not in names]
         if unknown:
-            return json_response({"errors": [f"topics: seen {unknown[0]!r}, expected some of {', '.join(names)}"]}, 422)
+            return json_response({"errors": [f"topics: seen {unknown[0]!r}, expected any of {', '.join(names)}"]}, 422)
         if len(self._streams) >= MOST_STREAMS:
             text = f"{MOST_STREAMS} event streams are open, which is the limit\n"
             return web.Response(status=503, text=text, headers={"Retry-After": "5", "Connection": "close"})

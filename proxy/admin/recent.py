@@ -1,9 +1,9 @@
 """``GET /api/recent``: the last publishes that were unroutable, rejected, nacked or returned.
 
-Rejected, nacked and returned publishes are rare, and always kept. Publishes that reach no queue may be many: they are
-only kept for `WATCHED_SECONDS` after a request, so that they cost nothing at other times; the same applies to size and
-header names of returned ones. The broker's nack identifies a publish by its number only, so that address and headers of
-a nacked one are unknown here; the audit log has them.
+Rejected, nacked and returned publishes are rare, and always kept. Publishes that reach no queue may be frequent: they
+are recorded only until `WATCHED_SECONDS` after a request, so that they cost nothing at other times; the same applies to
+the size and header names of returned publishes. The broker's nack identifies a publish by its number only, so the
+address and headers of a nacked publish are unknown here; the audit log has them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from proxy.relay.publish.tap import FailedPublish, FailureSink
 
 #: Limits of kept publishes, and of their header frames in bytes; the oldest are dropped first.
 KEPT, KEPT_BYTES = 200, 2 << 20
-#: Seconds after the last request for which publishes that reach no queue are kept.
+#: How long after the last request publishes that reach no queue are recorded, in seconds.
 WATCHED_SECONDS = 300.0
 #: The error text of a regex contains the regex, which is the value of a header.
 _PATTERN = re.compile(r"Invalid regex '.*': ", re.DOTALL)
@@ -47,13 +47,13 @@ class RecentPublishes:
         self._bytes = 0
         #: total number of failed publishes
         self._count = 0
-        #: number of the last one sent to streams
+        #: number of the last publish sent to streams
         self._followed = 0
         self._end: asyncio.TimerHandle | None = None
 
     @property
     def route(self) -> GuardedRoute:
-        """``GET /api/recent``; `after`: only those with a higher number."""
+        """``GET /api/recent``; `after`: only publishes with a higher number."""
         return GuardedRoute("GET", "/api/recent", self._get)
 
     def add(self, failed: FailedPublish) -> None:
@@ -65,7 +65,7 @@ class RecentPublishes:
             self._bytes -= len(self._kept.popleft().header)
 
     def watch(self) -> None:
-        """Keep publishes that reach no queue for some time."""
+        """For `WATCHED_SECONDS`, record publishes that reach no queue as well."""
         if self._end is not None:
             self._end.cancel()
         self._end = asyncio.get_running_loop().call_later(WATCHED_SECONDS, self._set_watched, False)
@@ -76,11 +76,11 @@ class RecentPublishes:
         """Return kept publishes, the oldest first.
 
         Args:
-            number: of the last publish that the client has.
+            number: number of the last publish that the client has.
         """
         first = self._count - len(self._kept) + 1
         new = enumerate(islice(self._kept, max(0, number - first + 1), None), max(first, number + 1))
-        return {"count": self._count, "publishes": [self._shown(each, failed) for each, failed in new]}
+        return {"count": self._count, "publishes": [self._shown(index, failed) for index, failed in new]}
 
     def whole(self) -> dict[str, object]:
         """Return all kept publishes, for a new stream."""
@@ -100,7 +100,7 @@ class RecentPublishes:
         before = self.watched
         self.watch()
         number = int(asked)
-        # A number from before a restart: everything is new.
+        # A greater number is from before a restart: all publishes are new.
         return json_response({"watched": before, **self.after(number if number <= self._count else 0)})
 
     def _set_watched(self, watched: bool) -> None:
@@ -110,7 +110,7 @@ class RecentPublishes:
         self._changed(self)
 
     def _shown(self, number: int, failed: FailedPublish) -> dict[str, object]:
-        """Return the parts of a publish that may be shown: those of an audit line, and the names of its headers."""
+        """Return the parts of a publish that may be shown: those in an audit line, and the names of its headers."""
         privacy = self._records.privacy
         key = None if failed.routing_key is None else text(failed.routing_key)
         if failed.routing_key is not None and "rk" in privacy.hashed:

@@ -1,4 +1,4 @@
-"""The rules in force: as written, their routes, notes at their lines, and how they differ from the disk."""
+"""The rules in force: the files as written, their routes, notes on their lines, and differences from the disk."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RulesPages:
         self._missing = missing
         self._files = files
         self._compiling = compiling
-        #: version of rules, and the notes about them, cached since they need a compilation
+        #: version of the rules, and the notes on them, cached because computing them requires a compilation
         self._noted = ("", "")
 
     @property
@@ -70,7 +70,7 @@ class RulesPages:
             files = [{"name": name, "text": masked(data.decode())} for name, data in loaded.contents]
             return _json({"rules": loaded.rules.version, "files": files})
 
-        # In a thread: files may have ten thousand bindings.
+        # In a thread, since files may have ten thousand bindings.
         return _OK, await asyncio.to_thread(render)
 
     async def notes(self, _body: bytes) -> tuple[int, object]:

@@ -1,16 +1,16 @@
 """The HTTP server of the admin address: probes, metrics, status, and the pages that the application adds.
 
 ``/metrics`` for Prometheus, ``/livez`` (the event loop is responsive), ``/readyz`` (producers may connect) and
-``/status``. The server calls functions of the application, whose data it does not interpret. It answers from the start
-of the process to the end of the drain.
+``/status``. The server calls functions of the application and does not interpret their results. It answers from the
+start of the process to the end of the drain.
 
 Connections are limited in number and time, so that they don't exhaust the file descriptors that producers need: a
-request must be received within `REQUEST_SECONDS` of its connection, or of the previous answer, and that answer must
-have been read by then. There is no deadline while a page is being rendered.
+request must be received within `REQUEST_SECONDS` of the connection or of the previous answer, which must also have been
+read by then. There is no deadline while a page is being rendered.
 
-Guarded pages answer loopback and `admin.allow`, and reject pages in a browser other than the console: those with
-another origin, and those whose own name was made to resolve to this address (DNS rebinding), which the Host header
-shows.
+Guarded pages answer requests from loopback and from `admin.allow`. They reject requests by web pages other than the
+console: those with a different origin, and those of a host name that resolves to this address (DNS rebinding), which is
+detected by the Host header.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ Network: TypeAlias = IPv4Network | IPv6Network
 
 #: Peers that have access to guarded pages without `admin.allow`.
 LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
-#: Seconds that a stop waits for answers in progress; a client must not delay the exit of the process.
+#: How long `stop` waits for answers in progress, in seconds; a client must not delay the exit of the process.
 STOP_SECONDS = 1.0
 #: Size limit of a request's body: a message for `/explain` with its headers, not its body. Larger ones get 413.
 MAX_BODY_BYTES = 1 << 20
 #: Limit of connections; for a new one, the one that has been idle for longest is closed (`net.listener` reserves
 #: descriptors).
 MOST_CONNECTIONS = 64
-#: Seconds in which a connection does not count as idle: its request may be in transit. If all are new, a further one
-#: gets 503. Short, since successive silent connections must not lock probes out.
+#: Age in seconds up to which a connection does not count as idle, since its request may be in transit. If all are new,
+#: a further connection gets 503. Short, so that successive silent connections don't lock probes out.
 NEW_SECONDS = 0.05
-#: Limit of connections waiting for a 503, and seconds for their request.
+#: Limit of connections waiting for a 503, and the seconds in which their request must arrive.
 MOST_REFUSED, REFUSED_SECONDS = 32, 1.0
 #: Seconds to receive a whole request, and to send its answer.
 REQUEST_SECONDS = 30.0
 _NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-#: Host names of guarded pages, in addition to addresses and `admin.hosts`.
+#: Host names accepted for guarded pages, in addition to addresses and `admin.hosts`.
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 
 
@@ -67,7 +67,7 @@ class GuardedRoute:
     Args:
         method: HTTP method.
         path: path with a leading slash.
-        handler: its handler; exceptions become a 500 without text.
+        handler: answers requests; exceptions become a 500 without text.
     """
 
     method: str
@@ -127,7 +127,7 @@ class AdminServer:
             port: port to bind, 0 for a free one.
 
         Returns:
-            The bound address and port. Call `stop` at the end, also if this raised.
+            The bound address and port. Call `stop` at the end, even if this raises.
 
         Raises:
             OSError: the address can't be bound.
@@ -149,7 +149,7 @@ class AdminServer:
 
     def _connect(self) -> asyncio.Protocol:
         server = self._runner.server
-        assert server is not None  # noqa: S101 -- it listens
+        assert server is not None  # noqa: S101 -- set while listening
         handler = server()
         if len(self._connections) >= MOST_CONNECTIONS:
             _log.warning("too many admin connections", limit=MOST_CONNECTIONS, repeat="admin")
@@ -177,7 +177,7 @@ class AdminServer:
             if not self._is_allowed(request.remote):
                 raise web.HTTPForbidden(text="only available to loopback and to networks in admin.allow\n")
             host = request.headers.get("Host", "")
-            # A page in an operator's browser can reach loopback as well; browsers send an Origin, tools never do.
+            # Any web page in an operator's browser can reach loopback; browsers send an Origin header, tools never do.
             if request.headers.get("Origin", f"http://{host}") != f"http://{host}":
                 raise web.HTTPForbidden(text="not available to other pages in a browser\n")
             site, mode = request.headers.get("Sec-Fetch-Site", "none"), request.headers.get("Sec-Fetch-Mode")
@@ -200,10 +200,9 @@ class AdminServer:
         return any(address in network for network in self._allowed)
 
     def _is_named(self, host: str) -> bool:
-        """Return True if a Host header is an address or a known name of ours, which no foreign page in a browser can
-        send.
+        """Return True if a Host header is an address or one of our names, which foreign web pages can't send.
 
-        HTTP/1.0 has no such header, and no browser uses it.
+        HTTP/1.0 requires no such header, and no browser uses it.
         """
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         with suppress(ValueError):
@@ -237,7 +236,7 @@ class AdminServer:
 
 
 class _Refused(asyncio.Protocol):
-    """A connection beyond the limit: its request is answered with 503 if it arrives soon.
+    """A connection beyond the limit; if its request arrives soon, the answer is 503.
 
     Args:
         among: all such connections; beyond their limit, new ones are closed at once.
@@ -249,7 +248,7 @@ class _Refused(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the request: a client that is still sending would not read an earlier answer."""
+        """Wait for the request, since a client that is still sending would not read an answer."""
         self._transport = cast(asyncio.Transport, transport)
         if len(self._among) >= MOST_REFUSED:
             self._transport.abort()
@@ -272,8 +271,8 @@ class _Connection(asyncio.Protocol):
     """One connection, with a deadline except while a request is being answered.
 
     Args:
-        inner: aiohttp's protocol, which gets everything.
-        among: all connections by their inner protocol; it removes itself at its end.
+        inner: aiohttp's protocol, to which all events are forwarded.
+        among: all connections by their inner protocol; this connection removes itself when it is closed.
     """
 
     def __init__(self, inner: web.RequestHandler, among: dict[asyncio.BaseProtocol, _Connection]) -> None:
@@ -281,7 +280,7 @@ class _Connection(asyncio.Protocol):
         self._among = among
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        #: start of the wait, in seconds of the event loop
+        #: start of the current wait, in seconds of the event loop's clock
         self.since = 0.0
 
     @property
@@ -313,7 +312,7 @@ class _Connection(asyncio.Protocol):
         self._inner.resume_writing()
 
     def wait(self) -> None:
-        """Start the deadline: for the rest of the answer and for the next request."""
+        """Start the deadline for sending the rest of the answer and receiving the next request."""
         self.answering()
         if self._among.pop(self._inner, None) is not None:
             self._among[self._inner] = self
@@ -344,7 +343,7 @@ def json_response(value: object, status: int = 200) -> web.Response:
     return web.Response(status=status, text=text + "\n", content_type="application/json")
 
 
-def _as_text(value: Any) -> object:  # Any: whatever json does not know
+def _as_text(value: Any) -> object:  # Any: any type that json can't encode
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     if isinstance(value, (set, frozenset)):

@@ -1,8 +1,8 @@
 """Publish rates of the last 15 minutes, and totals and rates by exchange, binding and destination.
 
-Totals per outcome are always sampled, at long intervals without clients (`live`). More expensive data, the numbers of
-each binding and destination, are only read for clients, and in a thread: the event loop folds tallies in steps, as for
-the metrics page.
+Totals by outcome are always sampled; without clients, at long intervals (`live`). The numbers of each binding and
+destination are more expensive: they are read for clients only, and in a thread. The event loop folds tallies in steps,
+as for the metrics page.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import NamedTuple, TypeAlias
 from proxy.observe.metrics import Row, binding_matches, destination_publishes, publishes
 from proxy.relay.counters import OUTCOMES, Counters, Histogram
 
-#: Seconds between two samples for clients, minimum for a rate, and length of the history.
+#: In seconds: interval of samples for clients, minimum interval for a rate, and length of the history.
 SAMPLE_SECONDS, LEAST_SECONDS, HISTORY_SECONDS = 2.0, 1.0, 900.0
-#: Seconds of confirms that the confirm latency covers.
+#: Period of confirms that the confirm latency covers, in seconds.
 LATENCY_SECONDS = 60.0
 #: Columns of the history, in addition to the time.
 SERIES = (*OUTCOMES, "nacked", "returned")
 
-#: The lists: key of the list, names of labels, and source of the totals.
+#: The lists of rates: key in the answer, names of labels, and source of the totals.
 _LISTS: tuple[tuple[str, tuple[str, ...], Callable[[Counters], Iterable[Row]]], ...] = (
     ("exchanges", ("vhost", "exchange", "outcome"), publishes),
     ("bindings", ("vhost", "exchange", "binding"), binding_matches),
@@ -75,7 +75,7 @@ class TrafficSampler:
         self._one_at_a_time = asyncio.Lock()
 
     async def sample(self, detailed: bool) -> None:
-        """Record totals; `detailed`: including those of each binding and destination."""
+        """Record totals; with `detailed`, including those of each binding and destination."""
         async with self._one_at_a_time:
             for _ in self._counters.traffic.folding():
                 await asyncio.sleep(0)
@@ -86,7 +86,7 @@ class TrafficSampler:
                 self._numbers_at = None
 
     async def look(self) -> dict[str, object]:
-        """Return everything, for a new client."""
+        """Return all data, for a new client."""
         if self._numbers_at is None or self._timer() - self._numbers_at > 2 * SAMPLE_SECONDS:
             async with self._one_at_a_time:
                 for _ in self._counters.traffic.folding():
@@ -113,9 +113,9 @@ class TrafficSampler:
         if self._samples:
             before = self._samples[-1]
             seconds = now - before.timer
-            if seconds < LEAST_SECONDS:  # a new client ends a pause at any time
+            if seconds < LEAST_SECONDS:  # a new client may end a pause at any time
                 return
-            # A total decreases if rules are reloaded that no longer name an exchange.
+            # A total decreases if reloaded rules no longer name an exchange.
             rates = (max(0.0, new - old) / seconds for new, old in zip(totals, before.totals, strict=True))
             self._history.append((round(wall, 3), *(round(rate, 3) for rate in rates)))
         self._samples.append(sample)

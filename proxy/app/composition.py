@@ -1,7 +1,7 @@
 """Converts sections of the configuration to the arguments of other packages.
 
-Packages do not use `Settings`. Nothing is opened here. Other brokers named by the rules are checked as well: their
-passwords, certificates, and that none of them leads back to this sidecar (messenger-addressing specification, 3.2).
+Other packages do not use `Settings`. Nothing is opened here. Other brokers named by the rules are checked as well:
+their passwords and certificates, and that none of them is this sidecar (messenger-addressing specification, 3.2).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from proxy.yamlfile.document import Faults
 
 #: "no limit": channel numbers have 16 bits
 _MOST_CHANNELS = 65535
-#: n of scrypt: 16 MiB and about 50 ms, once at the start.
+#: Parameter n of scrypt: 16 MiB and about 50 ms, once at startup.
 _SCRYPT_COST = 2**14
 _MIB = 1 << 20
 _SECONDS_OF_A_DAY = 86400.0
@@ -53,7 +53,7 @@ def session_limits(settings: Settings) -> SessionLimits:
 
 
 def listener_limits(settings: Settings, shared: bool = False) -> ListenerLimits:
-    """Return the limits of all producers of a process together; `shared`: it is one of several workers."""
+    """Return the limits on all producers of a process together; `shared`: the process is one of several workers."""
     limits = settings.limits
     deadline_seconds = settings.shutdown.deadline_seconds
     per_peer = limits.connections_per_peer or 0
@@ -71,7 +71,7 @@ def rates(settings: Settings) -> RateLimits:
 
 
 def control_settings(settings: Settings, tls: SidecarTls, secrets: Secrets) -> ControlSettings:
-    """Return how the control plane connects and what it keeps; `secrets` sign what clients declare."""
+    """Return the settings of the control plane; `secrets` sign client declarations."""
     upstream, declared = settings.upstream, settings.declared
     return ControlSettings(
         hosts=tuple((address.host, address.port) for address in upstream.addresses),
@@ -109,8 +109,9 @@ def client_rules(settings: Settings, secrets: Secrets) -> ClientRules:
 def secrets_of(settings: Settings) -> Secrets:
     """Return the secrets that sign clients' bindings.
 
-    Without `declared.secrets` it is a key that all sidecars of the same control user derive from its password: with a
-    slow function, because signatures on the broker can be read and used to test guessed passwords.
+    Without `declared.secrets`, the only secret is derived from the control user's password, so that all sidecars of
+    this user have the same one. The derivation is slow because signatures, which can be read on the broker, can be used
+    to test guessed passwords.
     """
     given = [source.value for source in settings.declared.secrets]
     if given:
@@ -147,7 +148,7 @@ def audit_privacy(settings: Settings) -> Privacy:
 
 
 def cannot_listen(settings: Settings, key: str, address: object, error: OSError) -> ConfigError:
-    """Return the error at the key whose address can't be listened on."""
+    """Return the error for a key with an address on which the sidecar can't listen."""
     # asyncio includes the address in the text; name resolution has its own negative numbers.
     why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
     return settings.fault(key, f"can't listen on {address}: {why}")
@@ -164,7 +165,7 @@ def remote_brokers(
         listening: our listening addresses as (host, port).
 
     Raises:
-        ConfigErrors: a missing password, an unusable certificate, a loop back to ourselves.
+        ConfigErrors: a password is missing, a certificate is unusable, or a broker is this sidecar.
     """
     faults = Faults()
     brokers = {

@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 #: Limit of missing destinations in a report.
 _SHOWN = 100
-#: Bindings of old rules freed before other tasks run: some 0.1 ms.
+#: Bindings of old rules freed before other tasks run: about 0.1 ms.
 _FREED_AT_ONCE = 64
 #: Attempts to free old rules that are still in use, at intervals of `POLL_SECONDS`.
 _FREE_ATTEMPTS = 60
@@ -43,7 +43,7 @@ _FREE_ATTEMPTS = 60
 _TURN_SECONDS = 0.0005
 #: Seconds between two checks of the files; a change is loaded after two of them.
 POLL_SECONDS = 1.0
-#: Seconds until valid rules are retried that could not be activated because the broker was unreachable.
+#: Seconds before another attempt to activate valid rules after the broker was unreachable.
 RETRY_SECONDS = 5.0
 _OK, _UNUSABLE, _UNAVAILABLE = 200, 422, 503
 _MOUNTINFO = Path("/proc/self/mountinfo")
@@ -61,10 +61,10 @@ class ReloadReport:
     """The outcome of one reload.
 
     Args:
-        version: of the rules in force after it.
+        version: version of the rules in force after the reload.
         errors: why the new rules are not in force; empty if they are.
         at: time in seconds since the epoch.
-        reason: its cause: request, signal or file.
+        reason: cause of the reload: request, signal or file.
         invalid: whether the errors are in the files, not at the broker.
         missing: destinations of the new rules that can't be reached now, such as queues that no client has declared.
         restart: changed keys of the configuration that require a restart.
@@ -91,7 +91,7 @@ class ReloadReport:
 
 
 class ActivationResult(NamedTuple):
-    """Whether valid rules are in force now; see `ReloadReport`."""
+    """The outcome of loading and activating rules; see `ReloadReport`."""
 
     errors: Sequence[str] = ()
     invalid: bool = False
@@ -100,7 +100,7 @@ class ActivationResult(NamedTuple):
 
 @dataclass(slots=True)
 class _Candidate:
-    """New rules of one virtual host before their activation."""
+    """New rules of one virtual host that are not active yet."""
 
     state: VhostState
     exchanges: dict[bytes, OwnedExchange]
@@ -112,9 +112,9 @@ class _Candidate:
 class Reload:
     """Replaces the rules of a running sidecar on request and when files change, one reload at a time.
 
-    A reload reads, compiles and tests the files in a thread. What the new rules need on the broker is declared first;
-    then all virtual hosts switch at once, so that each publish is decided by either the old or the new rules. A failure
-    before that changes nothing.
+    A reload reads, compiles and tests the files in a thread. First, everything that the new rules need is declared on
+    the broker; then all virtual hosts switch at once, so that each publish is decided by either the old or the new
+    rules. A failure before the switch changes nothing.
 
     Args:
         files: lists the rules files of the configuration.
@@ -122,7 +122,7 @@ class Reload:
         state_of: returns the shared state of a virtual host, created if there is none.
         topology: the control plane.
         counters: counters of the process.
-        tasks: runs reloads that nothing waits for, and cleanup after a reload.
+        tasks: runs reloads in the background, and cleanup after a reload.
         brokers_of: reads the brokers named by the rules, and the TLS files, in a thread; returns the activation.
         tls_files: lists the TLS files, which are watched as well.
         settings: compares the configuration with the one in use; called in a thread.
@@ -178,7 +178,7 @@ class Reload:
 
     async def watch(self) -> None:
         for path in await asyncio.to_thread(self._lone_mounts):
-            _log.warning("file is mounted alone (subPath): it will never change, mount its directory", file=path)
+            _log.warning("file is mounted without its directory (subPath) and will never change", file=path)
         again_at = None
         loop = asyncio.get_running_loop()
         while True:
@@ -226,7 +226,7 @@ class Reload:
             loaded, failures, activation = await asyncio.to_thread(self._load)
         except ConfigErrors as error:
             return ActivationResult([str(fault) for fault in error.errors], invalid=True)
-        except Exception as error:  # noqa: BLE001 -- whatever a file makes us do wrong must not end the sidecar
+        except Exception as error:  # noqa: BLE001 -- no file may crash the sidecar
             _log.exception("reload failed unexpectedly")
             return ActivationResult([f"{type(error).__name__} while loading: {error}"], invalid=True)
         if failures:
@@ -234,7 +234,7 @@ class Reload:
         return await self._activate(loaded, activation)
 
     def _look(self) -> bool:
-        looks = [watch.look() for watch in self._watches]  # no short circuit: both have to check
+        looks = [watch.look() for watch in self._watches]  # no short circuit: each watch must check its files
         return any(looks)
 
     def _load(self) -> tuple[LoadedRules, list[str], Activation]:
@@ -283,7 +283,7 @@ class Reload:
                 name, candidate.exchanges, candidate.router, candidate.queues.queues
             )
         remains = [exchange for router in before.routers.values() for exchange in router.exchanges.values()]
-        # Nothing below waits until `self.loaded` is set: no publish is processed in between.
+        # No await until `self.loaded` is set, so that no publish is processed in between.
         for candidate in candidates:
             self._topology.swap(candidate.state.name, candidate.exchanges, candidate.router)
             candidate.state.set_addresses(loaded.books.get(candidate.state.name))
@@ -305,9 +305,9 @@ def _nothing() -> None:
 def _beside_traffic() -> Iterator[None]:
     """Let a thread compile rules without delaying publishes.
 
-    The event loop gets the interpreter after a short time: a confirm waits for two or three switches. There is no
-    garbage collection, which would stop all threads to traverse all rules; the objects that exist at the end are
-    excluded from it permanently.
+    The event loop gets the interpreter after a short time: a confirm waits for two or three switches. Garbage
+    collection is disabled, since it would stop all threads while it traverses all rules; objects that exist at the end
+    are excluded from it permanently.
     """
     collects, interval = gc.isenabled(), sys.getswitchinterval()
     gc.disable()
@@ -322,7 +322,7 @@ def _beside_traffic() -> Iterator[None]:
 
 
 async def free_exchanges(exchanges: list[Exchange]) -> None:
-    """Free old rules in steps: freed at once, large ones would block the event loop for long."""
+    """Free old rules in steps: freeing large ones at once would block the event loop for too long."""
     while exchanges:
         exchange = exchanges.pop()
         for _ in range(_FREE_ATTEMPTS):
@@ -333,12 +333,12 @@ async def free_exchanges(exchanges: list[Exchange]) -> None:
             await asyncio.sleep(POLL_SECONDS)
         else:
             continue
-        while exchange.dismantle(_FREED_AT_ONCE):  # noqa: ASYNC110 -- a pause for others, not a wait
+        while exchange.dismantle(_FREED_AT_ONCE):  # noqa: ASYNC110 -- lets other tasks run; waits for nothing
             await asyncio.sleep(0)
 
 
 def _unreachable(state: VhostState) -> list[str]:
-    """Return the destinations of rules that no publish can reach with the current state of the broker."""
+    """Return destinations of the rules that publishes can't reach in the current state of the broker."""
     missing = {
         destination
         for owned in state.exchanges.values()
@@ -369,7 +369,7 @@ def _candidate(state: VhostState, loaded: LoadedRules) -> _Candidate:
 
 
 def owned_exchanges(rules: VhostRules) -> dict[bytes, OwnedExchange]:
-    """Return the exchanges of the rules in the form for relays and control plane."""
+    """Return the exchanges of the rules in the form that relays and the control plane use."""
     return {rule.name: owned_exchange(rule) for rule in rules.exchanges}
 
 

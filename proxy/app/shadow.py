@@ -1,8 +1,8 @@
 """Shadow rules: compares the decisions of a second rules file with those in force, on live traffic.
 
-The candidate is compiled in a thread. Publishes to exchanges that either of the two rules affects are buffered, up to a
-limit, and compared later in short batches; under load some are skipped, and counted. Without a candidate there is no
-overhead. A candidate whose report is not read for an hour is dropped. The candidate has no effect on messages.
+The candidate is compiled in a thread. Publishes to exchanges in either set of rules are buffered, up to a limit, and
+compared later in short batches; under load, some are skipped and counted. Without a candidate there is no overhead. A
+candidate whose report is not read for an hour is dropped. The candidate has no effect on messages.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ BUFFERED, BUFFERED_BYTES = 4096, 8 << 20
 TURN_SECONDS, REST_SECONDS = 0.001, 0.02
 #: Minimum pause as a multiple of the previous batch: one comparison may be slow.
 RESTS = 19
-#: Seconds that the end of a shadow waits for buffered publishes.
+#: Time limit for comparing the remaining buffered publishes when a shadow ends, in seconds.
 _LAST_SECONDS = 2.0
 #: Seconds between two updates of client declarations.
 _INHERIT_SECONDS = 1.0
-#: Clients' bindings added to the candidate's between two pauses in which other tasks may run.
+#: Client bindings added to the candidate between two pauses in which other tasks may run.
 _STEP = 64
 #: Seconds after which a shadow whose report is not read is dropped.
 UNREAD_SECONDS = 3600.0
@@ -77,7 +77,7 @@ class Shadow:
     """Compares one candidate at a time with the rules in force.
 
     Args:
-        reload: has the rules in force.
+        reload: provides the rules in force.
         vhosts: provides the publishes.
         privacy: which parts of a message may be shown.
         tasks: runs the comparison.
@@ -112,7 +112,7 @@ class Shadow:
 
     @property
     def version(self) -> str | None:
-        """The version of the candidate, None if there is none."""
+        """The version of the candidate; None if there is no candidate."""
         return None if self._run is None else self._run.candidate.loaded.rules.version
 
     async def begin(self, body: bytes) -> tuple[int, object]:
@@ -152,7 +152,7 @@ class Shadow:
         return (_NOT_FOUND, {"errors": ["there is no shadow"]}) if state is None else (_OK, state)
 
     async def end(self, _body: bytes) -> tuple[int, object]:
-        """Drop the candidate and return the report; 404 if there is none."""
+        """Drop the candidate and return its report; 404 if there is no candidate."""
         run = self._run
         if run is None:
             return _NOT_FOUND, {"errors": ["there is no shadow"]}
@@ -246,7 +246,7 @@ class Shadow:
                     await asyncio.sleep(0)
 
     def _example(self, observed: ObservedDecision) -> dict[str, object]:
-        """Return the parts of a message that may be shown: the same as in an audit line."""
+        """Return the parts of a message that may be shown, as in an audit line."""
         privacy = self._records.privacy
         key = text(observed.routing_key)
         if "rk" in privacy.hashed:
@@ -267,7 +267,7 @@ def uploaded_files(body: bytes) -> list[tuple[str, bytes]]:
             if upload.keys() == {"files"}:
                 return [(str(name), str(content).encode()) for name, content in upload["files"]]
         except (ValueError, TypeError, RecursionError):
-            pass  # apparently a rules file: its reader reports the error better
+            pass  # probably a rules file: its loader reports a better error
     return [("candidate", body)]
 
 

@@ -76,7 +76,7 @@ _DISTRIBUTION = "open-exchange-proxy"
 #: Seconds between two updates of the gauges that no event updates.
 _WATCH_SECONDS = 1.0
 #: How long another thread (compiling rules, writing the metrics page) may hold the interpreter while the event loop
-#: waits, in seconds. Python's default of 5 ms, several times per iteration, would be noticeable.
+#: waits, in seconds. Waiting for Python's default of 5 ms several times per iteration would be noticeable.
 _SWITCH_SECONDS = 0.0005
 #: Seconds without a failure after which a periodic task counts as working.
 _STEADY_SECONDS = 5.0
@@ -109,7 +109,7 @@ def run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None = None
     except (ConfigError, ConfigErrors) as errors:
         sys.stderr.write(f"{errors}\n")
         return FAULTY
-    except Exception as error:  # noqa: BLE001 -- the last place that can say why the process ends, as a line of the log
+    except Exception as error:  # noqa: BLE001 -- the last place that can log why the process exits
         _log.error("exiting after an unexpected error", error=f"{type(error).__name__}: {error}", exc_info=error)
         return BROKEN
 
@@ -137,7 +137,7 @@ def _run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None, dry_
         _log.warning("configuration", text=str(warning))
     try:
         import uvloop
-    except ImportError:  # not available on this platform: the standard library's loop does the same, slower
+    except ImportError:  # not available on this platform: the standard library's loop is slower but equivalent
         runner = asyncio.Runner()
     else:
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -156,7 +156,7 @@ class Sidecar:
         settings: the configuration.
         loaded: the compiled rules.
         environ: environment, for secrets.
-        slot: its place, if it is one of several workers.
+        slot: the place of this process among several workers; None: a single process.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class Sidecar:
         self._topology = self._make_topology()
         counters.control_failures = self._topology.supervisor.failures
         self._audit: AuditWriter | None = None
-        # Made in `_assemble`, before anything runs.
+        # Set in `_assemble`, before anything runs.
         self._remotes: RemotePool
         self._reload: Reload
         self._shadow: Shadow
@@ -224,7 +224,7 @@ class Sidecar:
             if self._listening:
                 end = loop.time() + self._settings.shutdown.deadline_seconds
                 await listener.drain()
-                # From producers that have disconnected; all share one deadline.
+                # Messages of producers that have disconnected; the deadline is the same.
                 await self._remotes.drain(end - loop.time())
         _log.info("stopped")
         return OK
@@ -259,7 +259,7 @@ class Sidecar:
                 ruled_only=self._settings.audit.scope == "ruled",
             )
             await self._audit.start()
-            # Closed last: until then producers are confirmed and lines are written.
+            # Closed last: until then, publishes are confirmed and audit lines are written.
             stack.push_async_callback(self._audit.close, self._settings.shutdown.deadline_seconds)
         rules_of_clients = client_rules(self._settings, self._secrets)
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, publish_log)
@@ -293,9 +293,9 @@ class Sidecar:
                     return
                 _log.warning("the broker is not reachable yet", error=str(error))
             self._following = tasks.start(self._topology.run(), "topology")
-        while not self._topology.ready:  # noqa: ASYNC110 -- ready is what many looks at the broker add up to
+        while not self._topology.ready:  # noqa: ASYNC110 -- many events together make it ready
             await asyncio.sleep(0.05)
-        # The loaded objects stay: exclude them from garbage collection and its pauses.
+        # The loaded objects are permanent: exclude them from garbage collection and its pauses.
         gc.collect()
         gc.freeze()
         try:
@@ -315,7 +315,7 @@ class Sidecar:
 
     def _stop(self) -> None:
         self._signals += 1
-        if self._signals > 1 and self._slot is None:  # a supervisor kills: the first signal may not have been its own
+        if self._signals > 1 and self._slot is None:  # not for workers: the supervisor uses SIGKILL
             _log.warning("second signal: ending immediately")
             sys.stderr.flush()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -323,7 +323,7 @@ class Sidecar:
         self._stopping.set()
 
     def _on_supervisor_gone(self) -> None:
-        """Drain: the supervisor has exited without a signal to this worker."""
+        """Drain: the supervisor has exited without sending a signal to this worker."""
         if not os.read(sys.stdin.fileno(), 1):
             asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
             self._stopping.set()
@@ -385,7 +385,7 @@ class Sidecar:
         return remotes
 
     def _control_settings_of_remote(self, vhost: str, remote: Remote) -> tuple[ControlSettings, str] | None:
-        """Return how another broker's inventory is read: with the login used for messages."""
+        """Return the settings for reading another broker's inventory; the login is that used for messages."""
         remotes = self._remotes
         place = endpoint(remote, remotes.brokers.get(vhost, {}), vhost)
         if not isinstance(place, Endpoint) or is_own_address(place.host, place.port, remotes.listening):
@@ -396,10 +396,12 @@ class Sidecar:
             tls = TlsSettings(partial(self._tls.contexts.of, place.tls), name, place.tls.words)
         login = place.credentials
         try:
-            user, password, there = login.user.decode(), login.password.decode(), login.vhost.decode()
-        except UnicodeDecodeError:  # the address may contain any bytes; our client library requires str
+            user, password, remote_vhost = login.user.decode(), login.password.decode(), login.vhost.decode()
+        except UnicodeDecodeError:  # an address may contain any bytes; the client library requires str
             return None
-        return ControlSettings(hosts=((place.host, place.port),), username=user, password=password, tls=tls), there
+        return ControlSettings(
+            hosts=((place.host, place.port),), username=user, password=password, tls=tls
+        ), remote_vhost
 
     def _make_reload(self, vhosts: Vhosts, tasks: Tasks) -> Reload:
         def state_of(vhost: str) -> VhostState:

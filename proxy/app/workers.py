@@ -5,9 +5,9 @@ serves no producers. It restarts a worker whenever it exits, with back-off and w
 SIGTERM and SIGHUP. Before SIGHUP is forwarded, and before a worker is restarted, another process reads and checks all
 files, as at startup. If a file is invalid, SIGHUP is not forwarded and no worker is started.
 
-The signals are blocked and taken one at a time. Workers inherit that, and unblock them once they have handlers, so that
-no signal reaches a worker that can't handle it yet. A worker exits when its standard input is closed, so it does not
-outlive this process.
+Signals are blocked and received one at a time. Workers inherit the blocked signals and unblock them once their handlers
+are installed, so that no signal reaches a worker that can't handle it yet. A worker exits when its standard input is
+closed, so it does not outlive this process.
 
 Sources: socket(7), SO_REUSEPORT; sigtimedwait(2); signal(7), "Execution of signal handlers".
 """
@@ -32,15 +32,15 @@ from proxy.yamlfile.hosts import HostPort
 
 _log = structlog.get_logger(__name__)
 
-#: Back-off before a worker is restarted, in seconds: the first, and the longest.
+#: Back-off before a worker is restarted, in seconds: initial and maximum.
 RETRY_SECONDS, RETRY_MOST_SECONDS = 0.5, 30.0
-#: A worker that ran for this long is restarted with the first back-off.
+#: Running time, in seconds, after which a worker is restarted with the initial back-off.
 STEADY_SECONDS = 60.0
 #: Timeout of reading and checking all files.
 _CHECK_SECONDS = 120.0
 #: Time for a worker to exit in addition to `shutdown.deadline`: close-oks, audit log.
 _END_SECONDS = 15.0
-#: Signals of a supervisor; workers unblock them.
+#: Signals that a supervisor receives; workers unblock them.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 _EXIT_OK, _EXIT_FAULTY = 0, 2
 
@@ -162,7 +162,7 @@ class Workers:
                 worker.postpone(now)
                 return
             place = ["--worker", str(worker.number), str(worker.restarts)]
-            # Not in a terminal's process group, whose signals would arrive in addition to forwarded ones.
+            # Outside the terminal's process group: its signals would arrive in addition to the forwarded ones.
             worker.process = subprocess.Popen(  # noqa: S603 -- this program
                 [*self._command, *place], stdin=subprocess.PIPE, start_new_session=True
             )
@@ -184,8 +184,8 @@ class Workers:
         if self._kill_at is not None:
             return
         if status == _EXIT_FAULTY and not worker.restarts:
-            # As for a single sidecar: an error that prevents the first start is not retried. No serving worker exits
-            # this way.
+            # As for a single sidecar: an error that prevents the first start is not retried. A worker that has served
+            # producers never exits with this status.
             self._status = _EXIT_FAULTY
             self._stop(now)
             return
@@ -228,7 +228,7 @@ class Workers:
             worker.signal(signal.SIGHUP)
 
     def _check_files(self) -> list[str]:
-        """Return errors in configuration, rules and TLS files, as found by another process.
+        """Return the errors that another process finds in configuration, rules and TLS files.
 
         Raises:
             OSError: no process can be started.
@@ -249,7 +249,7 @@ def _reserve(address: HostPort) -> socket.socket:
     """Bind an address that workers will listen on, to keep it reserved while none of them runs.
 
     Raises:
-        OSError: it is in use, possibly by another sidecar, which would get some of the connections.
+        OSError: the address is in use, possibly by another sidecar, which would get some of the connections.
     """
     family, *_, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as alone:

@@ -1,4 +1,5 @@
-"""The control plane: declarations on RabbitMQ and its inventory. Owns aio_pika, aiormq and the HTTP client.
+"""The control plane: declarations on RabbitMQ and its inventory. Only this package uses aio_pika, aiormq and aiohttp's
+client.
 
 | question | module |
 |---|---|
@@ -9,7 +10,7 @@
 | the AMQP connection of the control user; credentials, deadlines and limits of the control plane | `connection` |
 | the AMQP methods it sends, and the meaning of a refusal | `methods` |
 | restarting failed background tasks | `task_supervisor` |
-| destinations that the address table names at other brokers | `remote_observer` |
+| checking destinations at other brokers that the address table names | `remote_observer` |
 | `oxproxy adopt`: signing bindings that lack a current signature | `adoption` |
-| `oxproxy cleanup`: removing what sidecars left on a broker | `cleanup` |
+| `oxproxy cleanup`: removing objects that sidecars left on a broker | `cleanup` |
 """

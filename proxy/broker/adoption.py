@@ -1,8 +1,7 @@
 """Finds client bindings that are not signed with the current secret, and signs them (`oxproxy adopt`).
 
-Version 0.1 signed nothing, and a secret is replaced now and then. The signed binding is made before the old one is
-removed, under the same routing key and with the same sequence number, so that no message misses its queue and the order
-is unchanged.
+Version 0.1 did not sign bindings, and secrets may be replaced. The signed binding is made before the old one is
+removed, with the same routing key and sequence number, so that no message misses its queue and the order is unchanged.
 """
 
 from __future__ import annotations
@@ -34,34 +33,34 @@ class UnsignedBinding:
 
     @property
     def secret(self) -> int | None:
-        """Index of the secret it was signed with: 1 or more for previous ones, None if it is none of ours."""
+        """Index of the secret of its signature: 1 or more for previous secrets, None if it is not signed by us."""
         return self.stored.copies[0].secret
 
     @property
     def foreign_signature(self) -> bool:
-        """True if it has a signature that is none of ours: no version of ours has created it."""
+        """True if it has a signature by none of our secrets: no version of oxproxy creates such a binding."""
         return self.secret is None and bool(self.info.signature)
 
     def as_json(self) -> dict[str, Any]:  # Any: JSON
-        """Return what is known of it, without values of arguments."""
+        """Return the binding for operators, without values of arguments."""
         (copy,) = self.stored.copies
         return {
             "exchange": self.carrier.decode(errors="replace"),
             "binding": str(self.info),
             "user": copy.client,
             "arguments": [name.decode(errors="replace") for name, _ in self.stored.binding.arguments],
-            "reason": why_unsigned(self.info) if self.secret is None else "signed by a previous secret",
+            "reason": why_unsigned(self.info) if self.secret is None else "signed with a previous secret",
         }
 
     def __str__(self) -> str:
-        """Format the same as one line for operators."""
+        """Format the data of `as_json` as one line for operators."""
         exchange, binding, user, arguments, reason = self.as_json().values()
         names = ", ".join(arguments) or "none"
         return f"vhost {self.vhost}: exchange {exchange}: {binding}, user {user!r}, arguments {names}: {reason}"
 
 
 class Adoption:
-    """Finds and signs such bindings."""
+    """Finds and signs client bindings that are not signed with the current secret."""
 
     def __init__(self, settings: ControlSettings, management: ManagementApi) -> None:
         self._settings = settings
@@ -89,12 +88,12 @@ class Adoption:
         """Find bindings that are not signed with the current secret, except damaged ones, which sidecars ignore.
 
         Args:
-            exchanges: limits the search; empty: everywhere.
+            exchanges: the exchanges to search; empty: all.
 
         Raises:
             UpstreamError: the management API is unavailable.
         """
-        found: list[UnsignedBinding] = []
+        bindings: list[UnsignedBinding] = []
         for carrier in await self.carriers(vhost):
             if exchanges and carrier not in exchanges:
                 continue
@@ -106,29 +105,34 @@ class Adoption:
                 except ValueError:
                     continue
                 if stored.copies[0].secret != 0:
-                    found.append(UnsignedBinding(vhost, carrier, info, stored))
-        return found
+                    bindings.append(UnsignedBinding(vhost, carrier, info, stored))
+        return bindings
 
-    async def sign(self, found: UnsignedBinding) -> str | None:
-        """Replace a binding with a signed one; return the reason if that is impossible.
+    async def sign(self, unsigned: UnsignedBinding) -> str | None:
+        """Replace a binding with a signed one; return the reason if the broker refuses it.
 
         Raises:
             UpstreamError: the broker is unreachable; the old binding remains.
         """
-        (copy,), destination = found.stored.copies, found.stored.destination
+        (copy,), destination = unsigned.stored.copies, unsigned.stored.destination
         signed = signed_copy(
-            self._state(found.vhost), found.carrier, found.stored.binding, found.stored.entries, copy.key, copy.client
+            self._state(unsigned.vhost),
+            unsigned.carrier,
+            unsigned.stored.binding,
+            unsigned.stored.entries,
+            copy.key,
+            copy.client,
         )
-        ((key, entries),) = kept_rows(found.stored._replace(copies=(signed,)))
-        connection = await self._connection(found.vhost)
-        refusal = await connection.call(Bind(found.carrier, destination, key, entries))
+        ((key, entries),) = kept_rows(unsigned.stored._replace(copies=(signed,)))
+        connection = await self._connection(unsigned.vhost)
+        refusal = await connection.call(Bind(unsigned.carrier, destination, key, entries))
         if refusal is not None:
             return reason(refusal.code, refusal.text, destination[0])
-        await self._management.remove_binding(found.vhost, found.carrier, found.info)
+        await self._management.remove_binding(unsigned.vhost, unsigned.carrier, unsigned.info)
         return None
 
     async def lacking_tokens(self, vhost: str) -> list[tuple[bytes, Destination]]:
-        """Find carriers and destinations that would be lost if the old tokens of a virtual host were removed.
+        """Find destinations that carriers would no longer reach if the old tokens of a virtual host were removed.
 
         Raises:
             UpstreamError: the management API is unavailable.
@@ -136,10 +140,10 @@ class Adoption:
         return await lacking_tokens(self._management, Tokens(vhost, self._secrets.token_keys))
 
     async def retire_tokens(self, vhost: str) -> int:
-        """End the transition to the current tokens; return how many other bindings sidecars have to remove.
+        """End the transition to the current tokens; return the number of bindings that sidecars have to remove.
 
         Raises:
-            UpstreamError: the management API is unavailable, or refused.
+            UpstreamError: the management API is unavailable or refused the request.
         """
         return await retire_tokens(self._management, Tokens(vhost, self._secrets.token_keys))
 

@@ -1,6 +1,6 @@
-"""Finds and removes what sidecars have left on a broker (`oxproxy cleanup`).
+"""Finds and removes objects that sidecars have left on a broker (`oxproxy cleanup`).
 
-That is exchanges with our mark and everything bound under a reserved prefix. An exchange with foreign bindings stays.
+These are exchanges with our mark, and bindings with a reserved prefix. Exchanges with foreign bindings are kept.
 Source: delivery notes, "Words" and "The store".
 """
 
@@ -17,7 +17,7 @@ from proxy.values import RESERVED_PREFIXES
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """One exchange of ours."""
+    """An exchange that sidecars created, with its bindings."""
 
     vhost: str
     exchange: bytes
@@ -37,12 +37,12 @@ class Leftover:
     def __str__(self) -> str:
         values = self.as_json()
         counts = f"{values['tokens']} tokens, {values['stored_bindings']} stored bindings"
-        others = "".join(f"; not ours, so the exchange stays: {binding}" for binding in self.foreign)
+        others = "".join(f"; foreign, so the exchange is kept: {binding}" for binding in self.foreign)
         return f"vhost {self.vhost}: exchange {values['exchange']}: {counts}{others}"
 
 
 class Cleanup(ManagementApi):
-    """Finds and removes them through the management API."""
+    """Finds and removes these objects through the management API."""
 
     async def leftovers(self, vhosts: Iterable[str] = ()) -> list[Leftover]:
         """Find our exchanges and bindings.
@@ -51,7 +51,7 @@ class Cleanup(ManagementApi):
             UpstreamError: the management API is unavailable.
         """
         wanted = set(vhosts)
-        found = []
+        leftovers = []
         for item in await self._get("/exchanges?columns=name,vhost,type,internal,durable,auto_delete,arguments"):
             info, vhost = exchange_info(item), str(item["vhost"])
             if (wanted and vhost not in wanted) or not (info.marked or info.name.startswith(RESERVED_PREFIXES)):
@@ -61,14 +61,14 @@ class Cleanup(ManagementApi):
             for binding in await self.bindings(vhost, info.name):
                 is_ours = binding.routing_key.startswith(RESERVED_PREFIXES) or info.name.startswith(RESERVED_PREFIXES)
                 (ours if is_ours else foreign).append(binding)
-            found.append(Leftover(vhost, info.name, tuple(ours), tuple(foreign)))
-        return sorted(found, key=lambda each: (each.vhost, each.exchange))
+            leftovers.append(Leftover(vhost, info.name, tuple(ours), tuple(foreign)))
+        return sorted(leftovers, key=lambda leftover: (leftover.vhost, leftover.exchange))
 
     async def remove(self, leftover: Leftover) -> bool:
         """Remove an exchange, or only our bindings if it has foreign ones.
 
         Returns:
-            Whether nothing of it is left.
+            Whether the exchange was removed.
 
         Raises:
             UpstreamError: the broker refused.

@@ -1,11 +1,12 @@
 """The control user's AMQP connection to one virtual host, and the settings of the control plane.
 
-A refused declaration closes its channel, so every channel here is anonymous: taken for one method or for one lane of a
-batch, and discarded once refused, so that a refusal affects nothing else. `log_in` classifies a refused login: the
+A refused declaration closes its channel. Therefore any channel of a pool is used for one method or for one lane of a
+batch, and discarded after a refusal, so that a refusal affects nothing else. `log_in` classifies a refused login: the
 broker closes with 403 if the client has announced that capability, or just drops the connection.
 
-The connection is aio-pika's plain one: `vhost_loop` reconnects, and a robust connection would redeclare what it
-remembers, a second desired state. aiormq, on which aio-pika is built, is used directly only here and in `methods`:
+The connection is aio-pika's plain one: `vhost_loop` reconnects, whereas a robust connection would redeclare the objects
+that it remembers, as a second desired state. aiormq, on which aio-pika is built, is used directly only here and in
+`methods`:
 
 - `_Transport`: aiormq drops a Channel.CloseOk if ten frames wait to be written, and the broker then refuses the
   channel's number forever; aio-pika has no option for that length, for the expected server name of a certificate, or
@@ -13,7 +14,7 @@ remembers, a second desired state. aiormq, on which aio-pika is built, is used d
 - `_Channel`: aio-pika adds a callback to the connection for each channel and never removes it, 3 KiB per refusal until
   the connection ends; and it waits to open a channel while the broker blocks publishers.
 - `methods.send`: raw bytes of argument tables, and names that pamqp refuses.
-- `methods.make_all`: several binds in one write, of which the last alone is answered.
+- `methods.make_all`: several binds in one write, of which only the last is answered.
 
 `ControlSettings` holds credentials, deadlines and limits; `app` derives it from the configuration.
 
@@ -62,12 +63,12 @@ class DeclaredSettings:
     """Settings for client declarations.
 
     Args:
-        own_routes: whether routes of clients' bindings reach only queues that the client could have bound itself; then
-            the control user binds no tokens for them.
+        own_routes: whether routes of clients' bindings reach only queues that the client could have bound itself; in
+            this case, the control user binds no tokens for these routes.
         local_time: time zone of ``dtl`` operators.
-        announce: whether sidecars announce changes to each other, over a fanout exchange on the broker.
-        snapshot: file for state that the broker can't store, None for none.
-        secrets: sign what is stored on the broker.
+        announce: whether sidecars announce changes to each other through a fanout exchange on the broker.
+        snapshot: file for state that the broker can't store, None if there is none.
+        secrets: sign data stored on the broker.
     """
 
     own_routes: bool = True
@@ -83,8 +84,8 @@ class TlsSettings:
 
     Args:
         context: returns the context for a new connection.
-        server_name: expected name in the certificate, None for the host's.
-        words: describes an error of TLS.
+        server_name: expected name in the certificate, None for the host name.
+        words: describes a TLS error.
     """
 
     context: Callable[[], ssl.SSLContext]
@@ -97,28 +98,28 @@ class ControlSettings:
     """Address and credentials of the broker, and every limit of the control plane.
 
     Args:
-        hosts: (host, port) of the AMQP listeners, tried in turn.
+        hosts: (host, port) of each AMQP listener, tried in this order.
         username: the control user.
         password: its password; never shown.
         tls: TLS to the AMQP listeners, None for plain TCP.
         management: base URL of the management API, None if there is none.
-        management_tls: TLS to an ``https`` management API, None for the system's trust.
-        connection_name: shown on the broker's management pages.
+        management_tls: TLS to an ``https`` management API, None to trust the system's CA certificates.
+        connection_name: name shown on the broker's management pages.
         refresh_seconds: interval between two reconcile passes.
         deadline_seconds: timeout of one answer, and of binding a destination.
         heartbeat_seconds: AMQP heartbeat of the control connections.
         retry_seconds: first pause before a lost connection is retried; doubles up to `retry_limit_seconds`.
-        retry_limit_seconds: longest such pause.
+        retry_limit_seconds: maximum pause before a lost connection is retried.
         grace_seconds: how long tokens that new rules don't need stay bound.
         lanes: concurrent channels for bulk declarations. The broker processes one declaration after another on a
             channel and syncs each to disk; 32 channels bind four times as fast as one.
         bind_limit: limit of destinations of one virtual host bound on demand for producers and regex routes.
-        remember_limit: limit of cached destinations that could not be reached on demand.
+        remember_limit: limit of cached destinations that could not be bound on demand.
         retries_per_look: limit of refused or unverified destinations retried in one pass, to spare the broker.
         listing_bytes: size limit of an answer of the management API; 10,000 queues are 0.5 MB.
         remove_foreign: whether foreign bindings on a carrier are removed (needs the management API).
-        patience_seconds: how long a start waits for a management API that does not answer, before it continues without
-            client declarations.
+        patience_seconds: how long the startup waits for a management API that does not answer, before it continues
+            without client declarations.
         declared: settings for client declarations.
     """
 
@@ -145,7 +146,7 @@ class ControlSettings:
     declared: DeclaredSettings = field(default_factory=DeclaredSettings)
 
 
-# Their warnings reach us as exceptions as well, which are logged with the virtual host.
+# The libraries' warnings are also raised as exceptions, which are logged with the virtual host.
 for _library in ("aiormq", "aio_pika"):
     logging.getLogger(_library).setLevel(logging.CRITICAL)
 
@@ -157,7 +158,7 @@ class _Transport(aiormq.Connection):
 
 
 class _Channel(aio_pika.Channel):
-    """aio-pika's channel without leftovers on the connection once it is closed; see the module docstring."""
+    """aio-pika's channel, except that its callback is removed when it is closed; see the module docstring."""
 
     async def _open(self) -> None:
         transport = self._connection.transport
@@ -192,7 +193,7 @@ class AmqpConnection(aio_pika.Connection):
         self._vhost = vhost
         if tls is not None and tls.server_name:
             self.kwargs["server_hostname"] = tls.server_name
-        #: Set when the connection has ended, or an answer is overdue: heartbeats would take minutes to detect that.
+        #: Set when the connection is closed, or an answer is overdue, which heartbeats would take minutes to detect.
         self.lost = asyncio.Event()
         self.close_callbacks.add(lambda *_: self.lost.set())
 
@@ -200,11 +201,11 @@ class AmqpConnection(aio_pika.Connection):
         transport = _Transport(self.url, **self.kwargs)
         transport.vhost = self._vhost
         try:
-            # Not `wait_for`: in Python 3.11 it loses a cancellation that coincides with a failed attempt.
+            # Not `wait_for`: in Python 3.11, it loses a cancellation that coincides with a failed attempt.
             async with asyncio.timeout(timeout):
                 await transport.connect()
         except BaseException:
-            await self.close()  # else aio-pika does that at garbage collection, in a task that is never awaited
+            await self.close()  # otherwise aio-pika does this at garbage collection, in a task that is never awaited
             raise
         closed = OneShotCallback(self._on_connection_close)
         transport.closing.add_done_callback(closed)
@@ -216,7 +217,7 @@ class AmqpConnection(aio_pika.Connection):
         """aiormq's connection.
 
         Raises:
-            AMQPError: it was closed.
+            AMQPError: the connection was closed.
         """
         if self.transport is None:
             raise AMQPError("connection closed")
@@ -241,7 +242,7 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
         text = f"{place} refused user {settings.username!r} in vhost {vhost!r}: {error.args[-1]}"
         raise UpstreamError(UpstreamFailure.REFUSED, text) from error
     except InvalidFrameError as error:
-        # aiormq does not show the Connection.Close that answers Connection.Open, only that there was one.
+        # aiormq shows that the answer to Connection.Open was a Connection.Close, but not its content.
         text = f"{place} refused vhost {vhost!r}: it does not exist, or user {settings.username!r} may not use it"
         raise UpstreamError(UpstreamFailure.REFUSED, text) from error
     except (AMQPError, OSError) as error:
@@ -254,7 +255,7 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
 
 
 def cause_of(error: BaseException) -> str:
-    """Describe an exception of aiormq or of a socket in a few words."""
+    """Describe an exception of aiormq or of a socket briefly."""
     text = str(error.args[-1]) if error.args else ""
     return text or type(error).__name__
 
@@ -263,7 +264,7 @@ def cause_of(error: BaseException) -> str:
 _SINGLES = 8
 #: Idle channels kept open; others are closed after a bulk operation.
 _KEPT_IDLE = 8
-#: Binds sent on one channel with one answer: the broker is asked less often, and has not so many that one is late.
+#: Binds sent on a channel with a single answer: fewer round trips, but few enough that the answer is not late.
 _BINDS_AHEAD = 16
 #: AMQP 0-9-1 spec, 1.4.2.6: channel-max 0 means no limit; the number has 16 bits.
 _NO_LIMIT = 65535
@@ -279,7 +280,7 @@ _CODES: dict[type[BaseException], int] = {
 
 
 class Refusal(NamedTuple):
-    """Why the broker closed a channel of ours: reply code and text."""
+    """The reason why the broker closed one of our channels: reply code and text."""
 
     code: int
     text: str
@@ -308,8 +309,8 @@ class ControlConnection:
     @property
     def version(self) -> str:
         """The broker's version from its server properties; possibly empty."""
-        said = None if self._connection is None else self._connection.opened.server_properties.get("version")
-        return said.decode(errors="replace") if isinstance(said, bytes) else str(said or "")
+        version = None if self._connection is None else self._connection.opened.server_properties.get("version")
+        return version.decode(errors="replace") if isinstance(version, bytes) else str(version or "")
 
     async def connect(self) -> None:
         """Connect to the first host that answers.
@@ -345,10 +346,10 @@ class ControlConnection:
         return not self.connected
 
     async def call(self, method: Method) -> Refusal | None:
-        """Send one method and wait for its answer.
+        """Send a method and wait for its answer.
 
         Returns:
-            None, or why the broker refused.
+            None, or the broker's refusal.
 
         Raises:
             UpstreamError: no connection, or no answer in time.
@@ -367,14 +368,16 @@ class ControlConnection:
         """Send many methods, in no particular order.
 
         Returns:
-            For each method None, or why the broker refused it.
+            For each method None, or the broker's refusal.
 
         Raises:
             UpstreamError: the connection was lost; some methods may have been carried out.
         """
         refusals: list[Refusal | None] = [None] * len(methods)
         limit_seconds = self._settings.deadline_seconds
-        binds = [(index, one) for index, one in enumerate(methods) if isinstance(one, Bind) and not one.unbinds]
+        binds = [
+            (index, method) for index, method in enumerate(methods) if isinstance(method, Bind) and not method.unbinds
+        ]
         batches = [binds[at : at + _BINDS_AHEAD] for at in range(0, len(binds), _BINDS_AHEAD)]
         left = dict(enumerate(methods))
         ahead = iter([batch for batch in batches if len(batch) > 1])
@@ -399,7 +402,7 @@ class ControlConnection:
         return refusals
 
     async def find_missing(self, destinations: Iterable[Destination]) -> dict[Destination, str]:
-        """Check which of the given destinations the broker does not have, and why.
+        """Return the given destinations that can't be found on the broker, with the reason.
 
         Raises:
             UpstreamError: the connection was lost.
@@ -413,7 +416,7 @@ class ControlConnection:
         }
 
     async def _in_lanes(self, work: Callable[[], Awaitable[None]], count: int) -> None:
-        """Run as many workers at a time as there are lanes for them."""
+        """Run the given number of workers, but at most one per lane."""
 
         async def lane() -> None:
             async with self._bulk:
@@ -426,7 +429,7 @@ class ControlConnection:
         await self._trim()
 
     async def channel(self) -> AbstractChannel:
-        """Open a channel for the caller, for more than single methods.
+        """Open a channel for the caller, for uses other than single methods.
 
         Raises:
             UpstreamError: no connection, or no answer in time.
@@ -434,7 +437,7 @@ class ControlConnection:
         return await self._while_open(self._channel())
 
     async def close(self) -> None:
-        """Close the connection, waiting at most the deadline for the broker's close-ok."""
+        """Close the connection, waiting for the broker's close-ok no longer than the deadline."""
         connection, self._connection = self._connection, None
         self._idle.clear()
         if connection is None:
@@ -447,9 +450,9 @@ class ControlConnection:
             return
 
     async def _while_open(self, work: Coroutine[object, None, T]) -> T:
-        """Run work that needs the connection, and end it with the connection.
+        """Run work that needs the connection, and cancel it when the connection is lost.
 
-        Occasionally aiormq never completes a call whose connection closes at the same moment.
+        Occasionally, aiormq never completes a call whose connection closes at the same moment.
         """
         connection = self._connection
         if connection is None or connection.lost.is_set():
@@ -515,7 +518,7 @@ class ControlConnection:
             if code is None:  # our own close: the connection is shutting down
                 self._unavailable("connection closed", error)
             return Refusal(code, str(error.args[-1]))
-        except Exception as error:  # noqa: BLE001 - aiormq ends what waits on a closing connection with a bare one
+        except Exception as error:  # noqa: BLE001 - aiormq ends waiters of a closing connection with a bare one
             self._unavailable(cause_of(error), error)
         end_if_cancelled()
         return None

@@ -1,12 +1,13 @@
 """Client of RabbitMQ's management HTTP API: listings, single lookups, and removal of bindings.
 
-Only listings that stay cheap and complete are requested: queues and exchanges of one virtual host with a few columns,
-and the bindings of one exchange. Never all bindings: on RabbitMQ 3.10 one unusual key anywhere makes that listing fail.
+Only listings that stay cheap and complete are requested: the queues and exchanges of one virtual host with a few
+columns, and the bindings of one exchange. Listing all bindings is avoided: on RabbitMQ 3.10, a single unusual key makes
+that listing fail.
 
 `QueueInfo`, `ExchangeInfo` and `BindingInfo` are the rows of these listings. `VhostDiscovery` finds the virtual hosts
-with client declarations, before the first producer is accepted. It waits a limited time for a management API that does
-not answer: without it a sidecar does not know what it has to route. After that it reports the error, continues without
-it, and retries. Source: RabbitMQ's management HTTP API reference.
+with client declarations before the first producer is accepted. For a limited time, it waits for a management API that
+does not answer, since the sidecar needs the declarations for routing. After that it reports the error, continues
+without them, and retries. Source: RabbitMQ's management HTTP API reference.
 """
 
 from __future__ import annotations
@@ -61,12 +62,12 @@ class ExchangeInfo(NamedTuple):
 
     @property
     def marked(self) -> bool:
-        """True if it is one of ours: declared by us, or by a client through a sidecar."""
+        """True if the exchange has our mark: a sidecar declared it, possibly for a client."""
         return self.type in CARRIER_TYPES and self.arguments.get(_MARK) is True
 
     @property
     def kept(self) -> str:
-        """The stored data of a client's declare; empty if it is not marked, or declared by us."""
+        """The stored data of a client's declare; empty if the exchange has no mark, or was declared for the rules."""
         return _kept(self.arguments) if self.marked else ""
 
 
@@ -77,7 +78,7 @@ class BindingInfo(NamedTuple):
         properties_key: its identifier in the management API.
         kept: the stored data of a client's bind, possibly empty.
         signature: signature of the stored data, possibly empty.
-        pin: identifies a binding under a token without stored data; empty for the plain one.
+        pin: identifies a binding with a token and without stored data; empty for the plain one.
     """
 
     destination_type: str
@@ -90,7 +91,7 @@ class BindingInfo(NamedTuple):
 
     @property
     def under_token(self) -> bool:
-        """True if its key has the form of a token: of this destination, or a keyed one of any secret."""
+        """True if the key has the form of a token: the unkeyed token of this destination, or any keyed token."""
         return is_keyed(self.routing_key) or self.routing_key == token(self.destination_type, self.destination)
 
     @property
@@ -101,13 +102,13 @@ class BindingInfo(NamedTuple):
     def __str__(self) -> str:
         name = self.destination.decode(errors="replace")
         if is_keyed(self.routing_key):  # the token of a destination is secret
-            return f"{self.destination_type} {name} under a token"
+            return f"{self.destination_type} {name} with a token"
         key = self.routing_key.decode(errors="replace")
-        return f"{self.destination_type} {name} under key {key!r}"
+        return f"{self.destination_type} {name} with key {key!r}"
 
 
 class Permissions(NamedTuple):
-    """Permissions of a user in a virtual host: regular expressions of names."""
+    """Permissions of a user in a virtual host: regular expressions for names."""
 
     configure: str
     write: str
@@ -145,10 +146,10 @@ def binding_info(item: Mapping[str, Any]) -> BindingInfo:
 
 
 def items(text: str) -> Iterator[Any]:  # JSON of any shape
-    """Read a JSON list item by item: decoding a long one at once would block the event loop.
+    """Read a JSON list item by item: decoding a long list at once would block the event loop.
 
     Raises:
-        ValueError: it is malformed.
+        ValueError: the text is malformed.
     """
     at = _after_blanks(text, 0)
     expected = "["
@@ -165,8 +166,8 @@ def items(text: str) -> Iterator[Any]:  # JSON of any shape
 
 
 def _after_blanks(text: str, at: int) -> int:
-    found = _BLANK.match(text, at)
-    return found.end() if found is not None else at
+    match = _BLANK.match(text, at)
+    return match.end() if match is not None else at
 
 
 def _kept(arguments: Mapping[str, object]) -> str:
@@ -178,7 +179,7 @@ def _own_text(arguments: Mapping[str, object], name: str) -> str:
     return text if isinstance(text, str) else ""
 
 
-#: Concurrent requests: the management API shares the broker's CPU with its queues.
+#: Limit of concurrent requests: the management API shares the broker's CPU with the queues.
 _CONCURRENT = 4
 
 _QUEUE_COLUMNS = "name,exclusive,arguments"
@@ -186,7 +187,7 @@ _EXCHANGE_COLUMNS = "name,type,internal,durable,auto_delete,arguments"
 #: Bindings read between two pauses in which other tasks may run.
 _STEP = 500
 
-#: Anyone can declare arguments of any depth on the broker directly.
+#: Clients can declare arguments of any depth directly on the broker.
 _NESTED = "the answer is nested too deeply to be decoded: look for a queue, exchange or binding with such arguments"
 
 T = TypeVar("T")
@@ -205,7 +206,7 @@ class ManagementApi:
         parts = urlsplit(address)
         # Credentials in the address would appear in error texts: the control user's are used instead.
         host = parts.netloc.rpartition("@")[2]
-        # Some include the path of the API, as RabbitMQ's own guide shows it.
+        # Some addresses include the path of the API, as shown in RabbitMQ's guide.
         path = parts.path.rstrip("/").removesuffix("/api")
         self._base = f"{parts.scheme}://{host}{path}/api"
         self._settings = settings
@@ -221,10 +222,10 @@ class ManagementApi:
         columns = _QUEUE_COLUMNS if kind == "queue" else _EXCHANGE_COLUMNS
         path = f"/{kind}s/{_quoted(vhost)}/{_quoted(name)}?columns={columns}"
         try:
-            found = [await self._get(path)]
+            rows = [await self._get(path)]
         except NotListed:
             return None
-        return _read(queue_info, found, path)[0] if kind == "queue" else _read(exchange_info, found, path)[0]
+        return _read(queue_info, rows, path)[0] if kind == "queue" else _read(exchange_info, rows, path)[0]
 
     async def exchanges(self, vhost: str) -> dict[bytes, ExchangeInfo]:
         path = f"/exchanges/{_quoted(vhost)}?columns={_EXCHANGE_COLUMNS}"
@@ -234,8 +235,8 @@ class ManagementApi:
         """Find the virtual hosts with exchanges that clients declared through a sidecar."""
         path = "/exchanges?columns=name,vhost,type,arguments"
         listed = await self._get(path)
-        found = _read(lambda item: (str(item["vhost"]), exchange_info(item).kept), listed, path)
-        return {vhost for vhost, kept in found if kept}
+        rows = _read(lambda item: (str(item["vhost"]), exchange_info(item).kept), listed, path)
+        return {vhost for vhost, kept in rows if kept}
 
     async def version(self) -> str:
         """Return the version of the broker."""
@@ -248,13 +249,13 @@ class ManagementApi:
         return set(_read(lambda item: str(item["name"]), await self._get(path), path))
 
     async def permissions(self, vhost: str, user: str) -> Permissions | None:
-        """Return a user's permissions in a virtual host, None if there are none; requires an administrator."""
+        """Return a user's permissions in a virtual host, None if it has none; requires an administrator."""
         path = f"/permissions/{_quoted(vhost)}/{_quoted(user)}"
         try:
-            found = await self._get(path)
+            rows = await self._get(path)
         except NotListed:
             return None
-        return _read(lambda item: Permissions(item["configure"], item["write"], item["read"]), [found], path)[0]
+        return _read(lambda item: Permissions(item["configure"], item["write"], item["read"]), [rows], path)[0]
 
     async def declare_marker(self, vhost: str, name: bytes) -> None:
         """Declare a durable exchange as a marker: only its existence matters."""
@@ -262,7 +263,7 @@ class ManagementApi:
         await self._request("PUT", f"/exchanges/{_quoted(vhost)}/{_quoted(name)}", body)
 
     async def in_transition(self, secrets: Sequence[bytes]) -> bool:
-        """Return True if some virtual host with carriers may still have sidecars that need unkeyed tokens."""
+        """Return True if any virtual host with carriers may still have sidecars that need unkeyed tokens."""
         path = "/exchanges?columns=name,vhost,type,arguments"
         listed = _read(lambda item: (str(item["vhost"]), exchange_info(item)), await self._get(path), path)
         names: dict[str, set[bytes]] = {}
@@ -288,7 +289,7 @@ class ManagementApi:
         """List the bindings of an exchange unless the answer is unchanged.
 
         Args:
-            digest: of the last answer, b"" for none.
+            digest: digest of the last answer, b"" if there is none.
 
         Returns:
             The answer's digest and the bindings; None if nothing has changed.
@@ -298,7 +299,7 @@ class ManagementApi:
             "?columns=destination_type,destination,routing_key,properties_key,arguments"
         )
         body = await self._request("GET", path)
-        # Parsing 10,000 bindings takes 60 ms, comparing a digest 3.
+        # Parsing 10,000 bindings takes 60 ms, comparing a digest takes 3 ms.
         now = blake2b(body, digest_size=16).digest()
         if now == digest:
             return None
@@ -371,7 +372,7 @@ class ManagementApi:
         under = error.__cause__
         if tls is not None and isinstance(under, ssl.SSLError):
             return tls.words(under)
-        # Only the class: texts of the client may contain the configured address.
+        # Only the class: error texts of aiohttp may contain the configured address.
         return type(error).__name__
 
     async def _body(self, answer: aiohttp.ClientResponse, path: str) -> bytes:
@@ -411,7 +412,7 @@ class NotListed(UpstreamError):  # noqa: N818 - an answer, not a fault
 
 
 class Undecodable(UpstreamError):  # noqa: N818 - as above
-    """The answer nests deeper than JSON is decoded here."""
+    """The answer is nested more deeply than the JSON decoder permits."""
 
 
 def _quoted(name: str | bytes) -> str:
@@ -458,8 +459,8 @@ class VhostDiscovery:
         """Return the virtual hosts; empty, with `fault` set, if the management API does not answer in time."""
         if self._management is None:
             log.warning(
-                "no management API: client declarations through other sidecars are not seen, and after a restart "
-                "only those in a snapshot are known",
+                "no management API: client declarations through other sidecars are unknown, and after a restart "
+                "only declarations in a snapshot are known",
                 snapshot=str(self._settings.declared.snapshot),
             )
             return set()
@@ -483,36 +484,36 @@ class VhostDiscovery:
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, self._settings.retry_limit_seconds)
             try:
-                found = await self._ask(self._management)
+                vhosts = await self._ask(self._management)
             except UpstreamError:
                 continue
             if self.fault:
                 continue
             log.info("client declarations can be read from the broker again")
-            return found
+            return vhosts
 
     async def _ask(self, management: ManagementApi) -> set[str]:
         faults: list[str] = []
         try:
             try:
-                found = await management.declared_vhosts()
+                vhosts = await management.declared_vhosts()
             except Undecodable:
-                found = await self._ask_singly(management, faults)
+                vhosts = await self._ask_singly(management, faults)
         except UpstreamError as error:
             self.fault = str(error)
             raise
         self.fault = "; ".join(faults)
-        return found
+        return vhosts
 
     @staticmethod
     async def _ask_singly(management: ManagementApi, faults: list[str]) -> set[str]:
-        """Query each virtual host separately: an exchange that can't be decoded only hides its own virtual host."""
-        found: set[str] = set()
+        """Query each virtual host separately: an undecodable exchange then only affects its own virtual host."""
+        vhosts: set[str] = set()
         for vhost in sorted(await management.vhosts()):
             try:
                 listed = await management.exchanges(vhost)
             except Undecodable as error:
                 faults.append(str(error))
             else:
-                found |= {vhost} if any(info.kept for info in listed.values()) else set()
-        return found
+                vhosts |= {vhost} if any(info.kept for info in listed.values()) else set()
+        return vhosts

@@ -1,7 +1,7 @@
 """The declarations of the control plane, and the meaning of their refusals.
 
-They are sent by aio-pika. Two things that it can't express are encoded by `proxy.amqp` and sent as bytes, as the relays
-do: argument tables, whose integer types pamqp changes, and names that RabbitMQ allows and pamqp refuses
+They are sent through aio-pika. Two things that it can't express are encoded by `proxy.amqp` and sent as bytes, as the
+relays do: argument tables, whose integer types pamqp changes, and names that RabbitMQ allows but pamqp refuses
 (``orders~2``, ``Käse``). Sources: AMQP 0-9-1 spec, 1.6 (exchange class) and 1.7 (queue class); RabbitMQ's access
 control guide (permissions).
 """
@@ -27,15 +27,15 @@ from proxy.values import QUEUE, Destination, Table, Value
 
 #: AMQP 0-9-1 spec, 4.2.5.3: a short string has at most 255 octets.
 _LONGEST_NAME_BYTES = 255
-#: RabbitMQ quotes names in a reply text, which it cuts at 255 bytes, possibly within a character; pamqp closes the
-#: connection on that. After this many bytes of names only our own ASCII can be cut.
+#: RabbitMQ quotes names in a reply text, which it truncates to 255 bytes, possibly within a character; pamqp then
+#: closes the connection. If the names have at most this number of bytes, only RabbitMQ's own ASCII text is truncated.
 _QUOTABLE_BYTES = 140
 _METHOD_BYTES = 4
 
 #: The argument that marks an exchange as ours.
 MARK = b"x-open-exchange"
 
-#: Reply code for a queue that another connection has for itself.
+#: Reply code for an exclusive queue of another connection.
 LOCKED = 405
 
 EXCLUSIVE = "exclusive queue of another connection"
@@ -51,7 +51,7 @@ class Method(Protocol):
         """The encoded method, for channel 0."""
 
     async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
-        """Send the declaration by aio-pika; a refusal closes the channel and raises, as does a timeout.
+        """Send the declaration through aio-pika; a refusal closes the channel and raises, as does a timeout.
 
         Raises:
             ValueError: aio-pika can't express it.
@@ -60,7 +60,7 @@ class Method(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """Checks for a queue or an exchange by a passive declare."""
+    """Checks with a passive declare whether a queue or an exchange exists."""
 
     destination: Destination
 
@@ -116,9 +116,9 @@ class DeclareExchange:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """Binds a destination to an exchange under a key, with raw entries of an argument table; idempotent.
+    """Binds a destination to an exchange with a key and the raw entries of an argument table; idempotent.
 
-    With `unbinds` it removes such a binding, also idempotently.
+    With `unbinds`, removes such a binding, also idempotently.
     """
 
     source: bytes
@@ -145,7 +145,7 @@ class Bind:
 
 
 async def make(method: Method, channel: AbstractChannel, limit_seconds: float) -> None:
-    """Send a declaration by aio-pika, or as bytes if aio-pika can't express it."""
+    """Send a declaration through aio-pika, or as bytes if aio-pika can't express it."""
     try:
         await method.call(channel, limit_seconds)
     except ValueError:
@@ -153,7 +153,7 @@ async def make(method: Method, channel: AbstractChannel, limit_seconds: float) -
 
 
 async def make_all(binds: Sequence[Bind], channel: AbstractChannel, limit_seconds: float) -> None:
-    """Make many bindings on one channel, with one answer, to the last of them; any refusal closes the channel."""
+    """Make many bindings on one channel, with an answer to the last bind only; any refusal closes the channel."""
     underlay = cast(Channel, await channel.get_underlay_channel())
     frames = b"".join(
         method_frames.bind(
@@ -164,7 +164,7 @@ async def make_all(binds: Sequence[Bind], channel: AbstractChannel, limit_second
 
     async def call() -> None:
         async with underlay.lock:
-            # One write: what follows a refusal would come after the channel's close-ok, which ends the connection.
+            # One write: later methods could otherwise follow a channel's close-ok, which ends the connection.
             await underlay.write_queue.put(ChannelFrame(frames, should_close=False))
             await underlay.rpc_frames.get()
             underlay.rpc_frames.task_done()
@@ -184,7 +184,7 @@ async def send(frame: bytes, channel: AbstractChannel, limit_seconds: float) -> 
 
 @cache
 def _encoded(method: int) -> type[Any]:  # a method of pamqp
-    """Return the class of an encoded method for aiormq; it sends its ``encoded`` bytes."""
+    """Return the class of an encoded method for aiormq, which sends its ``encoded`` bytes."""
     kind: type[Any] = spec.INDEX_MAPPING[method]
     return type(kind.__name__, (kind,), {"marshal": lambda self: self.encoded})
 

@@ -1,7 +1,7 @@
-"""Checks whether destinations named by the address table exist at other brokers.
+"""Checks whether destinations at other brokers, named by the address table, exist.
 
 Only destinations that are the same for every message can be checked. A broker that does not answer is reported by
-``oxproxy_remote_up``, not here: its destinations are then unknown, not missing.
+``oxproxy_remote_up``, not here: its destinations are unknown, not missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class RemoteObserver:
     """Checks destinations at other brokers.
 
     Args:
-        reach: returns how a broker is reached from a virtual host, and its virtual host there; None if it is not.
+        reach: returns the connection settings of a broker named in a virtual host, and the virtual host at that broker;
+            None if there are none.
     """
 
     def __init__(self, reach: Callable[[str, Remote], tuple[ControlSettings, str] | None]) -> None:
@@ -42,14 +43,14 @@ class RemoteObserver:
         """Check all destinations of a virtual host at other brokers, and store the result in its state."""
         state = vhost.state
         wanted: dict[Remote, dict[Destination, None]] = {}
-        for one in vhost.reconciler.desired.remote_destinations:
-            destination = destination_of(one)
-            if destination is not None and one.remote is not None and one.remote.remote is not None:
-                wanted.setdefault(one.remote.remote, {})[destination] = None
+        for translation in vhost.reconciler.desired.remote_destinations:
+            destination = destination_of(translation)
+            if destination is not None and translation.remote is not None and translation.remote.remote is not None:
+                wanted.setdefault(translation.remote.remote, {})[destination] = None
         missing: dict[tuple[str, Destination], str] = {}
         for remote, destinations in wanted.items():
-            found = await self._ask(state.name, remote, destinations)
-            missing.update({(remote.label, destination): why for destination, why in found.items()})
+            lacking = await self._ask(state.name, remote, destinations)
+            missing.update({(remote.label, destination): why for destination, why in lacking.items()})
         _log(state.name, state.missing_remote, missing)
         state.missing_remote = missing
 
@@ -60,29 +61,29 @@ class RemoteObserver:
         reached = self._reach(vhost, remote)
         if reached is None or now < until:
             return {}
-        settings, there = reached
-        connection = ControlConnection(settings, there)
+        settings, remote_vhost = reached
+        connection = ControlConnection(settings, remote_vhost)
         try:
             await connection.connect()
-            found = await connection.find_missing(destinations)
+            lacking = await connection.find_missing(destinations)
         except UpstreamError:
             self._resting[vhost, remote] = (now + pause_seconds, min(2 * pause_seconds, longest))
             return {}
         finally:
             await connection.close()
         self._resting.pop((vhost, remote), None)
-        return found
+        return lacking
 
 
-def destination_of(one: StaticTranslation) -> Destination | None:
-    if one.remote is None:
+def destination_of(translation: StaticTranslation) -> Destination | None:
+    if translation.remote is None:
         return None
-    exchange, key = one.remote.publication
+    exchange, key = translation.remote.publication
     return (EXCHANGE, exchange) if exchange else (QUEUE, key)
 
 
 def shown(label: str, destination: Destination) -> str:
-    """Name a destination at another broker for operators."""
+    """Describe a destination at another broker for operators."""
     kind, name = destination
     return f"{kind} {name.decode(errors='replace')} at broker {label}"
 
@@ -90,8 +91,8 @@ def shown(label: str, destination: Destination) -> str:
 def _log(vhost: str, last: dict[tuple[str, Destination], str], missing: dict[tuple[str, Destination], str]) -> None:
     gone, back = sorted(missing.keys() - last.keys()), sorted(last.keys() - missing.keys())
     if gone:
-        names = [f"{shown(*each)}: {missing[each]}" for each in gone[:_SHOWN]]
+        names = [f"{shown(*item)}: {missing[item]}" for item in gone[:_SHOWN]]
         log.warning("destinations missing", vhost=vhost, count=len(missing), destinations=names)
     if back:
-        names = [shown(*each) for each in back[:_SHOWN]]
+        names = [shown(*item) for item in back[:_SHOWN]]
         log.info("destinations found", vhost=vhost, missing=len(missing), destinations=names)

@@ -1,8 +1,8 @@
 """Runs the tasks of the control plane so that none of them ends unnoticed.
 
-Any exception of a task is counted, logged with its traceback and makes readiness false until the task has succeeded
-again; the task is restarted after a pause that doubles. Expected failures (`UpstreamError`: the broker is unreachable
-or refuses) are handled by the tasks themselves.
+Any exception of a task is counted and logged with its traceback, and the sidecar is not ready until the task has
+succeeded again; the task is restarted after a pause that doubles. Expected failures (`UpstreamError`: the broker is
+unreachable or refuses a request) are handled by the tasks themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 
 def end_if_cancelled() -> None:
-    """Raise a swallowed cancellation: aiormq uses `asyncio.wait_for`, which in Python 3.11 can lose one.
+    """Raise a lost cancellation: aiormq uses `asyncio.wait_for`, which in Python 3.11 can lose cancellations.
 
     Raises:
         asyncio.CancelledError: the task has been cancelled.
@@ -36,13 +36,13 @@ class Supervisor:
     def __init__(self, retry_seconds: float = 0.5, retry_limit_seconds: float = 30.0) -> None:
         self._retry_seconds = retry_seconds
         self._retry_limit_seconds = retry_limit_seconds
-        #: By a name of TASKS, number of failures.
+        #: Number of failures by task name (TASKS).
         self.failures = dict.fromkeys(TASKS, 0)
         self._failing: dict[tuple[str, str], str] = {}
 
     @property
     def failing(self) -> list[str]:
-        """The failed tasks that have not succeeded since, with the exception."""
+        """The tasks that have failed and not succeeded since, with the exception."""
         return [f"control task {task}{_of(vhost)}: {why}" for (task, vhost), why in sorted(self._failing.items())]
 
     def failed(self, task: str, error: BaseException, vhost: str = "") -> None:
@@ -64,9 +64,9 @@ class Supervisor:
         """Run a task until it returns, restarting it after every failure.
 
         Args:
-            work: the task. One that does not return calls `recovered` when it has succeeded.
-            vhost: its virtual host, if there is more than one such task.
-            steady_seconds: running for that long without a failure counts as `recovered`; None: it does not.
+            work: the task; if it does not return, it must call `recovered` when it has succeeded.
+            vhost: the task's virtual host, if there are several such tasks.
+            steady_seconds: time without a failure after which the task counts as recovered; None: it never does.
         """
         pause_seconds = self._retry_seconds
         while True:
@@ -75,7 +75,7 @@ class Supervisor:
                 steady = asyncio.get_running_loop().call_later(steady_seconds, self.recovered, task, vhost)
             try:
                 await work()
-            except Exception as error:  # noqa: BLE001 -- that is the purpose
+            except Exception as error:  # noqa: BLE001 -- the purpose of this class
                 if (task, vhost) not in self._failing:
                     pause_seconds = self._retry_seconds
                 self.failed(task, error, vhost)

@@ -1,9 +1,9 @@
-"""Interface of the control plane for other packages: all followed virtual hosts.
+"""Interface of the control plane for other packages: all virtual hosts that it manages.
 
-Followed are the virtual hosts named by rules, those with client declarations, and each in which a client logs in. `app`
-creates it, awaits `start` and keeps `run` as a task; sessions and relays call the rest. Rules files are not read here:
-the shared states are arguments. `VhostStatus` is the content of the status page for one virtual host. Source:
-architecture, "The broker is the store".
+The control plane manages the virtual hosts named by rules, those with client declarations, and those to which clients
+log in. `app` creates a `Topology`, awaits `start` and runs `run` as a task; sessions and relays call the other methods.
+Rules files are not read here: the shared states are arguments. `VhostStatus` is the content of the status page for one
+virtual host. Source: architecture, "The broker is the store".
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class VhostStatus:
     """Status of one virtual host for operators.
 
     Args:
-        missing: "queue NAME" or "exchange NAME", for other brokers followed by "at broker NAME", and the reason.
+        missing: reasons by "queue NAME" or "exchange NAME", which for other brokers is followed by "at broker NAME".
         foreign: by carrier, its foreign bindings.
         failing: actions that the broker refused and that are retried, with the reason.
-        old_tokens: bindings under unkeyed tokens, and under tokens of previous secrets.
+        old_tokens: numbers of bindings with unkeyed tokens, and with tokens of previous secrets.
         bypasses: alternate and dead-letter exchanges that route to carriers.
         unsigned: by exchange, bindings without a valid signature: they route to their own destination only.
         previous_secret: by exchange, number of bindings signed with a previous secret.
-        unfit_carriers: carriers whose type costs the broker more than the other one, or is not the requested one.
-        declared: by exchange that clients declared or bound to, number of their bindings.
+        unfit_carriers: carriers whose type costs the broker more than the other type, or is not the requested type.
+        declared: number of clients' bindings, by exchange that clients declared or bound.
         refreshed_at: time of the last pass in seconds since the epoch, None before the first.
     """
 
@@ -74,7 +74,7 @@ def status_of(vhost: VhostTopology) -> VhostStatus:
         fault=vhost.health.fault,
         missing={
             **{f"{kind} {_text(name)}": why for (kind, name), why in sorted(vhost.reconciler.missing.items())},
-            **{shown(*each): why for each, why in sorted(vhost.state.missing_remote.items())},
+            **{shown(*item): why for item, why in sorted(vhost.state.missing_remote.items())},
         },
         foreign={
             _text(carrier): [str(binding) for binding in bindings]
@@ -104,7 +104,7 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-#: Other brokers are checked once in this many passes.
+#: Number of passes for each check of other brokers.
 _PASSES_PER_REMOTE_CHECK = 6
 
 log = structlog.get_logger(__name__)
@@ -136,31 +136,31 @@ class Topology:
         self._vhosts: dict[str, VhostTopology] = {}
         for name, state in states.items():
             self._follow(state, queues.get(name, ()))
-        #: Virtual hosts of the rules: a refusal there stops the start.
+        #: Virtual hosts of the rules; a refusal in any of them prevents the start.
         self._ruled = frozenset(states)
         #: Virtual hosts required for readiness.
         self._awaited = self._ruled
         self._tasks: asyncio.TaskGroup | None = None
-        #: Checks other brokers, if set.
+        #: Checks destinations at other brokers, if set.
         self.remote_observer: RemoteObserver | None = None
         #: Returns True if a client is logged in to a virtual host.
         self.in_use: Callable[[str], bool] = lambda vhost: False
-        #: Called with the name of a virtual host that is no longer followed.
+        #: Called with the name of a virtual host that is no longer managed.
         self.released: Callable[[str], None] = lambda vhost: None
 
     # -- life --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Run the first pass of all virtual hosts; `run` continues from there.
+        """Run the first pass of all virtual hosts; to be followed by `run`.
 
         Raises:
-            UpstreamError: the first failure. REFUSED has to be resolved by the operator (credentials, permissions, a
-                conflicting exchange); after UNAVAILABLE or TIMEOUT `run` may be started and keeps retrying.
+            UpstreamError: the first failure. The operator has to resolve REFUSED (credentials, permissions, a
+                conflicting exchange); after UNAVAILABLE or TIMEOUT, `run` may be started and keeps retrying.
         """
         records = await self._recorder.load() if self._recorder is not None else SnapshotRecords()
-        found = await self._discovery.find()
-        remembered = {one.vhost for one in records.exchanges} | {one.vhost for one in records.bindings}
-        for name in sorted((found | remembered) - self._vhosts.keys()):
+        discovered = await self._discovery.find()
+        remembered = {record.vhost for record in records.exchanges} | {record.vhost for record in records.bindings}
+        for name in sorted((discovered | remembered) - self._vhosts.keys()):
             self._follow(VhostState(name, Router(())))
         self._awaited = frozenset(self._vhosts)
         for name in sorted(remembered):
@@ -175,7 +175,7 @@ class Topology:
                 raise outcome
 
     async def run(self) -> None:
-        """Keep everything in sync; returns only by cancellation."""
+        """Keep all virtual hosts in sync until cancelled."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 for vhost in self._vhosts.values():
@@ -207,7 +207,7 @@ class Topology:
         await vhost.close()
         if self._recorder is not None:
             self._recorder.record()
-        log.info("virtual host was deleted and is no longer followed", vhost=name)
+        log.info("virtual host was deleted and is no longer managed", vhost=name)
         self.released(name)
 
     async def _is_gone(self, vhost: VhostTopology) -> bool:
@@ -244,35 +244,35 @@ class Topology:
         return [vhost.state for vhost in self._vhosts.values()]
 
     def _is_bearable(self, name: str, outcome: BaseException) -> bool:
-        """Return True if a failure affects no others: in a virtual host without rules that we may not open."""
+        """Return True if a failure affects no other virtual host: the login to one without rules was refused."""
         if (
             name in self._ruled
             or not isinstance(outcome, UpstreamError)
             or outcome.failure is not UpstreamFailure.REFUSED
         ):
             return False
-        log.error("client declarations are not followed", vhost=name, error=str(outcome))
+        log.error("client declarations can't be read", vhost=name, error=str(outcome))
         return True
 
-    # -- virtual hosts that come later -----------------------------------------------------------------------------
+    # -- virtual hosts that are added later ------------------------------------------------------------------------
 
     def state_of(self, vhost: str) -> VhostState | None:
         known = self._vhosts.get(vhost)
         return known.state if known is not None else None
 
     def follows(self, vhost: str) -> bool:
-        """Return True if the first pass of the virtual host has succeeded, or can't."""
+        """Return True if the first pass of the virtual host has succeeded, or can't succeed."""
         known = self._vhosts.get(vhost)
         return known is not None and known.health.settled.is_set()
 
     async def adopt(self, vhost: str, state: VhostState | None = None) -> None:
-        """Follow another virtual host: its client declarations are known when this returns.
+        """Manage another virtual host; when this returns, its client declarations are known.
 
-        It also returns if they can't be read (the control user has no access), and at the deadline.
+        Returns also if they can't be read (the control user has no access), and at the deadline.
 
         Args:
-            vhost: its name; idempotent.
-            state: its shared state, None for a new one (see `state_of`).
+            vhost: name of the virtual host; may be managed already.
+            state: its shared state, None to create one (see `state_of`).
         """
         known = self._vhosts.get(vhost)
         if known is None:
@@ -285,10 +285,10 @@ class Topology:
         except TimeoutError:
             log.warning("first pass of virtual host not finished in time", vhost=vhost)
 
-    # -- what relays ask and say -----------------------------------------------------------------------------------
+    # -- requests and reports of relays ----------------------------------------------------------------------------
 
     def interested(self, vhost: str, queue: bytes) -> bool:
-        """Return True if a declare of the queue must wait for `ensure_queue`: cheap, never waits."""
+        """Return True if a declare of the queue must wait for `ensure_queue`; cheap, never waits."""
         known = self._vhosts.get(vhost)
         return known is not None and known.requests.interested(queue)
 
@@ -303,7 +303,7 @@ class Topology:
     async def ensure_queue(self, vhost: str, queue: bytes, exclusive: bool = False) -> None:
         """Bind the tokens of a newly declared queue.
 
-        Returns when they are bound or refused, at the latest at the deadline. Never raises.
+        Returns when they are bound or refused, or at the deadline. Never raises.
         """
         if vhost in self._vhosts:
             await self._vhosts[vhost].requests.ensure_queue(queue, exclusive)
@@ -312,15 +312,14 @@ class Topology:
         """Bind destinations that a publish needs and that have no token yet.
 
         Returns:
-            Those of them that are bound now, at the latest at the deadline.
+            The destinations that are bound when all attempts have ended, or at the deadline.
         """
         return await self._vhosts[vhost].requests.bind(exchange, destinations) if vhost in self._vhosts else set()
 
     async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
-        """Look an exchange up on the broker: the type of one that is not a client's, None if there is none.
+        """Look up an exchange on the broker; return its type if no client declared it, None if it does not exist.
 
-        An exchange declared by a client through another sidecar is in the state when this returns, and the answer is
-        None.
+        If a client declared it through another sidecar, the result is None, and the exchange is in the state.
 
         Raises:
             UpstreamError: the management API did not answer.
@@ -328,7 +327,7 @@ class Topology:
         return await self._vhosts[vhost].lookup_exchange(exchange) if vhost in self._vhosts else None
 
     def changed(self, vhost: str, exchange: bytes) -> None:
-        """Record that a client has declared, deleted, bound or unbound the exchange: cheap, never waits."""
+        """Record that a client has declared, deleted, bound or unbound the exchange; cheap, never waits."""
         if vhost in self._vhosts:
             self._vhosts[vhost].changed(exchange)
 
@@ -341,10 +340,10 @@ class Topology:
         router: Router,
         queues: Sequence[WantedQueue],
     ) -> Retired:
-        """Declare and bind what new rules need; then call `swap` and `retire`.
+        """Declare and bind everything that new rules need; to be followed by `swap` and `retire`.
 
         Raises:
-            UpstreamError: REFUSED with every conflict, else the broker is unreachable. Nothing has changed then.
+            UpstreamError: REFUSED with every conflict, else the broker is unreachable. The old rules stay in force.
         """
         return await self._vhosts[vhost].reconciler.prepare(exchanges, router, queues)
 
@@ -354,11 +353,11 @@ class Topology:
     async def retire(self, vhost: str, retired: Retired) -> None:
         await self._vhosts[vhost].retire(retired)
 
-    # -- what operators ask ----------------------------------------------------------------------------------------
+    # -- state for operators ---------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> list[str]:
-        """Virtual hosts whose first pass is outstanding, which prevents readiness."""
+        """Virtual hosts whose first pass has not succeeded yet, which prevents readiness."""
         vhosts = [(name, self._vhosts[name]) for name in sorted(self._awaited & self._vhosts.keys())]
         return [
             name
@@ -372,7 +371,7 @@ class Topology:
 
     @property
     def degraded(self) -> list[str]:
-        """Current limitations, although publishes are routed."""
+        """Current limitations that do not prevent routing."""
         reasons: list[str] = []
         if self._management is None:
             keeps = f"stored in {self._recorder.snapshot.path}" if self._recorder is not None else "not stored"
@@ -400,7 +399,7 @@ class Topology:
 
     @property
     def unkeyed_count(self) -> int:
-        """Number of bindings on carriers under unkeyed tokens, which are not secret."""
+        """Number of bindings on carriers with unkeyed tokens, which are not secret."""
         return sum(vhost.reconciler.observer.tokens()["unkeyed"] for vhost in self._vhosts.values())
 
     @property
@@ -410,13 +409,13 @@ class Topology:
 
     @property
     def carrier_bindings(self) -> Counter[tuple[str, str, str]]:
-        """Number of bindings of carriers, by virtual host, type, and whether the type is the cheaper one."""
+        """Number of bindings of carriers, by virtual host, type, and whether the type fits."""
         counts: Counter[tuple[str, str, str]] = Counter()
         for name, vhost in self._vhosts.items():
             for carrier in vhost.reconciler.carrier_bindings:
                 fits, unfit = (carrier.bindings, 0) if carrier.fits else (0, carrier.bindings)
                 counts[name, carrier.carrier_type.value, "yes"] += fits
-                counts[name, carrier.carrier_type.value, "no"] += unfit  # 0 is a series: an alert on it can resolve
+                counts[name, carrier.carrier_type.value, "no"] += unfit  # also 0, so that an alert can resolve
         return counts
 
     @property

@@ -63,13 +63,13 @@ def admin_clients(options: argparse.Namespace, command: str) -> list[AdminClient
 
 
 def ask_workers(clients: Iterable[AdminClient], ask: Callable[[AdminClient], T]) -> tuple[dict[AdminClient, T], bool]:
-    """Query all workers; print to standard error why one can't be queried.
+    """Query all workers; print the errors of those that can't be queried to standard error.
 
     Returns:
-        The answers, and whether all have answered.
+        The answers, and whether all workers have answered.
 
     Raises:
-        ConfigErrors: none has answered.
+        ConfigErrors: no worker has answered.
     """
     answers: dict[AdminClient, T] = {}
     faults: list[ConfigErrors] = []
@@ -94,7 +94,7 @@ def admin_urls(settings: Settings) -> list[str]:
     """Return the admin URLs of all workers, as seen from their own host.
 
     Raises:
-        ConfigErrors: the configuration has none.
+        ConfigErrors: the configuration has no admin address.
     """
     if not settings.admin_addresses:
         raise ConfigErrors([settings.fault("admin.address", "seen none, expected the address of a running sidecar")])
@@ -107,8 +107,8 @@ class AdminClient:
     """The admin port of a sidecar.
 
     Args:
-        url: such as http://127.0.0.1:15693.
-        command: the calling command, for errors.
+        url: base URL such as http://127.0.0.1:15693.
+        command: name of the calling command, for errors.
     """
 
     url: str
@@ -132,7 +132,7 @@ class AdminClient:
         """Request a page and return its text.
 
         Raises:
-            ConfigErrors: the sidecar is unreachable, or refuses; errors in files keep their positions.
+            ConfigErrors: the sidecar is unreachable or refuses the request; errors in files keep their positions.
         """
         address = self.url.rstrip("/") + page
         if not address.startswith(("http://", "https://")):
@@ -161,6 +161,6 @@ def _fault(text: str) -> ConfigError:
     """Parse an error of the sidecar, so that it keeps its position."""
     place, _, rest = text.partition(": ")
     match = _PLACE.fullmatch(place)
-    assert match is not None  # noqa: S101 -- it takes any text
+    assert match is not None  # noqa: S101 -- matches any text
     file, line, column = match.groups(default="0")
     return ConfigError(file, int(line), "", rest, int(column))

@@ -39,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """List bindings that are not signed with the current secret, sign them, and end the transition with ``--finish``.
 
-    Returns NO if something could not be done.
+    Returns NO if a binding could not be signed, or the transition could not be ended.
 
     Raises:
-        ConfigErrors: the management API is not configured, the broker is unreachable or refuses, there is no such
-            virtual host.
+        ConfigErrors: the management API is not configured, the broker is unreachable or refuses a request, or a virtual
+            host does not exist.
     """
     settings = read_settings(options.config)
     control, management = control_of(settings)
@@ -69,21 +69,21 @@ async def _adopt(adoption: Adoption, options: argparse.Namespace) -> bool:
 
 
 async def _adopt_vhost(adoption: Adoption, vhost: str, options: argparse.Namespace) -> dict[str, object]:
-    """Return what was found and done; print it at once unless JSON is requested."""
+    """Sign the bindings of a virtual host; return the results, and print them at once unless JSON is requested."""
     print_text: Callable[[str], None] = (lambda _: None) if options.json else print_line
     bindings = await adoption.find(vhost, {name.encode() for name in options.exchange})
     listed: list[dict[str, object]] = []
     left: list[UnsignedBinding] = []
     for binding in bindings:
-        left_because = await _sign(adoption, binding, options)
-        print_text(f"{binding}: {left_because or 'signed'}")
-        listed.append({**binding.as_json(), "signed": left_because is None, "left": left_because})
-        if left_because:
+        reason = await _sign(adoption, binding, options)
+        print_text(f"{binding}: {reason or 'signed'}")
+        listed.append({**binding.as_json(), "signed": reason is None, "left": reason})
+        if reason:
             left.append(binding)
     unsigned = sum(binding.secret is None for binding in left)
     print_text(
-        f"vhost {vhost}: {len(bindings) - len(left)} bindings signed, {unsigned} left without a valid signature, "
-        f"{len(left) - unsigned} left under a previous secret"
+        f"vhost {vhost}: {len(bindings) - len(left)} bindings signed, {unsigned} still without a valid signature, "
+        f"{len(left) - unsigned} still signed with a previous secret"
     )
     finished, notes = await _finish(adoption, vhost, options) if options.finish else (True, [])
     for note in notes:
@@ -93,19 +93,18 @@ async def _adopt_vhost(adoption: Adoption, vhost: str, options: argparse.Namespa
 
 
 async def _finish(adoption: Adoption, vhost: str, options: argparse.Namespace) -> tuple[bool, list[str]]:
-    """End the transition to the current destination tokens; return whether it is ended, and what there is to know."""
+    """End the transition to the current destination tokens; return whether it has ended, and notes for the operator."""
     if not await adoption.carriers(vhost):
         return True, []
     lacking = await adoption.lacking_tokens(vhost)
     if lacking or options.dry_run:
         return not lacking, [
-            f"exchange {carrier.decode(errors='replace')}: {kind} {name.decode(errors='replace')} is bound under "
-            "tokens of 0.1 or of a previous secret only: not finished; every sidecar must run with the current secret "
-            "first"
+            f"exchange {carrier.decode(errors='replace')}: {kind} {name.decode(errors='replace')} is bound with tokens "
+            "of 0.1 or of a previous secret only: not finished; every sidecar must run with the current secret first"
             for carrier, (kind, name) in lacking
         ]
     old = await adoption.retire_tokens(vhost)
-    return True, [f"transition finished; running sidecars remove {old} bindings under old tokens"]
+    return True, [f"transition finished; running sidecars remove {old} bindings with old tokens"]
 
 
 async def _sign(adoption: Adoption, binding: UnsignedBinding, options: argparse.Namespace) -> str | None:
@@ -115,4 +114,4 @@ async def _sign(adoption: Adoption, binding: UnsignedBinding, options: argparse.
     if options.dry_run:
         return "would be signed"
     reason = await adoption.sign(binding)
-    return None if reason is None else f"left: {reason}"
+    return None if reason is None else f"not signed: {reason}"

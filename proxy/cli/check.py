@@ -1,7 +1,7 @@
 """``oxproxy check``: checks configuration and rules files and runs the tests in rules files.
 
-Files are distinguished by their keys. A configuration includes the rules files that it names; further rules files are
-checked as one set, as a sidecar would load them.
+The kind of a file is recognized by its keys. A configuration includes the rules files that it names; further rules
+files are checked as one set, as a sidecar would load them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         findings.strict = True
     if options.fail_under is not None and findings.coverage < options.fail_under:
         seen, expected = _percent(findings.coverage), _percent(options.fail_under)
-        findings.coverage_fault = f"tests make {seen} of the bindings true, expected {expected} or more"
+        findings.coverage_fault = f"seen tests that match {seen} of the bindings, expected {expected} or more"
     _print(findings, options)
     if findings.errors:
         return WRONG
@@ -122,7 +122,7 @@ def _formatted(findings: Findings, form: str) -> str:
 
 
 class _Sources:
-    """Files, each of which is read only once: standard input and pipes can't be read again, and large ones are slow.
+    """Files that are read only once: standard input and pipes can't be read again, and large files are slow to read.
 
     Args:
         read: reads a file.
@@ -133,7 +133,7 @@ class _Sources:
         self._known: dict[Path, RulesSource] = {}
 
     def of(self, path: Path, faults: Faults) -> RulesSource | None:
-        """Return a file; None, and an error, if it can't be read."""
+        """Return a file; if it can't be read, add an error and return None."""
         if path not in self._known:
             try:
                 data = self.read(path)
@@ -151,8 +151,8 @@ def check_files(
 
     Args:
         paths: configuration and rules files.
-        environ: the environment; missing passwords are warnings here.
-        read: reads a file; none is read twice.
+        environ: the environment; missing passwords are only warnings.
+        read: reads a file; called once per file.
     """
     rules = [path for path in paths if not is_tests_file(path.name)]
     findings = Findings(files=set(rules))
@@ -170,13 +170,13 @@ def check_files(
 
 
 def _kind(path: Path, sources: _Sources, faults: Faults) -> str | None:
-    """Return the kind of a file, configuration or rules, by its keys; other files are an error."""
+    """Return the kind of a file, configuration or rules, according to its keys; other files are errors."""
     source = sources.of(path, faults)
     if source is None:
         return None
     root = source.root
     if not isinstance(root, Mapping):
-        message = "seen neither a configuration nor a rules file, expected a mapping of the keys of one"
+        message = "seen neither a configuration nor a rules file, expected a mapping with the keys of either"
         place = Place(str(path), 1, 1) if root is None else root.place
         if not source.faults.errors:
             faults.error(place, "", message)
@@ -232,9 +232,9 @@ def _rules(
         findings.files.update(file.tests_file.path for file in files if file.tests_file is not None)
 
     faults = Faults()
-    found = [source for path in paths if (source := sources.of(path, faults)) is not None]
+    loaded_sources = [source for path in paths if (source := sources.of(path, faults)) is not None]
     try:
-        loaded = compile_sources(found, faults, lint, sources.read)
+        loaded = compile_sources(loaded_sources, faults, lint, sources.read)
     except ConfigErrors as error:
         findings.add(Faults([*error.errors]))
         return
@@ -251,7 +251,7 @@ def _rules(
 
 
 def _warn_of_unused_tests(given: Sequence[Path], findings: Findings) -> None:
-    """Report test files whose rules are not checked, or do not exist."""
+    """Report test files that no checked rules file names."""
     faults = Faults()
     if not findings.files:
         for path in given:

@@ -3,7 +3,7 @@ would prevent the startup.
 
 Over the management API, queues, exchanges and permissions are listed to compute the plan. Over AMQP, queues and
 exchanges are declared passively, and an existing carrier is declared as a sidecar would declare it, so that the broker
-compares. Nothing is created. TLS is that of the configuration. Unavailable data are an error.
+compares them. Nothing is created. The TLS settings are those of the configuration. Failed queries are errors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from proxy.yamlfile.document import ConfigWarning
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 _CARRIER = "carrier"
-#: A virtual host without sidecars of version 0.1: types of carriers are chosen.
+#: The tokens of a virtual host without sidecars of version 0.1, so that carrier types are chosen.
 _KEYED = Tokens(keys=[b"any"], retired=frozenset([UNKEYED]))
 
 
@@ -46,13 +46,13 @@ def ask_broker(address: str, findings: Findings) -> None:
 
     Args:
         address: ``http(s)://user:password@host:port`` of the management API, or ``amqp(s)://user:password@host:port``.
-        findings: the first of its configurations with `upstream.tls` defines TLS; without one, the system's CA
-            certificates are trusted. The first configuration defines the control user; without one it is the user of
-            the address.
+        findings: the first configuration with `upstream.tls` defines TLS; if there is none, the system's CA
+            certificates are trusted. The first configuration defines the control user; without a configuration, it is
+            the user of the address.
 
     Raises:
-        ConfigErrors: the address is invalid, the broker could not be queried, or TLS files can't be used; never with a
-            password in it.
+        ConfigErrors: the address is invalid, the broker could not be queried, or TLS files can't be used; the messages
+            contain no password.
     """
     try:
         parts = urlsplit(address)
@@ -97,8 +97,8 @@ def _wrong(message: str) -> ConfigErrors:
 
 
 def _vhosts(findings: Findings) -> list[str]:
-    """Return the virtual hosts in which the rules need something."""
-    needed = {each.vhost for each in (*findings.destinations, *findings.queues)}
+    """Return the virtual hosts in which the rules need any object."""
+    needed = {named.vhost for named in (*findings.destinations, *findings.queues)}
     return sorted(needed.union(exchange.vhost for exchange in findings.exchanges))
 
 
@@ -120,18 +120,22 @@ def _add_conflict(exchange: EvaluatedExchange, reason: str, findings: Findings) 
 
 
 async def _ask_amqp(settings: ControlSettings, default_vhost: str, findings: Findings) -> None:
-    # A broker that was not queried must not be reported as fine, even if the rules need nothing of it.
+    # A broker that was not queried must not be reported as fine, even if the rules need nothing on it.
     for vhost in _vhosts(findings) or [default_vhost]:
         connection = ControlConnection(settings, vhost)
         await connection.connect()
         try:
-            named = {(each.kind, each.name): each for each in findings.destinations if each.vhost == vhost}
+            named = {
+                (destination.kind, destination.name): destination
+                for destination in findings.destinations
+                if destination.vhost == vhost
+            }
             absent = await connection.find_missing(named)
             _add_missing((named[destination] for destination in absent), findings)
             carried = {
-                (EXCHANGE, each.rule.carrier): each
-                for each in findings.exchanges
-                if each.vhost == vhost and each.rule.delivery == _CARRIER
+                (EXCHANGE, exchange.rule.carrier): exchange
+                for exchange in findings.exchanges
+                if exchange.vhost == vhost and exchange.rule.delivery == _CARRIER
             }
             absent = await connection.find_missing(carried)
             declares: dict[Action, EvaluatedExchange] = {
@@ -180,26 +184,26 @@ async def _list(settings: ControlSettings, findings: Findings) -> None:
 
 
 def _compare(vhost: str, queues: Container[bytes], exchanges: Mapping[bytes, ExchangeInfo], findings: Findings) -> None:
-    """Add destinations that the broker lacks, and what prevents the start."""
+    """Add destinations that the broker lacks, and conflicts that prevent the start."""
     known: dict[str, Container[bytes]] = {QUEUE: queues, EXCHANGE: exchanges}
-    named = (each for each in findings.destinations if each.vhost == vhost)
-    _add_missing((each for each in named if each.name not in known[each.kind]), findings)
+    named = (destination for destination in findings.destinations if destination.vhost == vhost)
+    _add_missing((destination for destination in named if destination.name not in known[destination.kind]), findings)
     for exchange in findings.exchanges:
         if exchange.vhost != vhost:
             continue
         name = exchange.rule.name
         why = None
         if exchange.rule.delivery == _CARRIER:
-            owned, found = owned_exchange(exchange.rule), exchanges.get(exchange.rule.carrier)
-            why = carrier_conflict(owned, found) or carrier_difference(owned, found)
+            owned, info = owned_exchange(exchange.rule), exchanges.get(exchange.rule.carrier)
+            why = carrier_conflict(owned, info) or carrier_difference(owned, info)
         why = why or internal_conflicts(dict.fromkeys(exchange.published, name), exchanges).get(name)
         if why is not None:
             _add_conflict(exchange, why, findings)
 
 
 def _add_unfit(vhost: str, desired: DesiredState, observation: Observation, scans: bool, findings: Findings) -> None:
-    """Add carriers that exist and whose type does not fit the number of bindings that they have or get."""
-    written = {each.rule.name: each for each in findings.exchanges if each.vhost == vhost}
+    """Add existing carriers whose type does not fit the number of bindings that they have or will get."""
+    written = {exchange.rule.name: exchange for exchange in findings.exchanges if exchange.vhost == vhost}
     for exchange in desired.carriers:
         bound = observation.tokens.get(exchange.name)
         if bound is None:
@@ -229,12 +233,14 @@ async def _observe(
     surplus: list[RemoveBinding] = []
     conflicts = set()
     for exchange in desired.carriers:
-        there = exchanges.get(exchange.carrier)
-        if carrier_conflict(exchange, there) or carrier_difference(exchange, there):
+        info = exchanges.get(exchange.carrier)
+        if carrier_conflict(exchange, info) or carrier_difference(exchange, info):
             conflicts.add(exchange.name)
-        elif there is not None:
+        elif info is not None:
             bindings = await management.bindings(vhost, exchange.carrier)
-            bound = {(each.destination_type, each.destination): each for each in bindings if each.under_token}
+            bound = {
+                (binding.destination_type, binding.destination): binding for binding in bindings if binding.under_token
+            }
             tokens[exchange.name] = set(bound)
             surplus += _surplus(exchange, desired, bindings, bound)
     return Observation(names, tokens, surplus=surplus, conflicts=conflicts)
@@ -246,8 +252,8 @@ def _surplus(
     bindings: Sequence[BindingInfo],
     bound: Mapping[Destination, BindingInfo],
 ) -> Iterator[RemoveBinding]:
-    # Clients' bindings need tokens too, which only a running sidecar computes.
-    if not any(each.stores for each in bindings):
+    # Clients' bindings need tokens as well, which only a running sidecar determines.
+    if not any(binding.stores for binding in bindings):
         for destination in bound.keys() - desired.tokens_of(exchange):
             yield RemoveBinding(exchange.carrier, bound[destination], "not needed by the rules")
 
@@ -259,9 +265,9 @@ class _Need(NamedTuple):
     """Permissions that the control user needs for one purpose.
 
     Args:
-        written: the purpose.
-        wanted: each permission with kind and name of its object.
-        stops: whether the start is refused without it.
+        written: the exchange or destination of the rules that needs them.
+        wanted: permissions, each with the kind and name of its object.
+        stops: whether the sidecar does not start without them.
     """
 
     written: EvaluatedExchange | NamedDestination
@@ -272,20 +278,20 @@ class _Need(NamedTuple):
 async def _permissions(management: ManagementApi, vhost: str, user: str) -> Permissions:
     asked = f"could not query the permissions of the control user {user!r} in virtual host {vhost}"
     try:
-        found = await management.permissions(vhost, user)
+        permissions = await management.permissions(vhost, user)
     except UpstreamError as error:
         raise _wrong(f"{asked}: {error}; expected a user with the tag administrator in the address") from error
-    if found is None:
+    if permissions is None:
         raise _wrong(f"{asked}: the broker's own database has none, expected those of `rabbitmqctl set_permissions`")
-    return found
+    return permissions
 
 
 def _needs(
     vhost: str, desired: DesiredState, queues: Iterable[QueueRule], present: Container[bytes], findings: Findings
 ) -> Iterator[_Need]:
-    exchanges = {each.rule.name: each for each in findings.exchanges if each.vhost == vhost}
+    exchanges = {exchange.rule.name: exchange for exchange in findings.exchanges if exchange.vhost == vhost}
     named = (*findings.destinations, *findings.queues)
-    places = {(each.kind, each.name): each for each in named if each.vhost == vhost}
+    places = {(item.kind, item.name): item for item in named if item.vhost == vhost}
     for queue in queues:
         if queue.name not in present:
             yield _Need(places[QUEUE, queue.name], [("configure", QUEUE, queue.name)])
@@ -302,7 +308,7 @@ def _needs(
 
 
 def _add_lacking(user: str, vhost: str, permissions: Permissions, needs: Iterable[_Need], findings: Findings) -> None:
-    """Add permissions that the control user lacks: errors if the start would be refused, else warnings."""
+    """Add permissions that the control user lacks: errors if the sidecar would not start, else warnings."""
     for need in needs:
         lacks = [
             f"{permission} on {kind} {name.decode('utf-8', 'backslashreplace')}"

@@ -42,14 +42,14 @@ def _property(text: str) -> str:
 
 
 def as_junit(findings: Iterable[Finding], tests: Iterable[RulesTest]) -> str:
-    """Return a suite: each test of the files is a case, and so is each finding that makes the check fail."""
-    failing = {(each.file, each.line, each.column): each for each in findings if each.kind == TEST}
-    others = [each for each in findings if each.kind != TEST and each.fails]
+    """Return a suite with a case for each test of the files, and for each finding that makes the check fail."""
+    failing = {(finding.file, finding.line, finding.column): finding for finding in findings if finding.kind == TEST}
+    others = [finding for finding in findings if finding.kind != TEST and finding.fails]
     cases = [_case(test, failing.get((test.place.source, test.place.line, test.place.column))) for test in tests]
     cases += [
-        f"    <testcase{_attributes(classname=each.file, name=f'line {each.line}: {each.key or each.kind}')}>\n"
-        f"      <error{_attributes(message=each.text)}>{_xml(_located(each))}</error>\n    </testcase>"
-        for each in others
+        f"    <testcase{_attributes(classname=other.file, name=f'line {other.line}: {other.key or other.kind}')}>\n"
+        f"      <error{_attributes(message=other.text)}>{_xml(_located(other))}</error>\n    </testcase>"
+        for other in others
     ]
     counts = _attributes(name="oxproxy check", tests=len(cases), failures=len(failing), errors=len(others))
     lines = ['<?xml version="1.0" encoding="UTF-8"?>', "<testsuites>", f"  <testsuite{counts}>", *cases]

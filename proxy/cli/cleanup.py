@@ -29,11 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """List our objects and remove them with ``--yes``; return NO if something had to stay.
+    """List our objects and remove them with ``--yes``; return NO if some could not be removed.
 
     Raises:
-        ConfigErrors: the management API is not configured, unreachable or refuses; there is no such virtual host; a
-            sidecar of this configuration runs, which would declare the objects again.
+        ConfigErrors: the management API is not configured or unreachable, or refuses a request; a virtual host does not
+            exist; a sidecar of this configuration is running and would declare the objects again.
     """
     settings = read_settings(options.config)
     control, management = control_of(settings)
@@ -54,7 +54,7 @@ def _expect_stopped(settings: Settings) -> None:
             AdminClient(url, "oxproxy cleanup").request("GET", "/livez")
             running.append(url)
     if running:
-        message = f"a sidecar runs at {', '.join(running)} and would redeclare what is removed: stop it first"
+        message = f"a sidecar is running at {', '.join(running)} and would redeclare removed objects: stop it first"
         raise ConfigErrors([settings.fault("admin.address", message)])
 
 
@@ -66,7 +66,7 @@ def control_of(settings: Settings) -> tuple[ControlSettings, str]:
     """
     management = settings.upstream.management
     if management is None:
-        message = "seen nothing, expected the management API, which is needed to list what was created"
+        message = "seen nothing, expected the management API, which is needed to list created objects"
         raise ConfigErrors([ConfigError("configuration", 0, "upstream.management", message)])
     tls = SidecarTls(settings)
     tls.read({})()
@@ -74,7 +74,7 @@ def control_of(settings: Settings) -> tuple[ControlSettings, str]:
 
 
 async def _clean_up(removal: Cleanup, options: argparse.Namespace) -> bool:
-    """Return True if nothing is left that had to be removed."""
+    """List or remove the objects; return True if no object is left that had to be removed."""
     listed: list[dict[str, object]] = []
     try:
         unknown = sorted(set(options.vhost) - await removal.vhosts()) if options.vhost else []

@@ -257,7 +257,7 @@ def load(name: str) -> CommandModule:
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Fills paragraphs, but leaves multi-line text as it is: examples and exit statuses."""
+    """Fills paragraphs, but leaves multi-line text (examples and exit statuses) unchanged."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if "\n" in text:
@@ -266,7 +266,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def make_parser(loaded: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Return a parser with the names of all commands, and the arguments of some.
+    """Return a parser with the names of all commands, and the arguments of the loaded ones.
 
     Args:
         loaded: the commands whose modules are imported.

@@ -27,11 +27,11 @@ class ArgumentHelp:
     """Data about an argument for a shell.
 
     Args:
-        names: of an option; empty for a positional argument.
+        names: names of an option; empty for a positional argument.
         help: its description.
         values: its values, if they are a closed set.
         takes_value: whether a value follows.
-        takes_file: whether that is a file.
+        takes_file: whether the value is a file.
     """
 
     names: tuple[str, ...]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Exit statuses: done; the answer is no; wrong usage, invalid configuration or rules.
 DONE, NO, WRONG = 0, 1, 2
 
-#: Columns of output outside of a terminal: scripts need whole lines.
+#: Width of output that is not to a terminal: scripts need whole lines.
 _UNBROKEN = 1000
 
 
@@ -53,7 +53,7 @@ def printable(text: str) -> str:
 def rich_console() -> Console:
     """Return a console of rich; outside of a terminal it breaks no lines, unless COLUMNS is set.
 
-    rich is imported here, since that takes a fifth of a second. It follows NO_COLOR by itself.
+    rich is imported here, since that takes 0.2 s. It respects NO_COLOR itself.
     """
     from rich.console import Console
 
@@ -71,7 +71,7 @@ def read_input(name: str) -> bytes:
     """Read a file, or standard input for ``-``.
 
     Raises:
-        ConfigErrors: it can't be read.
+        ConfigErrors: the file can't be read.
     """
     try:
         return read_bytes(name)
@@ -80,10 +80,10 @@ def read_input(name: str) -> bytes:
 
 
 def rules_only(files: Sequence[Path]) -> list[Path]:
-    """Return the files without test files, which a shell's pattern matches as well.
+    """Return the files except test files, which shell patterns match as well.
 
     Raises:
-        ConfigErrors: there are no other files.
+        ConfigErrors: all files are test files.
     """
     from proxy.yamlfile.document import is_tests_file
 
@@ -98,7 +98,7 @@ def load_rules_of(files: Sequence[Path], environ: Mapping[str, str]) -> LoadedRu
     """Load rules files as one set, or those that a configuration names; - is standard input.
 
     Raises:
-        ConfigErrors: all errors in them.
+        ConfigErrors: all errors in the files.
     """
     from proxy.config.loader import parse_settings, rules_files
     from proxy.rules.loader import compile_rules
@@ -114,7 +114,7 @@ def load_rules_of(files: Sequence[Path], environ: Mapping[str, str]) -> LoadedRu
         # No rules file has this key.
         if "rules" in keys and not keys & set(TOP_KEYS):
             settings = parse_settings(data, path, environ, Faults(), secrets_required=False)
-            contents += [(str(each), read_input(str(each))) for each in rules_files(settings)]
+            contents += [(str(path), read_input(str(path))) for path in rules_files(settings)]
         else:
             contents.append((str(path), data))
     return compile_rules(contents)
@@ -124,7 +124,7 @@ def read_settings(path: Path, *, secrets_required: bool = True) -> Settings:
     """Read the configuration, - for standard input, and write its warnings to standard error.
 
     Raises:
-        ConfigErrors: all errors in it.
+        ConfigErrors: all errors in the configuration.
     """
     from proxy.config.loader import parse_settings
     from proxy.yamlfile.document import Faults

@@ -1,7 +1,7 @@
 """``oxproxy explain``: explains how one message is routed, as a tree, as text or as JSON.
 
-By rules files, or by the rules in force in a running sidecar: then each of its workers is queried, and their answers
-are compared.
+The rules are those of files, or those in force in a running sidecar. In the latter case, each of its workers is
+queried, and the answers are compared.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from proxy.rules.explain import (
 )
 from proxy.rules.field_values import instant
 
-#: Types of a header on the command line with their YAML form; %s is the value.
+#: Types of headers on the command line, with their YAML form; %s is the value.
 _TYPES = {
-    "string": None,  # as a quoted string
+    "string": None,  # a quoted string
     "int": "%s",
     "float": "%s",
     "bool": "%s",
@@ -148,7 +148,7 @@ def _check_usage(options: argparse.Namespace) -> None:
 
 
 def described(options: argparse.Namespace) -> str:
-    """Return the message, or the address, of the command line as YAML."""
+    """Return the message or the address given on the command line as YAML."""
     subject = "exchange" if options.address is None else "address"
     lines = [f"{subject}: {_quoted(getattr(options, subject))}"]
     if options.key is not None:
@@ -199,7 +199,7 @@ def _quoted(text: str) -> str:
 
 
 def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argparse.Namespace) -> int:
-    """Print the answer of all workers; return NO also if they differ, or if one of them can't be queried."""
+    """Print the answer of the workers; return NO also if their answers differ, or if a worker can't be queried."""
     answers: dict[AdminClient, dict[str, Any]]  # Any: JSON
     answers, complete = ask_workers(clients, lambda client: json.loads(client.request("POST", "/explain", question)))
     distinct = list({_outcome(answer): client for client, answer in reversed(answers.items())}.values())[::-1]
@@ -237,7 +237,7 @@ def _print(explanation: Explanation | Lookup, wants_json: bool) -> None:
     if wants_json:
         print_json(as_json(explanation))
     elif sys.stdout.isatty() and isinstance(explanation, Explanation):
-        # Imported here: rich takes a fifth of a second, which scripts need not wait for.
+        # Imported here: rich takes 0.2 s to import, for which scripts need not wait.
         from proxy.cli.explain_tree import print_tree
 
         print_tree(explanation)

@@ -1,6 +1,5 @@
-"""The explanation of one message as a coloured tree, for a terminal; otherwise plain text is written.
-
-The tree has exactly the content of the plain text.
+"""The explanation of one message as a coloured tree, for terminals; its content is exactly that of the plain text,
+which is printed otherwise.
 """
 
 from __future__ import annotations

@@ -24,13 +24,13 @@ class Finding:
 
     Args:
         kind: ERROR, WARNING or TEST.
-        file: its file; line and column from 1, 0 if unknown.
-        line: its line.
-        column: its column.
+        file: file of the finding.
+        line: line from 1, 0 if unknown.
+        column: column from 1, 0 if unknown.
         key: dotted path of the key, empty if there is none.
         message: what was seen and what was expected.
         walk: for a failed test, the explanation of its message.
-        fails: whether it makes the check fail.
+        fails: whether the finding makes the check fail.
     """
 
     kind: str
@@ -53,20 +53,20 @@ class Findings:
     """The results of a check.
 
     Args:
-        errors: with any of them the sidecar would not start.
+        errors: errors, with any of which the sidecar would not start.
         warnings: valid definitions that are probably not intended.
         failures: failed tests.
         files: the files that were read.
-        sets: every set of rules that could be compiled.
+        sets: sets of rules that could be compiled.
         untested: bindings that no test makes true, by exchange.
         destinations: destinations that must exist on the broker.
         queues: queues declared by the rules.
         exchanges: exchanges evaluated by the rules.
-        settings: every configuration that could be read.
+        settings: configurations that could be read.
         walks: by the position of each failed test, the explanation of its message.
-        strict: whether a warning makes the check fail.
+        strict: whether warnings make the check fail.
         coverage_fault: description of insufficient coverage, or empty.
-        plan: virtual host, and actions of a sidecar at its start; None without a broker.
+        plan: actions of a sidecar at startup, each with its virtual host; None without a broker.
     """
 
     errors: list[ConfigError] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Findings:
 
     @property
     def coverage(self) -> float:
-        """Percentage of the bindings that some test makes true; 100 without bindings."""
+        """Percentage of the bindings that at least one test makes true; 100 without bindings."""
         bindings = sum(self._bindings())
         return 100.0 if not bindings else 100.0 * (bindings - sum(map(len, self.untested))) / bindings
 
@@ -134,7 +134,7 @@ class Findings:
 
     @property
     def summary(self) -> str:
-        """One line about everything that was checked."""
+        """The number of checked files, exchanges, bindings and tests, as one line."""
         vhosts = [vhost for loaded in self.sets for vhost in loaded.rules.vhosts.values()]
         exchanges = [exchange for vhost in vhosts for exchange in vhost.exchanges]
         counts = (
@@ -147,7 +147,7 @@ class Findings:
         return ", ".join(counts) + (f"; rules {' '.join(versions)}" if versions else "")
 
     def as_json(self) -> dict[str, object]:
-        """Return everything as plain data; `ok` is true if the exit status is 0."""
+        """Return all results as plain data; `ok` is true if the exit status is 0."""
         return {
             "ok": self.good,
             "summary": self.summary,
@@ -171,5 +171,5 @@ def _fault(file: str, line: int, column: int, key: str, message: str) -> dict[st
     return {"file": file, "line": line, "column": column, "key": key, "message": message}
 
 
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

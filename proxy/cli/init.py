@@ -1,4 +1,4 @@
-"""``oxproxy init``: writes an initial configuration, rules file and secret, and overwrites nothing."""
+"""``oxproxy init``: writes an initial configuration, rules file and secret, without overwriting files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the files and print their names.
 
     Raises:
-        ConfigErrors: a file exists (then nothing is written), or can't be written.
+        ConfigErrors: a file exists, so that nothing is written, or a file can't be written.
     """
     directory: Path = options.directory
     files = {

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: the command line without the program's name; None: the process's own.
+        arguments: the command line without the program's name; None: that of the process.
 
     Returns:
         The exit status.
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130  # as in a shell: 128 and the number of SIGINT
     except BrokenPipeError:
-        # The reader of our output has closed it; nothing more may be written, not even at exit.
+        # The reader of our output has closed the pipe; nothing may be written any more, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO
     return status
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Return a parser with the names of all commands and the arguments of the given one."""
-    # No option before the command takes a value, so the first argument that is not an option is its name.
+    # No option before the command takes a value, so the first argument that is not an option is the command.
     typed = next((argument for argument in arguments if not argument.startswith("-")), None)
     parser, _ = make_parser([typed] if typed in COMMANDS else [])
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="show program's version number and exit")

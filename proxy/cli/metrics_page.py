@@ -29,10 +29,10 @@ class Sample(NamedTuple):
 def samples(page: str) -> Iterator[Sample]:
     """Yield every sample of a page."""
     for line in page.splitlines():
-        found = None if line.startswith("#") else _SAMPLE.fullmatch(line)
-        if found is not None:
-            labels = sorted((name, _unescaped(text)) for name, text in _LABEL.findall(found["labels"] or ""))
-            yield Sample(found["name"], tuple(labels), float(found["value"]))
+        match = None if line.startswith("#") else _SAMPLE.fullmatch(line)
+        if match is not None:
+            labels = sorted((name, _unescaped(text)) for name, text in _LABEL.findall(match["labels"] or ""))
+            yield Sample(match["name"], tuple(labels), float(match["value"]))
 
 
 def _unescaped(text: str) -> str:

@@ -21,13 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a summary of all operators, or the details of some; return NO if no operator has such a name."""
+    """Print a summary of all operators, or details of the matching ones; return NO if no operator matches."""
     text = " ".join(options.name)
     selected = _selected(text)
     if options.json:
-        print_json([_as_json(*each) for each in selected])
+        print_json([_as_json(*entry) for entry in selected])
     elif text and selected:
-        print_line("\n\n".join(_at_length(*each) for each in selected))
+        print_line("\n\n".join(_at_length(*entry) for entry in selected))
     elif selected:
         _print_all()
     if selected:
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _selected(text: str) -> list[tuple[OperatorSection, OperatorEntry]]:
-    """Return the entries with this key, else those that contain the string in a key or in their meaning."""
+    """Return the entries with this key, else the entries that contain the string in a key or in their meaning."""
     pairs = [(section, entry) for section in SECTIONS for entry in section.entries]
     if not text:
         return pairs
@@ -53,7 +53,7 @@ def _selected(text: str) -> list[tuple[OperatorSection, OperatorEntry]]:
 
 
 def _is_key(key: str, text: str) -> bool:
-    """Return True if a string is a key, as documented or with the name of a header or property."""
+    """Return True if a string is the key as documented, or with the name of a header or property filled in."""
     if key.endswith(_NAME):
         return text.partition(" ")[0] == key.removesuffix(_NAME)
     return text == key or (key == "set N" and re.fullmatch("set -?[0-9]+", text) is not None)
@@ -75,7 +75,7 @@ def _sentence(section: OperatorSection, entry: OperatorEntry) -> str:
 
 
 def _plain(text: str) -> str:
-    """Remove the documentation's code markup."""
+    """Remove code markup."""
     return text.replace("`", "")
 
 
@@ -90,7 +90,7 @@ def _at_length(section: OperatorSection, entry: OperatorEntry) -> str:
 
 
 def _wrapped_keys(entry: OperatorEntry, width: int) -> list[str]:
-    """Break the list of keys into lines, but not within a key."""
+    """Break the list of keys into lines, never within a key."""
     keys = ", ".join(key.replace(" ", "\N{NO-BREAK SPACE}") for key in entry.keys)
     lines = textwrap.wrap(keys, width, subsequent_indent="  ", break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
@@ -105,4 +105,4 @@ def _print_all() -> None:
             print_line("\n".join(f"  {line}" for line in _wrapped_keys(entry, width - 2)))
             meaning = textwrap.wrap(_plain(entry.meaning), width - 6, break_on_hyphens=False)
             print_line("\n".join(f"      {line}" for line in meaning))
-    print_line("\nOne of them with an example: oxproxy operators 'x-?hkv>='")
+    print_line("\nDetails and an example of an operator: oxproxy operators 'x-?hkv>='")

@@ -37,8 +37,8 @@ def add_days_and_spark(parser: argparse.ArgumentParser, master: str) -> None:
     """Define the arguments shared with `oxproxy trace`.
 
     Args:
-        parser: receives them.
-        master: help of ``--master``.
+        parser: receives the arguments.
+        master: help text of ``--master``.
     """
     parser.add_argument(
         "--since", metavar="DAY", help="first day, such as 2026-11-21 (UTC) or yesterday; default: all days"
@@ -51,7 +51,7 @@ def add_days_and_spark(parser: argparse.ArgumentParser, master: str) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the report and print its path, or follow the audit log until SIGTERM."""
+    """Make the report and print a summary with its path, or follow the audit log until SIGTERM."""
     with faults_of("oxproxy report"):
         known = None if options.rules is None else _known_bindings(options.rules)
         request = Request(
@@ -89,7 +89,7 @@ def _known_bindings(paths: list[Path]) -> tuple[KnownBinding, ...]:
 
 @contextlib.contextmanager
 def faults_of(command: str) -> Iterator[None]:
-    """Report a missing library of the extra ``report``, and errors of the request, as errors of a command."""
+    """Report missing libraries of the extra ``report``, and errors of Spark, as errors of a command."""
     try:
         yield
     except ModuleNotFoundError as error:

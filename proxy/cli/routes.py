@@ -34,22 +34,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the tree; return NO if nothing has the requested names."""
+    """Print the tree; return NO if no virtual host or exchange has the requested names."""
     if options.files:
         from proxy.rules.overview import overview
 
-        found: dict[str, Any] = overview(load_rules_of(options.files, os.environ))
+        routes: dict[str, Any] = overview(load_rules_of(options.files, os.environ))
     else:
-        found = admin_clients(options, "oxproxy routes")[0].json("/api/routes")
-    found["vhosts"] = list(_chosen(found["vhosts"], options.vhost, options.exchange))
+        routes = admin_clients(options, "oxproxy routes")[0].json("/api/routes")
+    routes["vhosts"] = list(_chosen(routes["vhosts"], options.vhost, options.exchange))
     if options.json:
-        print_json(found)
+        print_json(routes)
     else:
         console = rich_console()
-        for vhost in found["vhosts"]:
-            console.print(_tree(vhost, found.get("missing", {}).get(vhost["vhost"], {})))
+        for vhost in routes["vhosts"]:
+            console.print(_tree(vhost, routes.get("missing", {}).get(vhost["vhost"], {})))
     asked = options.vhost is not None or options.exchange
-    if asked and not found["vhosts"]:
+    if asked and not routes["vhosts"]:
         print_errors(["no exchange of the rules has such a name"])
         return NO
     return DONE
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _chosen(vhosts: Sequence[dict[str, Any]], name: str | None, exchanges: Sequence[str]) -> Iterator[dict[str, Any]]:
     for vhost in vhosts:
-        kept = [each for each in vhost["exchanges"] if not exchanges or each["exchange"] in exchanges]
+        kept = [exchange for exchange in vhost["exchanges"] if not exchanges or exchange["exchange"] in exchanges]
         if name in (None, vhost["vhost"]) and (kept or not exchanges):
             yield {**vhost, "exchanges": kept, **({"addresses": [], "brokers": []} if exchanges else {})}
 

@@ -52,14 +52,14 @@ def _show(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
 
 
 def _named(files: list[dict[str, str]], name: str) -> dict[str, str]:
-    """Return the file in force with a name: its whole name, else the only one with this suffix."""
+    """Return the file in force with this path, else the only file in force with the same base name."""
     exact = [file for file in files if file["name"] in (name, os.path.abspath(name))]
-    found = exact or [file for file in files if Path(file["name"]).name == Path(name).name]
-    if len(found) != 1:
+    matches = exact or [file for file in files if Path(file["name"]).name == Path(name).name]
+    if len(matches) != 1:
         known = ", ".join(file["name"] for file in files) or "no file"
         message = f"seen a file that is not in force, expected one of {known}"
         raise ConfigErrors([ConfigError(name, 0, "", message)])
-    return found[0]
+    return matches[0]
 
 
 def _diff(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
@@ -73,8 +73,8 @@ def _diff(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
     for name, file in pairs:
         old = [] if file is None else file["text"].splitlines()
         new = masked(texts[name]).splitlines() if name else []
-        before = f"{file['name']} (in force)" if file else "nothing in force"
-        lines = list(difflib.unified_diff(old, new, before, name or "no longer there", lineterm=""))
+        before = f"{file['name']} (in force)" if file else "not in force"
+        lines = list(difflib.unified_diff(old, new, before, name or "not in the configuration", lineterm=""))
         if lines:
             differences.append({"file": name or (file or {}).get("name", ""), "diff": lines})
     whole = [file for _, file in pairs] == in_force["files"]
@@ -87,14 +87,14 @@ def _diff(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
             for line in difference["diff"]:
                 print_line(_colored(_printable_line(line)))
         if secret:
-            print_line("The files differ only in passwords, in line endings, or in their order.")
+            print_line("The files differ only in passwords, line endings or order.")
         elif not differences:
-            print_line(f"The files are those in force: rules {in_force['rules']}.")
+            print_line(f"The files are identical to those in force: rules {in_force['rules']}.")
     return NO if differences or secret else DONE
 
 
 def _pairs(in_force: list[dict[str, str]], options: argparse.Namespace) -> list[tuple[str, dict[str, str] | None]]:
-    """Return files on this machine and their counterparts in force (empty or None if missing)."""
+    """Return names of files on this machine, each with its counterpart in force (empty or None if missing)."""
     if options.files:
         if options.files == ["-"] and len(in_force) == 1:
             return [("-", in_force[0])]

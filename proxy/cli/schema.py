@@ -1,6 +1,7 @@
 """``oxproxy schema``: prints the JSON Schema of the configuration file or of rules files, for editors.
 
-It is generated from the models that read these files. A schema accepts more than ``oxproxy check``, never less.
+The schemas are generated from the models that read these files. A schema accepts more than ``oxproxy check``, never
+less.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class _Schema(GenerateJsonSchema):
         return False
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        """Leave out a default that can't be written: a secret, a list of sections, the absence of a key."""
+        """Omit a default that can't be written in a file: a secret, a list of sections, the absence of a key."""
         default = _written(schema.get("default"))
         described = self.generate_inner(schema["schema"])
         nullable = {"type": "null"} in described.get("anyOf", ())
@@ -47,10 +48,10 @@ def _written(default: object) -> object:
 
 def json_schema(model: type[FileModel], title: str) -> dict[str, object]:
     """Return the JSON Schema of a file (draft 2020-12); it accepts more than `read_model`, never less."""
-    found = model.model_json_schema(schema_generator=_Schema)
-    for section in (found, *found.get("$defs", {}).values()):
+    schema = model.model_json_schema(schema_generator=_Schema)
+    for section in (schema, *schema.get("$defs", {}).values()):
         section.pop("title", None)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": title}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}
 
 
 _FILES: dict[str, tuple[type[FileModel], str]] = {

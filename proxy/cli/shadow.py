@@ -1,6 +1,6 @@
 """``oxproxy shadow``: uploads rules files to a running sidecar and prints its report as tables or JSON.
 
-It uses the admin port over HTTP, and always removes the candidate again.
+The admin port is used over HTTP, and the candidate is always removed at the end.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from proxy.errors import ConfigError, ConfigErrors
 #: The sidecar's answer.
 Report: TypeAlias = dict[str, Any]  # Any: JSON
 
-#: Seconds between two requests for a running shadow: the sidecar drops one that is not requested.
+#: Seconds between two requests for the report of a running shadow: the sidecar drops a shadow whose report is not read.
 _POLL_SECONDS = 30.0
-#: Limit of bindings in a table; JSON has them all.
+#: Limit of bindings in a table; JSON output has all of them.
 _BINDINGS = 30
 
 
@@ -44,7 +44,9 @@ def run(options: argparse.Namespace) -> int:
     reports = compare(options.rules, admins, options.seconds)
     if options.json:
         printed = (
-            reports[0] if len(reports) == 1 else {admin.url: each for admin, each in zip(admins, reports, strict=True)}
+            reports[0]
+            if len(reports) == 1
+            else {admin.url: report for admin, report in zip(admins, reports, strict=True)}
         )
         print_json(printed)
     else:
@@ -56,11 +58,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compare(files: Sequence[Path], admins: Sequence[AdminClient], seconds: float | None) -> list[Report]:
-    """Let running sidecars compare rules files with their own for some time.
+    """Let running sidecars compare rules files with their rules in force.
 
     Args:
         files: the candidate, as one set.
-        admins: the sidecars; a candidate that one of them rejects is dropped by all.
+        admins: the sidecars; if one of them rejects the candidate, all drop it.
         seconds: duration; None: until Ctrl-C.
 
     Raises:
@@ -103,16 +105,17 @@ def _wait(admins: Sequence[AdminClient], seconds: float | None) -> None:
 def print_tables(report: Report, console: Console | None = None) -> None:
     console = console or rich_console()
     console.print(
-        f"candidate {report['candidate']} alongside the rules in force {report['live']}, {report['seconds']:.0f} s: "
-        f"{report['compared']} publishes compared, {report['equal']} equal, {report['different']} different",
+        f"candidate {report['candidate']} compared with the rules in force {report['live']} for "
+        f"{report['seconds']:.0f} s: {report['compared']} publishes compared, "
+        f"{report['equal']} equal, {report['different']} different",
         soft_wrap=True,
     )
-    for count, what in (
+    for count, outcome in (
         (report["random"], "not comparable: a rule picks a queue at random"),
-        (report["skipped"], "skipped: more than could be compared alongside the traffic, or without a readable header"),
+        (report["skipped"], "skipped: above the limit of comparisons under load, or with a malformed header"),
     ):
         if count:
-            console.print(f"{count} {what}", soft_wrap=True)
+            console.print(f"{count} {outcome}", soft_wrap=True)
     if report["exchanges"]:
         console.print(_exchanges(report["exchanges"]))
     for exchange in report["exchanges"]:
@@ -169,7 +172,7 @@ def _table(*left: str, right: Iterable[str]) -> Table:
 
 def destinations_text(result: Mapping[str, Any]) -> str:  # Any: JSON
     """Describe the destinations of a message in one line."""
-    parts = [f"{what[:-1]} {name}" for what in ("queues", "exchanges", "remotes") for name in result[what]]
+    parts = [f"{kind[:-1]} {name}" for kind in ("queues", "exchanges", "remotes") for name in result[kind]]
     parts += [f"failed: {reason}" for reason in result["failed"]]
     if result["error"]:
         parts.append(f'406 "{result["error"]}"')

@@ -1,4 +1,4 @@
-"""``oxproxy status``: shows whether a running sidecar is ready, and problems."""
+"""``oxproxy status``: shows the readiness and the problems of a running sidecar."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the state of each worker; return NO if one is not ready or can't be reached.
+    """Print the state of each worker; return NO if a worker is not ready or can't be reached.
 
     Raises:
-        ConfigErrors: none can be reached.
+        ConfigErrors: no worker can be reached.
     """
     states: dict[AdminClient, dict[str, Any]]
     states, complete = ask_workers(admin_clients(options, "oxproxy status"), lambda admin: admin.json("/status"))
     if options.json:
         several = {admin.url: status for admin, status in states.items()}
-        found: object = several if len(several) > 1 or not complete else next(iter(states.values()))
-        print_json(found)
+        output: object = several if len(several) > 1 or not complete else next(iter(states.values()))
+        print_json(output)
     else:
         for admin, status in states.items():
             page = list(samples(admin.request("GET", "/metrics", accept="text/plain")))
@@ -68,21 +68,21 @@ def _head(admin: AdminClient, status: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _traffic(page: Sequence[Sample]) -> Iterator[str]:
-    connections = {each.label("side"): each.value for each in page if each.name == "oxproxy_connections"}
+    connections = {sample.label("side"): sample.value for sample in page if sample.name == "oxproxy_connections"}
     if connections:
         channels = _total(page, "oxproxy_channels")
         yield _row("producers", f"{connections.get('downstream', 0):.0f} connections, {channels:.0f} channels")
     outcomes: dict[str, float] = {}
-    for each in page:
-        if each.name == "oxproxy_publishes_total":
-            outcomes[each.label("outcome")] = outcomes.get(each.label("outcome"), 0) + each.value
+    for sample in page:
+        if sample.name == "oxproxy_publishes_total":
+            outcomes[sample.label("outcome")] = outcomes.get(sample.label("outcome"), 0) + sample.value
     if outcomes:
         shown = [f"{outcome} {count:.0f}" for outcome, count in outcomes.items() if count]
         yield _row("publishes", ", ".join(shown) or "none since the start")
 
 
 def _total(page: Iterable[Sample], name: str) -> float:
-    return sum(each.value for each in page if each.name == name)
+    return sum(sample.value for sample in page if sample.name == name)
 
 
 def _body(status: Mapping[str, Any]) -> Iterator[str]:
@@ -98,10 +98,10 @@ def _body(status: Mapping[str, Any]) -> Iterator[str]:
             yield from (_row(f"  {name}", line) for line in _listed(vhost.get(key)))
 
 
-def _listed(found: object) -> list[str]:
-    if isinstance(found, Mapping):
-        return [f"{name}: {_value(why)}" for name, why in found.items()]
-    return [_value(each) for each in found] if isinstance(found, list) else []
+def _listed(findings: object) -> list[str]:
+    if isinstance(findings, Mapping):
+        return [f"{name}: {_value(why)}" for name, why in findings.items()]
+    return [_value(finding) for finding in findings] if isinstance(findings, list) else []
 
 
 def _value(value: object) -> str:

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print kept publishes; with --follow also new ones."""
+    """Print recorded publishes; with --follow, also new ones."""
     admins = admin_clients(options, "oxproxy tail")
     counts = [0] * len(admins)
     try:
@@ -39,9 +39,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_new(admins: Sequence[AdminClient], counts: Sequence[int], *, as_json: bool) -> list[int]:
-    """Print the publishes of all workers since their last numbers, ordered by time; return the new numbers."""
+    """Print the publishes of all workers since the given counts, ordered by time; return the new counts."""
     answers = [admin.json(f"/api/recent?after={count}") for admin, count in zip(admins, counts, strict=True)]
-    new = sorted((publish for answer in answers for publish in answer["publishes"]), key=lambda each: str(each["at"]))
+    new = sorted(
+        (publish for answer in answers for publish in answer["publishes"]), key=lambda publish: str(publish["at"])
+    )
     for publish in new:
         print_line(json.dumps(publish, ensure_ascii=False) if as_json else _line(publish))
     return [int(answer["count"]) for answer in answers]

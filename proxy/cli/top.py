@@ -52,7 +52,7 @@ class _Reading:
 
     Args:
         at: monotonic seconds.
-        counters: by name and labels.
+        counters: values by name and labels.
         connections: open connections of producers.
     """
 
@@ -67,13 +67,15 @@ class _Reading:
         for admin in admins:
             page += samples(admin.request("GET", "/metrics", accept="text/plain"))
         connections = sum(
-            each.value for each in page if each.name == "oxproxy_connections" and each.label("side") == "downstream"
+            sample.value
+            for sample in page
+            if sample.name == "oxproxy_connections" and sample.label("side") == "downstream"
         )
         counters: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-        for each in page:
-            if each.name in (_EXCHANGES, _BINDINGS, _DESTINATIONS):
-                labels = tuple(label for label in each.labels if label[0] != "worker")
-                counters[each.name, labels] = counters.get((each.name, labels), 0.0) + each.value
+        for sample in page:
+            if sample.name in (_EXCHANGES, _BINDINGS, _DESTINATIONS):
+                labels = tuple(label for label in sample.labels if label[0] != "worker")
+                counters[sample.name, labels] = counters.get((sample.name, labels), 0.0) + sample.value
         return cls(clock(), counters, connections)
 
 
@@ -100,60 +102,60 @@ def run(options: argparse.Namespace) -> int:
 def _output(admins: Sequence[AdminClient], options: argparse.Namespace) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Yield a function that displays rates: as JSON, as successive tables, or redrawn in a terminal."""
     if options.json:
-        yield lambda found: print_line(json.dumps(found, ensure_ascii=False))
+        yield lambda result: print_line(json.dumps(result, ensure_ascii=False))
         return
     console = rich_console()
     if not sys.stdout.isatty():
-        yield lambda found: console.print(_drawn(admins, found, options.rows))
+        yield lambda result: console.print(_drawn(admins, result, options.rows))
         return
     from rich.live import Live
 
     with Live(console=console, screen=options.count is None, auto_refresh=False) as live:
 
-        def redraw(found: dict[str, Any]) -> None:
+        def redraw(result: dict[str, Any]) -> None:
             rows = min(options.rows, max(1, (console.height - 12) // 3))
-            live.update(_drawn(admins, found, rows), refresh=True)
+            live.update(_drawn(admins, result, rows), refresh=True)
 
         yield redraw
 
 
 def rates(before: _Reading, now: _Reading) -> dict[str, Any]:
-    """Return rates per second between two readings, the highest first; a decreased counter was restarted."""
+    """Return rates per second between two readings, highest first; a counter that decreased has been reset."""
     seconds = max(now.at - before.at, 1e-9)
-    found: dict[str, list[dict[str, Any]]] = {_EXCHANGES: [], _BINDINGS: [], _DESTINATIONS: []}
+    lists: dict[str, list[dict[str, Any]]] = {_EXCHANGES: [], _BINDINGS: [], _DESTINATIONS: []}
     total = 0.0
     for (name, labels), value in now.counters.items():
         earlier = before.counters.get((name, labels), 0.0)
         rate = (value - earlier if value >= earlier else value) / seconds
         total += rate if name == _EXCHANGES else 0.0
         if value:
-            found[name].append({**dict(labels), "per_second": round(rate, 3), "total": int(value)})
-    for rows in found.values():
+            lists[name].append({**dict(labels), "per_second": round(rate, 3), "total": int(value)})
+    for rows in lists.values():
         rows.sort(key=lambda row: (-row["per_second"], -row["total"], str(row)))
     return {
         "seconds": round(seconds, 3),
         "producers": int(now.connections),
         "publishes_per_second": round(total, 3),
-        "exchanges": found[_EXCHANGES],
-        "bindings": found[_BINDINGS],
-        "destinations": found[_DESTINATIONS],
+        "exchanges": lists[_EXCHANGES],
+        "bindings": lists[_BINDINGS],
+        "destinations": lists[_DESTINATIONS],
     }
 
 
-def _drawn(admins: Sequence[AdminClient], found: Mapping[str, Any], most: int) -> Group:
+def _drawn(admins: Sequence[AdminClient], result: Mapping[str, Any], most: int) -> Group:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     urls = ", ".join(admin.url for admin in admins)
-    head = f"{urls}   {found['publishes_per_second']:.1f} publishes/s   {found['producers']} connections"
+    head = f"{urls}   {result['publishes_per_second']:.1f} publishes/s   {result['producers']} connections"
     parts: list[Table | Text] = [Text(printable(head), style="bold")]
     for title, columns in (
         ("exchanges", ("vhost", "exchange", "outcome")),
         ("bindings", ("vhost", "exchange", "binding")),
         ("destinations", ("vhost", "destination")),
     ):
-        rows = found[title]
+        rows = result[title]
         shown = [column for column in columns if any(column in row for row in rows)] or list(columns)
         table = Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False, header_style="dim")
         for column in shown:

@@ -30,10 +30,10 @@ def run(options: argparse.Namespace) -> int:
         )
         from proxy.report.trace import trace
 
-        found = trace(options.message_id, request, options.output)
-    for record in found.records:
+        result = trace(options.message_id, request, options.output)
+    for record in result.records:
         print_line(json.dumps(record))
-    if not found.records:
-        print_errors([f"no record found: {found.read} segments read, {found.skipped} skipped"])
+    if not result.records:
+        print_errors([f"no record result: {result.read} segments read, {result.skipped} skipped"])
         return NO
     return DONE

@@ -1,7 +1,7 @@
 """The page that Prometheus scrapes: one collector for prometheus_client, written in a thread.
 
 The event loop only folds tallies into totals, in steps, since that modifies the counters. A thread reads the totals and
-writes the text (some 0.1 s for 10,000 series); it blocks the event loop no longer than `sys.setswitchinterval` permits.
+writes the text (0.1 s for 10,000 series); it blocks the event loop no longer than `sys.setswitchinterval` permits.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from prometheus_client.registry import Collector
 from proxy.observe.metrics import METRICS, MetricKind, MetricSpec, Row
 from proxy.relay.counters import Counters, Histogram
 
-#: In OpenMetrics the family name of a counter lacks `_total`, and this one would clash with the gauge `connections`; it
-#: is exposed as a metric of unknown type with unchanged sample names.
+#: In OpenMetrics, the family name of a counter has no `_total`. That of this counter would clash with the gauge
+#: `connections`, so it is exposed as a metric of unknown type with unchanged sample names.
 _CLASHING = "oxproxy_connections_total"
 
 
@@ -49,10 +49,10 @@ class Exposition:
         """Write the page.
 
         Args:
-            accept: the request's Accept header; OpenMetrics if it requests it, else the plain text format.
+            accept: the request's Accept header, which selects OpenMetrics or the plain text format (default).
 
         Returns:
-            The page and its content type. Values are not an atomic snapshot.
+            The page and its content type. The values are not an atomic snapshot.
         """
         encoder, content_type = choose_encoder(accept)
         openmetrics = content_type.startswith("application/openmetrics-text")
@@ -69,7 +69,7 @@ class SidecarCollector(Collector):
     Args:
         counters: counters of the process.
         labels: further labels of all series.
-        openmetrics: whether the page is in this format.
+        openmetrics: whether the page is in the OpenMetrics format.
     """
 
     def __init__(self, counters: Counters, labels: Mapping[str, str], openmetrics: bool) -> None:
@@ -119,5 +119,5 @@ def _family(spec: MetricSpec, openmetrics: bool, rows: Iterable[Row]) -> Metric:
 
 
 def _printable(value: str) -> str:
-    """Return a label that UTF-8 can encode: lone surrogates would spoil the whole page."""
+    """Return a label value that can be encoded as UTF-8: a lone surrogate would make the whole page fail."""
     return value if value.isascii() else value.encode(errors="backslashreplace").decode()

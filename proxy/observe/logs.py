@@ -1,8 +1,8 @@
 """Log lines on standard error.
 
-An event is one line, key=value or JSON, with the time in UTC, whatever text peers send; passwords are masked whichever
-module logged them. Any module logs with ``structlog.get_logger().warning("what happened", key=value)``. An event that
-can occur in floods has ``repeat=<key>``: one line per event, key and interval is written, and the next line has the
+An event is always one line, key=value or JSON, with the time in UTC, whatever text peers send; passwords are masked
+whichever module logs them. Any module logs with ``structlog.get_logger().warning("what happened", key=value)``. An
+event that may occur very often has ``repeat=<key>``: it is logged once per key and interval, and the next line has the
 number of suppressed events (``suppressed=N``). Log records of libraries are handled in the same way.
 """
 
@@ -29,7 +29,7 @@ MASK = "***"
 _SECRET_KEY = re.compile(r"passw|secret|authorization|credential", re.IGNORECASE)
 #: user:password@ in an address. Greedy, since a password may contain an unescaped @: masking too much is safe.
 _ADDRESS = re.compile(r"(://[^\s:/@]*):\S*@")
-#: Keys of repeated events that are tracked; the least recently seen one is dropped first.
+#: Limit of tracked keys of repeated events; the least recently seen one is dropped first.
 _REPEAT_KEYS = 1024
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -77,12 +77,12 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [_LibraryHandler()]
-    # Libraries log every connection at INFO; we have lines of our own for that.
+    # Libraries log every connection at INFO; the sidecar logs connections itself.
     root.setLevel(max(level, logging.WARNING) if level > logging.DEBUG else logging.DEBUG)
 
 
 class RepeatLimit:
-    """Drops an event with ``repeat=<key>`` that was written less than the interval ago.
+    """Drops an event with ``repeat=<key>`` if it was last logged less than the interval ago.
 
     Args:
         seconds: the interval.

@@ -3,8 +3,8 @@
 The names are a documented interface (docs/reference/metrics.md). Label values come from closed sets or from the rules
 files, never from routing keys, users, peers or queues named by producers.
 
-Nothing is counted here. Rows are read in a thread other than the counting one: numbers are read without a lock, and
-dictionaries that may grow are copied first, which is one step for the interpreter.
+Nothing is counted here. Rows are read in a different thread from the one that counts: numbers are read without a lock,
+and dictionaries that may grow are copied first, which is atomic in CPython.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def relays(attribute: str) -> Reading:
 
 
 def relays_by(*attributes: tuple[str, str]) -> Reading:
-    """Read several attributes of `RelayCounters` under one label: (attribute, label value)."""
+    """Read several attributes of `RelayCounters` as one metric with a label: (attribute, label value)."""
 
     def rows(counters: Counters) -> Iterable[Row]:
         summed = relay_counters(counters)
@@ -171,7 +171,7 @@ def _histogram(name: str, about: str) -> MetricSpec:
     return MetricSpec(f"oxproxy_{name}", MetricKind.HISTOGRAM, (), about, lambda _counters: (), attrgetter(name))
 
 
-#: All metrics of our own, in the order of the page. `process_*` and `python_info` are prometheus_client's.
+#: All metrics of the sidecar, in the order of the page. `process_*` and `python_info` are prometheus_client's.
 METRICS: tuple[MetricSpec, ...] = (
     _metric(
         "build_info",
@@ -278,7 +278,7 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "result",
         relays_by(("cache_hits", "hit"), ("cache_misses", "miss"), ("cache_bypassed", "bypassed")),
-        "Publishes to exchanges evaluated here: hit, miss, or bypassed if the decision can't be cached.",
+        "Publishes to evaluated exchanges: hit, miss, or bypassed if the decision can't be cached.",
     ),
     _histogram("decision_seconds", "Duration of sampled decisions, including the cache lookup."),
     _histogram("confirm_seconds", "Time from a sampled publish to its confirm by RabbitMQ."),
@@ -346,7 +346,7 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "limit",
         limit_hits,
-        "Times that an open connection reached a limit: publish_rate, publish_bytes, patience, message_size, idle or "
+        "How often an open connection reached a limit: publish_rate, publish_bytes, patience, message_size, idle or "
         "regex_budget.",
     ),
     _metric(
@@ -361,14 +361,14 @@ METRICS: tuple[MetricSpec, ...] = (
         GAUGE,
         "",
         single(lambda counters: counters.foreign_bindings),
-        "Bindings on carriers that the sidecar did not make: they route without the rules.",
+        "Bindings on carriers not made by the sidecar: they route regardless of the rules.",
     ),
     _metric(
         "topology_unkeyed_tokens",
         GAUGE,
         "",
         single(lambda counters: counters.unkeyed_tokens),
-        "Bindings on carriers under unkeyed tokens of version 0.1, present until `oxproxy adopt --finish`.",
+        "Bindings on carriers with unkeyed tokens of version 0.1, present until `oxproxy adopt --finish`.",
     ),
     _metric(
         "topology_carrier_bypasses",

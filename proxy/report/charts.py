@@ -1,7 +1,7 @@
 """Computes the positions of the marks of a chart; `templates/charts.html` draws them.
 
-Positions on the time axis are percentages of the plot's width, heights are pixels: a chart fills the available width,
-and its text keeps its size.
+Positions on the time axis are percentages of the plot's width; heights are in pixels. So a chart fills the available
+width, while the size of its text is fixed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Its length; never 0."""
+        """Length of the span; never 0."""
         return max(1.0, (self.end - self.begin).total_seconds())
 
     def at(self, time: datetime) -> float:
@@ -41,14 +41,14 @@ class Span(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The days that it covers, and the time zone."""
+        """The days of the span, and the time zone."""
         last = (self.end - timedelta(microseconds=1)).date()
         first = self.begin.date()
         return f"{first}, UTC" if first == last else f"{first} to {last}, UTC"
 
 
 class Series(NamedTuple):
-    """Values over time, with the name in the legend; the colour is the number of a CSS class."""
+    """Values over time, with their name in the legend; `colour` is the number of a CSS class."""
 
     name: str
     values: dict[datetime, float]
@@ -61,7 +61,7 @@ class Upright(NamedTuple):
     title: str
     label: Callable[[float], str]
     most: float
-    least: float = 0.0  # above 0 the axis is logarithmic
+    least: float = 0.0  # if greater than 0, the axis is logarithmic
 
     @property
     def marks(self) -> list[float]:
@@ -86,7 +86,7 @@ class Column(NamedTuple):
 
 
 class Dot(NamedTuple):
-    """A value of a line: x in percent, y in pixels."""
+    """A value on a line: x in percent, y in pixels."""
 
     x: float
     y: float
@@ -95,7 +95,7 @@ class Dot(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """All marks of a chart; the title is for screen readers, a stroke connects two dots."""
+    """All marks of a chart; the title is for screen readers, and a stroke connects two dots."""
 
     title: str
     span: Span
@@ -115,7 +115,7 @@ class Chart(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A named value; its length in percent of the longest."""
+    """A named value; the length is in percent of the longest bar."""
 
     name: str
     value: float
@@ -123,7 +123,7 @@ class Bar(NamedTuple):
 
 
 def rounds(most: float) -> list[float]:
-    """Return round ticks from 0 to above a value."""
+    """Return round numbers for ticks from 0 to at least a value."""
     if most <= 0:
         return [0.0, 1.0]
     rough = max(1.0, most / 5)
@@ -135,14 +135,14 @@ def rounds(most: float) -> list[float]:
 
 
 def decades(least: float, most: float) -> list[float]:
-    """Return the powers of ten around two values, at least two of them."""
+    """Return the powers of ten that enclose two values, at least two."""
     low = math.floor(math.log10(least))
     high = max(low + 1, math.ceil(math.log10(most)))
     return [10.0**power for power in range(low, high + 1)]
 
 
 def covering(begin: datetime, end: datetime, step: timedelta) -> Span:
-    """Return a span with room for enough columns of a step."""
+    """Return a span with at least the minimum number of columns."""
     least = step * _LEAST_COLUMNS
     if end - begin >= least:
         return Span(begin, end)

@@ -1,4 +1,4 @@
-"""The data of the page: plain values; `selection` picks them from the tables."""
+"""The data of the page as plain values, which `selection` reads from the tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNDELIVERED = ("unrouted", "filtered", "rejected")
 
 
 class Step(NamedTuple):
-    """Publishes of one column of the chart over time."""
+    """The publishes in one column of the chart over time."""
 
     begin: datetime
     outcomes: dict[str, int]
@@ -34,7 +34,7 @@ def added(several: Iterable[dict[str, int]]) -> dict[str, int]:
 class Figures:
     """All data of a page."""
 
-    days: tuple[date, ...]  # the requested days, in order
+    days: tuple[date, ...]  # requested days, in order
     made: datetime  # time of the run
     segments: int = 0  # number of segments read
     step_minutes: int = 1  # length of a column of the chart over time
@@ -52,14 +52,14 @@ class Figures:
     #: publishes by upper bound of their size class, None for the last one
     sizes: list[tuple[int | None, int]] = field(default_factory=list)
     anomalies: list[Row] = field(default_factory=list)
-    #: message id and steps (`sql/tables.sql`) of messages that passed several sidecars
+    #: message id and steps (`sql/tables.sql`) of messages that passed through several sidecars
     ways: list[tuple[str, list[Row]]] = field(default_factory=list)
     results: dict[str, int] = field(default_factory=dict)  # results other than a plain ack
     rejected: dict[str, int] = field(default_factory=dict)  # invalid lines, by reason
     late: int = 0  # records in the directory of another day
-    unmatched: int = 0  # returns whose publish is not in the log, or too far from the end of another segment
-    duplicates: list[str] = field(default_factory=list)  # names of segments with the same content as a different one
-    #: number of rows found for a list, by its name; one more than the list has means at least that many
+    unmatched: int = 0  # returns without a publish in the log, or with one too far from the end of an earlier segment
+    duplicates: list[str] = field(default_factory=list)  # names of segments with the same content as another segment
+    #: number of rows found, by name of the list; if greater than the length of the list, there may be still more rows
     found: dict[str, int] = field(default_factory=dict)
 
     @property

@@ -1,6 +1,6 @@
-"""One run of the report: find segments, read new ones, make the tables of changed days, write the page.
+"""One run of the report: finds segments, reads new ones, makes the tables of changed days, and writes the page.
 
-Following the log (`follow`) repeats this run.
+`follow` repeats this run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from proxy.report.wording import several
 
 #: Seconds between two checks for new segments, and minimum pause after a run as a multiple of its duration.
 LOOK_SECONDS, REST = 60, 3
-#: Inputs of a day's tables besides its segments; increased by every change of `merge` that affects the result.
+#: Part of the fingerprint of a day's tables; increased by every change of `merge` that affects them.
 _EDITION = 1
 #: Part of the following day that is searched for returns.
 _FIRST_HOUR = "/hour=00/"
@@ -44,16 +44,16 @@ _ONE_DAY = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Result of a run, and the data of its page."""
+    """The result of a run, and the data of its page."""
 
     figures: Figures
     output: str
-    read: int = 0  # segments
+    read: int = 0  # number of segments read
     made: tuple[date, ...] = ()  # days whose tables were made
     gone: tuple[date, ...] = ()  # days that had tables and no longer have records
-    rebuilt: tuple[date, ...] = ()  # days whose tables an earlier version had made
-    kept: tuple[date, ...] = ()  # likewise, but their log was deleted
-    is_first: bool = False  # whether the output was that of an earlier version
+    rebuilt: tuple[date, ...] = ()  # days with tables of an earlier version that were made again
+    kept: tuple[date, ...] = ()  # days with tables of an earlier version that were kept, since their log was deleted
+    is_first: bool = False  # whether this run replaced tables of an earlier version
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -84,13 +84,13 @@ class Summary:
         if self.rebuilt:
             yield f"tables of an earlier version, rebuilt from the log (trace: --trace): {_listed(self.rebuilt)}"
         if self.is_first and self.kept:
-            yield f"tables of an earlier version, kept because their log is gone: {_listed(self.kept)}"
+            yield f"tables of an earlier version, kept because their log was deleted: {_listed(self.kept)}"
         if figures.rejected:
             reasons = ", ".join(f"{count} {why}" for why, count in figures.rejected.items())
             yield f"invalid lines moved to {self.output}/{names.REJECTED}: {reasons}"
         if figures.late:
             late = several(figures.late, "record")
-            yield f"{late} in the directory of another day, counted on the day of their timestamp"
+            yield f"{late} in the directory of a different day, counted on the day of their timestamp"
         if figures.unmatched:
             yield f"{several(figures.unmatched, 'return')} without a publish in the log"
         if figures.duplicates:
@@ -112,22 +112,22 @@ def report(request: Request) -> Summary:
 
 def follow(request: Request, say: Callable[[Summary], None], once: bool = False) -> None:
     """Repeat the report until SIGTERM or SIGINT (or run once), with one Spark session."""
-    with session(request) as spark, _told_to_stop() as told:
-        while not told.is_set():
+    with session(request) as spark, _stop_requested() as stopped:
+        while not stopped.is_set():
             began = time.monotonic()
             summary = run(spark, request.again())
             if once or summary.read or summary.made:
                 say(summary)
             if once:
                 return
-            told.wait(max(LOOK_SECONDS, REST * (time.monotonic() - began)))
+            stopped.wait(max(LOOK_SECONDS, REST * (time.monotonic() - began)))
 
 
 def run(spark: SparkSession, request: Request) -> Summary:
     """Make the report with a running session.
 
     Raises:
-        ConfigError: there is no such input, or a file system refuses.
+        ConfigError: the input does not exist, or a file operation failed.
     """
     storage = Storage(spark)
     try:
@@ -161,46 +161,46 @@ class _Run:
         self.tables.begin()
         self.partials = Partials(self.spark, self.storage, self.output, self.work, self.duck)
         self.partials.load()
-        found = [
+        segments = [
             segment for segment in find_segments(self.storage, request.input, self._is_read) if self._is_asked(segment)
         ]
-        new = self.partials.unknown(found, request.trace)
+        new = self.partials.unknown(segments, request.trace)
         if new:
             self.partials.make(new, request.trace)
             self.partials.load()
         if request.forget:
-            self._forget(found)
+            self._forget(segments)
         self.partials.compact()
-        days = self._days(found)
+        days = self._days(segments)
         earlier = [day for day in self.tables.days(names.TRAFFIC) if not self.tables.state(day)]
-        made, gone = self._merge(days, earlier)
-        figures = self._figures(days, found)
+        changed, gone = self._merge(days, earlier)
+        figures = self._figures(days, segments)
         summary = Summary(
             figures,
             self.output,
             len(new),
-            tuple(made),
+            tuple(changed),
             tuple(gone),
-            tuple(day for day in earlier if day in made),
-            tuple(day for day in earlier if day not in made),
-            bool(earlier and made),
+            tuple(day for day in earlier if day in changed),
+            tuple(day for day in earlier if day not in changed),
+            bool(earlier and changed),
         )
-        self._write_pages(summary, found)
+        self._write_pages(summary, segments)
         return summary
 
     def _is_read(self, day: date) -> bool:
         return self.request.wants(day) or self.request.wants(day - _ONE_DAY)
 
     def _is_asked(self, segment: Segment) -> bool:
-        """Return True if a segment is of the requested days, or may contain returns of their last hour."""
+        """Return True if a segment is in a requested day, or may contain returns of publishes of its last hour."""
         if segment.folder is None or self.request.wants(segment.folder):
             return True
         return _FIRST_HOUR in segment.path
 
-    def _days(self, found: Iterable[Segment]) -> list[date]:
-        """Return the days of a run: the requested ones, else those of the log."""
+    def _days(self, segments: Iterable[Segment]) -> list[date]:
+        """Return the days of a run: the requested days, or else those in the log."""
         self.duck.execute("CREATE OR REPLACE TEMP TABLE present (path VARCHAR)")
-        paths = [segment.path for segment in found]
+        paths = [segment.path for segment in segments]
         self.duck.execute("INSERT INTO present SELECT unnest(?::VARCHAR[])", [paths])
         named = self.request.named_days()
         if named is not None:
@@ -211,20 +211,20 @@ class _Run:
         ).fetchall()
         return [day for (day,) in rows if self.request.wants(day)]
 
-    def _forget(self, found: Iterable[Segment]) -> None:
-        there = {segment.path for segment in found}
+    def _forget(self, segments: Iterable[Segment]) -> None:
+        present = {segment.path for segment in segments}
         root = f"{self.storage.whole(self.request.input).rstrip('/')}/"
         rows = self.duck.execute("SELECT path, folder FROM latest").fetchall()
         gone = [
             path
             for path, folder in rows
-            if path.startswith(root) and path not in there and (folder is None or self.request.wants(folder))
+            if path.startswith(root) and path not in present and (folder is None or self.request.wants(folder))
         ]
         if gone:
             self.partials.forget(gone)
 
     def _merge(self, days: list[date], earlier: list[date]) -> tuple[list[date], list[date]]:
-        """Make the tables of changed days; return these days, and those that no longer have records."""
+        """Make the tables of changed days; return these days, and those of them that no longer have records."""
         prints = {day: self._fingerprint(day) for day in days}
         changed = [day for day in days if self.tables.state(day).get("fingerprint") != prints[day]]
         near = {day + _ONE_DAY * step for day in changed for step in (-1, 0, 1)}
@@ -261,7 +261,7 @@ class _Run:
         rows = self.duck.execute(f"SELECT content FROM live WHERE {condition} ORDER BY content").fetchall()
         return hashlib.blake2b("".join(content for (content,) in rows).encode(), digest_size=16).hexdigest()
 
-    def _figures(self, days: list[date], found: list[Segment]) -> Figures:
+    def _figures(self, days: list[date], segments: list[Segment]) -> Figures:
         states = [self.tables.state(day) for day in (*days, None)]
         count = self.duck.execute(
             """SELECT count(*) FROM live WHERE list_has_any(days, ?::DATE[])
@@ -290,26 +290,26 @@ class _Run:
             return figures
         return Selection(self.duck, files).fill(figures)
 
-    def _write_pages(self, summary: Summary, found: list[Segment]) -> None:
-        """Write the page of all days, and of each day that changed or has no page."""
+    def _write_pages(self, summary: Summary, segments: list[Segment]) -> None:
+        """Write the page of the whole run, and those of days that changed or have no page."""
         pages = Pages(self.storage, self.output)
         days = summary.figures.days
         dated = set(self.tables.days(names.TRAFFIC))
         wanted = [
             day for day in days if (day in summary.made or not pages.has(day)) and (day in dated or pages.has(day))
         ]
-        single = [self._figures([day], found) for day in wanted] if len(days) > 1 else []
+        single = [self._figures([day], segments) for day in wanted] if len(days) > 1 else []
         pages.write(summary.figures, single)
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[threading.Event]:
-    """Record SIGTERM and SIGINT instead of exiting."""
-    told = threading.Event()
+def _stop_requested() -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM and SIGINT set, instead of ending the process."""
+    stopped = threading.Event()
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda *_: told.set()) for number in numbers]
+    before = [signal.signal(number, lambda *_: stopped.set()) for number in numbers]
     try:
-        yield told
+        yield stopped
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

@@ -1,7 +1,7 @@
 """Makes the tables of one day from the partials of its segments.
 
-Each table is one statement over the views ``p_NAME`` (`proxy.report.store`). Sums are added, histograms are added and
-percentiles computed from them, ranges of numbers are joined, returns find their publishes across segments.
+Each table is one statement over the views ``p_NAME`` (`proxy.report.store`). Sums and histograms are added, percentiles
+are computed from the histograms, ranges of numbers are joined, and returns are matched to publishes across segments.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from proxy.report.partials import MACROS, SIZE_CLASSES, statements
 from proxy.report.request import KnownBinding
 from proxy.report.tables import Tables
 
-#: Number of earlier days that hours are compared with, and the minimum for a comparison.
+#: Number of earlier days with which hours are compared, and the minimum number for a comparison.
 HISTORY_DAYS, LEAST_DAYS = 28, 3
 #: A value with a greater modified z-score is an outlier; the factor makes the median absolute deviation comparable to a
 #: standard deviation. Source: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993.
 LIMIT, _FACTOR = 3.5, 1.4826
-#: Smaller shares of the median are not outliers, however regular the earlier days were.
+#: Deviations of a smaller share of the median are not outliers, however regular the earlier days were.
 _LEAST_SHARE = 0.05
-#: Messages whose path through several sidecars is kept for the page, and steps of each.
+#: Limits of messages whose path through several sidecars is kept for the page, and of steps of each path.
 WAYS, STEPS = 10, 50
-#: Maximum delay of a return after the day of its publish.
+#: How long after the day of a publish its return may arrive.
 _LATE = timedelta(hours=1)
 
 _SQL = statements(
@@ -51,10 +51,10 @@ class Merge:
     """Makes the tables of days.
 
     Args:
-        duck: has the partials.
+        duck: connection to a database with the partials.
         tables: puts tables in place.
         known: bindings of the rules files; None if no file was given.
-        now: time of the run: unfinished hours are not compared.
+        now: time of the run; unfinished hours are not compared.
         trace: whether the table of all publishes is requested.
     """
 
@@ -79,7 +79,7 @@ class Merge:
         """Write the tables of a day to the staging directory.
 
         Returns:
-            Data for the page that no table has.
+            Data for the page that are in no table.
         """
         end = datetime.combine(day, time()) + timedelta(days=1) + _LATE
         self._values |= {

@@ -1,6 +1,6 @@
-"""Writes pages: self-contained HTML files without network access, scripts or other files.
+"""Renders pages: self-contained HTML files without network access, scripts or other files.
 
-The page's content security policy forbids browsers to load anything. The templates escape all data, including that from
+The page's content security policy forbids browsers to load anything. The templates escape all data, including data from
 the log.
 """
 
@@ -29,14 +29,14 @@ _OTHER = len(OUTCOMES)
 _PERCENTILES = (("p50", 0), ("p95", 3), ("p99", 5))
 _LATENCIES = {"decide": "Decision", "confirm": "Confirm by the broker"}
 _BARS = 15
-#: Fewer hours are shown as a table: lines of one or two dots show nothing.
+#: Minimum number of hours for a chart; fewer are shown as a table, since lines of one or two dots show nothing.
 _LEAST_HOURS = 3
 _NAVIGATION = re.compile('<nav class="days".*?</nav>\n', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Days:
-    """Link targets of a page: the nearest days that have a page, relative to the page."""
+    """Links from a page to the nearest earlier and later days that have a page, relative to this page."""
 
     folder: str = ""
     previous: date | None = None
@@ -44,7 +44,7 @@ class Days:
 
     @classmethod
     def around(cls, first: date, last: date, pages: Iterable[date], folder: str = "") -> Days:
-        """Choose among the days that have a page."""
+        """Choose the link targets among the days that have a page."""
         known = list(pages)
         before, after = [day for day in known if day < first], [day for day in known if day > last]
         return cls(folder, max(before, default=None), min(after, default=None))
@@ -56,12 +56,12 @@ def render(figures: Figures, days: Days = Days()) -> str:
 
 
 def render_index(rows: Sequence[Mapping[str, Any]], ranges: Sequence[str]) -> str:
-    """Return the page that lists the pages of days (name of the page, and counts by name) and of several days."""
+    """Return the index: the pages of single days (rows with the page's name and counts), and of ranges of days."""
     return _TEMPLATES.get_template("index.html").render(days=rows, ranges=ranges, subject="index")
 
 
 def relinked(page: str, days: Days) -> str:
-    """Return an existing page with new links to days; text from the log can't look like these."""
+    """Return an existing page with new links to days; text from the log is escaped, so it can't look like the links."""
     navigation = _TEMPLATES.get_template("days.html").render(days=days)
     return _NAVIGATION.sub(lambda _: navigation, page, count=1)
 
@@ -107,7 +107,7 @@ def _shown(figures: Figures) -> dict[str, Any]:
         "sizes": charts.bars(
             [("larger" if bound is None else f"up to {wording.short(bound, 'B')}", n) for bound, n in figures.sizes]
         ),
-        "latencies": [_latency(figures, what, title) for what, title in _LATENCIES.items()],
+        "latencies": [_latency(figures, kind, title) for kind, title in _LATENCIES.items()],
     }
 
 
@@ -129,8 +129,8 @@ def _undelivered(figures: Figures) -> str:
     return ", ".join(f"{wording.whole(count)} {name}" for name, count in counts if count) or "0 publishes"
 
 
-def _latency(figures: Figures, what: str, title: str) -> tuple[str, list[Row], Chart | None]:
-    hours = [hour for hour in figures.latency if hour["what"] == what]
+def _latency(figures: Figures, kind: str, title: str) -> tuple[str, list[Row], Chart | None]:
+    hours = [hour for hour in figures.latency if hour["what"] == kind]
     if len(hours) < _LEAST_HOURS:
         return title, hours, None
     half = timedelta(minutes=30)
@@ -153,7 +153,7 @@ def _template(name: str) -> str:
 
 
 _TEMPLATES = Environment(
-    # Not a directory: on a cluster the package is in an archive.
+    # Not read from a directory: on a cluster, the package is in an archive.
     loader=FunctionLoader(_template),
     autoescape=True,
     undefined=StrictUndefined,

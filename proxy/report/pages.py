@@ -1,4 +1,4 @@
-"""Writes pages: one for each day and each requested range, an index of them, and the latest at the top."""
+"""Writes pages: one for each day and each requested range, an index, and the latest page at the top level."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
 """Turns one segment of the audit log into partial aggregates. Runs in Spark's tasks, on any machine.
 
-A segment is read only once: its partial has everything that tables and page need later. DuckDB parses and aggregates
-(tests/bench/README.md has the measurements); Spark only delivers the bytes and collects the result. A partial
-is a set of small tables (`PARTIALS`). Sums, minima and maxima can be merged directly; times and sizes are histograms of
-rounded values, which are merged by adding counts; numbers of a channel are ranges; examples are bounded.
+A segment is read only once: its partial has all data that the tables and the page need later. DuckDB parses and
+aggregates (tests/bench/README.md has the measurements); Spark only delivers the bytes and collects the result. A
+partial is a set of small tables (`PARTIALS`). Sums, minima and maxima can be merged directly; times and sizes are
+histograms of rounded values, which are merged by adding counts; numbers of a channel are ranges; examples are limited
+in number.
 
 A publish and the settle record of its return may be in two segments. A partial therefore keeps every settle record of a
-return, the publishes that those of the same segment refer to, and the last publishes of the segment (`TAIL`): a later
-return is counted as unmatched.
+return, the publishes to which the settle records of the same segment refer, and the last publishes of the segment
+(`TAIL`): a return of an earlier publish in another segment is counted as unmatched.
 """
 
 from __future__ import annotations
@@ -35,26 +36,26 @@ import duckdb
 FOLDER = "_partials/1"
 #: Supported version of records; new fields do not change it.
 VERSION = 1
-#: Reasons of invalid lines: truncated by a crash; not a record; of a newer sidecar.
+#: Reasons why lines are invalid: truncated by a crash; not a record; written by a newer sidecar.
 TORN, FOREIGN, NEWER = "torn", "foreign", "version"
-#: Limits of kept characters of an invalid line, and of kept lines of a segment; all of them are counted.
+#: Limits of kept characters per invalid line, and of kept invalid lines per segment; all invalid lines are counted.
 LINE_CHARACTERS, KEPT_LINES = 8192, 1000
-#: Publishes at the end of a segment that a return in a later one can still match: the last 2,000, and those of the last
-#: 60 seconds up to 20,000.
+#: Publishes at the end of a segment that a return in a later segment can still match: the last 2,000, and up to 20,000
+#: of the last 60 seconds.
 TAIL, TAIL_SECONDS, LONGEST_TAIL = 2_000, 60, 20_000
-#: Number of publishes of a segment whose whole path is kept. Those with the smallest hash of their message id are
+#: Number of publishes per segment whose whole path is kept. Publishes with the smallest hashes of the message id are
 #: chosen, so that all segments choose the same messages.
 SAMPLE = 1_000
 #: Significant digits of times and sizes: rounding errors are at most 0.05 % and 0.5 %.
 TIME_DIGITS, SIZE_DIGITS = 4, 3
 #: Upper bounds of size classes in bytes; the last class has none.
 SIZE_CLASSES = (100, 1_000, 10_000, 100_000, 1_000_000, None)
-#: Minimum bits of a bloom filter per message id, and hashes: two percent false positives.
+#: Minimum number of bits per message id in a bloom filter, and number of hashes: 2 % false positives.
 BLOOM_BITS, BLOOM_HASHES = 10, 4
 
-#: Bytes of text that are aggregated at once, and decompressed at once.
+#: Bytes of text aggregated at once, and decompressed at once.
 _GROUP, _CHUNK = 96 << 20, 4 << 20
-#: Longer lines are cut; DuckDB must accept that length, a chunk more, and three times as much if it is not UTF-8.
+#: Longer lines are truncated. DuckDB must accept this length plus a chunk, and three times as much if it is not UTF-8.
 _LONGEST_LINE, _LONGEST_OBJECT = 8 << 20, 3 * (8 << 20) + 3 * _CHUNK + 2
 _BLANK = b" \t\r\n"
 _LINES_AT_ONCE = 4096
@@ -67,7 +68,7 @@ def statements(name: str, **values: object) -> dict[str, str]:
     return {title: Template(text).safe_substitute(values) for title, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
-#: SQL functions that tables need as well.
+#: SQL functions that the tables also need.
 MACROS = statements("macros.sql")["macros"]
 
 
@@ -93,13 +94,13 @@ _SQL = statements(
     size_digits=SIZE_DIGITS,
     classes=_classes(),
 )
-#: Partial tables by name; that of all publishes is made on request only.
+#: Partial tables by name; the table of all publishes is made on request only.
 TRACE = "trace"
 PARTIALS = {name.removeprefix("table "): text for name, text in _SQL.items() if name.startswith("table ")}
 
 
 class Piece(NamedTuple):
-    """Rows of one partial table, of a group of segments, as output of a task: a Parquet file."""
+    """Rows of one partial table for a group of segments, as output of a task: a Parquet file."""
 
     batch: str
     name: str
@@ -119,7 +120,7 @@ def inflated(content: bytes, packed: bool) -> Iterator[bytes]:
     whole = io.BytesIO(content)
     stream = gzip.GzipFile(fileobj=whole) if packed else whole
     try:
-        while piece := stream.read1(_CHUNK):  # not read, which would lose the text before the damage
+        while piece := stream.read1(_CHUNK):  # read() would lose the text before the damage
             yield piece
     except (EOFError, OSError, zlib.error) as error:
         raise DamagedError from error
@@ -142,14 +143,14 @@ def texts(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 class Reader:
-    """Reads segments one after the other; `pieces` returns the partials of a group.
+    """Reads segments one after the other; `pieces` yields the partials of a group.
 
-    The text of a segment is written to a file: DuckDB's reader of JSON files needs a third of the time of its functions
-    on strings, and no memory for it. One transaction spans a group, which halves the cost of inserting.
+    The text of a segment is written to a file: DuckDB's reader of JSON files takes a third of the time of its string
+    functions, and does not hold the text in memory. One transaction spans a group, which halves the cost of inserting.
 
     Args:
         traced: whether the trace table is requested.
-        `folder`: directory for temporary files.
+        folder: directory for temporary files.
     """
 
     def __init__(self, traced: bool, folder: Path) -> None:
@@ -170,7 +171,7 @@ class Reader:
         return Template(_SQL["parse"]).substitute(file=self._file, sid=sid)
 
     def add(self, path: str, modified: int, size: int, pieces: Iterable[bytes], digest: hashlib.blake2b) -> None:
-        """Read a segment; ``digest`` is that of its content once all chunks of its text have been consumed."""
+        """Read a segment; ``digest`` is the digest of its content once all pieces of text have been consumed."""
         damaged = False
         sid = uuid.uuid4().int >> 66
         with self._file.open("wb") as file:
@@ -187,7 +188,7 @@ class Reader:
         self._duck.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", [*values, self._traced])
 
     def _set_aside(self, sid: int) -> None:
-        """Remove the invalid lines of a segment, and classify them."""
+        """Classify the invalid lines of a segment and remove them from its lines."""
         wrong = dict(self._duck.execute("SELECT nr, v FROM lines WHERE sid = ? AND NOT is_record", [sid]).fetchall())
         if not wrong:
             return
@@ -232,17 +233,17 @@ def _reason(line: str, version: int | None) -> str:
 
 
 def bloom_place(of: str, number: int, size: str) -> str:
-    """Return the SQL for the position of a hash in a bloom filter: double hashing by the two halves of its 64 bits."""
+    """Return the SQL for a bit position in a bloom filter: double hashing with the two halves of a 64-bit hash."""
     return f"((({of} & 4294967295) + {number} * ({of} >> 32)) % ({size}))::BIGINT"
 
 
 def bloom_size(ids: int) -> int:
-    """Return the bits of a bloom filter for a number of message ids."""
+    """Return the number of bits of a bloom filter for a number of message ids."""
     return 1 << max(6, (ids * BLOOM_BITS - 1).bit_length())
 
 
 def folder_day(path: str) -> date | None:
-    """Return the day of a segment's directory."""
+    """Return the day of the directory in a segment's path, None if there is none."""
     for part in path.split("/")[-2::-1]:
         if part.startswith("date="):
             try:
@@ -295,6 +296,6 @@ def _read(segments: Iterable[tuple[str, int, int, Iterator[bytes], hashlib.blake
 
 @functools.cache
 def nothing() -> tuple[Piece, ...]:
-    """Return all tables without rows, so that readers always find their columns."""
+    """Return every table without rows, so that readers always find the columns."""
     with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
         return tuple(Reader(True, Path(folder)).pieces())

@@ -17,11 +17,11 @@ _WORDS = {"today": 0, "yesterday": 1}
 
 @dataclass(frozen=True, slots=True)
 class KnownBinding:
-    """A binding of the rules files; it is reported as dead if it matches nothing."""
+    """A binding of the rules files, reported as dead if it has no matches."""
 
     vhost: str
     exchange: str
-    binding: str  # its id, as in the audit log
+    binding: str  # id as in the audit log
     rules: str  # version of the rules files
 
 
@@ -29,13 +29,13 @@ class KnownBinding:
 class Request:
     """One run of the report."""
 
-    input: str  # directory of the audit log, a path or URI of Hadoop
-    output: str  # directory of tables and pages, or URI
+    input: str  # directory of the audit log: a path, or a URI that Hadoop supports
+    output: str  # directory of tables and pages: likewise
     since: date | None = None  # first day (UTC); None: the oldest in the log
     until: date | None = None  # last day; None: the newest
-    master: str | None = None  # of Spark; None: spark-submit's, else all cores of this machine
+    master: str | None = None  # Spark master; None: that of spark-submit, else all cores of this machine
     bindings: tuple[KnownBinding, ...] | None = None  # None if no rules file is given
-    settings: tuple[tuple[str, str], ...] = ()  # of Spark, given by the operator, before ours
+    settings: tuple[tuple[str, str], ...] = ()  # Spark settings of the operator, which take precedence over ours
     trace: bool = False  # whether the table of all publishes with a message id is requested
     forget: bool = False  # whether partials of deleted segments are removed
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -47,7 +47,7 @@ class Request:
 
     @property
     def last_day(self) -> date:
-        """The last requested day: the given one, else that of the run."""
+        """The last requested day: the given day, else the day of the run."""
         return self.until or self.now.astimezone(UTC).date()
 
     def wants(self, day: date) -> bool:
@@ -57,7 +57,7 @@ class Request:
         return replace(self, now=datetime.now(UTC))
 
     def named_days(self) -> list[date] | None:
-        """Return each day of a range with a beginning; None without one."""
+        """Return each day of the requested range; None if no first day is given."""
         if self.since is None:
             return None
         return [self.since + timedelta(days=number) for number in range((self.last_day - self.since).days + 1)]
@@ -77,7 +77,7 @@ def day(text: str, option: str, now: datetime | None = None) -> date:
 
 def setting(text: str) -> tuple[str, str]:
     """Parse a Spark setting of the command line: ``spark.driver.memory=4g``."""
-    name, found, value = text.partition("=")
-    if not found or not name.startswith("spark."):
+    name, equals, value = text.partition("=")
+    if not equals or not name.startswith("spark."):
         raise ConfigError("oxproxy report", 0, "--conf", f'seen "{text}", expected spark.NAME=VALUE')
     return name, value

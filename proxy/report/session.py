@@ -1,8 +1,8 @@
 """Starts Spark.
 
 Default settings: all cores of this machine, loopback only, no web page. On a cluster, spark-submit or ``--master``
-define master and everything else. The JVM only lists files and moves bytes to and from Python, so it gets a small heap,
-the serial collector and only the quick compiler, which suits seven records as well as 20 million.
+determine the master and all other settings. The JVM only lists files and moves bytes to and from Python, so it gets a
+small heap, the serial collector and only the C1 compiler, which suits 7 records as well as 20 million.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 FIXED = {
     # A partial is a binary value, already compressed.
     "spark.sql.parquet.compression.codec": "uncompressed",
-    # The driver has the names of the segments: no job is needed to list them.
+    # The driver already has the names of the segments, so no job is needed to list them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
     # DuckDB's memory is released before the tables are made.
     "spark.python.worker.reuse": "false",
     # Retention may remove a segment between listing and reading.
     "spark.sql.files.ignoreMissingFiles": "true",
-    # The file of a task appears when the task is done, so a killed run keeps finished partials.
+    # A task's file appears when the task is done, so the finished partials of a killed run are kept.
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.sql.adaptive.enabled": "false",
@@ -43,7 +43,7 @@ FIXED = {
 }
 
 _QUIET = Path(__file__).with_name("log4j2.properties")
-#: For a run on this machine only.
+#: Settings for a run on this machine only.
 LOCAL = {
     "spark.master": "local[*]",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -57,10 +57,10 @@ LOCAL = {
 
 @contextmanager
 def session(request: Request) -> Iterator[SparkSession]:
-    """Start Spark for a request, and stop it.
+    """Start Spark for a request, and stop it at the end.
 
     Raises:
-        ConfigError: there is no Java, or Spark does not start.
+        ConfigError: Java is not installed, or Spark does not start.
     """
     wanted = chosen(request, os.environ)
     if _SUBMITTED not in os.environ and not _has_java(os.environ):
@@ -81,7 +81,7 @@ def session(request: Request) -> Iterator[SparkSession]:
 
 
 def chosen(request: Request, environment: Mapping[str, str]) -> dict[str, str]:
-    """Choose the settings to start with; the environment shows whether spark-submit started the process."""
+    """Choose the initial settings; the environment shows whether spark-submit started the process."""
     wanted = dict(FIXED)
     local = request.master is None and _SUBMITTED not in environment
     if local or (request.master or "").startswith("local"):

@@ -1,11 +1,11 @@
-"""Files on every file system that Hadoop supports (local, hdfs://, s3a:// and so on), and the segments found there.
+"""Files on every file system that Hadoop supports (local, hdfs://, s3a:// and so on), and the segments of the log.
 
-All file operations of the report that Spark does not do itself are made here: listing directories, putting tables in
-place, writing the page. A path without a scheme is on Hadoop's default file system.
+All file operations of the report that Spark does not do itself are here: listing directories, putting tables in place,
+writing the page. A path without a scheme is on Hadoop's default file system.
 
 `find_segments` finds closed segments of the audit log. The log's directories ``date=YYYY-MM-DD`` may be in the input
 directory itself or deeper (a directory for each sidecar). Names that begin with ``_`` or ``.`` are skipped: a segment
-that is being written has such a name. Files outside of such directories are *loose*: only their lines have the day.
+that is being written has such a name. Files outside the date directories are *loose*: only their lines show the day.
 
 Source: Hadoop's FileSystem API, used through Spark's gateway to the JVM.
 """
@@ -43,7 +43,7 @@ class Entry:
 
 
 class StorageError(OSError):
-    """An error of a file system, in its own words."""
+    """An error of a file system, with its message."""
 
 
 class Files(Protocol):
@@ -57,19 +57,19 @@ class Files(Protocol):
 
 
 class LocalFiles:
-    """The file system of this machine, with paths in Hadoop's form."""
+    """The file system of this machine; paths have Hadoop's form."""
 
     def is_folder(self, path: str) -> bool:
         return _local(path).is_dir()
 
     def entries(self, path: str) -> list[Entry]:
         folder = _local(path)
-        found = []
+        entries = []
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
             status = entry.stat()
             name = f"file:{entry.absolute()}"
-            found.append(Entry(name, entry.name, entry.is_dir(), status.st_size, status.st_mtime_ns // 1_000_000))
-        return found
+            entries.append(Entry(name, entry.name, entry.is_dir(), status.st_size, status.st_mtime_ns // 1_000_000))
+        return entries
 
     def fetch(self, path: str, folder: Path) -> Path:
         local = folder / f"{uuid.uuid4().hex}.parquet"
@@ -84,7 +84,7 @@ def _local(path: str) -> Path:
 
 @contextmanager
 def _of_java(path: str) -> Iterator[None]:
-    """Convert errors of a file system to readable ones."""
+    """Convert exceptions of a file system to a readable `StorageError`."""
     try:
         yield
     except Py4JJavaError as error:
@@ -107,7 +107,7 @@ class Storage:
     """The file systems of a Spark session."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self._jvm: Any = spark._jvm  # made at run time from what the JVM has
+        self._jvm: Any = spark._jvm  # attributes are created at run time from the JVM's classes
         self._hadoop: Any = spark._jsc.hadoopConfiguration()  # likewise
 
     def whole(self, path: str) -> str:
@@ -124,8 +124,8 @@ class Storage:
             return bool(files.exists(target) and files.getFileStatus(target).isDirectory())
 
     def entries(self, path: str) -> list[Entry]:
-        """List a directory in the order of names; empty if there is none."""
-        found = []
+        """List a directory in the order of names; empty if it does not exist."""
+        entries = []
         with self._at(path) as (files, target):
             if not files.exists(target):
                 return []
@@ -133,17 +133,17 @@ class Storage:
                 at = status.getPath()
                 size = 0 if status.isDirectory() else int(status.getLen())
                 modified = int(status.getModificationTime())
-                found.append(Entry(str(at.toString()), str(at.getName()), bool(status.isDirectory()), size, modified))
-        return sorted(found, key=lambda entry: entry.name)
+                entries.append(Entry(str(at.toString()), str(at.getName()), bool(status.isDirectory()), size, modified))
+        return sorted(entries, key=lambda entry: entry.name)
 
     def make(self, path: str) -> None:
         with self._at(path) as (files, target):
-            made = files.mkdirs(target)
-        if not made:
+            created = files.mkdirs(target)
+        if not created:
             raise StorageError(f"{path}: the directory cannot be created")
 
     def remove(self, path: str) -> bool:
-        """Remove a file or a directory with its content; return whether there was one."""
+        """Remove a file, or a directory with its content; return whether it existed."""
         with self._at(path) as (files, target):
             return bool(files.delete(target, True))
 
@@ -162,7 +162,7 @@ class Storage:
             files.copyFromLocalFile(True, True, self._path(local.as_uri()), new)
 
     def fetch(self, path: str, folder: Path) -> Path:
-        """Return a file with a plain name in a directory on this machine: a link, or a copy if it is elsewhere."""
+        """Return a link to the file, or a copy of a remote file, with a plain name in a directory on this machine."""
         local = folder / f"{uuid.uuid4().hex}.parquet"
         with self._at(path) as (files, target):
             if files.getUri().getScheme() == "file":
@@ -172,7 +172,7 @@ class Storage:
         return local
 
     def write(self, path: str, content: str) -> None:
-        """Write a text file atomically, replacing an earlier one."""
+        """Write a text file atomically, replacing an existing file."""
         with self._at(path) as (files, target):
             files.setWriteChecksum(False)
             hidden = self._jvm.org.apache.hadoop.fs.Path(target.getParent(), f"_{target.getName()}")
@@ -194,16 +194,16 @@ class Storage:
                 stream.close()
 
     def read_json(self, path: str) -> dict[str, Any]:
-        """Read a JSON object; empty if there is none, or if a killed run left it incomplete."""
+        """Read a JSON object; empty if the file does not exist, or if a killed run left it incomplete."""
         try:
-            found: dict[str, Any] = json.loads(self.read(path)) if self.exists(path) else {}
+            content: dict[str, Any] = json.loads(self.read(path)) if self.exists(path) else {}
         except ValueError:
             return {}
-        return found
+        return content
 
     @contextmanager
     def _at(self, path: str) -> Iterator[tuple[Any, Any]]:  # of the JVM
-        """Yield the file system of a path and the path; their errors become a `StorageError`."""
+        """Yield the file system of a path, and the path as its object; errors become a `StorageError`."""
         with _of_java(path):
             target = self._path(path)
             yield target.getFileSystem(self._hadoop), target
@@ -218,9 +218,9 @@ def literal(path: str) -> str:
 
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
-#: Depth limit of sidecars' directories: enough for input/cluster/sidecar/date=...
+#: Depth limit of the directories of sidecars: enough for input/cluster/sidecar/date=...
 _DEPTH = 3
-#: Depth of a day's directories: hours.
+#: Depth of the directories in that of a day: hours.
 _DEPTH_OF_DAY = 2
 
 
@@ -228,15 +228,15 @@ _DEPTH_OF_DAY = 2
 class Segment:
     """A file of the log; ``modified`` is in milliseconds since 1970."""
 
-    folder: date | None  # the day of its directory
+    folder: date | None  # day of the directory
     path: str
     size: int
     modified: int
 
 
 def find_segments(files: Files, folder: str, wanted: Callable[[date], bool] = lambda _: True) -> list[Segment]:
-    """List the segments of the wanted days, and the loose ones, in order."""
-    return sorted(_walk(files, folder, _DEPTH, wanted), key=lambda found: (found.folder or date.min, found.path))
+    """List the segments of the wanted days and the loose segments, ordered by day and path."""
+    return sorted(_walk(files, folder, _DEPTH, wanted), key=lambda segment: (segment.folder or date.min, segment.path))
 
 
 def _walk(files: Files, folder: str, depth: int, wanted: Callable[[date], bool]) -> Iterator[Segment]:

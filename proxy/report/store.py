@@ -1,10 +1,10 @@
-"""The partials of an output directory: which segments have been read; creates partials of new ones and reads them.
+"""The partials of an output directory: shows which segments have been read, and creates and reads partials.
 
-They are Parquet files of rows ``batch``, ``name`` and ``data``: a batch is the partials of a group of segments, each
-row one table of it as an embedded Parquet file. A task of Spark writes one such file, which appears when it is
-complete, so a partial exists completely or not at all: a run that is killed at any step leaves nothing that a later one
-would count twice. Within a batch, ``sid`` numbers the segment; the table ``segments`` identifies its file by path and
-hash of its content.
+Partials are Parquet files with the columns ``batch``, ``name`` and ``data``: a batch has the partials of a group of
+segments; each row is one of its tables, as an embedded Parquet file. A Spark task writes one such file, which appears
+when it is complete. A partial therefore exists completely or not at all, and a run that is killed at any step leaves
+nothing that a later run would count twice. Within a batch, ``sid`` numbers the segment; the table ``segments``
+identifies its file by path and hash of the content.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from proxy.report.storage import Segment, Storage, StorageError, literal
 
 #: Compression ratio of text in a segment (gzip, level 3).
 PACKING = 12
-#: Text read by one job of Spark, so that a killed run keeps most of its results, and minimum size of a task.
+#: Limit of text read by one Spark job, so that most results of a killed run are kept; and minimum size of a task.
 _JOB_TEXT, _TASK_BYTES = 8 << 30, 8 << 20
-#: Segments up to this size are held in memory as stored, one per core; others are read line by line. Those of a sidecar
-#: have at most 128 MiB of text, a tenth of it as stored.
+#: Stored segments up to this size are held in memory, one per core; larger ones are read line by line. A sidecar's
+#: segments have at most 128 MiB of text, a tenth of that when compressed.
 _WHOLE_BYTES = 24 << 20
-#: Files up to this size are joined into one above this number.
+#: Files up to this size are joined if there are more than this number.
 _SMALL_FILE, _MOST_FILES = 8 << 20, 60
 _ROW = "batch STRING, name STRING, data BINARY"
 _EMPTY = "nothing"
@@ -55,7 +55,7 @@ class Partials:
         self._put(partials.nothing(), _EMPTY)
 
     def load(self) -> None:
-        """Read which segments there are: table ``segments``, and ``live`` with the one effective partial of each."""
+        """Load the tables ``segments`` (all partials) and ``live`` (the effective partial of each content)."""
         for entry in self._storage.entries(self._folder):
             if entry.name.endswith(".parquet") and entry.path not in self._files:
                 self._files[entry.path] = self._storage.fetch(entry.path, self._work)
@@ -82,11 +82,11 @@ class Partials:
             place.mkdir(exist_ok=True)
             (place / f"{batch}.parquet").write_bytes(data)
 
-    def unknown(self, found: Sequence[Segment], traced: bool) -> list[Segment]:
+    def unknown(self, segments: Sequence[Segment], traced: bool) -> list[Segment]:
         """Return the segments that are new or have changed."""
         rows = self._duck.execute("SELECT path, size, modified, traced FROM latest").fetchall()
         known = {(path, size, modified) for path, size, modified, with_trace in rows if with_trace or not traced}
-        return [segment for segment in found if (segment.path, segment.size, segment.modified) not in known]
+        return [segment for segment in segments if (segment.path, segment.size, segment.modified) not in known]
 
     def make(self, segments: Sequence[Segment], traced: bool) -> None:
         """Read segments and store their partials.
@@ -112,9 +112,9 @@ class Partials:
         if max(at.size for at in job) <= _WHOLE_BYTES:
             files = spark.read.format("binaryFile").load([literal(at.path) for at in job])
             rows = files.select("path", F.unix_millis("modificationTime"), "content").rdd
-            made = rows.mapPartitions(functools.partial(partials.read, traced=traced))
+            pieces = rows.mapPartitions(functools.partial(partials.read, traced=traced))
         else:
-            # Spark writes paths in another form than it lists them, so each file includes its own.
+            # The form of paths in Spark's rows differs from the listed form, so each path is added as a constant.
             several = [
                 spark.read.option("lineSep", "\n")
                 .text(literal(at.path))
@@ -122,12 +122,12 @@ class Partials:
                 for at in job
             ]
             lines = functools.reduce(DataFrame.unionAll, several)
-            made = lines.rdd.mapPartitions(functools.partial(partials.read_lines, traced=traced))
-        frame = spark.createDataFrame(made, _ROW, verifySchema=False)
+            pieces = lines.rdd.mapPartitions(functools.partial(partials.read_lines, traced=traced))
+        frame = spark.createDataFrame(pieces, _ROW, verifySchema=False)
         frame.write.mode("append").parquet(self._folder)
 
     def open(self, days: Iterable[date]) -> None:
-        """Create the views ``p_NAME`` over the effective partials of some days."""
+        """Create the views ``p_NAME`` over the effective partials of the given days."""
         wanted = self._duck.execute(
             "SELECT DISTINCT batch FROM live WHERE list_has_any(days, ?::DATE[]) OR len(days) = 0", [list(days)]
         )
@@ -161,9 +161,10 @@ class Partials:
             self._rewrite(small, "")
 
     def _rewrite(self, paths: Sequence[str], condition: str) -> None:
-        """Write the effective partials of files, under a condition, into one new file that replaces them.
+        """Write the effective partials of files, limited by a condition, to one new file that replaces the files.
 
-        They get new numbers: if the process is killed and the old files stay, `load` uses one of both.
+        The partials get new numbers: if the process is killed before the old files are removed, `load` uses one of
+        the two versions.
         """
         batches = [batch for batch, local in self._batches.items() if local in {self._files[path] for path in paths}]
         if not batches:

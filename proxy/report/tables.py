@@ -1,8 +1,8 @@
-"""The tables of a report: their names, and how new tables of a day replace old ones.
+"""The tables of a report: their names, and the replacement of a day's tables.
 
-New tables of a day are written next to the old ones first; then the directories are exchanged, each by one rename. The
-inputs of a day are recorded in ``_days/``; this is removed before the exchange and written after it, so the next run
-after a killed one makes the day again. Concurrent runs on one output are not supported.
+New tables of a day are first written next to the old ones; then each directory is exchanged by a rename. The inputs of
+a day are recorded in ``_days/``. This record is removed before the exchange and written after it, so that the tables of
+the day are made again after a killed run. Concurrent runs with the same output are not supported.
 
 A day with records has a directory in each table, possibly with an empty file, so that readers always find the columns.
 A day without records has no directory.
@@ -26,7 +26,7 @@ LATENCY, PRODUCERS, ANOMALIES, TRACE = "latency", "producers", "anomalies", "tra
 TABLES = (TRAFFIC, DESTINATIONS, BINDINGS, UNROUTABLE, LATENCY, PRODUCERS, ANOMALIES, TRACE)
 #: Invalid lines, as JSON lines.
 REJECTED = "_rejected"
-#: Directory of invalid lines outside of day directories.
+#: Directory of invalid lines in segments outside date directories.
 UNDATED = "unknown"
 #: Readers skip names that begin with ``_``.
 _STAGING, _DAYS = "_staging", "_days"
@@ -53,7 +53,7 @@ class Tables:
         return folder
 
     def drop(self, day: date | None, *only: str) -> None:
-        """Remove the new tables of a day, or some of them."""
+        """Remove the new tables of a day, or only the given ones."""
         for name in only or TABLES:
             shutil.rmtree(self._staged / name, ignore_errors=True)
 
@@ -83,23 +83,23 @@ class Tables:
         return gone
 
     def state(self, day: date | None) -> dict[str, Any]:
-        """Read the inputs of a day's tables; empty if this version has not made them."""
+        """Read the recorded inputs of a day's tables; empty if this version did not make the tables."""
         return self._storage.read_json(f"{self._output}/{_DAYS}/{_folder(day)}.json")
 
     def days(self, name: str) -> list[date]:
-        """Return the days that a table has, in order."""
-        found = (folder_day(f"{entry.name}/") for entry in self._storage.entries(f"{self._output}/{name}"))
-        return [day for day in found if day is not None]
+        """Return the days for which a table exists, in order."""
+        days = (folder_day(f"{entry.name}/") for entry in self._storage.entries(f"{self._output}/{name}"))
+        return [day for day in days if day is not None]
 
     def files(self, name: str, days: Iterable[date]) -> list[Path]:
-        """Return the files of a table, on this machine."""
-        found = []
+        """Return the files of a table as links or copies on this machine."""
+        files = []
         for day in days:
             for entry in self._storage.entries(f"{self._output}/{name}/{_folder(day)}"):
                 if entry.name.endswith(".parquet"):
                     self._fetched.mkdir(exist_ok=True)
-                    found.append(self._storage.fetch(entry.path, self._fetched))
-        return found
+                    files.append(self._storage.fetch(entry.path, self._fetched))
+        return files
 
 
 def _folder(day: date | None) -> str:

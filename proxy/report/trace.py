@@ -1,6 +1,6 @@
 """Finds every record of one message in the audit log: ``oxproxy trace``.
 
-It reads the segments themselves, and skips those whose partial in a report shows that they can't contain the message
+The segments themselves are read, except those that can't contain the message according to their partial in a report
 (time, bloom filter). Spark is started only for file systems that require it; no job runs.
 """
 
@@ -27,7 +27,7 @@ Record = dict[str, Any]  # as in JSON
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Result of a search: records ordered by time, number of segments read, and of those skipped."""
+    """Result of a search: records ordered by time, number of segments read, and number of segments skipped."""
 
     records: list[Record]
     read: int
@@ -35,24 +35,24 @@ class Found:
 
 
 def trace(message_id: str, request: Request, report: str | None) -> Found:
-    """Find every record of a message; partials of a report's output show which segments can be skipped.
+    """Find every record of a message; the partials in a report's output show which segments can be skipped.
 
     Raises:
-        ConfigError: there is no such directory, or it can't be read.
+        ConfigError: the directory does not exist or can't be read.
     """
     try:
         with _files(request, report) as files, tempfile.TemporaryDirectory(prefix="oxproxy-trace-") as work:
             if not files.is_folder(request.input):
                 raise ConfigError(request.input, 0, "--input", "no such directory")
-            found = find_segments(files, request.input, request.wants)
+            segments = find_segments(files, request.input, request.wants)
             search = _Search(files, Path(work), message_id)
-            possible = [segment for segment in found if segment.path not in search.impossible(report, found)]
+            possible = [segment for segment in segments if segment.path not in search.impossible(report, segments)]
             records = search.publishes(possible)
-            records += search.settles(found, records)
+            records += search.settles(segments, records)
     except StorageError as error:
         raise ConfigError("oxproxy trace", 0, "", str(error)) from error
     ordered = sorted((record for _, record in records), key=lambda record: str(record.get("ts")))
-    return Found(ordered, len(possible), len(found) - len(possible))
+    return Found(ordered, len(possible), len(segments) - len(possible))
 
 
 class _Search:
@@ -61,7 +61,7 @@ class _Search:
         self._work = work
         self._id = message_id
 
-    def impossible(self, report: str | None, found: Sequence[Segment]) -> set[str]:
+    def impossible(self, report: str | None, segments: Sequence[Segment]) -> set[str]:
         if report is None:
             return set()
         kept = [
@@ -84,7 +84,7 @@ class _Search:
                         [self._id],
                     )
                     known.update(rows.fetchall())
-        return {segment.path for segment in found if (segment.path, segment.size, segment.modified) in known}
+        return {segment.path for segment in segments if (segment.path, segment.size, segment.modified) in known}
 
     def publishes(self, segments: Sequence[Segment]) -> list[tuple[Segment, Record]]:
         """Return the publishes with the message id, each with its segment."""
@@ -97,7 +97,7 @@ class _Search:
         ]
 
     def settles(self, segments: Sequence[Segment], publishes: Sequence[tuple[Segment, Record]]) -> list[Any]:
-        """Return the broker's answers, from the segment of each publish and the next one of its sidecar."""
+        """Return the settle records, from the segment of each publish and the next segment of the same sidecar."""
         wanted: dict[str, tuple[Segment, set[tuple[Any, ...]]]] = {}
         for segment, record in publishes:
             series = [other for other in segments if _series(other) == _series(segment)]
@@ -125,10 +125,10 @@ class _Search:
 
 def _record(line: str) -> Record | None:
     try:
-        found = json.loads(line)
+        record = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return record if isinstance(record, dict) else None
 
 
 def _key(record: Record) -> tuple[Any, ...]:
@@ -136,7 +136,7 @@ def _key(record: Record) -> tuple[Any, ...]:
 
 
 def _series(segment: Segment) -> tuple[str, str]:
-    """Return the directory of a sidecar and its name, which its segments have in common."""
+    """Return the directory and name that all segments of a sidecar have in common."""
     before, _, name = segment.path.rpartition("/")
     return before.partition("/date=")[0], name.rsplit("-", 2)[0]
 

@@ -14,13 +14,13 @@ def whole(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def several(number: int, one: str, many: str = "") -> str:
+def several(number: int, singular: str, plural: str = "") -> str:
     """Format a count with its noun: 1 segment, 2,000 segments."""
-    return f"{whole(number)} {one if number == 1 else many or f'{one}s'}"
+    return f"{whole(number)} {singular if number == 1 else plural or f'{singular}s'}"
 
 
 def short(number: float, unit: str = "") -> str:
-    """Format a number with up to three digits: 1.25 M, with a unit 1.25 MB."""
+    """Format a number with up to three digits: 1.25 M; with a unit: 1.25 MB."""
     size, prefix = scale(number)
     return f"{_three(number / size)} {prefix}{unit}".rstrip()
 
@@ -31,7 +31,7 @@ def _three(number: float) -> str:
 
 
 def scale(number: float) -> tuple[float, str]:
-    """Choose a prefix for numbers up to this one: (1000000.0, "M")."""
+    """Choose the prefix for numbers up to this number: (1000000.0, "M")."""
     size, place = 1.0, 0
     while abs(number) >= size * _THOUSAND and place < len(_PREFIXES) - 1:
         size, place = size * _THOUSAND, place + 1
@@ -64,7 +64,7 @@ def minutes(count: int) -> str:
 
 
 def share(part: float, all_of_it: float) -> str:
-    """Format a share: 12.3 %, or less than 0.1 %."""
+    """Format a share: 12.3 %, or < 0.1 %."""
     if not all_of_it:
         return "0 %"
     percent = 100 * part / all_of_it

@@ -1,10 +1,9 @@
 """The strict YAML parser: returns one file as a tree of nodes with their positions, or all errors in it.
 
-It uses PyYAML's events, since the loaders above them resolve aliases and merge keys and drop duplicate keys, each of
-which has made a file mean something other than what its author intended. Here they are errors, as are keys that are not
-strings. Scalars are resolved by the core schema of YAML 1.2 (YAML 1.2.2, 10.3.2), not by the rules of YAML 1.1 in
-PyYAML's own constructors: ``no``, ``on``, dates and ``1:30`` are strings, ``010`` is ten. All errors of a load are
-collected before any is raised.
+It uses PyYAML's events, not its loaders: these resolve aliases and merge keys and drop duplicate keys, which can give a
+file a meaning that its author did not intend. Here they are errors, as are keys that are not strings. Scalars are
+resolved according to the core schema of YAML 1.2 (YAML 1.2.2, 10.3.2), not to YAML 1.1 as in PyYAML's constructors:
+``no``, ``on``, dates and ``1:30`` are strings, ``010`` is ten. All errors of a load are collected before any is raised.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from yaml.events import (
 
 from proxy.errors import ConfigError, ConfigErrors, located
 
-#: Suffixes of files that contain tests of rules and no rules.
+#: Suffixes of test files, which contain tests of rules but no rules.
 _TESTS_ENDINGS = ("_test.yaml", "_test.yml")
 
 
@@ -45,7 +44,7 @@ class Place(NamedTuple):
 
 
 class ConfigWarning(NamedTuple):
-    """Something valid that is probably not intended."""
+    """A warning about a valid definition that is probably not intended."""
 
     place: Place
     key: str
@@ -53,8 +52,10 @@ class ConfigWarning(NamedTuple):
 
     def __str__(self) -> str:
         """``file:line:column: key: warning: message``."""
-        where = located(*self.place)
-        return f"{where}: {self.key}: warning: {self.message}" if self.key else f"{where}: warning: {self.message}"
+        position = located(*self.place)
+        return (
+            f"{position}: {self.key}: warning: {self.message}" if self.key else f"{position}: warning: {self.message}"
+        )
 
 
 @dataclass(slots=True)
@@ -73,7 +74,7 @@ class Faults:
         self.warnings.append(ConfigWarning(place, key, message))
 
     def check(self) -> None:
-        """Raise ConfigErrors if there was any error."""
+        """Raise ConfigErrors if any error was added."""
         if self.errors:
             raise ConfigErrors(self.errors)
 
@@ -101,7 +102,7 @@ _WORDS: dict[str, bool | float | None] = {
 }
 _NUMBER_START = frozenset("0123456789+-.")
 
-#: Types of a scalar under the core schema.
+#: Types of scalars in the core schema.
 Plain: TypeAlias = bool | int | float | str | None
 
 
@@ -116,18 +117,18 @@ class Scalar:
 
     @property
     def absent(self) -> bool:
-        """True if nothing was written, as after ``key:``."""
+        """True if the value is empty, as after ``key:``."""
         return self.plain and not self.text
 
     @property
     def value(self) -> Plain:
-        """The scalar under the core schema; callers resolve local tags (``!bytes``)."""
+        """The value according to the core schema; callers resolve local tags (``!bytes``)."""
         return resolve(self.text) if self.plain and self.tag is None else self.text
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One list."""
+    """A list."""
 
     place: Place
     items: list[Node]
@@ -135,7 +136,7 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Mapping:
-    """One mapping, in file order; keys are strings and unique."""
+    """A mapping, in file order; keys are strings and unique."""
 
     place: Place
     entries: list[tuple[Scalar, Node]]
@@ -146,12 +147,12 @@ class Mapping:
 
 
 Node: TypeAlias = Scalar | Sequence | Mapping
-#: Converts each item of ``exchanges[].bindings``, given with the indexes of exchange and binding, to its replacement.
+#: Returns the replacement of an item of ``exchanges[].bindings``; arguments: the item, indexes of exchange and binding.
 BindingReader: TypeAlias = Callable[[Node, int, int], Any]
 
 
 def resolve(text: str) -> Plain:
-    """Return the value of a plain scalar under the core schema of YAML 1.2."""
+    """Return the value of a plain scalar according to the core schema of YAML 1.2."""
     if text in _WORDS:
         return _WORDS[text]
     if text[0] not in _NUMBER_START:
@@ -211,7 +212,7 @@ def _scalar_shown(node: Scalar) -> str:
 
 
 def release_tree(root: Node) -> None:
-    """Release a tree in steps: freeing a large one at once would block the interpreter for long."""
+    """Release a tree in steps: freeing a large one at once would block the interpreter for too long."""
     pending: list[Node] = [root]
     while pending:
         node = pending.pop()
@@ -223,7 +224,7 @@ def release_tree(root: Node) -> None:
             node.items.clear()
 
 
-#: The C parser if pyyaml was built with it: some ten times faster, same events.
+#: The C parser if PyYAML was built with it: about ten times as fast, with the same events.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: Nesting limit of lists and mappings. A rules file needs about eight levels; the readers recurse.
 MAX_DEPTH = 64
@@ -231,9 +232,9 @@ MAX_DEPTH = 64
 #: The byte order mark that editors on Windows write.
 _MARK = b"\xef\xbb\xbf"
 _STR_TAG = "tag:yaml.org,2002:str"
-#: Problems reported by libyaml whose usual cause is a value without quotes.
+#: Problems reported by libyaml that are usually caused by an unquoted value.
 _WANT_QUOTES = ("mapping values are not allowed", "cannot start any token", "alphabetic or numeric", "',' or")
-_QUOTE = "put a value in quotes where it begins with one of # * & ! | > % @ ` [ { or holds ': ' or ' #'"
+_QUOTE = "put a value in quotes if it begins with one of # * & ! | > % @ ` [ { or holds ': ' or ' #'"
 
 
 def read_document(
@@ -244,8 +245,8 @@ def read_document(
     Args:
         data: the file's content; bytes must be UTF-8.
         source: the file's name for error messages.
-        faults: receives every error; a syntax error ends the reading.
-        read_binding: replaces bindings while reading, to keep the tree small: there may be a hundred thousand.
+        faults: receives every error; reading stops at a syntax error.
+        read_binding: replaces bindings while reading, to keep the tree small: there may be 100,000 bindings.
 
     Returns:
         The root node; None if the file is empty or has a syntax error.
@@ -263,7 +264,7 @@ def read_document(
             return _Composer(parser.get_event, source, faults, read_binding).document()
         finally:
             parser.dispose()
-    # Errors of a partial tree would only be consequences of these.
+    # No partial tree is returned: its errors would only be consequences of this one.
     except ConfigError as error:
         faults.errors.append(error)
     except yaml.YAMLError as error:
@@ -292,7 +293,7 @@ class _Composer:
             if isinstance(event, DocumentStartEvent):
                 documents += 1
                 if documents == 2:
-                    self._fault(self._place(event), "seen a second document, expected one to a file")
+                    self._fault(self._place(event), "seen a second document, expected one per file")
             elif isinstance(event, NodeEvent):
                 node = self._node(event)
                 root = node if documents == 1 else root
@@ -317,7 +318,7 @@ class _Composer:
         sequence = isinstance(event, SequenceStartEvent)
         place = self._place(event)
         if len(self._path) >= MAX_DEPTH:
-            message = f"seen more than {MAX_DEPTH} lists and mappings inside each other"
+            message = f"seen more than {MAX_DEPTH} levels of nested lists and mappings"
             raise ConfigError(self._source, place.line, "", message, place.column)
         if event.tag is not None:
             seen = "a list" if sequence else "a mapping"
@@ -365,9 +366,9 @@ class _Composer:
     def _key(self, node: Node, seen: set[str]) -> Scalar:
         if not isinstance(node, Scalar):
             self._fault(node.place, f"seen {describe(node)} as a key, expected a string")
-            return Scalar(node.place, "", plain=False)  # keeps keys and values in step
+            return Scalar(node.place, "", plain=False)  # keeps keys and values paired
         if node.text in seen:
-            self._fault(node.place, "the key is there twice", node.text)
+            self._fault(node.place, "duplicate key", node.text)
         elif node.plain and node.text == "<<":
             self._fault(node.place, "merge keys are not supported", "<<")
         elif node.tag is not None or not isinstance(node.value, str):
@@ -403,15 +404,15 @@ def _way_out(error: yaml.MarkedYAMLError, text: str) -> str:
     line = (text.splitlines() or [""])[mark.line] if mark and mark.line < len(text.splitlines()) else ""
     at = line[mark.column : mark.column + 1] if mark else ""
     if at == "\t" or line[: len(line) - len(line.lstrip())].count("\t"):
-        return "; indent with blanks, not with tabs"
+        return "; indent with spaces, not with tabs"
     if begun and (
         "end of stream" in problem or ("',' or" in problem and not line[mark.column if mark else 0 :].strip())
     ):
-        return f"; what begins on line {begun.line + 1}, column {begun.column + 1} is not closed"
+        return f"; the value that begins on line {begun.line + 1}, column {begun.column + 1} is not closed"
     if any(words in problem for words in _WANT_QUOTES):
         return f"; {_QUOTE}"
     if "expected key" in problem or "block end" in problem or "'-' indicator" in problem:
-        return "; is it indented as the lines that it belongs to, and the value before it quoted where that is needed?"
+        return "; check its indentation, and whether the value before it needs quotes"
     return f"; {_QUOTE}" if at and at in "#*&!|>%@`[{" else ""
 
 

@@ -23,7 +23,7 @@ class HostPort:
 
     @property
     def loopback(self) -> bool:
-        """True if the host can only be this machine."""
+        """True if the host is a loopback address or localhost."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:
@@ -53,7 +53,7 @@ def parse_address(text: str, least: int = 1) -> HostPort:
 
 
 def is_own_address(host: str, port: int, listening: Collection[tuple[str, int]]) -> bool:
-    """Return True if an address is textually one of those that we listen on.
+    """Return True if an address is one of our listening addresses, as far as its text shows.
 
     Args:
         listening: our listening addresses as (host, port).
@@ -81,16 +81,16 @@ def _is_any(host: str) -> bool:
         return False
 
 
-def listen_conflict(one: HostPort, other: HostPort) -> bool:
+def listen_conflict(first: HostPort, second: HostPort) -> bool:
     """Return True if two listen addresses conflict, as far as their text shows; port 0 is any free port."""
-    if one.port != other.port or not one.port:
+    if first.port != second.port or not first.port:
         return False
-    here, there = _bound(one.host), _bound(other.host)
-    return bool(here & there) or any(_covers(a, b) or _covers(b, a) for a in here for b in there)
+    ours, theirs = _bound(first.host), _bound(second.host)
+    return bool(ours & theirs) or any(_covers(a, b) or _covers(b, a) for a in ours for b in theirs)
 
 
 def _bound(host: str) -> frozenset[IPv4Address | IPv6Address | str]:
-    """Return what binding a host occupies, as far as its text shows."""
+    """Return the addresses that listening on a host occupies, as far as its text shows."""
     if host.lower() == "localhost":
         return frozenset((ip_address("127.0.0.1"), ip_address("::1")))
     try:

@@ -1,4 +1,4 @@
-"""Masks the secrets in the text of a rules file; everything else is unchanged: comments, order, blanks.
+"""Masks the secrets in the text of a rules file; comments, order and whitespace are unchanged.
 
 Secrets are the values of all keys named ``password``, and the password in ``user:password@host``. Text that is not
 valid YAML is masked line by line.
@@ -62,6 +62,6 @@ def _secrets(text: str) -> list[tuple[int, int]]:
         elif "@" in node.value:
             start, end = node.start_mark.index, node.end_mark.index
             spans += [
-                (start + found.end("before"), start + found.end()) for found in _ADDRESS.finditer(text[start:end])
+                (start + match.end("before"), start + match.end()) for match in _ADDRESS.finditer(text[start:end])
             ]
     return sorted(spans)

@@ -47,10 +47,10 @@ _VARIABLE = re.compile(r"\$\{\w[^}]*\}|\$\(\w+\)|\{\{.+?\}\}")
 
 
 class Keys:
-    """A mapping of a file with its dotted path: the positions of its keys, for errors that are found later.
+    """A mapping of a file with its dotted path; locates its keys for errors that are found later.
 
     Args:
-        node: the mapping, or the node in its place.
+        node: the mapping, or the node found instead of one.
         path: its dotted path, empty for the whole file.
     """
 
@@ -115,10 +115,10 @@ def read_model(model: type[M], node: Node, faults: Faults, path: str = "") -> M 
     """Read a node as a model and report every error in it.
 
     Args:
-        node: the mapping, or the node in its place.
+        node: the mapping, or the node found instead of one.
 
     Returns:
-        The model without its invalid values; None if the rest does not suffice for one.
+        The model without the invalid values; None if required values are then missing.
     """
     data = _plain(node)
     reported = False
@@ -145,7 +145,7 @@ def _causes(details: list[ErrorDetails]) -> list[ErrorDetails]:
 def _plain(node: Node) -> object:
     """Return a tree as input for pydantic; nodes that no type accepts remain nodes.
 
-    These are missing values, local tags, and floats: the floats that types accept were converted from durations and
+    These are missing values, local tags, and floats: types accept floats only as results of converting durations and
     times.
     """
     if isinstance(node, Mapping):
@@ -233,7 +233,7 @@ def _message(model: type[BaseModel], node: Node | None, detail: ErrorDetails) ->
 
 
 def _shape(node: Node | None) -> str:
-    """Describe a node in place of a mapping, without its text, which may be a password."""
+    """Describe a node found instead of a mapping, without its text, which may be a password."""
     if not isinstance(node, Scalar) or node.absent or node.value is None or isinstance(node.value, bool):
         return describe(node)
     return "a single value" if isinstance(node.value, str) else "a number"
@@ -243,8 +243,8 @@ class KeyType(NamedTuple):
     """The declared type of a key, or of an item of a list.
 
     Args:
-        type: without ``Annotated`` and None.
-        marks: metadata of ``Annotated``.
+        type: the type without ``Annotated`` and None.
+        marks: the metadata of ``Annotated``.
         optional: whether null is allowed.
     """
 
@@ -264,35 +264,35 @@ class KeyType(NamedTuple):
 
     @property
     def is_section(self) -> bool:
-        """True if it is a mapping with its own keys, or lists or maps such mappings."""
+        """True if the type is a model, or a list or mapping of models."""
         return isinstance(self.item, type) and issubclass(self.item, BaseModel)
 
 
 def key_type(model: type[BaseModel], *steps: str | int) -> KeyType:
     """Follow keys and indexes from a model; an unknown key has the type None."""
-    found = KeyType(model)
+    key = KeyType(model)
     for step in steps:
-        arguments = get_args(found.type)
-        if isinstance(found.type, type) and issubclass(found.type, BaseModel):
-            field = key_names(found.type)[str(step)][1] if step in key_names(found.type) else None
+        arguments = get_args(key.type)
+        if isinstance(key.type, type) and issubclass(key.type, BaseModel):
+            field = key_names(key.type)[str(step)][1] if step in key_names(key.type) else None
             annotation: Any = field.annotation if field else None
-            found = _unwrapped(annotation, field.metadata if field else (), field.description if field else None)
-        elif arguments and not (isinstance(step, int) and get_origin(found.type) is Literal):
-            found = _unwrapped(arguments[-1] if get_origin(found.type) is dict else arguments[0])
-    return found
+            key = _unwrapped(annotation, field.metadata if field else (), field.description if field else None)
+        elif arguments and not (isinstance(step, int) and get_origin(key.type) is Literal):
+            key = _unwrapped(arguments[-1] if get_origin(key.type) is dict else arguments[0])
+    return key
 
 
 def _unwrapped(annotation: Any, marks: Iterable[Any] = (), description: str | None = None) -> KeyType:
     """Return the type within ``Annotated`` and without None."""
-    found, optional = [*marks], False
+    metadata, optional = [*marks], False
     while get_origin(annotation) in (Annotated, Union, UnionType):
         if get_origin(annotation) is Annotated:
             annotation, *more = get_args(annotation)
-            found += more
+            metadata += more
         else:
             optional = True
             annotation = next(argument for argument in get_args(annotation) if argument is not type(None))
-    return KeyType(annotation, tuple(found), optional, description)
+    return KeyType(annotation, tuple(metadata), optional, description)
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
@@ -306,7 +306,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def warn_of_variables(node: Node, path: str, faults: Faults) -> None:
-    """Warn about strings that look like a variable of a shell or a template, which is not expanded; never show them."""
+    """Warn about strings that look like shell or template variables, which are not expanded; never show the text."""
     if isinstance(node, Mapping):
         for key, child in node.entries:
             warn_of_variables(child, join(path, key.text), faults)
@@ -315,7 +315,7 @@ def warn_of_variables(node: Node, path: str, faults: Faults) -> None:
             warn_of_variables(item, path, faults)
         if isinstance(item, Scalar) and item.place.line and _VARIABLE.search(item.text):
             ways = "use password_env or password_file" if path.endswith("password") else "write the value itself"
-            faults.warn(item.place, path, f"seen what looks like a variable, which is not replaced here: {ways}")
+            faults.warn(item.place, path, f"seen a variable reference, which is not expanded: {ways}")
 
 
 # -- the types of values -----------------------------------------------------------------------------------------------
@@ -350,8 +350,8 @@ class Parsed(Expected):
     """Strings converted by a function; converted values (a default, a copy) are accepted as they are.
 
     Args:
-        parse: raises ValueError with the expected value, or `fault` with a whole message.
-        made: the type of the values.
+        parse: raises ValueError with the expected value, or `fault` with a complete message.
+        made: the type of the converted values.
         written: the JSON Schema of the string.
     """
 
@@ -471,7 +471,7 @@ def _http_url(text: str) -> str:
 
 _HTTP = "http://host:port or https://host:port, credentials go under control"
 _HIDDEN = "a password, in quotes where it could be something other than a string"
-#: A list, which becomes a tuple.
+#: For a list that becomes a tuple.
 LISTED = Strict(False)
 ONE_OR_MORE = _OneOrMore()
 NO_KEY = _NoKey()
@@ -485,9 +485,9 @@ HttpUrl: TypeAlias = Annotated[
 ]
 #: A password; no message shows it.
 Password: TypeAlias = Annotated[SecretStr, Parsed(_HIDDEN, SecretStr, SecretStr, hidden=True)]
-#: ``host:port``, an IPv6 host in brackets.
+#: ``host:port``, with an IPv6 host in brackets.
 Address: TypeAlias = Annotated[HostPort, _address(least=1)]
-#: The same for a listening address: port 0 is any free one.
+#: The same for a listening address; port 0 stands for any free port.
 ListenAddress: TypeAlias = Annotated[HostPort, _address(least=0)]
 Table: TypeAlias = dict[str, Any]
 
@@ -503,5 +503,5 @@ def short_fault(name: bytes) -> str | None:
         return f"{len(name)} bytes, the protocol allows {MAX_SHORT_BYTES}"
     prefix = reserved_prefix(name)
     if prefix:
-        return f"a name under the prefix {prefix.decode()}, which is reserved for the proxy"
+        return f"a name with the prefix {prefix.decode()}, which is reserved for the proxy"
     return None

@@ -1,4 +1,4 @@
-"""Reads secrets from environment variables or from files of their own."""
+"""Reads secrets from environment variables or from separate files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-class MissingSecret(Exception):  # noqa: N818 - a finding for the reader of the file, not a fault of ours
+class MissingSecret(Exception):  # noqa: N818 - an operator's error, not an error of the program
     """A secret that can't be read; the message contains no part of it."""
 
 
@@ -15,7 +15,7 @@ def read_secret_source(source: str | Path, environ: Mapping[str, str]) -> bytes:
     """Read an environment variable, given by its name, or a file, given by its path.
 
     Raises:
-        MissingSecret: it does not exist or can't be read.
+        MissingSecret: the source does not exist or can't be read.
     """
     if isinstance(source, Path):
         try:
@@ -28,15 +28,15 @@ def read_secret_source(source: str | Path, environ: Mapping[str, str]) -> bytes:
 
 
 def read_password_source(source: str | Path, environ: Mapping[str, str]) -> str:
-    """Read a password; one line break at the end of its file is removed.
+    """Read a password; one line break at the end of a file is removed.
 
     Raises:
-        MissingSecret: it does not exist or can't be read.
+        MissingSecret: the source does not exist, can't be read or is not UTF-8.
     """
     data = read_secret_source(source, environ)
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        where = source if isinstance(source, Path) else f'the environment variable "{source}"'
-        raise MissingSecret(f"{where} is not UTF-8 text") from None
+        shown = source if isinstance(source, Path) else f'the environment variable "{source}"'
+        raise MissingSecret(f"{shown} is not UTF-8 text") from None
     return text.removesuffix("\n").removesuffix("\r") if isinstance(source, Path) else text

@@ -177,7 +177,7 @@ async def test_a_stream_begins_with_everything_and_goes_on_with_what_changes(
 async def test_an_unknown_topic_is_refused(running: Running) -> None:
     async with aiohttp.ClientSession() as http, http.get(running.url + "/api/live?topics=secrets") as answer:
         assert answer.status == 422
-        assert await answer.json() == {"errors": ["topics: seen 'secrets', expected some of traffic, status"]}
+        assert await answer.json() == {"errors": ["topics: seen 'secrets', expected any of traffic, status"]}
 
 
 async def test_other_pages_of_a_browser_get_no_stream(running: Running) -> None:

@@ -65,8 +65,8 @@ def test_a_rules_file_that_is_mounted_alone_is_warned_about(serve: Serve, tmp_pa
     alone, rules = tmp_path / "mounted.yaml", tmp_path / "rules.yaml"
     alone.write_text("queues: []\n")
     running = serve(wrap=[*unshare, "sh", "-ec", _MOUNTED_ALONE, str(alone), str(rules)], workers=workers)
-    running.await_log("file is mounted alone (subPath)")
-    warned = f'event="file is mounted alone (subPath): it will never change, mount its directory" file={rules}'
+    running.await_log("file is mounted without its directory (subPath)")
+    warned = f'event="file is mounted without its directory (subPath) and will never change" file={rules}'
     until(lambda: running.log.read_text().count(warned) == workers)  # each worker follows the files
 
 

@@ -207,7 +207,7 @@ async def test_damaged_rows_are_said_once_and_ignored(listings: BindingListings,
         for _ in range(2):
             await listings.take(ox, listings.before(ox), [*damaged, row(C)])
     assert there(ox) == [b"c"]
-    assert len(has(events, "declared state is not usable")) == 3
+    assert len(has(events, "declared state is unusable")) == 3
 
 
 async def test_only_new_rows_are_decoded(

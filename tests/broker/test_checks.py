@@ -111,7 +111,7 @@ def test_of_several_tokens_it_is_told_which_lack_and_which_are_to_go() -> None:
 def test_a_token_of_a_secret_that_nobody_knows_is_foreign_and_is_not_shown() -> None:
     unknown = binding("q", Tokens("/", (b"theirs",)).of("queue", b"q")[0])
     assert checks.foreign_bindings([unknown], Tokens("/", (b"ours",))) == [unknown]
-    assert str(unknown) == "queue q under a token"
+    assert str(unknown) == "queue q with a token"
 
 
 @pytest.mark.parametrize(

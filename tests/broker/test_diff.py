@@ -104,7 +104,7 @@ def test_what_is_doubtful_is_verified_and_what_is_too_much_goes_last() -> None:
     observation = observed(names("a", "b", carriers=["x"]), "a", unverified=[verify], surplus=[surplus])
     actions = diff(rules("a", "b", exchange=exchange), [], observation)
     assert actions == [BindToken(exchange, ("queue", b"b")), verify, surplus]
-    assert str(surplus) == "remove binding of exchange x to queue a under key 'by hand'"
+    assert str(surplus) == "remove binding of exchange x to queue a with key 'by hand'"
 
 
 def test_of_tokens_that_nobody_lists_those_that_can_stand_are_verified() -> None:

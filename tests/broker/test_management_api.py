@@ -213,4 +213,4 @@ async def test_credentials_in_the_address_are_left_out_of_the_request(served: Se
 
 
 def test_a_binding_is_shown_by_destination_and_key() -> None:
-    assert str(BindingInfo("queue", b"q", b"k\xff", "")) == "queue q under key 'k\ufffd'"
+    assert str(BindingInfo("queue", b"q", b"k\xff", "")) == "queue q with key 'k\ufffd'"

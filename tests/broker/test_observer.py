@@ -118,12 +118,12 @@ async def test_a_foreign_binding_is_reported_once(observer: Observer, outside: O
         await observer.read_bindings([carrier])
         await observer.read_bindings([carrier])
     [event] = has(events, "foreign bindings bypass the rules")
-    assert event["bindings"] == ["queue a under key 'by hand'"]
+    assert event["bindings"] == ["queue a with key 'by hand'"]
     outside.bind("c", "b", "by hand")
     with capture_logs() as events:
         await observer.read_bindings([carrier])
     [event] = has(events, "foreign bindings bypass the rules")
-    assert event["bindings"] == ["queue b under key 'by hand'"]
+    assert event["bindings"] == ["queue b with key 'by hand'"]
     assert event["count"] == 2
     assert [item.destination for item in observer.foreign[b"c"]] in ([b"a", b"b"], [b"b", b"a"])
 

@@ -140,7 +140,7 @@ async def test_producers_can_not_make_us_bind_more_than_the_limit(bench: Bench, 
     assert len(bound) == 4
     assert bench.requests.bound_count == 4
     [why] = bench.state.missing.values()
-    assert "4 destinations are bound on demand" in why
+    assert "4 destinations are already bound on demand" in why
 
 
 async def test_what_rules_name_does_not_count(bench: Bench, outside: Outside) -> None:

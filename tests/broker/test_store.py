@@ -143,7 +143,7 @@ def test_two_deliveries_of_one_name_are_said_once(store: DeclarationStore, known
         for _ in range(2):
             store.exchanges_listed(store.exchanges_before(), listed("a"))
     assert known.exchanges == {b"a": mine}
-    assert len(has(events, "declared state is not usable")) == 1
+    assert len(has(events, "declared state is unusable")) == 1
 
 
 def test_one_exchange_is_found_or_gone(store: DeclarationStore, known: State) -> None:
@@ -229,6 +229,6 @@ async def test_a_record_that_makes_no_sense_is_said_and_the_others_are_taken(
     found = records(Delivery.QUEUE, odd, invalid)
     with capture_logs() as events:
         await store.remember(found._replace(exchanges=(*found.exchanges, broken)), carriers=False)
-    assert len(has(events, "declared state is not usable")) == 3
+    assert len(has(events, "declared state is unusable")) == 3
     assert set(known.exchanges) == {b"ox"}
     assert len(known.exchanges[b"ox"].clients) == 1

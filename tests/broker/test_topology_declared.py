@@ -228,7 +228,7 @@ async def test_a_damaged_record_is_said_once_and_the_others_are_used(
         await reconcile(topology, vhost)
     assert list(found.exchanges) == [b"ox"]
     assert list(found.exchanges[b"ox"].clients.values()) == [app.signed(good)]
-    assert len(has(events, "declared state is not usable")) == 5
+    assert len(has(events, "declared state is unusable")) == 5
 
 
 async def test_a_binding_that_is_not_valid_is_ignored(start: Start, app: Client, outside: Outside, vhost: str) -> None:
@@ -238,7 +238,7 @@ async def test_a_binding_that_is_not_valid_is_ignored(start: Start, app: Client,
     with capture_logs() as events:
         found = known(await start(), vhost)
     assert routed(found, b"ox") == ()
-    assert len(has(events, "declared state is not usable")) == 1
+    assert len(has(events, "declared state is unusable")) == 1
 
 
 async def test_an_odd_key_elsewhere_does_not_stop_readiness(
@@ -399,7 +399,7 @@ async def test_a_virtual_host_of_the_snapshot_that_is_no_more_stops_nobody(start
     with capture_logs() as events:
         topology = await start(snapshot=file)
     assert topology.ready
-    assert len(has(events, "client declarations are not followed")) == 1
+    assert len(has(events, "client declarations can't be read")) == 1
     assert list(known(topology, "gone").exchanges) == [b"direct"]
 
 

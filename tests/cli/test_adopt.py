@@ -95,13 +95,13 @@ def test_what_is_adopted_reaches_again_what_its_client_may_bind(
         assert old.signatures() == ["", ""]
         assert unsigned(running, old) == 2
         assert run(running, old) == 0
-        assert "2 bindings signed, 0 left without a valid signature" in capsys.readouterr().out
+        assert "2 bindings signed, 0 still without a valid signature" in capsys.readouterr().out
         assert "" not in old.signatures()
         assert len(old.signatures()) == 2
         until(lambda: unsigned(running, old) == 0)
         assert reached(app) == ["one", "two", "more"]
         assert run(running, old) == 0
-        assert "0 bindings signed, 0 left" in capsys.readouterr().out
+        assert "0 bindings signed, 0 still" in capsys.readouterr().out
         for queue in ("one", "two"):
             app.unbind(queue, "ox", MATCH)
         assert old.signatures() == []
@@ -161,10 +161,10 @@ def test_bindings_under_a_previous_secret_are_said_and_signed_again(
     capsys.readouterr()
     assert run(running, old, "--dry-run") == 0
     said = capsys.readouterr().out
-    assert said.count(": signed by a previous secret: would be signed") == 2
-    assert "0 left without a valid signature, 2 left under a previous secret" in said
+    assert said.count(": signed with a previous secret: would be signed") == 2
+    assert "0 still without a valid signature, 2 still signed with a previous secret" in said
     assert run(running, old) == 0
-    assert "2 bindings signed, 0 left without a valid signature, 0 left under a previous" in capsys.readouterr().out
+    assert "2 bindings signed, 0 still without a valid signature, 0 still signed" in capsys.readouterr().out
     assert not before & set(old.signatures())
 
 
@@ -201,7 +201,7 @@ def test_a_signature_of_nobody_s_is_left_unless_told_otherwise(
     with Application(old.broker.port, old.vhost) as beside:
         beside.bind("one", "ox", forged, token("queue", b"one").decode())
     assert run(running, old) == 0
-    assert "2 bindings signed, 1 left without a valid signature" in capsys.readouterr().out
+    assert "2 bindings signed, 1 still without a valid signature" in capsys.readouterr().out
     assert "0" * 64 in old.signatures()
     assert run(running, old, "--doubtful") == 0
     assert "0" * 64 not in old.signatures()
@@ -215,8 +215,8 @@ def test_what_the_broker_refuses_is_left_and_said(
         owner.bind("mine", "ox", kept(9, MATCH), token("queue", b"mine").decode())
         assert run(running, old) == 1
         said = capsys.readouterr().out
-        assert "no signature: left: exclusive queue of another connection\n" in said
-        assert "2 bindings signed, 1 left without a valid signature" in said
+        assert "no signature: not signed: exclusive queue of another connection\n" in said
+        assert "2 bindings signed, 1 still without a valid signature" in said
         assert sorted(map(bool, old.signatures())) == [False, True, True]
 
 

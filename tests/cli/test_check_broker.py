@@ -304,7 +304,7 @@ def test_the_plan_says_what_a_sidecar_would_declare_bind_and_unbind(
         pass
     assert plan_of(broker, path, capsys) == ["plan: nothing to declare, bind or unbind"]
     path.write_text(f"vhost: {vhost}\nexchanges: [{{name: e, bindings: [{{queue: made}}]}}]\n")
-    assert plan_of(broker, path, capsys) == [f"{begin}remove binding of exchange e to queue there under a token"]
+    assert plan_of(broker, path, capsys) == [f"{begin}remove binding of exchange e to queue there with a token"]
 
 
 def test_the_plan_says_the_types_of_carriers_and_warns_where_one_does_not_fit(

@@ -39,7 +39,7 @@ def test_everything_is_listed_and_removed_when_told_so(
         site.make_exchange("untouched")
         site.tidy()
         assert run(site, "--yes") == 2
-        assert f"a sidecar runs at {site.sidecar.admin} and would redeclare" in capsys.readouterr().err
+        assert f"a sidecar is running at {site.sidecar.admin} and would redeclare" in capsys.readouterr().err
         assert site.sidecar.stop()
         assert run(site) == 0
         listed = capsys.readouterr().out
@@ -82,7 +82,7 @@ def test_an_exchange_that_others_bound_to_stays(
         assert site.sidecar.stop()
         site.bind("letters", "a", "by hand")
         assert run(site, "--yes") == 1
-        assert "not ours, so the exchange stays: queue a under key 'by hand'" in capsys.readouterr().out
+        assert "foreign, so the exchange is kept: queue a with key 'by hand'" in capsys.readouterr().out
         assert site.bindings("letters") == {("queue", b"a", b"by hand")}
 
 

@@ -332,10 +332,9 @@ def test_the_fields_that_can_be_hashed_are_those_of_records(tmp_path: Path) -> N
 def test_variables_that_nothing_replaces_are_warned_of_without_showing_them(tmp_path: Path) -> None:
     text = "upstream:\n  control: {username: me, password: '${HUNTER2}'}\nrules: ['{{ dir }}/a.yaml', b.yaml]\n"
     assert warnings(tmp_path, text) == [
-        "oxproxy.yaml:2:37: upstream.control.password: warning: seen what looks like a variable, which is not replaced "
-        "here: use password_env or password_file",
-        "oxproxy.yaml:3:9: rules: warning: seen what looks like a variable, which is not replaced here: write the "
-        "value itself",
+        "oxproxy.yaml:2:37: upstream.control.password: warning: seen a variable reference, which is not expanded: "
+        "use password_env or password_file",
+        "oxproxy.yaml:3:9: rules: warning: seen a variable reference, which is not expanded: write the value itself",
     ]
     assert warnings(tmp_path, "log: {level: info}", OXPROXY_AUDIT__HEADERS="${x}") == []
 

@@ -171,8 +171,8 @@ def test_a_record_in_the_folder_of_another_day_counts_on_its_own(place: Place) -
     segment(place.input, [publish(), publish(ts="2026-11-19T07:00:00Z", seq=2)])
     summary = place.run()
     assert place.publishes() == {"2026-11-19": 1, "2026-11-20": 1}
-    assert "1 record in the directory of another day" in str(summary)
-    assert "1 record in the directory of another day" in (place.output / "report.html").read_text()
+    assert "1 record in the directory of a different day" in str(summary)
+    assert "1 record in the directory of a different day" in (place.output / "report.html").read_text()
 
 
 def test_the_peak_of_a_second_that_lies_in_two_segments_is_the_sum(place: Place) -> None:
@@ -221,7 +221,7 @@ def test_output_of_version_0_1_stays_and_the_first_run_says_what_it_makes_again(
     segment(place.input, [publish()])
     summary = str(place.run())
     assert "tables of an earlier version, rebuilt from the log (trace: --trace): 2026-11-20\n" in summary
-    assert "kept because their log is gone: 2026-11-18\n" in summary
+    assert "kept because their log was deleted: 2026-11-18\n" in summary
     assert place.publishes() == {"2026-11-18": 11, "2026-11-20": 1}
     assert [path.name for path in (place.output / "trace").iterdir()] == ["date=2026-11-18"]
     assert "earlier version" not in str(place.run())

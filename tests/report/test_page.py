@@ -113,7 +113,7 @@ def test_an_outcome_that_came_after_this_report_is_shown_too() -> None:
 
 
 def test_a_list_that_was_cut_says_so() -> None:
-    assert render(figures()).count("The table has more.") == 1
+    assert render(figures()).count("The table has more rows.") == 1
     assert "more than 2" in outline(render(replace(figures(), found={"anomalies": 3}))).text
 
 
@@ -132,7 +132,7 @@ def test_an_empty_log_gives_a_friendly_page() -> None:
 
 def test_a_log_without_a_day_is_said_to_be_without_a_publish() -> None:
     text = outline(render(Figures((), at(1)))).text
-    assert "The audit log has no publish. That may be all right." in text
+    assert "The audit log has no publishes. This may be correct." in text
     assert re.search(r"Message routing\s+From", text)
 
 
@@ -196,7 +196,7 @@ def test_what_there_is_one_of_is_not_named_as_several() -> None:
     assert re.findall(r"\b1 \w+", text.replace("1 unrouted", "").replace("2026-11-2", "")) != []
     for wrong in ("1 publishes", "1 bytes", "1 sidecars", "1 anomalies", "1 lines", "1 segments", "1 destinations"):
         assert not re.search(rf"\b{wrong}\b", text)
-    assert "1 record in the directory of another day" in text
+    assert "1 record in the directory of a different day" in text
 
 
 @pytest.mark.parametrize(("hours", "charts"), [(1, 3), (2, 3), (3, 5)])
@@ -234,7 +234,7 @@ def test_the_index_has_every_day_also_without_numbers() -> None:
     links = [attributes["href"] for tag, attributes in found.seen if tag == "a"]
     assert links == ["../report.html", "2026-11-21.html", "2026-11-20.html", "2026-11-20_2026-11-21.html"]
     assert "2026-11-20 to 2026-11-21" in found.text
-    assert "No page of a day yet" in render_index([], [])
+    assert "No pages of days yet" in render_index([], [])
 
 
 RULES = """\

@@ -253,6 +253,6 @@ def test_a_translation_that_leads_somewhere_for_some_addresses_is_not(translatio
 def test_a_variable_that_nothing_replaces_is_warned_of_without_showing_it() -> None:
     found = warnings("brokers: {a: {address: 'localhost:1', username: '${USER}', password: '${PASS}word'}}")
     assert [each.partition(": warning: ")[2] for each in found] == [
-        "seen what looks like a variable, which is not replaced here: write the value itself",
-        "seen what looks like a variable, which is not replaced here: use password_env or password_file",
+        "seen a variable reference, which is not expanded: write the value itself",
+        "seen a variable reference, which is not expanded: use password_env or password_file",
     ]

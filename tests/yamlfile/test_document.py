@@ -54,9 +54,9 @@ def test_every_node_knows_its_line_and_column() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3\n", "f.yaml:3:1: a: the key is there twice"),
-        ('a: {"x y": 1, "x y": 2}\n', 'f.yaml:1:15: a["x y"]: the key is there twice'),
-        ("a: 1\n'a': 2\n", "f.yaml:2:1: a: the key is there twice"),
+        ("a: 1\nb: 2\na: 3\n", "f.yaml:3:1: a: duplicate key"),
+        ('a: {"x y": 1, "x y": 2}\n', 'f.yaml:1:15: a["x y"]: duplicate key'),
+        ("a: 1\n'a': 2\n", "f.yaml:2:1: a: duplicate key"),
         ("a:\n  - &x 1\n", "f.yaml:2:5: a[0]: seen the anchor &x; there are no anchors here: put a string in quotes"),
         ("a: &x {}\n", "f.yaml:1:4: a: seen the anchor &x; there are no anchors here: put a string in quotes"),
         ("a: *x\n", "f.yaml:1:4: a: seen the alias *x; there are no aliases here: put a string in quotes"),
@@ -66,7 +66,7 @@ def test_every_node_knows_its_line_and_column() -> None:
         ("? [1, 2]\n: 3\n", "f.yaml:1:3: seen a list as a key, expected a string"),
         ("a: !!python/name:x y\n", "f.yaml:1:4: a: seen the tag !!python/name:x, which is not supported"),
         ("a: !set [1]\n", "f.yaml:1:4: a: seen the tag !set before a list; put strings in quotes"),
-        ("a: 1\n---\nb: 2\n", "f.yaml:2:1: seen a second document, expected one to a file"),
+        ("a: 1\n---\nb: 2\n", "f.yaml:2:1: seen a second document, expected one per file"),
     ],
 )
 def test_what_makes_a_file_mean_something_else_is_a_fault(text: str, message: str) -> None:
@@ -85,7 +85,7 @@ def test_a_list_as_a_key_does_not_put_keys_and_values_out_of_step() -> None:
     assert read("? [1]\n: 2\na: 3\n")[0] == {"": 2, "a": 3}
 
 
-QUOTE = "put a value in quotes where it begins with one of "
+QUOTE = "put a value in quotes if it begins with one of "
 
 
 @pytest.mark.parametrize(
@@ -95,11 +95,11 @@ QUOTE = "put a value in quotes where it begins with one of "
         ("a: *\n", QUOTE),
         ("a: b: c\n", QUOTE),
         ("a: {b: c d: e}\n", QUOTE),
-        ("a: [b\n", "what begins on line 2, column 4 is not closed"),
-        ("a: 'b\n", "what begins on line 2, column 4 is not closed"),
-        ("a:\n\t- b\n", "indent with blanks, not with tabs"),
-        ("a:\n  b: 1\n c: 2\n", "is it indented as the lines that it belongs to"),
-        ("- a\n", "is it indented as the lines that it belongs to"),
+        ("a: [b\n", "the value that begins on line 2, column 4 is not closed"),
+        ("a: 'b\n", "the value that begins on line 2, column 4 is not closed"),
+        ("a:\n\t- b\n", "indent with spaces, not with tabs"),
+        ("a:\n  b: 1\n c: 2\n", "check its indentation"),
+        ("- a\n", "check its indentation"),
     ],
 )
 def test_a_syntax_error_names_its_line_and_what_to_do(text: str, way_out: str) -> None:
@@ -136,7 +136,7 @@ def test_an_empty_file_has_no_root_and_no_fault() -> None:
 @pytest.mark.parametrize(("opening", "column"), [("[", 65), ("{a: ", 257), ("- ", 129)])
 def test_nesting_beyond_the_limit_is_a_fault_and_no_recursion_error(opening: str, column: int) -> None:
     errors = read(opening * 50_000)[1]
-    assert errors == [f"f.yaml:1:{column}: seen more than {MAX_DEPTH} lists and mappings inside each other"]
+    assert errors == [f"f.yaml:1:{column}: seen more than {MAX_DEPTH} levels of nested lists and mappings"]
 
 
 @pytest.mark.parametrize("text", ["!!str 5", "! 5", "'5'", '"5"'])

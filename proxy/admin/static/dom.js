@@ -1,4 +1,4 @@
-// Elements, and names and numbers as text. Everything from outside is set as text, never as markup.
+// Creates elements, and formats names and numbers. External data are always set as text, never as markup.
 
 const SVG = 'http://www.w3.org/2000/svg'
 export const at = id => document.getElementById(id)
@@ -23,7 +23,7 @@ function filled(made, options, parts) {
   return made
 }
 
-// A name may be of any script and direction: it must not turn what stands next to it.
+// A name may have any script and direction, and must not change the direction of adjacent text.
 export const visible = text => String(text).replace(/[\p{Cc}\p{Cf}]/gu, sign => `\\u{${sign.codePointAt(0).toString(16)}}`)
 export const name = text => element('bdi', {}, visible(text))
 export const short = (text, length) => {

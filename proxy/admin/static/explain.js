@@ -1,4 +1,4 @@
-// Explain: which bindings a message meets, what their conditions see, and where it goes.
+// Explain: which bindings are evaluated for a message, the values that their conditions compare, and the destinations.
 
 import { at, badge, element, listed, name, table, visible } from './dom.js'
 import { json } from './feed.js'
@@ -53,7 +53,7 @@ export function load(publish) {
   const lacking = [...(publish.header_names === null ? ['its headers'] : publish.header_names.filter(key => !(key in publish.headers))),
     ...(publish.size === null ? ['its size'] : []), 'its properties']
   at('incomplete').hidden = false
-  at('incomplete').replaceChildren('Not recorded, and left out here: ', ...listed(lacking), '. Values are kept of headers in audit.headers only.')
+  at('incomplete').replaceChildren('Not recorded, therefore omitted here: ', ...listed(lacking), '. Only values of headers in audit.headers are recorded.')
   location.hash = 'explain'
   form.exchange.focus()
 }
@@ -71,7 +71,7 @@ function scalar(type, text) {
   return type === 'float' && /^[-+]?\d+$/.test(number) ? `${number}.0` : number
 }
 
-// Text and no object: JavaScript would make 1.0 an integer, and a large one inexact.
+// Text instead of an object: JavaScript would turn 1.0 into an integer, and large integers would be inexact.
 function described(form) {
   const fields = list => [...at(list).children].map(each => [...each.querySelectorAll('input, select')].map(field => field.value))
   const headers = fields('headers').filter(([key]) => key)
@@ -113,16 +113,16 @@ function walked(step, unknown) {
       ' filter ', name(each.filter), ...(each.breach ? [': ', name(each.breach)] : []))),
     ...(step.bindings.length ? [element('ol', { class: 'walk' }, ...step.bindings.map(binding => element('li', {}, visited(binding, step.bindings.length, unknown))))]
       : [element('p', { class: 'muted' }, 'No binding is visited.')]),
-    ...(step.alternate === null ? [] : [element('p', {}, 'No destination: goes on to the alternate exchange ', name(step.alternate))]))
+    ...(step.alternate === null ? [] : [element('p', {}, 'No destination: continues at the alternate exchange ', name(step.alternate))]))
 }
 
-// A condition names its header in the operator ("x-?hkv= amount"), as value of x-?hkex, or is the header.
+// A condition names its header in the operator ("x-?hkv= amount") or as the value of x-?hkex, or its key is the header.
 function looksAt(unknown, { operator, expected }) {
   const [, header] = /^x-\?hk\S* ?(.*)$/.exec(operator) ?? []
   return unknown.includes(header === undefined ? operator : header || expected)
 }
 
-// Whether the conditions whose values are known decide.
+// Whether the conditions with known values determine the result.
 function isCertain({ match, operators }, unknown) {
   const known = operators.filter(each => !looksAt(unknown, each))
   return known.length === operators.length || (match === 'all' && known.some(each => each.verdict !== 'match')) ||
@@ -131,8 +131,8 @@ function isCertain({ match, operators }, unknown) {
 
 function visited(binding, bindings, unknown) {
   const effects = [...binding.added.map(each => `adds ${each}`), ...binding.removed.map(each => `removes ${each}`),
-    ...(binding.goto ? [`goes to order ${binding.goto}`] : []), ...(binding.stop ? ['stops the walk'] : []), ...(binding.error ? [`error: ${binding.error}`] : []),
-    ...binding.regex_budget_spent.map(each => `regex budget of ${each} spent`)]
+    ...(binding.goto ? [`continues at order ${binding.goto}`] : []), ...(binding.stop ? ['stops the evaluation'] : []), ...(binding.error ? [`error: ${binding.error}`] : []),
+    ...binding.regex_budget_spent.map(each => `regex budget of ${each} exhausted`)]
   const conditions = binding.operators.map(each => [each.operator, JSON.stringify(each.expected), ...(looksAt(unknown, each)
     ? [badge('value not known', 'warn'), badge('not known', 'warn')]
     : [each.verdict === 'absent' ? '–' : JSON.stringify(each.seen), badge(each.verdict, each.verdict === 'match' ? 'good' : 'bad')])])
@@ -155,7 +155,7 @@ function asTest(found, message) {
   const area = element('textarea', { id: 'test', readOnly: true, rows: 6, value: text, spellcheck: false, 'aria-label': 'Test for the rules file' })
   const copy = element('button', { type: 'button', onclick: async () => {
     area.select()
-    // A page of another host over plain HTTP has no navigator.clipboard.
+    // A page from another host over plain HTTP has no navigator.clipboard.
     const copied = await navigator.clipboard?.writeText(text).then(() => true, () => false) ?? document.execCommand('copy')
     if (copied) copy.textContent = 'Copied'
   } }, 'Copy')

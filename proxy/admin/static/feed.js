@@ -1,4 +1,4 @@
-// What the sidecar answers and sends: documented pages, and the stream of events at api/live.
+// Requests to the sidecar: documented pages, and the stream of events at api/live.
 
 export const state = { status: null, traffic: null, publishes: [], shadow: undefined }
 const AGAIN = 3000
@@ -38,7 +38,7 @@ const TAKE = {
   },
 }
 
-// Rates are sent where they change; nothing is known of a binding beyond metrics.bindings.
+// Only changed rates are sent; bindings beyond metrics.bindings have none.
 export const numbers = (list, ...labels) => state.traffic?.[list].get(JSON.stringify(labels))
 
 export function follow(topics, changed, fault) {
@@ -61,7 +61,7 @@ export function follow(topics, changed, fault) {
     const closed = stream.readyState === EventSource.CLOSED
     get('livez').then(
       () => fault(closed ? 'The limit of open event streams is reached. Trying again.' : ''),
-      () => fault('The sidecar does not answer. What is shown is what it said last. Trying again.'))
+      () => fault('The sidecar does not answer. The data shown are from its last answer. Trying again.'))
     if (!closed) return
     timer = setTimeout(() => {
       source = null

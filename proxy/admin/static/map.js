@@ -1,11 +1,11 @@
-// Map: exchanges, bindings, destinations and other brokers as a graph. Bindings between the same two places are one line.
+// Map: exchanges, bindings, destinations and other brokers as a graph. Bindings between the same two boxes are one line.
 
 import { at, badge, count, element, name, rate, short, svg, table, visible, whole } from './dom.js'
 import { json, numbers, state } from './feed.js'
 
 export const topics = ['status', 'traffic']
 const BOX = { narrow: 150, wide: 280, height: 42, gap: 14, between: 90 }
-// Boxes of one column; names with the same beginning share a box where there are more.
+// Limit of boxes in a column; above it, names with a common prefix share a box.
 const MOST = 24
 const LISTED = 50
 const REST = 'rest'
@@ -19,7 +19,7 @@ let chosen = null
 
 export async function show() {
   if (!state.status) return
-  // What clients declare and what is missing changes without a reload.
+  // Client declarations and missing destinations change without a reload.
   const version = JSON.stringify([state.status.rules, state.status.vhosts.map(vhost => [vhost.missing, vhost.declared])])
   if (loading) return
   if (version === drawn) {
@@ -43,7 +43,7 @@ export async function show() {
 
 const beginning = text => /^[^._:/ -]+[._:/ -]/.exec(text)?.[0]
 
-// Give the boxes of a column: the names, or groups of them where there are too many. What was opened is shown as it is.
+// Return the boxes of a column: the names, or groups of names if there are too many. Opened groups are shown as names.
 function grouped(names, weight) {
   const [boxes, opened] = [new Map(), new Map()]
   const add = (to, key, each) => to.set(key, [...(to.get(key) ?? []), each])
@@ -125,7 +125,7 @@ function draw() {
   width = at('graph').clientWidth
   at('map-fold').hidden = !unfolded.size
   if (!graph.nodes.length) {
-    at('graph').replaceChildren(element('p', { class: 'muted' }, routes.vhosts.length ? 'Nothing has such a name.' : 'The rules route nothing.'))
+    at('graph').replaceChildren(element('p', { class: 'muted' }, routes.vhosts.length ? 'No name matches the filter.' : 'The rules have no exchanges.'))
     return
   }
   const columns = 1 + Math.max(...graph.nodes.map(node => node.column))
@@ -159,7 +159,7 @@ function draw() {
   if (!chosen || ![...graph.nodes, ...graph.edges].includes(chosen)) choose([...graph.nodes, ...graph.edges].find(each => each.key === chosen?.key) ?? graph.nodes[0])
 }
 
-// Each exchange is next to its own destinations, so that few lines cross. Gives the height.
+// Each exchange is placed next to its own destinations, so that few lines cross. Returns the height.
 function arrange(columns, x) {
   let slots = 0
   const visit = node => {
@@ -197,7 +197,7 @@ function numbersOf(links) {
     speed: found.reduce((sum, each) => sum + (each?.per_second ?? 0), 0) }
 }
 
-// Rates change every two seconds, the boxes do not.
+// Rates change every two seconds; the boxes do not change.
 function measure() {
   for (const edge of graph.edges) {
     const { known, total, speed } = numbersOf(edge.links)
@@ -251,7 +251,7 @@ function detail() {
     ...(only?.rules ?? links.filter(link => link.rule).map(link => link.rule)).slice(0, LISTED).map(rule => element('p', {}, name(rule.pattern), ' → ', name(rule.translation))),
     ...(rows.length ? [element('ul', { class: 'bindings' }, ...rows.slice(0, LISTED).map(row => element('li', {},
       element('strong', {}, name(row.binding.binding)), element('span', { class: 'muted' }, ` → ${row.to.type} `, name(row.to.name)),
-      element('p', {}, `${rate(row.per_second)}/s, ${row.total === undefined ? 'not counted by itself' : `${whole(row.total)} in total`}`,
+      element('p', {}, `${rate(row.per_second)}/s, ${row.total === undefined ? 'not counted separately' : `${whole(row.total)} in total`}`,
         ...(row.total === 0 ? [' ', badge('no match yet', 'warn')] : [])), conditions(row.binding))))] : []),
     ...(rows.length > LISTED ? [element('p', { class: 'muted' }, `And ${whole(rows.length - LISTED)} more.`)] : []))
 }

@@ -1,4 +1,4 @@
-// Overview: what is published, what is connected, what is wrong.
+// Overview: publish rates, connections and problems.
 
 import { at, badge, count, duration, element, facts, latency, name, rate, svg, table, time, whole } from './dom.js'
 import { state } from './feed.js'
@@ -31,9 +31,9 @@ function tiles() {
     ['Publishes', `${rate(total)}/s`, '', `${rate(now.routed)}/s routed`],
     ['Not delivered', `${rate(failed)}/s`, failed ? 'warn' : '',
       `unroutable ${rate(now.unrouted)}, rejected ${rate(now.rejected)}, nacked ${rate(now.nacked)}`],
-    ['Returned', `${rate(now.returned)}/s`, now.returned ? 'warn' : '', 'mandatory messages that came back'],
+    ['Returned', `${rate(now.returned)}/s`, now.returned ? 'warn' : '', 'mandatory messages returned by RabbitMQ'],
     ['Producers', whole(producers), '', count(channels, 'channel')],
-    ['Confirm latency', latency(confirms.p50), '', `p99 ${latency(confirms.p99)}, of the last minute`],
+    ['Confirm latency', latency(confirms.p50), '', `p99 ${latency(confirms.p99)}, last minute`],
   ])
 }
 
@@ -42,7 +42,7 @@ function status() {
   const reload = status.last_reload
   const notes = [...status.not_ready.map(text => [`Not ready: ${text}`, 'bad']), ...status.degraded.map(text => [`Degraded: ${text}`, 'warn']),
     ...(reload?.errors ?? []).map(text => [`Last reload failed: ${text}`, 'bad']),
-    ...(reload?.restart.length ? [[`Changed, and in force after a restart: ${reload.restart.join(', ')}`, 'warn']] : []),
+    ...(reload?.restart.length ? [[`Changed settings that require a restart: ${reload.restart.join(', ')}`, 'warn']] : []),
     ...(status.audit_failure ? [[`Audit log: ${status.audit_failure}`, 'bad']] : [])]
   at('alerts').replaceChildren(...notes.map(([text, kind]) => element('p', { class: `note ${kind}` }, name(text))))
   facts(at('facts'), [
@@ -51,7 +51,7 @@ function status() {
     ['Rules', status.rules, '', `in force since ${time(status.rules_since)}`],
     ['Last reload', reload ? `${reload.result} (${reload.reason})` : 'none since the start', reload?.errors.length ? 'bad' : '', reload ? time(reload.at) : ''],
     ['Shadow', status.shadow ? `rules ${status.shadow}` : 'none'],
-    ['Audit log', status.audit_failure ?? 'no fault', status.audit_failure ? 'bad' : ''],
+    ['Audit log', status.audit_failure ?? 'no error', status.audit_failure ? 'bad' : ''],
   ])
   const { upstream } = status
   const refused = Object.entries(upstream.attempts).filter(([result, attempts]) => result !== 'ok' && attempts)
@@ -81,7 +81,7 @@ function traffic() {
     .sort((one, other) => (other.per_second ?? 0) - (one.per_second ?? 0) || other.total - one.total)
   at('outcomes').replaceChildren(table(['virtual host', 'exchange', 'outcome', 'per second', 'total'], rows.map(row => [
     row.vhost, row.exchange, element('span', { class: `swatch ${row.outcome}` }, row.outcome), element('span', {}, rate(row.per_second)), row.total]),
-  'Nothing was published yet.'))
+  'Nothing has been published yet.'))
 }
 
 function chart() {

@@ -1,4 +1,4 @@
-// Recent: publishes that reached no queue, or were refused.
+// Recent: publishes that reached no queue or were refused.
 
 import { at, badge, element, listed, table } from './dom.js'
 import { state } from './feed.js'
@@ -23,7 +23,7 @@ export function show(topic) {
   if (focused) document.querySelector(`button[data-number="${focused}"]`)?.focus()
 }
 
-// The day only where it is not today.
+// The date is omitted for today.
 function moment(at) {
   const today = new Date().toISOString().slice(0, 10)
   return element('time', { dateTime: at, title: at }, at.startsWith(today) ? at.slice(11, 23) : at.slice(0, 19).replace('T', ' '))

@@ -1,4 +1,4 @@
-// Rules: the files in force as written, with matches and warnings at their lines, and what is different on disk.
+// Rules: the files in force as written, with matches and warnings on their lines, and differences from the disk.
 
 import { at, badge, element, name, rate, visible, whole } from './dom.js'
 import { json, numbers, state } from './feed.js'
@@ -64,7 +64,7 @@ function written(file, notes) {
 const warning = each => element('li', { class: 'warning' }, element('span', {}, 'warning'), element('code', {},
   ...(each.key ? [name(each.key), ': '] : []), name(each.message)))
 
-// Keys and comments of YAML, as far as one line shows them.
+// Highlights YAML keys and comments, as far as a single line shows them.
 function colored(text) {
   const parts = /^(\s*(?:- )*)(?:("[^"]*"|'[^']*'|[^\s#:"'{[][^:#]*)(:)(?=\s|$))?((?:"[^"]*"|'[^']*'|[^#"']|(?<=\S)#)*)(.*)$/.exec(text)
   if (!parts) return [name(text)]
@@ -78,13 +78,13 @@ function differences(changes) {
     return
   }
   at('changes').replaceChildren(...(changes.same ? [] : [element('details', { class: 'card', open: changes.differences.length > 0 },
-    element('summary', {}, badge('differs', 'warn'), ' The files on disk are not those in force', changes.differences.length ? '' : ': passwords, line ends or their order differ'),
+    element('summary', {}, badge('differs', 'warn'), ' The files on disk are not those in force', changes.differences.length ? '' : ': they differ in passwords, line endings or order'),
     ...changes.differences.map(each => element('div', {}, element('h3', {}, name(each.file)), element('pre', { class: 'diff', tabIndex: 0 },
       ...each.diff.map(line => element('span', { class: { '+': 'added', '-': 'removed', '@': 'muted' }[line[0]] ?? '' }, name(line), '\n'))))))]))
 }
 
 export function start() {
-  // What is on disk may have changed while the page was not looked at.
+  // The files on disk may have changed while the page was hidden.
   addEventListener('hashchange', () => {
     if (shown && location.hash === '#rules') json('api/rules/changes').catch(error => ({ failure: error.message })).then(differences)
   })

@@ -1,4 +1,4 @@
-// Shadow: other rules compared with those in force, on live traffic.
+// Shadow: compares other rules with those in force on live traffic.
 
 import { at, badge, count, duration, element, facts, name, table, visible, whole } from './dom.js'
 import { json, state } from './feed.js'
@@ -18,7 +18,7 @@ export function show(topic) {
   facts(tiles, [
     ['Candidate', found.candidate, '', `compared with ${found.live}`],
     ['Compared', whole(found.compared), '', `in ${duration(found.seconds)}`],
-    ['Would go elsewhere', whole(found.different), found.different ? 'warn' : 'good', `${(share * 100).toFixed(share && share < 0.1 ? 2 : 0)} % of them`],
+    ['Routed differently', whole(found.different), found.different ? 'warn' : 'good', `${(share * 100).toFixed(share && share < 0.1 ? 2 : 0)} % of compared publishes`],
     ['Not compared', whole(found.skipped + found.random), '', `${count(found.skipped, 'publish').replace(/hs$/, 'hes')} skipped under load, ${whole(found.random)} random picks`],
   ])
   const focused = document.activeElement?.id === 'stop'
@@ -27,15 +27,15 @@ export function show(topic) {
     ...found.exchanges.map(exchange => element('div', { class: 'card' },
       element('h3', {}, 'Exchange ', name(exchange.exchange), ' ', badge(exchange.different ? `${whole(exchange.different)} differ` : 'no difference', exchange.different ? 'warn' : 'good')),
       element('div', { class: 'wide' }, table(['publishes', 'rules in force', 'candidate', 'example'], exchange.differences.map(each => [
-        each.publishes, result(each.live, each.candidate), result(each.candidate, each.live), example(each.example)]), `All of ${whole(exchange.compared)} go to the same places.`)),
-      ...(exchange.further_differences ? [element('p', { class: 'muted' }, `And ${whole(exchange.further_differences)} of other kinds.`)] : []))),
-    ...(found.exchanges.length ? [] : [element('p', { class: 'card muted' }, 'Nothing was published yet to an exchange of either rules.')]))
+        each.publishes, result(each.live, each.candidate), result(each.candidate, each.live), example(each.example)]), `All ${whole(exchange.compared)} are routed to the same destinations.`)),
+      ...(exchange.further_differences ? [element('p', { class: 'muted' }, `And ${whole(exchange.further_differences)} with other differences.`)] : []))),
+    ...(found.exchanges.length ? [] : [element('p', { class: 'card muted' }, 'Nothing has been published yet to an exchange of either set of rules.')]))
   if (focused) at('stop').focus()
 }
 
 const placesOf = found => [...found.queues.map(each => `queue ${each}`), ...found.exchanges.map(each => `exchange ${each}`), ...found.remotes.map(each => `broker ${each}`)]
 
-// Where a message goes; places that the other result lacks stand out.
+// The destinations of a message; those that the other result lacks are highlighted.
 export function result(found, other = found) {
   const same = placesOf(other)
   const places = placesOf(found).flatMap((each, index) => [index ? ', ' : '', same.includes(each) ? name(each) : element('mark', {}, name(each))])
@@ -59,7 +59,7 @@ async function begin(event) {
   const form = at('candidate').elements
   const files = await Promise.all([...form.files.files].map(async file => [file.name, await file.text()]))
   try {
-    if (!files.length && !form.text.value.trim()) throw new Error('Choose files, or enter the text of one.')
+    if (!files.length && !form.text.value.trim()) throw new Error('Choose files, or enter the text of a file.')
     state.shadow = await json('-/shadow', { method: 'POST', body: files.length ? JSON.stringify({ files }) : form.text.value })
     at('comparison').replaceChildren()
     show()

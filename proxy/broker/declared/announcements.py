@@ -1,8 +1,8 @@
 """Announces changes of declared state to other sidecars, so that they need not wait for their next pass.
 
-A fanout exchange on the broker, one queue per sidecar. A message only names the changed exchanges; their content is
-read from the broker. Changes within a short time share one message. A failure here costs only time, since every sidecar
-reconciles regularly. Source: RabbitMQ's guide on exchanges.
+There is a fanout exchange on the broker, with a queue for each sidecar. A message only names the changed exchanges;
+their content is read from the broker. Changes within a short time share one message. A failure here only causes a
+delay, since every sidecar reconciles regularly. Source: RabbitMQ's guide on exchanges.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Announcements:
     """Sends and receives announcements in one virtual host.
 
     Args:
-        heard: called with the exchanges that another sidecar changed, None for "everything".
+        heard: called with the exchanges that another sidecar has changed, None for "everything".
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Announcements:
             self._sending = asyncio.get_running_loop().create_task(work)
 
     async def close(self) -> None:
-        """Send pending announcements, and stop."""
+        """Send pending announcements and stop."""
         if self._sending is not None:
             await asyncio.gather(self._sending, return_exceptions=True)
 
@@ -121,7 +121,7 @@ def decode_announcement(body: bytes) -> tuple[bytes, set[bytes] | None] | None:
     """Decode a message.
 
     Returns:
-        The sender and the exchanges, None for "everything"; None if the message is invalid.
+        The sender and the exchanges (None for "everything"); None if the message is invalid.
     """
     sender, rest = body[:_SENDER_BYTES], body[_SENDER_BYTES:]
     if len(sender) < _SENDER_BYTES:

@@ -1,11 +1,11 @@
 """The snapshot file: stores client declarations that the broker can't (``delivery: queue``, or no management API).
 
-One line has format, version and checksum; one JSON list per line follows. The file is replaced atomically. A damaged
-one is rejected and renamed, not deleted: it may be the only copy.
+The first line has format, version and checksum; each further line is a JSON list. The file is replaced atomically. A
+damaged file is rejected and renamed, not deleted: it may be the only copy.
 
-`Recorder` decides when it is written: a change is written at once if no write is in progress, otherwise together with
-all later ones. After a write it pauses in proportion to the duration, so that bursts of changes leave time for the
-producers.
+`Recorder` decides when the file is written: a change is written at once if no write is in progress, otherwise together
+with all later changes. After a write it pauses in proportion to the duration, so that bursts of changes leave time for
+the producers.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class BindingRecord(NamedTuple):
 
     Args:
         exchange: the source, declared by a client or by a rules file.
-        sequences: of every copy on the broker.
+        sequences: the sequence of each copy on the broker.
         marks: sequences of the copies whose key is the destination's token.
-        signatures: of every copy; empty for an unsigned one.
-        keys: the key of every copy on the carrier.
+        signatures: the signature of each copy; empty for an unsigned copy.
+        keys: the key of each copy on the carrier.
     """
 
     vhost: str
@@ -64,11 +64,11 @@ class BindingRecord(NamedTuple):
     keys: tuple[bytes, ...] = ()
 
     def copies(self, mark: bytes, key: bytes) -> list[BindingCopy]:
-        """Return the copies.
+        """Return the copies of the binding.
 
         Args:
-            mark: the destination's token, as key of the marks if the file has no keys.
-            key: key of the other copies in that case.
+            mark: the destination's token: the key of the marks if the file has no keys.
+            key: the key of the other copies in this case.
         """
         rows = zip_longest(self.sequences, self.clients, self.keys, self.signatures)
         return [
@@ -106,11 +106,11 @@ class Snapshot:
         self.path = path
 
     def load(self) -> SnapshotRecords:
-        """Read it; empty if there is no file.
+        """Read the file; the result is empty if there is no file.
 
         Raises:
-            ValueError: it was damaged, and has been renamed to the name in the message.
-            OSError: it can't be read.
+            ValueError: the file is damaged, and was renamed to the name in the message.
+            OSError: the file can't be read.
         """
         try:
             data = self.path.read_bytes()
@@ -123,10 +123,10 @@ class Snapshot:
             raise ValueError(f"{self.path} is damaged: {error}; kept as {aside}") from error
 
     def save(self, records: SnapshotRecords) -> None:
-        """Replace it atomically, also across a power failure.
+        """Replace the file atomically, even if the power fails.
 
         Raises:
-            OSError: it can't be written.
+            OSError: the file can't be written.
         """
         fresh = self.path.with_name(f".{self.path.name}.new")
         with open(fresh, "wb", opener=_private) as file:
@@ -156,12 +156,12 @@ def decode(data: bytes) -> SnapshotRecords:
     """Decode the output of `encode`.
 
     Raises:
-        ValueError: it is malformed, or has changed since.
+        ValueError: the data are malformed, or were changed.
     """
     head, newline, lines = data.partition(b"\n")
     parts = head.split(b" ")
     if not newline or parts[0] != _MAGIC or len(parts) != 3:
-        raise ValueError("it lacks the header of a snapshot")
+        raise ValueError("it has no snapshot header")
     if parts[1] != _VERSION:
         raise ValueError(f"its version is {parts[1].decode(errors='replace')}, expected {_VERSION.decode()}")
     if parts[2] != _checksum(lines):
@@ -185,16 +185,21 @@ def decode(data: bytes) -> SnapshotRecords:
 
 
 def _rows(records: SnapshotRecords) -> Iterator[Iterable[object]]:
-    for one in records.exchanges:
-        flags = (one.declared.durable, one.declared.auto_delete, one.declared.internal)
-        kept = (*flags, _packed(one.declared.entries), one.declared.sequence)
-        yield "exchange", one.vhost, _text(one.name), one.delivery.value, *kept
-    for each in records.bindings:
-        names = (_text(each.exchange), each.destination_type, _text(each.destination), _text(each.routing_key))
-        copies = (each.sequences, each.clients, each.marks)
+    for exchange in records.exchanges:
+        flags = (exchange.declared.durable, exchange.declared.auto_delete, exchange.declared.internal)
+        kept = (*flags, _packed(exchange.declared.entries), exchange.declared.sequence)
+        yield "exchange", exchange.vhost, _text(exchange.name), exchange.delivery.value, *kept
+    for binding in records.bindings:
+        names = (
+            _text(binding.exchange),
+            binding.destination_type,
+            _text(binding.destination),
+            _text(binding.routing_key),
+        )
+        copies = (binding.sequences, binding.clients, binding.marks)
         # As numbers: version 0.1 expects only lists of numbers after the clients.
-        more = (tuple(map(_number, each.signatures)), tuple(map(_number, each.keys)))
-        yield "binding", each.vhost, *names, _packed(each.entries), *copies, *more
+        more = (tuple(map(_number, binding.signatures)), tuple(map(_number, binding.keys)))
+        yield "binding", binding.vhost, *names, _packed(binding.entries), *copies, *more
     for grant in records.grants:
         names = (_text(grant.exchange), grant.destination_type, _text(grant.destination), _text(grant.key))
         yield "grant", grant.vhost, *names
@@ -211,12 +216,12 @@ def _exchange(vhost: str, name: str, delivery: str, *values: Any) -> ExchangeRec
 
 
 def _binding(vhost: str, exchange: str, kind: str, destination: str, *values: Any) -> BindingRecord:  # as above
-    key, entries, sequences, clients, *more = values  # files written before marks existed have none
+    key, entries, sequences, clients, *more = values  # files of older versions have no marks
     numbers = tuple(int(number) for number in sequences)
     if not numbers:
         raise ValueError("a binding without a sequence")
     names = (_bytes(exchange), kind, _bytes(destination), _bytes(key))
-    marks, signatures, keys, *_ = (*(tuple(map(int, found)) for found in more), (), (), ())
+    marks, signatures, keys, *_ = (*(tuple(map(int, row)) for row in more), (), (), ())
     written = tuple(map(_of_number, signatures)), tuple(map(_of_number, keys))
     return BindingRecord(vhost, *names, b64decode(entries), numbers, tuple(map(str, clients)), marks, *written)
 
@@ -274,13 +279,13 @@ class Recorder:
         self._writing: asyncio.Task[None] | None = None
 
     async def load(self) -> SnapshotRecords:
-        """Read the snapshot; a damaged or unreadable one is logged and counts as empty."""
+        """Read the snapshot; a damaged or unreadable file is logged and treated as empty."""
         try:
             return await asyncio.to_thread(self.snapshot.load)
         except ValueError as error:
             log.error("snapshot rejected: client declarations may be lost", error=str(error))
         except OSError as error:
-            # An unreadable file must not be overwritten either.
+            # An unreadable file must not be overwritten.
             self._unreadable = True
             self.fault = f"snapshot {self.snapshot.path} can't be read: {error}"
             log.error("snapshot not used: client declarations may be lost", error=self.fault)
@@ -295,7 +300,7 @@ class Recorder:
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
     async def close(self) -> None:
-        """Write pending changes, and stop."""
+        """Write pending changes and stop."""
         self._ending.set()
         if self._writing is not None:
             await self._writing
@@ -323,7 +328,7 @@ class Recorder:
                 log.error("snapshot not written", error=fault)
             self.fault = fault
             return False
-        except Exception as error:  # noqa: BLE001 -- tried again like any other, and seen
+        except Exception as error:  # noqa: BLE001 -- retried and reported like other failures
             self._supervisor.failed("snapshot", error)
             return False
         self._supervisor.recovered("snapshot")

@@ -1,18 +1,18 @@
 """Client declarations of one virtual host: read back from the broker and kept in sync with it.
 
-A listing describes some moment between its request and its answer; changes through this sidecar in between take
-precedence. So a listing is merged with the state at the time of the request. A listed item that is unknown here is
-accepted only if nothing changed in between, or if the next listing shows it again: it may have been created and
-deleted. No requests are made here (see `reconcile.observer`).
+A listing shows the state at an unknown time between its request and its answer; changes through this sidecar in between
+take precedence. So a listing is compared with the state at the time of the request. A listed item that is unknown here
+is accepted only if nothing changed in between, or if the next listing shows it again: it may have been created and
+deleted meanwhile. No requests are made here (see `reconcile.observer`).
 
-In this order:
+Parts of the module, in this order:
 
 - conversion of the raw bytes stored on the broker or in a snapshot (`relay.declare.stored`) into exchanges and
-  bindings; damaged bytes are a ``ValueError`` with the reason;
-- `BindingListings`: applies a listing of the bindings of one exchange. With ten thousand bindings only new ones are
-  decoded, and relays run between two steps;
+  bindings; damaged bytes raise a ``ValueError`` with the reason;
+- `BindingListings`: applies a listing of the bindings of one exchange. Only new bindings are decoded, since there may
+  be ten thousand, and relays run between two steps;
 - `inherit`: carries declarations over to new rules. Client exchanges are unchanged, unless a rules file now owns the
-  name: then the file's declaration applies and the clients' bindings stay;
+  name: then the file's declaration applies and the clients' bindings are kept;
 - `DeclarationStore`: the state itself.
 
 Sources: delivery notes, "The store"; architecture, "The broker is the store".
@@ -64,7 +64,7 @@ def parse_kept(text: str) -> StoredArguments:
     """Parse the ``x-oxproxy`` argument.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the argument is damaged.
     """
     return unpack(text.encode())
 
@@ -73,13 +73,13 @@ def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo) -> tuple[Owned
     """Create the open exchange that a client declared, from its carrier on the broker.
 
     Raises:
-        ValueError: its stored data are damaged, or contradict the broker's own.
+        ValueError: its stored data are damaged, or contradict the exchange on the broker.
     """
     kept = parse_kept(info.kept)
     declared = DeclaredExchange(info.durable, info.auto_delete, info.internal, kept.entries, kept.sequence)
     owned, exchange = declared_exchange(info.name, declared, Delivery.CARRIER, local_time)
     owned.form = topic_form(owned.alternate) if info.type == "topic" else TokenForm.DIRECT
-    # The broker checked permissions for the alternate exchange that it was given, and for no other.
+    # The broker has checked permissions only for the alternate exchange in its own declaration.
     permitted = info.arguments.get(ALTERNATE.decode())
     if (None if owned.alternate is None else owned.alternate.decode(errors="replace")) != permitted:
         raise ValueError(f"its stored alternate exchange differs from that on the broker, {permitted!r}")
@@ -104,11 +104,11 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
     """Create a client's binding from its stored form on the broker.
 
     Args:
-        state: the virtual host, whose secrets verify it.
-        carrier: name of its carrier, which the signature covers.
+        state: the virtual host, whose secrets verify the binding.
+        carrier: name of the carrier, which the signature covers.
 
     Raises:
-        ValueError: its stored data are damaged, or belong to another binding.
+        ValueError: the stored data are damaged, or belong to another binding.
     """
     kept = parse_kept(info.kept)
     destination = info.destination_type, info.destination
@@ -122,9 +122,9 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
 
 
 def verified(state: VhostState, carrier: bytes, stored: StoredBinding, copy: BindingCopy) -> BindingCopy:
-    """Return a copy with the index of the secret it was signed with."""
-    said = copy.client, copy.sequence, stored.binding.routing_key, stored.entries
-    fields = signed_fields(state.name, carrier, stored.destination, *said)
+    """Return a copy of a binding with the index of the secret that its signature uses."""
+    signed = copy.client, copy.sequence, stored.binding.routing_key, stored.entries
+    fields = signed_fields(state.name, carrier, stored.destination, *signed)
     return copy._replace(secret=state.secrets.verify(copy.signature, *fields))
 
 
@@ -141,7 +141,7 @@ def stored_binding(
     """Create a client's binding from its parts.
 
     Args:
-        copies: every copy; empty if they are added later.
+        copies: all copies; empty if they are added later.
         one_word: whether the carrier is a topic exchange.
 
     Raises:
@@ -160,7 +160,7 @@ def stored_binding(
 
 
 def with_copies(stored: StoredBinding, copies: Iterable[BindingCopy]) -> StoredBinding:
-    """Return a binding with these copies, the first of which is effective."""
+    """Return a binding with the given copies; the copy with the lowest sequence is effective."""
     ordered = sorted_copies(copies)
     binding = replace(stored.binding, sequence=ordered[0].sequence if ordered else 0)
     return stored._replace(binding=binding, copies=ordered)
@@ -186,7 +186,7 @@ _Change: TypeAlias = Callable[[Hashable, StoredBinding], None]
 
 
 class BindingsBefore(NamedTuple):
-    """State at the time when the bindings of an exchange were requested."""
+    """The state of an exchange when a listing of its bindings was requested."""
 
     exchange: Exchange
     clients: Mapping[Hashable, StoredBinding]
@@ -212,7 +212,7 @@ class BindingListings:
 
     @property
     def unsigned(self) -> dict[bytes, list[str]]:
-        """Bindings in the last listings that are not signed with one of our secrets, by exchange."""
+        """Bindings in the last listings that are not signed with any of our secrets, by exchange."""
         return {name: texts for name, texts in self._unsigned.items() if texts and name in self._state.exchanges}
 
     @property
@@ -225,7 +225,7 @@ class BindingListings:
             memory.pop(name, None)
 
     def settled(self, owned: OwnedExchange) -> bool:
-        """Return True if the state is exactly that of the last listing of an exchange's bindings."""
+        """Return True if the state is unchanged since the last listing of an exchange's bindings was applied."""
         applied = self._applied.get(owned.name)
         if applied is None or self._state.exchanges.get(owned.name) is not owned:
             return False
@@ -233,7 +233,7 @@ class BindingListings:
         return self._state.router.exchanges.get(owned.name) is exchange and exchange.changes == changes
 
     def before(self, owned: OwnedExchange) -> BindingsBefore | None:
-        """Return the input for `take`, before the request. None: the exchange is not in use."""
+        """Return the input for `take`, before the request; None if the exchange is not in use."""
         if self._state.exchanges.get(owned.name) is not owned:
             return None
         exchange = self._state.router.exchanges[owned.name]
@@ -242,11 +242,11 @@ class BindingListings:
     async def take(
         self, owned: OwnedExchange, before: BindingsBefore | None, listed: Iterable[BindingInfo]
     ) -> list[BindingInfo]:
-        """Process a listing of the bindings of an exchange's carrier: those made and removed by other sidecars.
+        """Apply a listing of the bindings of an exchange's carrier: adds and removals by other sidecars.
 
         Returns:
-            Copies of other bindings to remove: an unbind would not match them, since their stored data differ in more
-                than the sequence (two sidecars got the same arguments in another order).
+            Superfluous copies to remove: an unbind would not match them, since their stored data differ in more than
+                the sequence (two sidecars got the same arguments in a different order).
         """
         if before is None:
             return []
@@ -269,7 +269,7 @@ class BindingListings:
     async def _joined(
         self, owned: OwnedExchange, listed: Iterable[BindingInfo]
     ) -> tuple[dict[Hashable, StoredBinding], list[BindingInfo]]:
-        """Read the stored bindings of a listing; copies of one are merged, the lowest sequence wins."""
+        """Read the stored bindings of a listing; copies of a binding are merged, and the lowest sequence wins."""
         name = owned.name
         last, fresh = self._decoded.get(name, {}), dict[_Row, tuple[Hashable, StoredBinding]]()
         joined: dict[Hashable, StoredBinding] = {}
@@ -296,7 +296,7 @@ class BindingListings:
             if known is not None and known.entries != stored.entries:
                 later = _weight(known) > _weight(stored)
                 loser, winner = (stored, known) if later else (known, stored)
-                # Messages find the destination by a mark, so it is never removed.
+                # Messages reach the destination through a mark, so marks are never removed.
                 if not loser.is_mark or loser.copies[0].key == winner.copies[0].key:
                     superfluous.append(info if later else winners[identity])
                 if later:
@@ -337,12 +337,12 @@ def why_unsigned(info: BindingInfo) -> str:
 
 
 def _weight(stored: StoredBinding) -> tuple[bool, bool, int]:
-    """Rank copies that differ in more than the sequence: the greater one is effective."""
+    """Rank copies that differ in more than the sequence: the greatest is effective."""
     return stored.signed, stored.is_mark, -stored.copies[0].sequence
 
 
 class _Join:
-    """One listing of bindings being applied; relays may change the state between two steps."""
+    """A listing of bindings that is being applied; relays may change the state between two steps."""
 
     def __init__(
         self, store: DeclarationStore, owned: OwnedExchange, before: BindingsBefore, unverified: set[Hashable]
@@ -357,19 +357,19 @@ class _Join:
 
     @property
     def current(self) -> bool:
-        """True if the exchange is still the requested one."""
+        """True if the exchange is still the one whose bindings were requested."""
         state, name = self._store.state, self._owned.name
         return state.exchanges.get(name) is self._owned and state.router.exchanges.get(name) is self._before.exchange
 
     @property
     def disturbed(self) -> bool:
-        """True if the exchange was changed otherwise since the listing was requested."""
+        """True if the exchange was also changed by others since the listing was requested."""
         return self._before.exchange.changes != self._before.changes + self._own
 
     def changes(self, listed: Mapping[Hashable, StoredBinding]) -> list[tuple[_Change, Hashable, StoredBinding]]:
-        """Return the changes for `make`."""
-        there: list[tuple[_Change, Hashable, StoredBinding]] = [(self._take, *item) for item in listed.items()]
-        return there + [(self._lose, *item) for item in self._before.clients.items() if item[0] not in listed]
+        """Return the changes to pass to `make`."""
+        changes: list[tuple[_Change, Hashable, StoredBinding]] = [(self._take, *item) for item in listed.items()]
+        return changes + [(self._lose, *item) for item in self._before.clients.items() if item[0] not in listed]
 
     def make(self, change: _Change, identity: Hashable, stored: StoredBinding) -> None:
         exchange = self._before.exchange
@@ -395,7 +395,7 @@ class _Join:
             self._store.remove_binding(stored)
 
 
-#: A binding that new rules reject, and why.
+#: A binding that new rules reject, and the reason.
 Refused: TypeAlias = tuple[StoredBinding, str]
 
 
@@ -403,7 +403,7 @@ def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Ro
     """Carry clients' exchanges and bindings over to new rules; a repeated call updates them.
 
     Args:
-        state: the old rules, with the declarations.
+        state: the state with the old rules and the declarations.
 
     Returns:
         Bindings that the new rules make invalid, with the reason.
@@ -415,7 +415,7 @@ def inheriting(state: VhostState, exchanges: dict[bytes, OwnedExchange], router:
     """Do the same as `inherit` in small steps, between which the old rules may change.
 
     Yields:
-        For each step None, or a binding that the new rules make invalid.
+        For each step, None, or a binding that the new rules make invalid.
     """
     for name, owned in list(exchanges.items()):
         if owned.declared is not None and state.exchanges.get(name) is not owned:
@@ -439,7 +439,7 @@ def _bindings(old: OwnedExchange, new: OwnedExchange, exchange: Exchange) -> Ite
             new.drop(stored.binding)
     for identity, stored in list(old.clients.items()):
         if identity in new.clients or exchange.has(stored.binding):
-            continue  # the rules file has it as well and takes precedence
+            continue  # the rules file has the same binding and takes precedence
         try:
             exchange.bind(stored.binding)
         except ProtocolError as error:
@@ -449,12 +449,12 @@ def _bindings(old: OwnedExchange, new: OwnedExchange, exchange: Exchange) -> Ite
             yield None
 
 
-#: Limit of logged errors: any user who may bind can cause more.
+#: Limit of logged errors, since any user who may bind can cause them.
 _LOGGED_FAULTS = 1000
 
 
 class ExchangesBefore(NamedTuple):
-    """State at the time of a request: carriers of client exchanges, and the epoch."""
+    """The state when a listing was requested: carriers of client exchanges, and the epoch."""
 
     exchanges: Mapping[bytes, OwnedExchange]
     epoch: int
@@ -467,7 +467,7 @@ class DeclarationStore:
         self.state = state
         #: Processes listings of bindings.
         self.listings = BindingListings(self)
-        #: Incremented by every change found by a pass.
+        #: Incremented by every change that a pass finds.
         self.changes = 0
         self._local_time = local_time
         self._kept: dict[bytes, str] = {}
@@ -482,7 +482,7 @@ class DeclarationStore:
     # -- exchanges ---------------------------------------------------------------------------------------------
 
     def exchanges_before(self) -> ExchangesBefore:
-        """Return the input for `exchanges_listed`, before the request."""
+        """Return the input for `exchanges_listed`; to be called before the request."""
         known = {
             name: owned
             for name, owned in self.state.exchanges.items()
@@ -491,7 +491,7 @@ class DeclarationStore:
         return ExchangesBefore(known, self.state.epoch)
 
     def exchanges_listed(self, before: ExchangesBefore, listed: Mapping[bytes, ExchangeInfo]) -> None:
-        """Process a listing of all exchanges: those created, deleted or replaced elsewhere."""
+        """Apply a listing of all exchanges: those created, deleted or replaced elsewhere."""
         unverified, self._unverified = self._unverified, set()
         believed = self.state.epoch == before.epoch
         for name, info in listed.items():
@@ -533,7 +533,7 @@ class DeclarationStore:
             self._compare(now, info)
 
     def _compare(self, now: OwnedExchange, info: ExchangeInfo) -> None:
-        """Check whether the exchange on the broker differs from the known exchange."""
+        """Replace the known exchange if the exchange on the broker differs."""
         try:
             owned, _ = exchange_from_listing(info, self._local_time)
         except ValueError as error:
@@ -559,11 +559,11 @@ class DeclarationStore:
         log.info("declared exchange found", vhost=self.state.name, exchange=_text(info.name))
 
     def _warn_of_arguments(self, owned: OwnedExchange) -> None:
-        """Log arguments without effect: refusing them would break applications that the plugin accepts."""
+        """Log arguments without effect; refusing them would break applications that work with the plugin."""
         for fault in argument_faults(owned.arguments, (DELIVERY, CARRIER_TYPE)):
             if not fault.stray:
-                where = {"vhost": self.state.name, "exchange": _text(owned.name), "argument": _text(fault.name)}
-                log.warning("an argument of a declared exchange has no effect", **where, reason=fault.message)
+                names = {"vhost": self.state.name, "exchange": _text(owned.name), "argument": _text(fault.name)}
+                log.warning("an argument of a declared exchange has no effect", **names, reason=fault.message)
 
     def add_exchange(self, owned: OwnedExchange, exchange: Exchange) -> None:
         self.state.add_exchange(owned, exchange)
@@ -576,11 +576,11 @@ class DeclarationStore:
     # -- bindings ----------------------------------------------------------------------------------------------
 
     def add_binding(self, stored: StoredBinding) -> bool:
-        """Add a client's binding; return False if that is impossible."""
+        """Add a client's binding; return False if it can't be added."""
         binding = stored.binding
         if self.state.router.exchanges[binding.exchange].has(binding):
-            return False  # the rules file has it, and takes precedence
-        # The sequence of an unsigned binding is not trusted; those of exchanges determine no order.
+            return False  # the rules file has the same binding and takes precedence
+        # The sequence of an unsigned binding is not trusted; the sequences of exchanges determine no order.
         signed = [copy.sequence for copy in stored.copies if copy.signed]
         self.state.last_sequence = max(self.state.last_sequence, *signed, 0)
         try:
@@ -600,7 +600,7 @@ class DeclarationStore:
         """Apply the snapshot of this virtual host; existing state takes precedence.
 
         Args:
-            carriers: whether exchanges with a carrier are included, since they can't be read from the broker.
+            carriers: whether exchanges with a carrier are included, because they can't be read from the broker.
         """
         for exchange in records.exchanges:
             if exchange.vhost == self.state.name and exchange.name not in self.state.exchanges:
@@ -627,7 +627,7 @@ class DeclarationStore:
             self.log_fault(record.name, f"its snapshot is damaged: {error}")
 
     def _remembered(self, owned: OwnedExchange, record: BindingRecord) -> StoredBinding:
-        """Create a binding from a snapshot; signatures of copies on the broker are verified as usual."""
+        """Create a binding from a snapshot; the signatures of copies on the broker are verified as usual."""
         key = record.routing_key
         names = record.exchange, record.destination_type, record.destination
         stored = stored_binding(*names, key, record.entries, [], one_word=owned.is_topic)
@@ -637,11 +637,11 @@ class DeclarationStore:
         return with_copies(stored, copies)
 
     def bindings(self) -> list[StoredBinding]:
-        """Return a copy of the current bindings, since later ones can't be judged by a pass in progress."""
+        """Return a copy of the current bindings, since a pass in progress can't judge later ones."""
         return [stored for owned in self.state.exchanges.values() for stored in owned.clients.values()]
 
     def binding_gone(self, stored: StoredBinding) -> bool:
-        """Forget a client's binding if it is still the same; return whether it was."""
+        """Forget a client's binding unless it was replaced meanwhile; return whether it was forgotten."""
         binding = stored.binding
         owned = self.state.exchanges.get(binding.exchange)
         if owned is None or owned.clients.get(binding.identity) is not stored:
@@ -651,15 +651,15 @@ class DeclarationStore:
 
     def destination_gone(self, destination: Destination, holders: Iterable[OwnedExchange]) -> bool:
         """Forget clients' bindings to a deleted queue or exchange; return whether there were any."""
-        found = [stored for owned in holders for stored in owned.receivers.get(destination, {}).values()]
-        for stored in found:
+        bindings = [stored for owned in holders for stored in owned.receivers.get(destination, {}).values()]
+        for stored in bindings:
             self.remove_binding(stored)
-        return bool(found)
+        return bool(bindings)
 
-    def log_fault(self, name: bytes, what: str) -> None:
-        if (name, what) not in self._logged_faults and len(self._logged_faults) < _LOGGED_FAULTS:
-            self._logged_faults.add((name, what))
-            log.error("declared state is not usable", vhost=self.state.name, exchange=_text(name), what=what)
+    def log_fault(self, name: bytes, text: str) -> None:
+        if (name, text) not in self._logged_faults and len(self._logged_faults) < _LOGGED_FAULTS:
+            self._logged_faults.add((name, text))
+            log.error("declared state is unusable", vhost=self.state.name, exchange=_text(name), what=text)
 
 
 def _text(name: bytes) -> str:

@@ -3,14 +3,14 @@
 | question | module |
 |---|---|
 | the loop of one virtual host: connect, reconcile, retry | `vhost_loop` |
-| what the rules need on the broker: carriers, tokens, destinations that must exist | `desired` |
-| what the broker has: queues, exchanges, bindings of carriers | `observer`; queues and exchanges: `observed` |
+| the needs of the rules on the broker: carriers, tokens, destinations that must exist | `desired` |
+| the content of the broker: queues, exchanges, bindings of carriers | `observer`; queues and exchanges: `observed` |
 | required actions, and unreachable destinations: pure functions | `diff` |
 | which observations are conflicts, foreign bindings, bypasses or old tokens | `checks` |
 | carrier types, and the form of tokens on topic carriers | `carrier_forms` |
 | one pass: observe, diff, execute; replacing the rules | `reconciler` |
 | executing actions in bulk; failures and retries | `executor` |
 | queues declared and destinations bound between two passes, on behalf of relays | `relay_requests` |
-| tokens that nothing needs any more | `orphan_tokens` |
+| tokens that are no longer needed | `orphan_tokens` |
 | migrating from unkeyed tokens, or those of a previous secret, to current ones | `token_migration` |
 """

@@ -1,15 +1,15 @@
 """The types of carriers, and the form of the tokens on topic carriers.
 
-An existing carrier keeps its type: the broker refuses to declare it with another, clients' bindings are stored there,
-and other sidecars publish to it. A carrier that has to be declared gets the type that costs the broker less.
+An existing carrier keeps its type: the broker refuses to declare it with a different type, clients' bindings are stored
+on it, and other sidecars publish to it. A new carrier gets the type that costs the broker less.
 
-RabbitMQ before 3.13 compares every binding of a direct exchange with every routing key of a message that has several,
-as ours have. Above `FEW_DESTINATIONS` a topic exchange costs less, as measured (docs/explanation/performance.md).
-`relay.tokens.TokenForm` describes the forms.
+RabbitMQ before 3.13 compares every binding of a direct exchange with every routing key of a message that has several
+keys, as a sidecar's messages do. Above `FEW_DESTINATIONS`, a topic exchange costs less, as measured
+(docs/explanation/performance.md). `relay.tokens.TokenForm` describes the forms.
 
-Order of a change: destinations are bound under both tokens, then messages leave with eight words, and the tokens of one
-word are unbound after `FORMER_LOOKS` passes (`token_migration`). Other sidecars have changed by then: they detect
-bindings under eight words, and the exchange, in their next pass.
+Order of a change: destinations are bound with both tokens; then messages are sent with tokens of eight words; and after
+`FORMER_LOOKS` passes, the tokens of one word are unbound (`token_migration`). By then, other sidecars have changed too,
+since their next pass detects bindings with eight words.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from proxy.values import EXCHANGE
 
 #: Passes for which tokens of one word stay bound after the change to eight.
 FORMER_LOOKS = 12
-#: The first version that looks up the bindings of a direct exchange for each key of a message.
+#: The first version of RabbitMQ that looks up the bindings of a direct exchange for each key of a message.
 _LOOKS_UP = (3, 13)
 
 log = structlog.get_logger(__name__)
 
 
 def scans_bindings(version: str) -> bool:
-    """Return True if a broker of that version compares all bindings of a direct exchange with the keys of a message."""
+    """Return True if this version of RabbitMQ compares all bindings of a direct exchange with a message's keys."""
     major, _, rest = version.partition(".")
     minor = rest.partition(".")[0]
     return major.isdigit() and minor.isdigit() and (int(major), int(minor)) < _LOOKS_UP
@@ -59,9 +59,9 @@ class CarrierBindings(NamedTuple):
     """The number of bindings of a carrier.
 
     Args:
-        exchange: the exchange that it carries.
-        bindings: their number.
-        scans: whether the broker compares all of them with every message on a direct exchange.
+        exchange: the exchange of the carrier.
+        bindings: number of bindings.
+        scans: whether the broker compares all bindings of a direct exchange with every message.
     """
 
     exchange: OwnedExchange
@@ -74,7 +74,7 @@ class CarrierBindings(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """True if its type is the requested one, or costs the broker no more than the other type."""
+        """True if the type is the requested type, or costs the broker no more than the other type."""
         wanted = self.exchange.wanted_type
         if wanted is not CarrierType.AUTO:
             return self.carrier_type is wanted
@@ -82,7 +82,7 @@ class CarrierBindings(NamedTuple):
         return self.exchange.is_topic or not self.scans or self.bindings <= FEW_DESTINATIONS[form]
 
     def __str__(self) -> str:
-        """Format it as one line for operators."""
+        """Format the number of bindings as one line for operators."""
         name, carrier = self.exchange.name.decode(errors="replace"), self.exchange.carrier.decode(errors="replace")
         why = "RabbitMQ before 3.13 compares all of them with every message"
         if self.exchange.wanted_type is not CarrierType.AUTO:
@@ -92,11 +92,11 @@ class CarrierBindings(NamedTuple):
 
 
 def adopt_types(state: VhostState, desired: DesiredState, listed: Mapping[bytes, ExchangeInfo] | None) -> None:
-    """Adopt the types of existing carriers, and choose those of carriers to declare.
+    """Adopt the types of existing carriers, and choose the types of carriers to declare.
 
     Args:
-        state: knows what the broker needs.
-        desired: the carriers.
+        state: shows whether the broker scans bindings.
+        desired: has the carriers.
         listed: the exchanges of the broker, None if they are unknown.
     """
     for exchange in desired.carriers:
@@ -122,21 +122,21 @@ class CarrierForms:
 
     Args:
         state: the shared state; the forms of its exchanges are set here.
-        executor: binds.
+        executor: binds tokens.
     """
 
     def __init__(self, state: VhostState, executor: Executor) -> None:
         self._state = state
         self._executor = executor
-        #: By carrier, the passes since it has tokens of eight words while some of one word are left.
+        #: By carrier, the number of passes after the change in which tokens of one word were still bound.
         self._looks: dict[bytes, int] = {}
 
     async def change_forms(self, desired: DesiredState, changed: Callable[[OwnedExchange], bool]) -> None:
         """Change carriers to eight words as needed, after their bindings have been listed.
 
         Args:
-            desired: the carriers.
-            changed: returns True if a carrier has tokens of eight words: another sidecar needs them.
+            desired: has the carriers.
+            changed: returns True if a carrier has tokens of eight words, since another sidecar needs them.
 
         Raises:
             UpstreamError: the connection was lost; a started change continues in the next pass.
@@ -177,9 +177,9 @@ class CarrierForms:
         )
 
     def removable(self, exchange: OwnedExchange, former: Collection[BindingInfo]) -> list[BindingInfo]:
-        """Return the bindings under former tokens that may be removed, at the end of a pass.
+        """Return the bindings with former tokens that may be removed at the end of a pass.
 
-        Tokens of one word stay until other sidecars have changed, too.
+        Tokens of one word stay bound until other sidecars have changed as well.
         """
         one_word = [
             info for info in former if not is_eight_words(info.routing_key) and exchange.form is TokenForm.EIGHT_WORDS
@@ -194,5 +194,5 @@ class CarrierForms:
 
 
 def has_eight_words(bindings: Iterable[BindingInfo]) -> bool:
-    """Return True if there are bindings under tokens of eight words."""
+    """Return True if there are bindings with tokens of eight words."""
     return any(is_eight_words(info.routing_key) for info in bindings)

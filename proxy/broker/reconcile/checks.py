@@ -1,7 +1,8 @@
 """Finds exchanges, queues and bindings on the broker that contradict the rules or change their effect.
 
-Conflicts stop a load: the operator must resolve them. Warnings do not. All functions are pure and return sentences for
-the operator. Sources: architecture, "The control plane", and the measured behaviour of RabbitMQ 3.10.
+Conflicts prevent the rules from being loaded: the operator must resolve them. Warnings do not. All functions are pure
+and return sentences for the operator. Sources: architecture, "The control plane", and the measured behaviour of
+RabbitMQ 3.10.
 """
 
 from __future__ import annotations
@@ -29,29 +30,29 @@ _HEX_DIGITS = frozenset(b"0123456789abcdef")
 _HASH_LENGTH = 16
 
 
-def carrier_conflict(exchange: OwnedExchange, found: ExchangeInfo | None) -> str | None:
-    """Return why the exchange on the broker can't be the carrier, None if it can or there is none."""
+def carrier_conflict(exchange: OwnedExchange, info: ExchangeInfo | None) -> str | None:
+    """Return why the exchange on the broker can't be the carrier; None if it can, or if it does not exist."""
     unusable = unnameable(exchange.carrier)
     if unusable is not None:
         return f"{_shown(exchange)}: the carrier can't be declared: {unusable}"
-    if found is None:
+    if info is None:
         return None
-    if found.type not in CARRIER_TYPES:
-        return f"{_shown(exchange)} exists on the broker with type {found.type}: {_WAYS_OUT}"
-    if found.arguments.get(MARK.decode()) is not True:
-        return f"{_shown(exchange)} exists on the broker as a {found.type} exchange that is not ours: {_WAYS_OUT}"
+    if info.type not in CARRIER_TYPES:
+        return f"{_shown(exchange)} exists on the broker with type {info.type}: {_WAYS_OUT}"
+    if info.arguments.get(MARK.decode()) is not True:
+        return f"{_shown(exchange)} exists on the broker as a {info.type} exchange that is not ours: {_WAYS_OUT}"
     return None
 
 
-def carrier_difference(exchange: OwnedExchange, found: ExchangeInfo | None) -> str | None:
-    """Return why the broker would answer 406 if the carrier were declared; None if it would not."""
-    if found is None:
+def carrier_difference(exchange: OwnedExchange, info: ExchangeInfo | None) -> str | None:
+    """Return why the broker would refuse to declare the carrier with 406; None if it would not."""
+    if info is None:
         return None
     alternate = None if exchange.alternate is None else exchange.alternate.decode(errors="replace")
-    there = found.arguments.get("alternate-exchange")
-    differs = [name for name, yes in (("durable", not found.durable), ("auto_delete", found.auto_delete)) if yes]
-    differs += ["internal"] if found.internal else []
-    differs += ["alternate-exchange"] if there != alternate else []
+    listed_alternate = info.arguments.get("alternate-exchange")
+    differs = [name for name, yes in (("durable", not info.durable), ("auto_delete", info.auto_delete)) if yes]
+    differs += ["internal"] if info.internal else []
+    differs += ["alternate-exchange"] if listed_alternate != alternate else []
     if not differs:
         return None
     return f"{_shown(exchange)} exists on the broker and differs ({', '.join(differs)}): {_WAYS_OUT}"
@@ -70,18 +71,18 @@ def declare_conflict(exchange: OwnedExchange, code: int, text: str, username: st
     return f"{_shown(exchange)} can't be declared: {code} {text}"
 
 
-def internal_conflicts(published: Mapping[bytes, bytes], found: Mapping[bytes, ExchangeInfo]) -> dict[bytes, str]:
-    """Find exchanges that `delivery: queue` would publish to and that don't permit publishing."""
+def internal_conflicts(published: Mapping[bytes, bytes], exchanges: Mapping[bytes, ExchangeInfo]) -> dict[bytes, str]:
+    """Find exchanges to which `delivery: queue` would publish although they don't permit publishing."""
     return {
         owner: f"exchange {name.decode(errors='replace')} is internal: with delivery: queue "
         f"exchange {owner.decode(errors='replace')} can't publish to it; use delivery: carrier"
         for name, owner in sorted(published.items())
-        if name in found and found[name].internal
+        if name in exchanges and exchanges[name].internal
     }
 
 
 def foreign_bindings(bindings: Iterable[BindingInfo], tokens: Tokens = _UNKEYED) -> list[BindingInfo]:
-    """Find bindings of a carrier that are neither tokens nor grants of ours nor stored bindings of clients."""
+    """Find bindings of a carrier that are neither our tokens or grants nor stored bindings of clients."""
     return [binding for binding in bindings if not _ours(binding, tokens)]
 
 
@@ -89,11 +90,11 @@ class CarrierTokens(NamedTuple):
     """The tokens bound on a carrier.
 
     Args:
-        rows: rows under tokens that publishes carry, by destination.
-        incomplete: those of them that lack another one.
-        former: bindings under former tokens that no destination depends on.
-        unkeyed: bindings under unkeyed tokens.
-        previous: bindings under tokens of previous secrets.
+        rows: by destination, the rows with tokens that publishes carry.
+        incomplete: destinations in `rows` for which another of these tokens is not bound.
+        former: bindings with former tokens that no destination depends on.
+        unkeyed: number of bindings with unkeyed tokens.
+        previous: number of bindings with tokens of previous secrets.
     """
 
     rows: Mapping[Destination, frozenset[Row]] = MappingProxyType({})
@@ -114,12 +115,12 @@ def carrier_tokens(
     """Return which tokens are bound on a carrier.
 
     Args:
-        bindings: those of the carrier.
-        tokens: those of its form.
-        leftover: destinations that stay bound under former tokens, since they can't be bound again; publishes carry
+        bindings: bindings of the carrier.
+        tokens: tokens in the form of the carrier.
+        leftover: destinations that stay bound with former tokens, since they can't be bound again; publishes carry
             these tokens as well.
     """
-    found: dict[Destination, set[bytes]] = {}
+    bound_keys: dict[Destination, set[bytes]] = {}
     rows: dict[Destination, set[Row]] = {}
     former: list[BindingInfo] = []
     unkeyed = previous = 0
@@ -130,7 +131,7 @@ def carrier_tokens(
         current, *others = tokens.of(*destination)
         key = binding.routing_key
         if key == current or key in others:
-            found.setdefault(destination, set()).add(key)
+            bound_keys.setdefault(destination, set()).add(key)
             rows.setdefault(destination, set()).add(_row(binding))
         elif key in tokens.former(*destination):
             if destination in leftover:
@@ -142,32 +143,36 @@ def carrier_tokens(
         elif key != current and (key in others or former[-1:] == [binding]):
             previous += 1
     return CarrierTokens(
-        {destination: frozenset(there) for destination, there in rows.items()},
-        frozenset(destination for destination, keys in found.items() if len(keys) < tokens.count),
-        tuple(one for one in former if _may_go(one, tokens, found)),
+        {destination: frozenset(bound_rows) for destination, bound_rows in rows.items()},
+        frozenset(destination for destination, keys in bound_keys.items() if len(keys) < tokens.count),
+        tuple(binding for binding in former if _may_go(binding, tokens, bound_keys)),
         unkeyed,
         previous,
     )
 
 
 def _row(binding: BindingInfo) -> Row:
-    """Return the identity of a binding among those under the same token."""
+    """Return the identity of a binding among the bindings with the same token."""
     if binding.kept:
         with suppress(ValueError):
             return unpack(binding.kept.encode()).sequence
     return binding.pin.encode()
 
 
-def _may_go(binding: BindingInfo, tokens: Tokens, found: Mapping[Destination, Set[bytes]]) -> bool:
+def _may_go(binding: BindingInfo, tokens: Tokens, bound_keys: Mapping[Destination, Set[bytes]]) -> bool:
     """Return True if a former token is not needed to reach a destination."""
     destination = (binding.destination_type, binding.destination)
-    if tokens.form is TokenForm.EIGHT_WORDS and not is_eight_words(binding.routing_key) and destination not in found:
-        return True  # nothing needs the destination any more: otherwise it would have the current token
-    return tokens.of(*destination)[0] in found.get(destination, ())
+    if (
+        tokens.form is TokenForm.EIGHT_WORDS
+        and not is_eight_words(binding.routing_key)
+        and destination not in bound_keys
+    ):
+        return True  # not needed any more: otherwise the destination would have the current token
+    return tokens.of(*destination)[0] in bound_keys.get(destination, ())
 
 
 def grants_bound(bindings: Iterable[BindingInfo]) -> dict[bytes, Destination]:
-    """Find the bindings that record what clients could bind, by key."""
+    """Find the bindings that record grants; return their destinations by key."""
     return {
         binding.routing_key: (binding.destination_type, binding.destination)
         for binding in bindings
@@ -176,7 +181,7 @@ def grants_bound(bindings: Iterable[BindingInfo]) -> dict[bytes, Destination]:
 
 
 def dead_letter_warnings(queues: Iterable[QueueInfo]) -> list[str]:
-    """Find queues of `delivery: queue` whose dead letters would be routed into another queue."""
+    """Find destinations of `delivery: queue` whose dead letters would be routed to another queue."""
     return [
         f"queue {queue.name.decode(errors='replace')} dead-letters to the default exchange without "
         "x-dead-letter-routing-key: with delivery: queue a dead letter is sent to the first queue of its message"
@@ -191,21 +196,21 @@ def bypasses(
     """Find alternate and dead-letter exchanges that route messages to a carrier without its rules.
 
     Args:
-        leading: exchanges with bindings that lead to a carrier.
+        leading: exchanges that are bound to carriers, directly or through other exchanges.
     """
     alternates = {
         info.name: info.arguments.get("alternate-exchange") for info in exchanges if info.name not in carriers
     }
     reached = set(carriers | leading)
-    found: dict[bytes, str] = {}
+    leading_names: dict[bytes, str] = {}
     size = -1
-    while len(found) > size:
-        size = len(found)
+    while len(leading_names) > size:
+        size = len(leading_names)
         for name, alternate in alternates.items():
-            if name not in found and isinstance(alternate, str) and alternate.encode() in reached:
-                found[name] = f"exchange {name.decode(errors='replace')}: its alternate exchange {alternate}"
+            if name not in leading_names and isinstance(alternate, str) and alternate.encode() in reached:
+                leading_names[name] = f"exchange {name.decode(errors='replace')}: its alternate exchange {alternate}"
                 reached.add(name)
-    lines = [f"{text} routes to a carrier" for _, text in sorted(found.items())]
+    lines = [f"{text} routes to a carrier" for _, text in sorted(leading_names.items())]
     for queue in queues:
         target = queue.arguments.get("x-dead-letter-exchange")
         if isinstance(target, str) and target.encode() in reached:
@@ -215,7 +220,7 @@ def bypasses(
 
 
 def topic_warnings(exchange: bytes, bindings: Iterable[BindingInfo]) -> list[str]:
-    """Find patterns of a topic exchange downstream of a carrier that match tokens."""
+    """Describe the bindings of a topic exchange downstream of a carrier whose patterns match tokens."""
     return [
         f"topic exchange {exchange.decode(errors='replace')} binds {binding.destination_type} "
         f"{binding.destination.decode(errors='replace')} with a pattern that matches destination tokens: "
@@ -226,9 +231,9 @@ def topic_warnings(exchange: bytes, bindings: Iterable[BindingInfo]) -> list[str
 
 
 def matches_tokens(pattern: bytes) -> bool:
-    """Return True if a topic pattern matches some token but not every key.
+    """Return True if a topic pattern matches tokens but not every key.
 
-    A pattern of ``#`` alone also matches the message's own key, so the token changes nothing.
+    A pattern that consists of ``#`` also matches the message's own key, so tokens make no difference.
     """
     words = pattern.split(b".")
     if all(word == b"#" for word in words):
@@ -237,9 +242,9 @@ def matches_tokens(pattern: bytes) -> bool:
 
 
 def _matches(pattern: list[bytes], key: tuple[bytes, ...]) -> bool:
-    """Match as a topic exchange does; the key has one more word at its end, any hash."""
+    """Match like a topic exchange; the key has an additional last word, which is any hash."""
     length = len(key) + 1
-    # reached[i]: the pattern so far can have consumed i words of the key.
+    # reached[i]: the part of the pattern processed so far can match the first i words of the key.
     reached = [True] + [False] * length
     for word in pattern:
         if word == b"#":

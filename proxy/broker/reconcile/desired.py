@@ -1,8 +1,8 @@
 """Computes the desired state of one virtual host: carriers, tokens, and destinations that must exist.
 
-Pure: computed from the shared state, independent of the broker. Destinations chosen by routes of a client's binding are
-left out if the control user must not lend the client its permissions: relays bind such tokens with the client's own.
-Source: delivery notes, "Tokens and bindings".
+The functions are pure: they depend on the shared state, not on the broker. Destinations reached only through routes of
+clients' bindings are omitted if clients must not benefit from the permissions of the control user: relays bind such
+tokens with the permissions of the client. Source: delivery notes, "Tokens and bindings".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WantedQueue(Protocol):
 
     @property
     def arguments(self) -> Table:
-        """Its arguments if it has to be created."""
+        """Arguments of the queue, used if it has to be created."""
 
 
 _NONE: frozenset[Destination] = frozenset()
@@ -38,19 +38,19 @@ class DesiredState:
     """The desired state; see the module docstring.
 
     Args:
-        made: carriers that we declare, since a rules file owns them.
+        made: exchanges whose carriers we declare, since a rules file owns them.
         tokens: by exchange name, the destinations that need a token on its carrier.
-        plain: by exchange name, those that rules files need: no client's binding on the broker stands for them.
-        holders: by destination, the carried exchanges that need its token.
+        plain: by exchange name, the destinations in `tokens` that rules files need, not only clients' bindings.
+        holders: by destination, the exchanges with a carrier that needs its token.
         existing: destinations that must exist but need no token, with their role in the rules ("" for a plain
             destination).
-        published: exchanges that the sidecar itself publishes to, each with the exchange for which it does so; only
-            those owned by rules files.
-        translated: destinations that the address table redirects: they need not exist. Their replacements on this
-            broker are in `existing`.
-        remote_destinations: those that need a destination at another broker.
+        published: exchanges to which the sidecar itself publishes, each with the exchange for which it does so; only
+            for exchanges owned by rules files.
+        translated: destinations that the address table redirects, so that they need not exist. Their replacements on
+            this broker are in `existing`.
+        remote_destinations: translations to a destination at another broker.
         chooses_queues: exchanges with a carrier whose messages can reach queues that no rule names.
-        adds_exchanges: the same for exchanges.
+        adds_exchanges: exchanges with a carrier whose messages can reach exchanges that no rule names.
     """
 
     carriers: tuple[OwnedExchange, ...]
@@ -74,7 +74,7 @@ class DesiredState:
 
 
 class _File(NamedTuple):
-    """The part of an exchange in the rules file: its destinations, and whether messages may add exchanges."""
+    """The content of an exchange in the rules file: its destinations, and whether messages may add exchanges."""
 
     destinations: frozenset[Destination]
     free: bool
@@ -95,7 +95,7 @@ class TokenRights:
         self._files: dict[Exchange, _File] = {}
 
     def learn(self, exchanges: Mapping[bytes, OwnedExchange], router: Router) -> None:
-        """Record the content of files, before clients bind: call it first for each of their exchanges."""
+        """Record the destinations in rules files; called for new exchanges before clients' bindings are added."""
         known, self._files = self._files, {}
         for name, exchange in router.exchanges.items():
             file = known.get(exchange)
@@ -114,38 +114,38 @@ class TokenRights:
         return self._files.get(exchange, _NOTHING).destinations | owned.receivers.keys()
 
     def in_file(self, owned: OwnedExchange, exchange: Exchange) -> Set[Destination]:
-        """Return the destinations that the rules file itself names in an exchange."""
+        """Return the destinations that the rules file names in an exchange."""
         return self._files.get(exchange, _NOTHING).destinations
 
     def names(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
-        """Return True if an exchange names a destination itself, without visiting the others."""
+        """Return True if an exchange itself names a destination; computed without listing all destinations."""
         if not self.own_routes:
             return destination in exchange.destinations
         return destination in owned.receivers or destination in self._files.get(exchange, _NOTHING).destinations
 
     def awaits(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
-        """Return True if an exchange names a destination that may be created later: all except those bound by clients.
+        """Return True if an exchange names a destination that may be created later: any except those bound by clients.
 
-        Those bindings are deleted with the queue, as on the broker: a later queue of the same name is not bound.
+        Clients' bindings are deleted with the queue, as on the broker: a later queue of the same name is not bound.
         """
         if destination in self._files.get(exchange, _NOTHING).destinations:
             return True
         return not self.own_routes and exchange.uses(destination) > len(owned.receivers.get(destination, ()))
 
     def next(self, owned: OwnedExchange, exchange: Exchange, exchanges: Mapping[bytes, OwnedExchange]) -> Set[bytes]:
-        """Return the exchanges evaluated here that a message can reach next from an exchange."""
+        """Return the evaluated exchanges that a message can reach directly from an exchange."""
         free = self._files.get(exchange, _NOTHING).free if self.own_routes else _free(exchange)
         if free:
             return exchanges.keys()
-        found = {
+        names = {
             name for name in exchange.next_names & exchanges.keys() if self.names(owned, exchange, ("exchange", name))
         }
         if exchange.alternate in exchanges and exchange.alternate is not None:
-            found.add(exchange.alternate)
-        return found
+            names.add(exchange.alternate)
+        return names
 
     def holders(self, exchanges: Mapping[bytes, OwnedExchange], router: Router, queue: bytes) -> list[OwnedExchange]:
-        """Find the exchanges that need the token of a queue; fast even if thousands of others are named."""
+        """Find the exchanges that need the token of a queue; fast even if rules name thousands of others."""
         return self._above(exchanges, router, self.names, ("queue", queue))
 
     def waiting(self, exchanges: Mapping[bytes, OwnedExchange], router: Router, queue: bytes) -> list[OwnedExchange]:
@@ -159,18 +159,18 @@ class TokenRights:
         asks: Callable[[OwnedExchange, Exchange, Destination], bool],
         destination: Destination,
     ) -> list[OwnedExchange]:
-        """Find the carried exchanges that name a destination themselves, or lead to one that does."""
+        """Find the exchanges with a carrier that name a destination, or lead to an exchange that names it."""
         pairs = [(owned, router.exchanges[name]) for name, owned in exchanges.items()]
-        found = {owned.name for owned, exchange in pairs if asks(owned, exchange, destination)}
+        names = {owned.name for owned, exchange in pairs if asks(owned, exchange, destination)}
         size = 0
-        while len(found) > size:
-            size = len(found)
-            found |= {
+        while len(names) > size:
+            size = len(names)
+            names |= {
                 owned.name
                 for owned, exchange in pairs
-                if owned.name not in found and not found.isdisjoint(self.next(owned, exchange, exchanges))
+                if owned.name not in names and not names.isdisjoint(self.next(owned, exchange, exchanges))
             }
-        return [exchanges[name] for name in sorted(found) if exchanges[name].delivery is Delivery.CARRIER]
+        return [exchanges[name] for name in sorted(names) if exchanges[name].delivery is Delivery.CARRIER]
 
 
 _EVERYTHING = TokenRights(own_routes=False)
@@ -182,10 +182,10 @@ def desired_state(
     rights: TokenRights = _EVERYTHING,
     book: AddressBook | None = None,
 ) -> DesiredState:
-    """Compute what rules need.
+    """Compute the desired state.
 
     Args:
-        rights: determines rights to tokens; by default every named destination has one.
+        rights: determines which tokens may be bound; by default, those of all named destinations.
     """
     tokens: dict[bytes, frozenset[Destination]] = {}
     plain: dict[bytes, frozenset[Destination]] = {}
@@ -199,9 +199,9 @@ def desired_state(
         if exchange.delivery is Delivery.CARRIER:
             tokens[name] = destinations
             plain[name], _ = _reached(name, exchanges, router, rights, rights.in_file)
-            if any(router.exchanges[one].chooses_queues for one in reached):
+            if any(router.exchanges[reached_name].chooses_queues for reached_name in reached):
                 chooses_queues.add(name)
-            if any(router.exchanges[one].lets_producer_add_exchanges for one in reached):
+            if any(router.exchanges[reached_name].lets_producer_add_exchanges for reached_name in reached):
                 adds_exchanges.add(name)
             for destination in destinations:
                 holders.setdefault(destination, []).append(exchange)
@@ -211,11 +211,11 @@ def desired_state(
                 published.update(dict.fromkeys(_published(exchange, destinations, exchanges), name))
     named = {*holders, *existing}
     moved = StaticTranslations({}, ()) if book is None else static_translations(book, named, router)
-    for one in moved.found:
-        if one.here is not None and (one.here not in named or one.here in moved.away):
-            kind, name = one.destination
+    for translation in moved.found:
+        if translation.here is not None and (translation.here not in named or translation.here in moved.away):
+            kind, name = translation.destination
             role = f"where the address table redirects {kind} {name.decode(errors='replace')}"
-            existing[one.here] = role
+            existing[translation.here] = role
     existing |= _beside(exchanges)
     carriers = tuple(item for item in exchanges.values() if item.delivery is Delivery.CARRIER)
     return DesiredState(
@@ -228,7 +228,7 @@ def desired_state(
         published=published,
         regex=any(exchange.sees_queues for exchange in router.exchanges.values()),
         translated=moved.away,
-        remote_destinations=tuple(one for one in moved.found if one.remote is not None),
+        remote_destinations=tuple(translation for translation in moved.found if translation.remote is not None),
         chooses_queues=frozenset(chooses_queues),
         adds_exchanges=frozenset(adds_exchanges),
     )
@@ -241,10 +241,10 @@ def _reached(
     rights: TokenRights,
     named_in: Callable[[OwnedExchange, Exchange], Set[Destination]],
 ) -> tuple[frozenset[Destination], Set[bytes]]:
-    """Return all destinations outside the evaluated exchanges that messages to an exchange may reach by right.
+    """Find the destinations outside the evaluated exchanges that messages to an exchange may reach with our tokens.
 
     Returns:
-        These destinations, and the evaluated exchanges on the way.
+        These destinations, and the evaluated exchanges on the way, including the first one.
     """
     named: set[Destination] = set()
     seen = {start}
@@ -254,7 +254,7 @@ def _reached(
         owned, exchange = exchanges[name], router.exchanges[name]
         named |= named_in(owned, exchange)
         if exchange.alternate is not None and name != start:
-            # The alternate exchange of the first one is applied by the broker.
+            # The broker applies the alternate exchange of the first exchange.
             named.add(("exchange", exchange.alternate))
         fresh = rights.next(owned, exchange, exchanges) - seen
         seen |= fresh
@@ -273,14 +273,14 @@ def _published(
 
 def _beside(exchanges: Mapping[bytes, OwnedExchange]) -> dict[Destination, str]:
     """Find the broker's own exchanges, other than destinations, that rules rely on."""
-    found: dict[Destination, str] = {}
+    relied_on: dict[Destination, str] = {}
     for name, exchange in exchanges.items():
         shown = name.decode(errors="replace")
         if exchange.alternate is not None and exchange.alternate not in exchanges:
-            found["exchange", exchange.alternate] = f"alternate exchange of {shown}"
+            relied_on["exchange", exchange.alternate] = f"alternate exchange of {shown}"
         if exchange.unmatched_pass:
-            found["exchange", name] = f"the broker's own exchange for unmatched messages of {shown}"
-    return found
+            relied_on["exchange", name] = f"the broker's own exchange for unmatched messages of {shown}"
+    return relied_on
 
 
 def _free(exchange: Exchange) -> bool:

@@ -1,8 +1,8 @@
 """The difference between the desired and the observed state of one virtual host, as actions: pure functions.
 
-Other sidecars, a broker that lost something and manual bindings need no special case here: whatever they did, the next
-observation shows it, and the difference restores the desired state. `executor` carries the actions out; `desired` and
-`observer` compute the two sides.
+Changes by other sidecars or operators, and losses of the broker, need no special case here: the next observation shows
+them, and the difference restores the desired state. `executor` carries out the actions; `desired` and `observer`
+compute the two states.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from proxy.broker.reconcile.observed import ObservedState
 from proxy.relay.vhost import CarrierType, Delivery, OwnedExchange, StoredBinding
 from proxy.values import EXCHANGE, QUEUE, Destination, Table
 
-#: A binding to make: destination, key, raw entries of its argument table.
+#: A binding to make: destination, key, and raw entries of the argument table.
 KeptRow: TypeAlias = tuple[Destination, bytes, bytes]
 
 
@@ -46,13 +46,13 @@ class DeclareCarrier:
 
 
 class BindToken(NamedTuple):
-    """Binds a destination to the carrier of an exchange under its tokens; verifies existing bindings."""
+    """Binds a destination to the carrier of an exchange with its tokens, which also verifies existing bindings."""
 
     exchange: OwnedExchange
     destination: Destination
 
     def __str__(self) -> str:
-        """Describe it for operators, without the token, which is secret."""
+        """Describe the action for operators, without the token, which is secret."""
         kind, name = self.destination
         return f"bind {kind} {_text(name)} to exchange {_text(self.exchange.carrier)}"
 
@@ -63,7 +63,7 @@ class RemoveBinding:
 
     Args:
         why: log message; nothing is logged if it is empty.
-        moves: places where the stored binding is bound first.
+        moves: bindings to make first, so that the stored binding is not lost.
     """
 
     carrier: bytes
@@ -76,12 +76,12 @@ class RemoveBinding:
 
 
 class UnbindRows(NamedTuple):
-    """Unbinds rows under the tokens of a destination.
+    """Unbinds rows with the tokens of a destination.
 
     Args:
-        rows: by what distinguishes them (`relay.token_table`).
-        needless: whether nothing needs the destination, so that no publish may use its token any more.
-        hands_over: whether the plain row goes as well, and a pin takes its place for other sidecars.
+        rows: identities of the rows (`relay.token_table`).
+        needless: whether the destination is not needed, so that publishes must no longer use its token.
+        hands_over: whether the plain row is unbound as well and replaced with a pin for other sidecars.
     """
 
     exchange: OwnedExchange
@@ -98,9 +98,9 @@ class Observation(NamedTuple):
     """The observed state.
 
     Args:
-        tokens: by exchange, the destinations of which every token is bound on its carrier; the assumed ones if the
+        tokens: by exchange, the destinations with all tokens bound on its carrier, or assumed to be bound if the
             carrier could not be listed.
-        conflicts: exchanges of ours whose carrier is in conflict with the broker: they are left alone.
+        conflicts: exchanges whose carrier is in conflict with the broker; they are not changed.
     """
 
     names: ObservedState
@@ -116,10 +116,10 @@ def diff(
     """Return the actions that establish the desired state, in order.
 
     Args:
-        declare_all: whether existing carriers are declared as well: the broker compares them with ours.
+        declare_all: whether existing carriers are declared as well, so that the broker compares them with ours.
     """
     names = observed.names
-    made = [
+    queue_actions = [
         MakeQueue(queue.name, queue.arguments)
         for queue in queues
         if not names.knows((QUEUE, queue.name)) and unnameable(queue.name) is None
@@ -130,7 +130,7 @@ def diff(
         if exchange.name not in observed.conflicts
         and (declare_all or not names.exchanges_complete or exchange.carrier not in names.exchanges)
     ]
-    coming = {(QUEUE, action.name) for action in made}
+    coming = {(QUEUE, action.name) for action in queue_actions}
     tokens = [
         BindToken(exchange, destination)
         for exchange in desired.carriers
@@ -138,11 +138,11 @@ def diff(
         for destination in sorted(desired.tokens_of(exchange) - observed.tokens.get(exchange.name, frozenset()))
         if destination in coming or names.unreachable(destination) is None
     ]
-    return [*made, *carriers, *tokens, *observed.unverified, *observed.surplus]
+    return [*queue_actions, *carriers, *tokens, *observed.unverified, *observed.surplus]
 
 
 def find_conflicts(desired: DesiredState, exchanges: Mapping[bytes, ExchangeInfo]) -> dict[bytes, str]:
-    """Find what on the broker contradicts the rules: the exchange's name and what to do."""
+    """Find conflicts between the broker and the rules: descriptions with advice, by exchange name."""
     conflicts = internal_conflicts(desired.published, exchanges)
     for exchange in desired.made:
         text = carrier_conflict(exchange, exchanges.get(exchange.carrier))
@@ -152,9 +152,13 @@ def find_conflicts(desired: DesiredState, exchanges: Mapping[bytes, ExchangeInfo
 
 
 def undetermined(desired: DesiredState, names: ObservedState) -> list[Destination]:
-    """Return destinations that have to exist and are in no listing: the broker must be queried."""
+    """Return destinations that must exist and could not be listed: the broker must be queried."""
     complete = {QUEUE: names.queues_complete, EXCHANGE: names.exchanges_complete}
-    return [one for one in desired.existing if not complete[one[0]] and unnameable(one[1]) is None]
+    return [
+        destination
+        for destination in desired.existing
+        if not complete[destination[0]] and unnameable(destination[1]) is None
+    ]
 
 
 def missing_destinations(
@@ -166,8 +170,8 @@ def missing_destinations(
     """Return the destinations that can't be reached, with the reason.
 
     Args:
-        desired: what the rules need; bound tokens are in ``bound`` of its exchanges.
-        lacking: queried destinations that the broker does not have.
+        desired: the needs of the rules; bound tokens are in ``bound`` of its exchanges.
+        lacking: queried destinations that could not be found, with the reason.
     """
     undeclared = {
         (QUEUE, action.name): why
@@ -197,13 +201,13 @@ def missing_destinations(
 def believed_tokens(
     desired: DesiredState, listed: Collection[bytes], names: ObservedState
 ) -> tuple[list[BindToken], list[BindToken]]:
-    """Judge the tokens on carriers that could not be listed.
+    """Assess the tokens that are assumed to be bound on carriers that could not be listed.
 
     Args:
         listed: names of the exchanges whose carriers were listed.
 
     Returns:
-        Tokens that may be bound and have to be verified, and tokens that can't be bound any more.
+        Tokens to verify by binding them again, and tokens whose destination no longer exists.
     """
     believed: list[BindToken] = []
     gone: list[BindToken] = []
@@ -220,7 +224,7 @@ def believed_tokens(
 
 
 def may_bind(desired: DesiredState, token: BindToken) -> bool:
-    """Return True if the control user may bind a token again: not one bound with a client's permissions only."""
+    """Return True if the control user may bind a token again: tokens may depend on a client's permissions."""
     exchange, destination = token
     return (exchange.declared is None and not exchange.clients) or destination in desired.tokens_of(exchange)
 
@@ -228,7 +232,7 @@ def may_bind(desired: DesiredState, token: BindToken) -> bool:
 def lost_bindings(
     before: Collection[StoredBinding], listed: Collection[bytes], missing: Mapping[Destination, str]
 ) -> list[StoredBinding]:
-    """Find clients' bindings whose destination does not exist, if no listing of bindings shows their deletion.
+    """Find clients' bindings whose destination does not exist, unless a listing of bindings shows their deletion.
 
     Args:
         listed: exchanges whose bindings were listed.
@@ -241,7 +245,7 @@ def lost_bindings(
 
 
 def retired_tokens(old: DesiredState, new: DesiredState) -> tuple[BindToken, ...]:
-    """Find the tokens to remove after a swap of rules: needed before, and not any more."""
+    """Find the tokens to remove after a swap of rules: those that only the old rules need."""
     coming = _by_carrier(new)
     return tuple(
         BindToken(exchange, destination)
@@ -252,13 +256,13 @@ def retired_tokens(old: DesiredState, new: DesiredState) -> tuple[BindToken, ...
 
 
 def needed_again(desired: DesiredState, token: BindToken) -> bool:
-    """Return True if the current rules need a token that was to be removed."""
+    """Return True if the current rules need a token that was going to be removed."""
     now = _by_carrier(desired).get(token.exchange.carrier)
     return now is not None and token.destination in desired.tokens_of(now)
 
 
 def share_tables(old: DesiredState, exchanges: Mapping[bytes, OwnedExchange]) -> None:
-    """Share token tables with the old exchanges that have the same carrier."""
+    """Let new exchanges share the token tables of old exchanges with the same carrier."""
     current = _by_carrier(old)
     for exchange in exchanges.values():
         if exchange.delivery is Delivery.CARRIER and exchange.carrier in current:

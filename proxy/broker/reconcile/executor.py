@@ -1,8 +1,9 @@
 """Carries out the actions of `diff` on the broker, and tracks failures.
 
 A failed action is retried in the next pass, then less and less often, as long as it is in the difference. A destination
-that does not exist, or belongs to another connection, is an observation, not a failure: it is checked again in each
-pass, a limited number at a time. `desired` and `diff` decide what is needed, `vhost_loop` decides when.
+that does not exist, or belongs to another connection, is an expected result, not a failure: such destinations are
+checked again in each pass, a limited number at a time. `desired` and `diff` decide which actions are needed,
+`vhost_loop` decides when they are run.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Failure(NamedTuple):
 
     Args:
         pause_looks: passes to skip before it is retried.
-        expected: whether something merely does not exist or belongs to another connection.
+        expected: whether the destination merely does not exist or belongs to another connection.
     """
 
     why: str
@@ -85,7 +86,7 @@ class Executor:
         """Carry out actions, except failed ones that are not due; successes are recorded in the state.
 
         Args:
-            stop_at: called with the carriers that could not be declared, before anything is bound; may raise.
+            stop_at: called with the reasons why carriers could not be declared, before tokens are bound; may raise.
 
         Raises:
             UpstreamError: the connection was lost; some actions may have been carried out.
@@ -98,15 +99,15 @@ class Executor:
             text = None if refusal is None else declare_conflict(carrier.exchange, *refusal, self._username)
             self._note(carrier, refusal, text)
         if stop_at is not None:
-            stop_at([self.failures[one].why for one in carriers if one in self.failures])
-        for token, refusal in (await self._bind([one for one in due if isinstance(one, BindToken)])).items():
+            stop_at([self.failures[action].why for action in carriers if action in self.failures])
+        for token, refusal in (await self._bind([action for action in due if isinstance(action, BindToken)])).items():
             self._note(BindToken(*token), refusal, _why(refusal, token[1]))
         for action in due:
             if isinstance(action, RemoveBinding) and not await self._remove(action):
                 break  # the management API does not answer
 
     def failing(self) -> list[str]:
-        """Return failures that are retried, without destinations that merely don't exist."""
+        """Return failures that are retried, except expected ones such as missing destinations."""
         return [
             f"{action}: {failure.why} ({failure.attempts} attempts)"
             for action, failure in self.failures.items()
@@ -146,8 +147,8 @@ class Executor:
                 lacking.append(action)
             else:
                 self._note(action, refusal, f"refused: {refusal.code} {refusal.text}")
-        made = await self._connection.call_all([DeclareQueue(one.name, one.arguments) for one in lacking])
-        for action, refusal in zip(lacking, made, strict=True):
+        refusals = await self._connection.call_all([DeclareQueue(action.name, action.arguments) for action in lacking])
+        for action, refusal in zip(lacking, refusals, strict=True):
             if refusal is None or refusal.code == _DIFFERS:  # declared concurrently with other arguments
                 self._observed.add_queue(action.name)
                 self._note(action, None, None)
@@ -200,13 +201,13 @@ class Executor:
             exchange.tokens.not_bound(destination)  # the carrier has switched to other tokens meanwhile
 
     async def bind_again(self, exchange: OwnedExchange) -> list[Destination]:
-        """Bind destinations of a topic carrier under eight words as well; return existing ones that were refused.
+        """Bind destinations of a topic carrier with eight words as well; return existing ones that were refused.
 
         Raises:
             UpstreamError: the connection was lost.
         """
         table, done, refused = exchange.tokens, set[Destination](), list[Destination]()
-        # Relays bind meanwhile.
+        # Repeated, since relays bind destinations meanwhile.
         while left := sorted(exchange.bound - done):
             done.update(left)
             pins = [self._row_for(table, destination) for destination in left]
@@ -232,22 +233,22 @@ class Executor:
         return refused
 
     def _row_for(self, table: TokenTable, destination: Destination) -> bytes:
-        """Return the row for a destination: a pin, removed with the bindings, if only clients need it."""
+        """Return the row for a destination: a pin, to be removed with the bindings, if only clients need it."""
         if not table.shared or table.needs(destination) & (Need.RULES | Need.DEMAND):
             return PLAIN
         return self._state.next_pin(time.time())
 
     async def bind_rows(self, carrier: bytes, rows: Sequence[tuple[Destination, bytes, bytes]]) -> list[Refusal | None]:
-        """Bind destinations under keys with raw entries of their argument tables; return refusals."""
+        """Bind destinations with keys and raw entries of argument tables; return the refusals."""
         return await self._connection.call_all([Bind(carrier, *row) for row in rows])
 
     async def hand_over(self, tokens: Sequence[BindToken]) -> list[UnbindRows]:
-        """Unbind the plain rows of tokens that this sidecar's rules no longer need, but those of others may.
+        """Unbind the plain rows of tokens that this sidecar's rules no longer need, although other sidecars' rules may.
 
-        With other sidecars pins replace them until the others have run a pass (`relay.token_table`).
+        If there are other sidecars, pins replace the rows until these sidecars have run a pass (`relay.token_table`).
 
         Returns:
-            What unbinds the pins.
+            The actions that unbind the pins.
         """
         state, now = self._state, time.time()
         pins = [UnbindRows(*token, (state.next_pin(now),)) for token in tokens if state.shared]
@@ -262,7 +263,7 @@ class Executor:
         return pins
 
     async def unbind(self, actions: Iterable[UnbindRows]) -> None:
-        """Unbind rows; relays stop publishing under a token that nothing needs before it goes.
+        """Unbind rows; relays stop publishing with unneeded tokens before these are unbound.
 
         Raises:
             UpstreamError: the connection was lost.
@@ -291,7 +292,7 @@ class Executor:
         return tokens.of(*destination) + tokens.former(*destination)
 
     async def _remove(self, action: RemoveBinding) -> bool:
-        """Remove a binding; return whether to continue with others."""
+        """Remove a binding; return whether to continue with further bindings."""
         if self._management is None:
             return False
         moved = await self._connection.call_all([Bind(action.carrier, *row) for row in action.moves])

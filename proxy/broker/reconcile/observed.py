@@ -1,7 +1,7 @@
 """The queues and exchanges of one virtual host that are known to exist.
 
-There are two sources: listings, and declarations through the sidecar. A listing describes some moment between its
-request and its answer, so declarations in between take precedence.
+There are two sources: listings, and declarations through the sidecar. A listing shows the state at an unknown time
+between its request and its answer, so declarations in between take precedence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def merged(before: Mapping[K, V], now: Mapping[K, V], listed: Mapping[K, V]) -> 
         listed: the listing.
     """
     result = {key: value for key, value in listed.items() if key in now or key not in before}
-    # An item that was removed and added again is another object than before.
+    # An item that was removed and added again is a different object.
     result.update((key, value) for key, value in now.items() if before.get(key) is not value)
     return result
 
@@ -39,7 +39,7 @@ class ObservedState:
     def __init__(self) -> None:
         self.queues: dict[bytes, QueueInfo] = {}
         self.exchanges: dict[bytes, ExchangeInfo] = {}
-        #: Whether unknown queues don't exist: false until the first listing, and while listings fail.
+        #: Whether all existing queues are known: false until the first listing, and while listings fail.
         self.queues_complete = False
         self.exchanges_complete = False
 
@@ -61,7 +61,7 @@ class ObservedState:
         self.exchanges_complete = True
 
     def absence_reason(self, destination: Destination) -> str | None:
-        """Return why a destination can't be reached, None if it exists or that is unknown."""
+        """Return why a destination can't be reached; None if it exists, or if its existence is unknown."""
         kind, name = destination
         if kind == "queue":
             lacking = self.queues_complete and name not in self.queues
@@ -78,18 +78,18 @@ class ObservedState:
         return kind == "queue" and name in self.queues and self.queues[name].exclusive
 
     def unreachable(self, destination: Destination) -> str | None:
-        """Return why a token can't be bound, None if it can or that is unknown."""
+        """Return why a token can't be bound; None if it can, or if this is unknown."""
         why = unnameable(destination[1]) or self.absence_reason(destination)
         return EXCLUSIVE if why is None and self.exclusive(destination) else why
 
     def names(self, last: QueueNames) -> QueueNames:
-        """Return the names of all queues: `last` itself if they are the same, else a new version."""
+        """Return the names of all queues: `last` itself if they are unchanged, else a new version."""
         names = tuple(sorted(self.queues))
         return last if names == last.names else QueueNames(names, last.version + 1)
 
 
 def with_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Return a new version with one more name; `last` itself if it contains it. Cheap even with thousands of names."""
+    """Return a new version with a name added; `last` itself if it has the name. Cheap even with thousands of names."""
     at = bisect_left(last.names, name)
     if at < len(last.names) and last.names[at] == name:
         return last
@@ -97,7 +97,7 @@ def with_name(last: QueueNames, name: bytes) -> QueueNames:
 
 
 def without_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Return a new version without a name; `last` itself if it does not contain it."""
+    """Return a new version without a name; `last` itself if it does not have the name."""
     at = bisect_left(last.names, name)
     if at == len(last.names) or last.names[at] != name:
         return last

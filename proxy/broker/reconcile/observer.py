@@ -1,7 +1,8 @@
 """Observes one virtual host: queues, exchanges, tokens, and unwanted bindings.
 
-Uses the management API if there is one; a listing that fails loses only its own result, never the whole pass. Objects
-missing from every listing are looked up by name, some of them in each pass. Nothing is declared or removed here.
+The management API is used if there is one; if a listing fails, only its own result is missing, and the pass continues.
+Objects that could not be listed are looked up by name, a limited number in each pass. Nothing is declared or removed
+here.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ T = TypeVar("T")
 _READERS = 4
 #: Limit of names in one log line.
 _SHOWN = 20
-#: Limit of exchanges downstream of carriers whose bindings are searched for patterns; others are not checked.
+#: Limit of exchanges downstream of carriers whose bindings are searched for patterns; further ones are not checked.
 _DOWNSTREAM_LIMIT = 200
 
 #: default without a store
@@ -67,7 +68,7 @@ class _Reading(NamedTuple):
 
 
 class _Turns:
-    """Takes a share of a list at a time, in rotation."""
+    """Returns successive parts of a list in rotation."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -81,7 +82,7 @@ class _Turns:
         return (items[first:] + items[:first])[: self._size]
 
 
-#: Queries the broker for missing ones among some destinations, with the reason.
+#: Queries the broker for destinations; returns the missing ones with the reason.
 Find: TypeAlias = Callable[[Iterable[Destination]], Awaitable[dict[Destination, str]]]
 
 
@@ -112,7 +113,7 @@ class Observer:
         self._lacking: dict[Destination, str] = {}
         self._warned: set[str] = set()
         self._failed: list[str] = []
-        #: Foreign bindings of carriers, by carrier.
+        #: Foreign bindings, by carrier.
         self.foreign: dict[bytes, list[BindingInfo]] = {}
         #: By carrier, copies of clients' bindings to remove, from the last listings.
         self.superfluous: dict[bytes, list[RemoveBinding]] = {}
@@ -148,9 +149,9 @@ class Observer:
         return last.carrier_tokens.incomplete
 
     def tokens(self) -> dict[str, int]:
-        """Count the bindings under tokens other than the current ones, on all carriers."""
+        """Count the bindings with tokens other than the current ones on all carriers."""
         seen = [last.carrier_tokens for last in self._readings.values()]
-        return {"unkeyed": sum(each.unkeyed for each in seen), "previous": sum(each.previous for each in seen)}
+        return {"unkeyed": sum(tokens.unkeyed for tokens in seen), "previous": sum(tokens.previous for tokens in seen)}
 
     def failed(self, error: UpstreamError) -> None:
         self._failed.append(str(error))
@@ -175,7 +176,7 @@ class Observer:
         """
         asked: list[Destination] = []
         if not self._observed.exchanges_complete:
-            declared = [(EXCHANGE, one.carrier) for one in desired.carriers if one.declared is not None]
+            declared = [(EXCHANGE, exchange.carrier) for exchange in desired.carriers if exchange.declared is not None]
             asked += self._carriers.share(declared, whole=thorough)
         if thorough:
             self._lacking.clear()
@@ -184,12 +185,14 @@ class Observer:
         return [destination for destination, why in (await self._find(asked)).items() if why == ABSENT]
 
     async def ask_unlisted(self, desired: DesiredState, *, thorough: bool) -> dict[Destination, str]:
-        """Query destinations that have to exist and are in no listing; return the missing ones."""
+        """Query destinations that must exist and could not be listed; return the missing ones."""
         unlisted = undetermined(desired, self._observed)
         asked = self._unlisted.share(unlisted, whole=thorough)
         answers = await self._find(asked)
         silent = set(unlisted).difference(asked)
-        self._lacking = {one: why for one, why in self._lacking.items() if one in silent} | answers
+        self._lacking = {
+            destination: why for destination, why in self._lacking.items() if destination in silent
+        } | answers
         return self._lacking
 
     async def read_bindings(self, carriers: Sequence[OwnedExchange]) -> set[bytes]:
@@ -253,12 +256,12 @@ class Observer:
             ]
 
     async def warn(self, desired: DesiredState) -> None:
-        """Log once what prevents the rules from working as intended (see `checks`)."""
+        """Log new conditions that prevent the rules from working as intended (see `checks`)."""
         known = self._observed.queues
         receivers = [known[name] for kind, name in desired.existing if kind == "queue" and name in known]
         warnings = dead_letter_warnings(receivers)
         if self._management is not None:
-            self._leading = await self._upstream(self._management, [one.carrier for one in desired.carriers])
+            self._leading = await self._upstream(self._management, [exchange.carrier for exchange in desired.carriers])
             starts = {name for kind, name in desired.holders if kind == "exchange"}
             warnings += await self._downstream(self._management, starts)
         for text in warnings:
@@ -267,23 +270,23 @@ class Observer:
         self._warned = set(warnings)
 
     async def _upstream(self, management: ManagementApi, carriers: Iterable[bytes]) -> set[bytes]:
-        """Follow exchange-to-exchange bindings to the exchanges that lead to carriers."""
+        """Follow exchange-to-exchange bindings backwards to find the exchanges that lead to carriers."""
         ahead = list(carriers)
         seen: set[bytes] = set(ahead)
-        found: set[bytes] = set()
-        while ahead and len(found) < _DOWNSTREAM_LIMIT:
+        sources: set[bytes] = set()
+        while ahead and len(sources) < _DOWNSTREAM_LIMIT:
             try:
                 fresh = await management.sources(self._vhost, ahead.pop()) - seen
             except UpstreamError as error:
                 self.failed(error)
                 continue
             seen |= fresh
-            found |= fresh
+            sources |= fresh
             ahead += sorted(fresh)
-        return found
+        return sources
 
     def note_bypasses(self, desired: DesiredState) -> None:
-        """Find the bypasses on the broker in the last pass, and log new ones."""
+        """Find bypasses in the observed state, and log new ones."""
         carriers = {exchange.carrier for exchange in desired.carriers}
         last, self.bypasses = self.bypasses, ()
         if carriers:
@@ -345,22 +348,22 @@ class Observer:
 
 
 def log_missing(vhost: str, last: Collection[Destination], missing: dict[Destination, str]) -> None:
-    """Log which destinations are newly missing and which are back."""
-    gone = sorted(set(missing).difference(last))
-    found = sorted(set(last).difference(missing))
-    if gone:
+    """Log the destinations that are newly missing, and those that exist again."""
+    newly_missing = sorted(set(missing).difference(last))
+    back = sorted(set(last).difference(missing))
+    if newly_missing:
         log.warning(
             "destinations missing",
             vhost=vhost,
             count=len(missing),
-            destinations=[f"{kind} {_text(name)}: {missing[kind, name]}" for kind, name in gone[:_SHOWN]],
+            destinations=[f"{kind} {_text(name)}: {missing[kind, name]}" for kind, name in newly_missing[:_SHOWN]],
         )
-    if found:
+    if back:
         log.info(
             "destinations found",
             vhost=vhost,
             missing=len(missing),
-            destinations=[f"{kind} {_text(name)}" for kind, name in found[:_SHOWN]],
+            destinations=[f"{kind} {_text(name)}" for kind, name in back[:_SHOWN]],
         )
 
 

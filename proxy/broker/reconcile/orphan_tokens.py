@@ -1,8 +1,9 @@
-"""Finds tokens that have outlived the last binding that needed them: a token counts as use of its destination.
+"""Finds tokens that remain after the last binding that needed them was removed: to the broker, a token is a use of its
+destination.
 
-The relay that unbinds removes the token itself; this handles tokens that it could not remove, and bindings that were
-removed without the sidecar. A token is due when two successive passes find no use for it: during the first, a client
-may be in the middle of binding. Source: delivery notes, "Tokens and bindings".
+The relay that unbinds removes the token itself; this module handles tokens that it could not remove, and bindings that
+were removed without the sidecar. A token is unbound when two successive passes find that it is not needed: during the
+first pass, a client may be about to bind. Source: delivery notes, "Tokens and bindings".
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ class OrphanTokens:
         self._left: dict[OwnedExchange, set[Destination]] = {}
 
     def note(self, exchange: OwnedExchange) -> None:
-        """Record that an exchange has just lost its last binding: the next pass may act at once."""
+        """Record that an exchange has just lost its last binding, so that the next pass may unbind its tokens."""
         self._seen |= {(exchange, destination) for destination in exchange.bound}
 
     def find(self, desired: DesiredState, now: float) -> list[UnbindRows]:
         """Return the rows to unbind at the end of a pass."""
-        found = {(exchange, one) for exchange in desired.carriers for one in self._of(exchange, desired)}
+        unused = {
+            (exchange, destination) for exchange in desired.carriers for destination in self._of(exchange, desired)
+        }
         self._received = {exchange: set(exchange.receivers) for exchange in desired.carriers}
         self._left = {exchange: left for exchange, left in self._left.items() if exchange in self._received}
-        due = found & self._seen
-        self._seen = found - due
+        due = unused & self._seen
+        self._seen = unused - due
         actions: list[UnbindRows] = []
         for exchange in desired.carriers:
             table, needless = exchange.tokens, set[Destination]()
@@ -54,7 +57,7 @@ class OrphanTokens:
         return actions
 
     def needed_again(self, unbound: Iterable[UnbindRows]) -> list[BindToken]:
-        """Return tokens that were unbound and are needed again; a sidecar that bound meanwhile has an assertion."""
+        """Return unbound tokens that are needed again; sidecars that bound them meanwhile rely on their assertions."""
         return [
             BindToken(action.exchange, action.destination)
             for action in unbound
@@ -64,7 +67,7 @@ class OrphanTokens:
         ]
 
     def _idle(self, exchange: OwnedExchange, desired: DesiredState, now: float) -> list[Destination]:
-        """Return the destinations that nothing is known to need, by the last listings."""
+        """Return the destinations without any known need, according to the last listings."""
         router = self._state.router
         if exchange.name not in router.exchanges:
             return []
@@ -84,7 +87,7 @@ class OrphanTokens:
             left |= exchange.bound
         left &= exchange.bound - desired.tokens_of(exchange)
         rules = self._state.router.exchanges.get(exchange.name)
-        return set() if rules is None else {one for one in left if not rules.uses(one)}
+        return set() if rules is None else {destination for destination in left if not rules.uses(destination)}
 
     def _is_needed(self, exchange: OwnedExchange, destination: Destination) -> bool:
         rules = self._state.router.exchanges.get(exchange.name)

@@ -1,11 +1,11 @@
 """Observe, diff, execute: one pass in one virtual host, and the replacement of its rules.
 
-    desired   what rules and clients need: computed from the shared state
-    observed  queues and exchanges (`ObservedState`), bindings of carriers (into `TokenTable` and `DeclarationStore`)
-    diff      the actions that lead from the one to the other
-    execute   results are stored in `ObservedState` and `TokenTable`, and from there reach the relays
+    desired   the needs of rules and clients, computed from the shared state
+    observed  queues and exchanges (`ObservedState`), bindings of carriers (`TokenTable` and `DeclarationStore`)
+    diff      the actions that change the observed to the desired state
+    execute   results are stored in `ObservedState` and `TokenTable`, which the relays use
 
-Listed tokens are trusted. Without listings, a share of the tokens is bound again in each pass, which changes nothing if
+Listed tokens are trusted. Without listings, some of the tokens are bound again in each pass, which has no effect if
 they exist. `vhost_loop` decides when a pass is due.
 
 Source: docs/explanation/architecture.md.
@@ -51,12 +51,12 @@ from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.router import Router
 from proxy.values import QUEUE, Destination
 
-#: Tokens that the rules needed before a swap but not after it.
+#: Tokens that only the rules before a swap need.
 Retired: TypeAlias = tuple[BindToken, ...]
 
-#: Intervals for which pins are left to the rules of other sidecars: each runs a pass in one of them.
+#: Number of pass intervals for which pins stay bound for other sidecars: each of them runs a pass meanwhile.
 HANDOVER_LOOKS = 3
-#: Clients' bindings carried over to new rules between two pauses in which other tasks may run.
+#: Client bindings carried over to new rules between two pauses in which other tasks may run.
 _STEP = 64
 
 log = structlog.get_logger(__name__)
@@ -68,7 +68,7 @@ class LookResult(NamedTuple):
     Args:
         missing: destinations named by rules that can't be reached, with the reason.
         tokens_changed: whether tokens were bound or unbound.
-        unbound: whether orphan tokens were unbound: an auto-delete exchange may have been deleted with its last one.
+        unbound: whether orphan tokens were unbound: an auto-delete exchange is deleted with its last binding.
     """
 
     missing: Mapping[Destination, str]
@@ -77,7 +77,7 @@ class LookResult(NamedTuple):
 
 
 class Reconciler:
-    """Observes one virtual host, and carries out the difference to the desired state."""
+    """Observes one virtual host, and carries out the actions that establish the desired state."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Reconciler:
 
     @property
     def desired(self) -> DesiredState:
-        """The needs of the rules, computed on demand."""
+        """The desired state, computed on demand."""
         if self._desired is None:
             state = self._state
             self._desired = desired_state(state.exchanges, state.router, self.rights, state.addresses)
@@ -135,7 +135,10 @@ class Reconciler:
     def carrier_bindings(self) -> list[CarrierBindings]:
         """Number of bindings of each carrier."""
         state, observer = self._state, self.observer
-        return [CarrierBindings(one, observer.binding_count(one), state.scans_bindings) for one in state.carried()]
+        return [
+            CarrierBindings(exchange, observer.binding_count(exchange), state.scans_bindings)
+            for exchange in state.carried()
+        ]
 
     @property
     def unkept(self) -> bool:
@@ -161,7 +164,7 @@ class Reconciler:
     # -- passes ------------------------------------------------------------------------------------------------
 
     async def look(self, *, thorough: bool) -> LookResult:
-        """Run a pass: observe everything, and correct differences.
+        """Run a pass: observe the virtual host, and correct differences.
 
         Args:
             thorough: whether earlier results are ignored, and existing carriers are declared again.
@@ -186,11 +189,11 @@ class Reconciler:
             self.missing = missing
             for text in set(self.conflicts).difference(conflicts):
                 log.error("rules and broker contradict each other", vhost=self._state.name, what=text)
-            changed = any(one.bound != before.get(name) for name, one in self._state.exchanges.items())
+            changed = any(exchange.bound != before.get(name) for name, exchange in self._state.exchanges.items())
             return LookResult(missing, changed, any(action.needless for action in orphans))
 
     async def look_at(self, names: Collection[bytes]) -> None:
-        """Observe only some exchanges that were announced as changed."""
+        """Observe only the given exchanges, which were announced as changed."""
         async with self._one_at_a_time:
             for name in sorted(names):
                 try:
@@ -199,7 +202,7 @@ class Reconciler:
                     log.warning("announced change not seen yet", vhost=self._state.name, error=str(error))
 
     async def find(self, name: bytes) -> ExchangeInfo | None:
-        """Look up one exchange and its bindings, and apply client declarations.
+        """Look up an exchange and its bindings, and apply client declarations.
 
         Raises:
             UpstreamError: the management API did not answer.
@@ -210,8 +213,8 @@ class Reconciler:
         known = self._state.exchanges.get(name)
         info = None
         if known is None or known.declared is not None:
-            found = await self._management.find(self._state.name, "exchange", name)
-            info = found if isinstance(found, ExchangeInfo) else None
+            result = await self._management.find(self._state.name, "exchange", name)
+            info = result if isinstance(result, ExchangeInfo) else None
             self.store.exchange_found(before, name, info)
         owned = self._state.exchanges.get(name)
         if owned is not None and owned.delivery is Delivery.CARRIER:
@@ -227,13 +230,13 @@ class Reconciler:
         *,
         remove_foreign: bool = False,
     ) -> dict[Destination, str]:
-        """Observe, and correct differences; return the destinations that stay unreachable, with the reason.
+        """Observe, and correct differences; return the destinations that remain unreachable, with the reason.
 
         Args:
-            wanted: returns the desired state, again after each step that may find client declarations.
-            queues: queues declared by the rules, in a full pass: earlier results are ignored, existing carriers are
-                declared again, and conflicts end the pass.
-            remove_foreign: whether foreign bindings on a carrier are removed.
+            wanted: returns the desired state; called again after each step that may find client declarations.
+            queues: for a full pass, the queues declared by the rules: earlier results are ignored, existing carriers
+                are declared again, and conflicts end the pass.
+            remove_foreign: whether foreign bindings on carriers are removed.
 
         Raises:
             UpstreamError: REFUSED with every conflict, else the connection was lost.
@@ -246,7 +249,7 @@ class Reconciler:
             began_at = self._clock()
             missing = await self._reconcile(wanted, remove_foreign, thorough=queues is not None)
             if queues is not None and self._clock() > began_at + self._state.handover_seconds / HANDOVER_LOOKS:
-                # Other sidecars may have handed over rows that its listings showed: run another pass first.
+                # Other sidecars may have handed over rows since they were listed: run another pass first.
                 missing = await self._reconcile(wanted, remove_foreign, thorough=False)
             return missing
         except UpstreamError:
@@ -270,7 +273,9 @@ class Reconciler:
         adopt_types(self._state, desired, names.exchanges if names.exchanges_complete else None)
         conflicts = find_conflicts(desired, names.exchanges)
         self._stop_at(conflicts.values() if thorough else ())
-        listed = await observer.read_bindings([one for one in desired.carriers if one.name not in conflicts])
+        listed = await observer.read_bindings(
+            [exchange for exchange in desired.carriers if exchange.name not in conflicts]
+        )
         desired = wanted()
         for exchange in desired.carriers:
             exchange.tokens.rules_need(desired.tokens_of(exchange))
@@ -288,7 +293,11 @@ class Reconciler:
         if lost:
             desired = wanted()
             gone = {stored.destination for stored in lost}
-            missing = {one: why for one, why in missing.items() if one not in gone or desired.names(one)}
+            missing = {
+                destination: why
+                for destination, why in missing.items()
+                if destination not in gone or desired.names(destination)
+            }
         return missing
 
     async def _list_names(self) -> None:
@@ -315,10 +324,14 @@ class Reconciler:
         for exchange, destination in gone:
             exchange.tokens.not_bound(destination)
         if thorough:
-            # Unlisted tokens that are not ours to bind again: relays request them.
+            # Unlisted tokens that the control user may not bind again: relays request them.
             for exchange in desired.carriers:
                 if exchange.name not in listed:
-                    for extra in [one for one in exchange.bound if not may_bind(desired, BindToken(exchange, one))]:
+                    for extra in [
+                        destination
+                        for destination in exchange.bound
+                        if not may_bind(desired, BindToken(exchange, destination))
+                    ]:
                         exchange.tokens.not_bound(extra)
         surplus = [action for actions in observer.superfluous.values() for action in actions]
         for exchange in desired.carriers:
@@ -330,7 +343,7 @@ class Reconciler:
                 for carrier, bindings in observer.foreign.items()
                 for binding in bindings
             ]
-        # Messages may choose it by the rules of this sidecar, which the broker does not show.
+        # Messages may choose these destinations by the rules of this sidecar, which others can't see on the broker.
         router = self._state.router
         chosen = [
             BindToken(exchange, destination)
@@ -340,10 +353,10 @@ class Reconciler:
             if destination not in exchange.receivers and router.may_choose(exchange.name, destination)
         ]
         standing = {
-            one.name: desired.tokens_of(one)
-            - one.tokens.lacking(desired.tokens_of(one), desired.plain[one.name])
-            - observer.incomplete(one)
-            for one in desired.carriers
+            exchange.name: desired.tokens_of(exchange)
+            - exchange.tokens.lacking(desired.tokens_of(exchange), desired.plain[exchange.name])
+            - observer.incomplete(exchange)
+            for exchange in desired.carriers
         }
         unverified = observer.verified.share(believed, whole=thorough) + chosen
         return Observation(self.names, standing, unverified, surplus, conflicts)
@@ -357,16 +370,16 @@ class Reconciler:
     async def prepare(
         self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
     ) -> Retired:
-        """Declare and bind what new rules need, before they are swapped in.
+        """Declare and bind everything that new rules need, before they are swapped in.
 
         Args:
-            exchanges: the new exchanges; each gets its token table here, and client declarations are carried over.
+            exchanges: the new exchanges; here they get token tables and the client declarations.
 
         Returns:
             Tokens to remove after the swap.
 
         Raises:
-            UpstreamError: REFUSED for conflicts, else the broker is unreachable. Nothing is swapped then.
+            UpstreamError: REFUSED for conflicts, else the broker is unreachable. The rules must not be swapped then.
         """
         async with self._one_at_a_time:
             old = self._wanted()
@@ -398,7 +411,7 @@ class Reconciler:
         self._wanted()
 
     def release(self, tokens: Retired) -> None:
-        """Start to retire tokens: relays request them again before use."""
+        """Start to retire tokens: from now on, relays request them before use."""
         desired = self._wanted()
         for token in tokens:
             if not needed_again(desired, token):
@@ -406,12 +419,12 @@ class Reconciler:
         self._state.changed()
 
     async def unbind(self, tokens: Retired) -> list[UnbindRows]:
-        """Finish `release`; a token requested meanwhile, or needed by prepared rules, stays.
+        """Finish retiring tokens; tokens that were requested meanwhile, or that prepared rules need, stay bound.
 
         Returns:
-            Unbinds of the pins that replace them for other sidecars, for after `handover_seconds`.
+            Actions that unbind the pins that replace the tokens for other sidecars, to be run after `handover_seconds`.
         """
-        # Not while new rules are prepared: they may have just bound these tokens.
+        # Not while new rules are prepared, since `prepare` may have just bound these tokens.
         async with self._one_at_a_time:
             due = [token for token in tokens if token.exchange.tokens.retire(token.destination)]
             pins = await self.executor.hand_over(due)

@@ -1,10 +1,10 @@
 """Serves relays between two passes: destinations bound on demand, and queues and exchanges that are created and
 deleted.
 
-Producers and regex routes choose destinations that no rule names, so everything is bounded: one attempt per destination
-at a time, a limited number of bound destinations, a limited cache of those that can't be bound. Declares and deletes
-through a relay are applied at once. That must stay cheap with thousands of bindings: ten thousand successive declares
-must not compute the desired state ten thousand times. The broker is not observed here.
+Producers and regex routes can choose destinations that no rule names, so there are limits: one attempt per destination
+at a time, a limited number of bound destinations, and a limited cache of destinations that can't be bound. Declares and
+deletes through a relay are applied at once. This must stay cheap with thousands of bindings: ten thousand successive
+declares must not compute the desired state ten thousand times. The broker is not observed here.
 
 Source: architecture, "The control plane".
 """
@@ -31,7 +31,7 @@ from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
 from proxy.values import EXCHANGE, Destination
 
-#: Identifies the change of a carrier's form among the attempts.
+#: Key of the attempt to change a carrier's form.
 _FORM: Destination = (EXCHANGE, b"")
 
 log = structlog.get_logger(__name__)
@@ -40,13 +40,13 @@ log = structlog.get_logger(__name__)
 class RelayRequests:
     """Requests and reports of relays in one virtual host.
 
-    Destinations that could not be bound are added to the state's `missing`, so that publishes don't request them again
-    and again, until the next pass after `refresh_seconds`.
+    Destinations that could not be bound are added to the state's `missing`, so that publishes don't request them
+    repeatedly, until the next pass after `refresh_seconds`.
 
     Args:
-        reconciler: has the inventory and client declarations; binds.
+        reconciler: has the inventory and the client declarations, and binds tokens.
         management: queried for objects unknown to `observed`; None if there is no management API.
-        orphaned: called when an exchange that clients declared has lost its last binding by a deletion.
+        orphaned: called when an exchange that clients declared has lost its last binding because of a deletion.
     """
 
     def __init__(
@@ -76,15 +76,15 @@ class RelayRequests:
         #: Number of bound tokens that no rule needs; recounted in every pass.
         self.bound_count = 0
 
-    # -- destinations wanted by publishes ----------------------------------------------------------------------
+    # -- destinations requested by publishes -------------------------------------------------------------------
 
     async def bind(self, name: bytes, destinations: Iterable[Destination]) -> set[Destination]:
-        """Bind destinations to the carrier of an exchange, waiting at most the deadline.
+        """Bind destinations to the carrier of an exchange, waiting no longer than the deadline.
 
-        Without a carrier it is checked which of them can be published to; those count as bound.
+        If there is no carrier, destinations that can be published to count as bound.
 
         Returns:
-            Those of the destinations that are bound now.
+            The destinations that are bound now.
         """
         exchange = self._state.exchanges.get(name)
         if exchange is None:
@@ -101,7 +101,7 @@ class RelayRequests:
         if not exchange.takes_exchanges and any(kind == EXCHANGE for kind, _ in wanted):
             flights.add(self._flight(exchange, _FORM, partial(self._change_form, exchange)))
         if flights:
-            # asyncio.wait leaves the attempts running when the caller is cancelled: others may wait for them.
+            # asyncio.wait does not cancel the attempts if the caller is cancelled: others may wait for them.
             await asyncio.wait(flights, timeout=self._settings.deadline_seconds)
         return wanted & exchange.bound
 
@@ -123,13 +123,13 @@ class RelayRequests:
         kind, name = destination
         if self._management is None:
             return (await self._connection.find_missing([destination])).get(destination)
-        found = await self._management.find(self._state.name, kind, name)
-        if found is None:
+        info = await self._management.find(self._state.name, kind, name)
+        if info is None:
             return ABSENT
-        return INTERNAL if isinstance(found, ExchangeInfo) and found.internal else None
+        return INTERNAL if isinstance(info, ExchangeInfo) and info.internal else None
 
     def missing(self) -> dict[Destination, str]:
-        """Return destinations that could not be bound, without expired ones."""
+        """Return destinations that could not be bound, with the reason, except expired entries."""
         now = asyncio.get_running_loop().time()
         while self._remembered:
             destination, (_, until) = next(iter(self._remembered.items()))
@@ -186,7 +186,7 @@ class RelayRequests:
         if why is not None:
             self._remember(destination, why)
         elif self._state.not_missing(destination):
-            self._state.changed()  # a plan that counts it as missing may be cached
+            self._state.changed()  # a plan in which the destination is missing may be cached
 
     async def _reach(self, token: BindToken) -> str | None:
         exchange, destination = token
@@ -195,7 +195,7 @@ class RelayRequests:
             return why
         extra = not self.named(destination)
         if extra and self.bound_count >= self._settings.bind_limit:
-            return f"{self._settings.bind_limit} destinations are bound on demand already"
+            return f"{self._settings.bind_limit} destinations are already bound on demand"
         # Counted before the request: many attempts may be in progress.
         self.bound_count += extra
         why = None
@@ -214,13 +214,13 @@ class RelayRequests:
             # The last pass may be seconds old; querying one name costs the broker little.
             kind, name = destination
             try:
-                found = await self._management.find(self._state.name, kind, name)
+                info = await self._management.find(self._state.name, kind, name)
             except UpstreamError:
                 return None  # leave the answer to the broker
-            if found is None:
+            if info is None:
                 return why
-            if isinstance(found, QueueInfo):
-                self._observed.add_queue(name, found.exclusive)
+            if isinstance(info, QueueInfo):
+                self._observed.add_queue(name, info.exclusive)
         return EXCLUSIVE if self._observed.exclusive(destination) else None
 
     def _remember(self, destination: Destination, why: str) -> None:
@@ -261,7 +261,7 @@ class RelayRequests:
             state.changed()
 
     def queue_deleted(self, queue: bytes) -> None:
-        """Record that a queue was deleted, and with it its bindings."""
+        """Record that a queue was deleted with its bindings."""
         state, destination = self._state, ("queue", queue)
         self._observed.remove_queue(queue)
         names = without_name(state.queues, queue)
@@ -275,7 +275,7 @@ class RelayRequests:
             state.changed()
 
     def exchange_deleted(self, name: bytes) -> None:
-        """Record that an exchange was deleted, and with it its bindings and those to it."""
+        """Record that an exchange was deleted, with the bindings from and to it."""
         owned = self._state.exchanges.get(name)
         if owned is not None and owned.declared is not None:
             self._store.exchange_gone(name)
@@ -283,14 +283,18 @@ class RelayRequests:
             self._state.changed()
 
     async def ensure_queue(self, queue: bytes, exclusive: bool = False) -> None:
-        """Bind the tokens of a newly declared queue; returns when bound, refused, or out of time."""
+        """Bind the tokens of a newly declared queue; return when they are bound or refused, or at the deadline."""
         self.queue_declared(queue, exclusive)
         if exclusive or unnameable(queue) is not None:
             return
         state, destination = self._state, ("queue", queue)
-        # Bound or not: the queue may have been deleted elsewhere, and its bindings with it.
+        # Even if it is known as bound: the queue may have been deleted elsewhere, with its bindings.
         waiting = self._rights.waiting(state.exchanges, state.router, queue)
-        waiting += [one for one in state.carried() if one not in waiting and self._believed(one, destination)]
+        waiting += [
+            exchange
+            for exchange in state.carried()
+            if exchange not in waiting and self._believed(exchange, destination)
+        ]
         tokens = [BindToken(exchange, destination) for exchange in waiting]
         if not tokens:
             return
@@ -315,12 +319,12 @@ class RelayRequests:
             state.changed()
 
     def named(self, destination: Destination) -> bool:
-        """Return True if some rule names the destination, with or without a right to a token."""
+        """Return True if any rule names the destination, with or without a right to a token."""
         return any(destination in exchange.destinations for exchange in self._rules())
 
     @staticmethod
     def _believed(exchange: OwnedExchange, destination: Destination) -> bool:
-        """Return True if an exchange of a rules file is assumed to have a token that a message requested."""
+        """Return True if a token that a message requested is assumed to be bound for an exchange of a rules file."""
         ours = exchange.declared is None and destination not in exchange.receivers
         return ours and destination in exchange.bound
 

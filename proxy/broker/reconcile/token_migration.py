@@ -1,10 +1,10 @@
 """Migrates a virtual host from old destination tokens to current ones, and removes the old ones.
 
-Tokens of version 0.1 are unkeyed, and a secret is replaced while sidecars that have only the old one still run: until
-the operator declares the migration finished, tokens of every kind are bound and published under
-(`relay.tokens.Tokens`). The operator's statement is stored on the broker, as an exchange whose name is a hash under the
-current secret. A virtual host that has never had a carrier needs no unkeyed tokens, unless a further one of the same
-broker still has some.
+Tokens of version 0.1 are unkeyed, and while a secret is being replaced, sidecars with only the old secret still run.
+Therefore tokens of all kinds are bound and used by publishes (`relay.tokens.Tokens`) until the operator declares the
+migration finished. This statement is stored on the broker, as an exchange whose name is a hash keyed with the current
+secret. A virtual host that has never had a carrier needs no unkeyed tokens, unless another virtual host of the broker
+still has some.
 
 Invariant: a token is removed only if the current token of the same destination was seen on the same carrier.
 """
@@ -27,7 +27,7 @@ from proxy.relay.tokens import UNKEYED, TokenForm, Tokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.values import Destination
 
-#: Attempts to find out whether the broker is new if the management API does not answer.
+#: Attempts to determine whether the broker is new if the management API does not answer.
 _ATTEMPTS = 3
 
 log = structlog.get_logger(__name__)
@@ -48,25 +48,25 @@ class TokenMigration:
         self._connection = connection
         self._management = management
         self._looked = False
-        #: Keys whose tokens are no longer bound, and our markers that record it.
+        #: Keys whose tokens are no longer bound.
         self._ended: set[bytes] = set()
         self._declared: set[bytes] = set()
         self._refused: set[bytes] = set()
 
     async def look(self) -> None:
-        """Find which tokens are no longer bound, after exchanges have been listed.
+        """Determine which tokens are no longer bound, after exchanges have been listed.
 
         Raises:
             UpstreamError: the connection was lost.
         """
         tokens = self._state.tokens
         markers = tokens.markers()
-        there = await self._existing(list(markers))
-        ended = {key for name, (_, key) in markers.items() if name in there}
+        existing = await self._existing(list(markers))
+        ended = {key for name, (_, key) in markers.items() if name in existing}
         if await self._is_new():
             ended.add(UNKEYED)
         self._looked = True
-        self._declared |= there
+        self._declared |= existing
         for key in sorted(ended):
             self._state.set_tokens(self._state.tokens.without(key))
             kind = "unkeyed" if key == UNKEYED else "previous secret"
@@ -77,12 +77,12 @@ class TokenMigration:
 
     @property
     def unkept(self) -> bool:
-        """True if retired tokens have not been recorded on the broker yet, though carriers need it."""
+        """True if there are carriers, but retired tokens have not been recorded on the broker yet."""
         return len(self._declared | self._refused) < len(self._ended) and bool(self._state.carried())
 
     async def _keep(self, tokens: Tokens) -> None:
         for key in sorted(self._ended):
-            # Under the current secret: the one that it was recorded under may be retired next.
+            # With the current secret, since the secret of an older marker may be retired next.
             marker = tokens.marker(tokens.keys[0], key)
             gone = self._observed.exchanges_complete and marker not in self._observed.exchanges
             if marker in self._declared and not gone:
@@ -108,7 +108,7 @@ class TokenMigration:
         if len(self._state.tokens.keys) < 2 or any(info.marked for info in self._observed.exchanges.values()):
             return False
         secrets = [key for key in self._state.tokens.keys if key != UNKEYED]
-        # Now or never: with our first carrier a new virtual host looks like an old one.
+        # This is the last chance: with our first carrier, a new virtual host looks like an old one.
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
                 return not await self._management.in_transition(secrets)
@@ -124,11 +124,11 @@ def former_bindings(
 ) -> list[RemoveBinding]:
     """Find bindings of a carrier to remove because their tokens are no longer used.
 
-    Clients' bindings stored there are stored under their storage keys first. An exclusive queue can only be unbound by
+    Clients' bindings stored in them are first stored with their storage keys. An exclusive queue can only be unbound by
     its own connection: such a binding is deleted with the queue.
 
     Args:
-        former: bindings under such tokens, each of a destination whose current token is bound.
+        former: bindings with such tokens, to destinations whose current token is bound.
         names: existing queues.
     """
     stored_here: dict[tuple[Destination, bytes], list[KeptRow]] = {}
@@ -137,28 +137,28 @@ def former_bindings(
             elsewhere = stored._replace(copies=(copy._replace(key=stored.key),))
             rows = [(stored.destination, *row) for row in kept_rows(elsewhere)]
             stored_here.setdefault((stored.destination, copy.key), []).extend(rows)
-    found: list[RemoveBinding] = []
+    removals: list[RemoveBinding] = []
     for info in former:
         destination = (info.destination_type, info.destination)
         rows = stored_here.get((destination, info.routing_key), [])
         if not names.exclusive(destination) and (rows or not info.kept):
-            found.append(RemoveBinding(exchange.carrier, info, moves=tuple(rows)))
-    return found
+            removals.append(RemoveBinding(exchange.carrier, info, moves=tuple(rows)))
+    return removals
 
 
 async def lacking_tokens(management: ManagementApi, tokens: Tokens) -> list[tuple[bytes, Destination]]:
-    """Find carriers and destinations reached by old tokens only: if these were retired, messages would be lost.
+    """Find destinations that carriers reach with old tokens only: if these were retired, messages would be lost.
 
     Raises:
         UpstreamError: the management API is unavailable.
     """
     lacking: list[tuple[bytes, Destination]] = []
-    for carrier, (there, rows) in (await _carriers(management, tokens)).items():
-        bound = carrier_tokens(rows, there)
+    for carrier, (possible, rows) in (await _carriers(management, tokens)).items():
+        bound = carrier_tokens(rows, possible)
         current = {
             (row.destination_type, row.destination)
             for row in rows
-            if row.routing_key in there.of(row.destination_type, row.destination)[:: len(there.keys)]
+            if row.routing_key in possible.of(row.destination_type, row.destination)[:: len(possible.keys)]
         }
         lacking += [(carrier, destination) for destination in sorted(bound.bound - current)]
     return lacking
@@ -167,23 +167,23 @@ async def lacking_tokens(management: ManagementApi, tokens: Tokens) -> list[tupl
 async def retire_tokens(management: ManagementApi, tokens: Tokens) -> int:
     """Record on the broker that only the current tokens of a virtual host are bound from now on.
 
-    Sidecars detect it in their next pass, publish under the current tokens only and remove the others. Before, all of
-    them must have the current secret, and none may be of version 0.1; `lacking_tokens` must be empty.
+    Sidecars detect this in their next pass, publish only with the current tokens and remove the others. Before, all
+    sidecars must have the current secret, none may have version 0.1, and `lacking_tokens` must return nothing.
 
     Returns:
-        Number of remaining bindings under other tokens.
+        Number of remaining bindings with other tokens.
 
     Raises:
-        UpstreamError: the management API is unavailable, or refused.
+        UpstreamError: the management API is unavailable or refused a request.
     """
     for key in tokens.keys[1:]:
         await management.declare_marker(tokens.vhost, tokens.marker(tokens.keys[0], key))
-    counted = [carrier_tokens(rows, there) for there, rows in (await _carriers(management, tokens)).values()]
-    return sum(each.unkeyed + each.previous for each in counted)
+    counted = [carrier_tokens(rows, possible) for possible, rows in (await _carriers(management, tokens)).values()]
+    return sum(bound.unkeyed + bound.previous for bound in counted)
 
 
 async def _carriers(management: ManagementApi, tokens: Tokens) -> dict[bytes, tuple[Tokens, list[BindingInfo]]]:
-    """List the bindings of each carrier, with its possible tokens."""
+    """List the bindings of each carrier, with the tokens that it may have."""
     exchanges = await management.exchanges(tokens.vhost)
     return {
         name: (

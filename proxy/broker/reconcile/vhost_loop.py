@@ -1,12 +1,12 @@
 """Keeps one virtual host of the broker in sync with its rules: the reconcile loop.
 
-A pass observes queues, exchanges and bindings, declares and binds what is missing, unbinds orphaned tokens, and
-publishes the result to the relays through `VhostState`. A full pass (at the start, after a reconnect, before new rules)
-ignores the results of earlier passes. Declarations of clients through the sidecar are applied at once, between passes
-(`relay_requests`).
+A pass observes queues, exchanges and bindings, declares missing objects, binds missing tokens, unbinds orphaned tokens,
+and provides the result to the relays through `VhostState`. A full pass (at the start, after a reconnect, before new
+rules) ignores the results of earlier passes. Declarations of clients through the sidecar are applied at once, between
+passes (`relay_requests`).
 
-`RefreshSchedule` decides when the next pass is due: at the regular interval, or soon after a request. However many
-requests there are, the passes they cause take a bounded share of the time.
+`RefreshSchedule` decides when the next pass is due: at the regular interval, or soon after a request. Requested passes
+take a limited share of the time, however many requests there are.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from proxy.relay.token_table import LEASE_SECONDS
 from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 
-#: Minimum pause before a requested pass; further requests meanwhile share it.
+#: Minimum pause before a requested pass, which serves all requests of the pause.
 _PAUSE_SECONDS = 0.05
-#: Minimum such pause, as a multiple of the last pass's duration.
+#: Minimum pause as a multiple of the duration of the last pass.
 _SHARE = 9
 
 
@@ -56,7 +56,7 @@ class RefreshSchedule:
         self._requested_at = 0.0
 
     def request_refresh(self, names: set[bytes] | None = None) -> None:
-        """Request a pass soon, for some exchanges or (None) for everything."""
+        """Request a pass soon, for the given exchanges or (None) for everything."""
         if names is None:
             self._everything = True
         else:
@@ -76,7 +76,7 @@ class RefreshSchedule:
         took_seconds = now - began_at
         self._requested_at = now + max(_PAUSE_SECONDS, _SHARE * took_seconds)
         if everything:
-            # Changes right after this pass must be detected by the end of the next one.
+            # Changes right after this pass must be detected by the end of the next pass.
             pause = max(self._refresh_seconds - 2 * took_seconds, self._refresh_seconds / 4)
             self._regular_at = now + pause
 
@@ -90,7 +90,7 @@ class RefreshSchedule:
         return await connection.wait_lost(seconds) if seconds > 0 else not connection.connected
 
 
-#: Consecutive refusals after which the existence of the virtual host is checked: a producer may be logging in to it.
+#: Number of consecutive refusals after which the existence of the virtual host is checked.
 _SURE_REFUSALS = 3
 
 log = structlog.get_logger(__name__)
@@ -107,7 +107,7 @@ class Health:
     Args:
         refreshed_at: time of the last pass in seconds since the epoch, None before the first.
         fault: error of the last attempt to connect and reconcile; empty if it succeeded.
-        refused: whether the broker refused that attempt, so that it won't succeed soon.
+        refused: whether the broker refused that attempt, so that a retry is unlikely to succeed soon.
         settled: set when the first pass has succeeded or failed.
     """
 
@@ -119,7 +119,7 @@ class Health:
 
 
 class VhostTopology:
-    """One virtual host.
+    """The control plane of one virtual host.
 
     Args:
         record: called when client declarations have changed.
@@ -160,7 +160,7 @@ class VhostTopology:
 
     @property
     def has_rules(self) -> bool:
-        """True if a rules file has rules for it."""
+        """True if a rules file has rules for the virtual host."""
         return bool(self.reconciler.queues) or any(owned.declared is None for owned in self.state.exchanges.values())
 
     # -- passes ------------------------------------------------------------------------------------------------
@@ -191,22 +191,22 @@ class VhostTopology:
         log.info("control connection established", vhost=self.state.name)
 
     async def disconnect(self) -> None:
-        """Close the connection; on-demand work waits until `connect` succeeds."""
+        """Close the connection; requests of relays wait until `connect` succeeds."""
         self.requests.connected.clear()
         await self.connection.close()
 
     async def run(self, is_gone: Callable[[], Awaitable[bool]] = _never) -> None:
-        """Stay connected and run passes; returns by cancellation, or once the virtual host is deleted.
+        """Stay connected and run passes until cancelled, or until the virtual host has been deleted.
 
-        Exceptions other than `UpstreamError` are left to the supervisor, which runs it again: the connection stays
-        open, so that publishes still get the destinations that they need.
+        Exceptions other than `UpstreamError` are left to the supervisor, which restarts the method: the connection
+        stays open, so that publishes can still have destinations bound.
 
         Args:
-            is_gone: returns True if a virtual host that refuses us need not be followed any more.
+            is_gone: returns True if a virtual host that refuses us need not be managed any more.
         """
         settings = self._settings
         pause_seconds = settings.retry_seconds
-        said = ""
+        last_error = ""
         refusals = 0
         while True:
             end_if_cancelled()
@@ -217,15 +217,15 @@ class VhostTopology:
                 refusals = refusals + 1 if error.failure is UpstreamFailure.REFUSED else 0
                 if refusals >= _SURE_REFUSALS and await is_gone():
                     return
-                if str(error) != said:
-                    said = str(error)
-                    log.error("control connection failed", vhost=self.state.name, error=said)
+                if str(error) != last_error:
+                    last_error = str(error)
+                    log.error("control connection failed", vhost=self.state.name, error=last_error)
                 # Jitter, so that sidecars don't reconnect to a restarted broker all at once.
                 await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
                 pause_seconds = min(2 * pause_seconds, settings.retry_limit_seconds)
                 continue
             self._supervisor.recovered("vhost", self.state.name)
-            said = ""
+            last_error = ""
             refusals = 0
             pause_seconds = settings.retry_seconds
             if await self._schedule.wait(self.connection):
@@ -243,10 +243,10 @@ class VhostTopology:
         self._schedule.looked(began_at, everything=False)
 
     async def refresh(self, *, thorough: bool = False) -> None:
-        """Run a pass, and update the relays.
+        """Run a pass and update the relays.
 
         Raises:
-            UpstreamError: the connection was lost meanwhile.
+            UpstreamError: the connection was lost.
         """
         began_at, changes = time.monotonic(), self.reconciler.store.changes
         state, reconciler, requests = self.state, self.reconciler, self.requests
@@ -261,7 +261,7 @@ class VhostTopology:
         state.missing = missing
         if changed:
             state.changed()
-        # Not before: on-demand work would use carriers that do not exist yet.
+        # Not earlier: requests of relays would use carriers that do not exist yet.
         requests.connected.set()
         self.health.refreshed_at = time.time()
         self._schedule.looked(began_at, everything=True)
@@ -281,7 +281,7 @@ class VhostTopology:
     # -- requests and reports of relays -------------------------------------------------------------------------
 
     def changed(self, exchange: bytes) -> None:
-        """Record that a client has declared, deleted, bound or unbound an exchange through us."""
+        """Record that a client has declared, deleted, bound or unbound an exchange through this sidecar."""
         self.reconciler.changed()
         if exchange not in self.state.exchanges:
             self.requests.exchange_deleted(exchange)
@@ -297,11 +297,11 @@ class VhostTopology:
         self._after_changes(changes)
 
     async def lookup_exchange(self, name: bytes) -> str | None:
-        """Look up an exchange now.
+        """Look up an exchange on the broker.
 
         Returns:
-            Its type if no client declared it. None if a client did (it is in the state then), if it does not exist, or
-            without a management API (the broker compares types then).
+            The type of an exchange that no client declared. None if a client declared it (it is then in the state), if
+            it does not exist, or if there is no management API (the broker then compares types).
 
         Raises:
             UpstreamError: the management API did not answer.
@@ -318,17 +318,17 @@ class VhostTopology:
     # -- new rules ---------------------------------------------------------------------------------------------
 
     async def retire(self, tokens: Retired) -> None:
-        """Unbind tokens needed only before the last swap, once publishes decided by the old rules have been sent."""
+        """Unbind tokens that only the old rules need, after publishes decided by these rules have been sent."""
         self.reconciler.release(tokens)
         await asyncio.sleep(self._settings.grace_seconds)
         pins = await self.reconciler.unbind(tokens)
         await asyncio.sleep(self.state.handover_seconds)
-        # On carriers that are still followed, passes remove unneeded tokens.
+        # On carriers that are still in use, passes remove unneeded tokens.
         gone = [action for action in pins if action.exchange.carrier not in self.state.carriers]
         await self.reconciler.executor.unbind(gone)
 
     async def close(self) -> None:
-        """Stop everything; declarations stay."""
+        """Stop all tasks and close the connection; declarations on the broker are kept."""
         await self._announcements.close()
         await self.requests.close()
         await self.connection.close()

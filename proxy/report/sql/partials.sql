@@ -1,4 +1,4 @@
--- What a task makes of a group of segments. `proxy.report.partials` fills in $NAME.
+-- The output of a task for a group of segments. `proxy.report.partials` fills in $NAME.
 
 -- name: setup
 SET threads = 1;
@@ -20,9 +20,9 @@ CREATE OR REPLACE TEMP VIEW back AS SELECT DISTINCT sid, proxy, conn, ch, seq, t
     WHERE result = 'returned';
 
 -- name: parse
--- The lines of a file as they are judged. Fields of another type than expected are null, like missing ones. `nr`
--- counts lines that are not blank; one thread reads them in their order. `sender` stands for a connection, `id` for a
--- message id: comparing numbers is cheaper, and the second is the same with every version of DuckDB.
+-- The parsed lines of a file. Fields with an unexpected type are null, like missing fields. `nr` counts lines that are
+-- not blank; a single thread reads them in order. `sender` identifies a connection and `id` a message id: comparing
+-- numbers is cheaper, and `id` is the same with every version of DuckDB.
 WITH parsed AS (
     SELECT row_number() OVER () AS nr, * FROM read_json('$file', format = 'newline_delimited', ignore_errors = true,
         maximum_object_size = $longest, columns = {
@@ -44,7 +44,7 @@ SELECT $sid::BIGINT AS sid, *, t::DATE AS date, hash(proxy, vhost, "user", conn)
 FROM timed
 
 -- name: routes
--- What destinations and bindings are both made of.
+-- The common input of destinations and bindings.
 CREATE OR REPLACE TEMP TABLE routes AS SELECT sid, date, vhost, exchange, rules, queues, exchanges, remotes, bindings,
     count(*) AS n, total(size) AS bytes, min(t) AS first, max(t) AS last FROM publishes GROUP BY ALL;
 CREATE OR REPLACE TEMP TABLE limits AS SELECT sid, list_max(min(id, $sample)) AS sampled,
@@ -130,8 +130,8 @@ WHERE id <= sampled
 SELECT sid, why, line FROM wrong WHERE line IS NOT NULL
 
 -- name: table segments
--- `days` are those whose tables a segment changes: those of its records, that of its folder, and that before a
--- return within the first hour of a day.
+-- `days` are the days whose tables a segment affects: those of its records, that of its directory, and the day before
+-- if it has a return within the first hour of a day.
 SELECT files.*, now()::TIMESTAMP AS made, seen.* EXCLUDE (sid, days), coalesce(torn, 0) AS torn,
     coalesce("foreign", 0) AS "foreign", coalesce(version, 0) AS version, list_sort(list_distinct(
         list_concat(coalesce(days, []), CASE WHEN folder IS NULL THEN [] ELSE [folder] END))) AS days
@@ -145,6 +145,6 @@ LEFT JOIN (SELECT sid, count(*) FILTER (why = 'torn') AS torn, count(*) FILTER (
         count(*) FILTER (why = 'version') AS version FROM wrong GROUP BY sid) USING (sid)
 
 -- name: table trace
--- As large as the log, made only where it is asked for.
+-- As large as the log, therefore made on request only.
 SELECT sid, t, message_id, proxy, vhost, exchange, rk, outcome, queues, exchanges, remotes, conn, ch, seq
 FROM publishes WHERE message_id IS NOT NULL

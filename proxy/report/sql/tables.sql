@@ -2,8 +2,8 @@
 
 -- name: begin
 CREATE MACRO IF NOT EXISTS utc(x) AS make_timestamptz(epoch_us(x));
--- The value at a share of values x of which each is there several times (upto: so many up to this one), between
--- neighbours as quantile_cont has it.
+-- A quantile of values x, each of which occurs several times (upto: number of values up to and including it);
+-- interpolated like quantile_cont.
 CREATE MACRO IF NOT EXISTS percentile(x, upto, total, share) AS min(x) FILTER (upto > floor((total - 1) * share))
     + (min(x) FILTER (upto > ceil((total - 1) * share)) - min(x) FILTER (upto > floor((total - 1) * share)))
     * any_value((total - 1) * share - floor((total - 1) * share));
@@ -12,7 +12,7 @@ CREATE OR REPLACE TEMP TABLE m_hours
     (date DATE, hour INTEGER, vhost VARCHAR, exchange VARCHAR, outcome VARCHAR, n DOUBLE);
 
 -- name: prepare
--- Returns and the latest publish before each that has its number; then each publish once.
+-- Each return with the latest earlier publish that has its number; then each such publish once.
 CREATE OR REPLACE TEMP TABLE m_pairs AS
     WITH told AS (SELECT DISTINCT proxy, conn, ch, seq, told FROM p_returned WHERE told >= $day AND told < $end),
     sent AS (FROM p_candidates WHERE t >= $begin AND t < $end)
@@ -24,7 +24,7 @@ CREATE OR REPLACE TEMP TABLE m_returned AS SELECT unnest(publish) FROM (
     SELECT DISTINCT publish.proxy, publish.conn, publish.ch, publish.seq, publish.t, publish FROM m_pairs
     WHERE n > 0 AND publish.t::DATE = $day
     QUALIFY row_number() OVER (PARTITION BY publish.proxy, publish.conn, publish.ch, publish.seq, publish.t) = 1);
--- Ids are compared by hash first, which takes a third of the memory; few remain.
+-- Ids are first compared by hash, which takes a third of the memory and leaves few candidates.
 CREATE OR REPLACE TEMP TABLE m_repeated AS FROM p_ids
     WHERE hour // 24 = $day - DATE '1970-01-01' AND hash(message_id) IN (
         SELECT hash(message_id) FROM p_ids WHERE hour // 24 = $day - DATE '1970-01-01'
@@ -32,7 +32,7 @@ CREATE OR REPLACE TEMP TABLE m_repeated AS FROM p_ids
 DELETE FROM m_hours WHERE date = $day;
 INSERT INTO m_hours SELECT $day, clock // 60 % 24, vhost, exchange, outcome, sum(n) FROM p_traffic
     WHERE clock // 1440 = $day - DATE '1970-01-01' GROUP BY ALL;
--- Hours compared with the same hour of the days before, of which only tables may remain. An hour without any publish
+-- Hours compared with the same hour of earlier days, of which possibly only the tables remain. An hour without publishes
 -- counts as 0 on every day that has a log.
 CREATE OR REPLACE TEMP TABLE m_deviations AS
     WITH hours AS (FROM m_hours WHERE date BETWEEN $day - $history_days AND $day),
@@ -117,14 +117,14 @@ SELECT hour, what, percentile(x, upto, total, 0.5) AS p50_us, percentile(x, upto
 FROM placed GROUP BY hour, what ORDER BY ALL
 
 -- name: table producers
--- The lists of seconds and sizes are together as long as the log: no window and no materialized step holds them.
+-- Together, the lists of seconds and sizes are as long as the log, so no window or materialized step may hold them.
 WITH senders AS (SELECT row_number() OVER () AS id, *
     FROM (SELECT DISTINCT proxy, vhost, "user", conn FROM p_producers WHERE date = $day)),
 numbered AS NOT MATERIALIZED (FROM p_producers JOIN senders USING (proxy, vhost, "user", conn) WHERE date = $day),
 sums AS (SELECT id, proxy, vhost, "user", conn, total(n) AS publishes, total(bytes) AS bytes,
     max(largest)::DOUBLE AS max_size, max(peak) AS peak, [$sizes] AS sizes, utc(min(first)) AS first_seen,
     utc(max(last)) AS last_seen FROM numbered GROUP BY ALL),
--- Only where seconds lie in several segments the rates must be added up.
+-- Rates must be added up only for seconds that occur in several segments.
 overlapping AS (SELECT id, sid FROM (SELECT id, sid, seconds[1] AS begin, seconds[-1] AS finish FROM numbered)
     WINDOW whole AS (PARTITION BY id ORDER BY begin, sid), earlier AS (PARTITION BY id ORDER BY begin, sid
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)

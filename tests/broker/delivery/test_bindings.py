@@ -242,9 +242,9 @@ def test_a_binding_past_the_rules_is_reported(site: Site, producer: Producer) ->
     site.bind("jobs", "foreign", "foreign.key")
     until(lambda: site.metric("topology_foreign_bindings") == 1)
     [line] = site.logged("bypass the rules")
-    assert "queue foreign under key 'foreign.key'" in line
+    assert "queue foreign with key 'foreign.key'" in line
     [vhost] = json.loads(site.sidecar.get("/status"))["vhosts"]
-    assert vhost["foreign"] == {"jobs": ["queue foreign under key 'foreign.key'"]}
+    assert vhost["foreign"] == {"jobs": ["queue foreign with key 'foreign.key'"]}
     producer.send_settled("jobs", "k", {"chosen": 1, "CC": ["foreign.key"]}, b"cc")
     producer.send_settled("jobs", "foreign.key", {"chosen": 1}, b"key")
     assert site.bodies("foreign") == [[b"cc", b"key"]]
