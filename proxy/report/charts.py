@@ -82,7 +82,7 @@ class Column(NamedTuple):
     width: float
     height: float
     colour: int
-    told: str
+    tooltip: str
 
 
 class Dot(NamedTuple):
@@ -91,7 +91,7 @@ class Dot(NamedTuple):
     x: float
     y: float
     colour: int
-    told: str
+    tooltip: str
 
 
 class Chart(NamedTuple):
@@ -164,7 +164,7 @@ def columns(span: Span, step: timedelta, stack: Sequence[Series], upright: Uprig
             heights[time] = bottom + value
             top, low = upright.at(bottom + value), upright.at(bottom)
             marks.append(
-                Column(span.at(time), top, width, max(0.5, low - top), series.colour, _told(series, time, upright))
+                Column(span.at(time), top, width, max(0.5, low - top), series.colour, _tooltip(series, time, upright))
             )
     return Chart(title, span, upright, stack, columns=marks)
 
@@ -175,7 +175,7 @@ def lines(span: Span, several: Sequence[Series], upright: Upright, title: str) -
     strokes: list[tuple[Dot, Dot]] = []
     for series in several:
         own = [
-            Dot(span.at(time), upright.at(value), series.colour, _told(series, time, upright))
+            Dot(span.at(time), upright.at(value), series.colour, _tooltip(series, time, upright))
             for time, value in sorted(series.values.items())
         ]
         dots += own
@@ -189,7 +189,7 @@ def bars(items: Sequence[tuple[str, float]]) -> list[Bar]:
     return [Bar(name, value, max(0.3, 100 * value / most)) for name, value in items]
 
 
-def _told(series: Series, time: datetime, upright: Upright) -> str:
+def _tooltip(series: Series, time: datetime, upright: Upright) -> str:
     return f"{time:%Y-%m-%d %H:%M} {series.name}: {upright.label(series.values[time])}"
 
 

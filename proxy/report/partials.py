@@ -150,12 +150,12 @@ class Reader:
 
     Args:
         traced: whether the trace table is requested.
-        folder: directory for temporary files.
+        directory: directory for temporary files.
     """
 
-    def __init__(self, traced: bool, folder: Path) -> None:
+    def __init__(self, traced: bool, directory: Path) -> None:
         self._traced = traced
-        self._file = folder / "lines.jsonl"
+        self._file = directory / "lines.jsonl"
         self._piece = folder / "piece.parquet"
         self._file.touch()
         self._duck = duckdb.connect()

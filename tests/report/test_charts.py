@@ -91,7 +91,7 @@ def test_series_stand_on_top_of_each_other() -> None:
 
 def test_every_mark_tells_its_value() -> None:
     (mark,) = columns(DAY, HOUR, [Series("routed", {BEGIN: 5.0}, 0)], upright(), "t").columns
-    assert mark.told == "2026-11-20 00:00 routed: 5.0"
+    assert mark.tooltip == "2026-11-20 00:00 routed: 5.0"
 
 
 def test_all_of_a_chart_lies_within_its_plot() -> None:
