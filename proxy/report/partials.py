@@ -156,7 +156,7 @@ class Reader:
     def __init__(self, traced: bool, directory: Path) -> None:
         self._traced = traced
         self._file = directory / "lines.jsonl"
-        self._piece = folder / "piece.parquet"
+        self._piece = directory / "piece.parquet"
         self._file.touch()
         self._duck = duckdb.connect()
         self._duck.execute(_SQL["setup"] + MACROS)
