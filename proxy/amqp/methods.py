@@ -132,7 +132,7 @@ def arguments(payload: bytes) -> tuple[Argument, ...]:
     """Read the arguments of a method.
 
     Returns:
-        Arguments in wire order, reserved ones included; a table as its entries, checked but not decoded.
+        Arguments in wire order, including reserved ones; a table as its entries, checked but not decoded.
 
     Raises:
         ProtocolError: 502 with class and method ids, the arguments don't fill the payload exactly or a table is
@@ -189,7 +189,7 @@ def reply_of(method: int) -> int:
 
 
 def reply_to(frame_bytes: bytes) -> int:
-    """Return the reply to the synchronous method in a whole frame of ours."""
+    """Return the reply to the synchronous method in one of our own frames."""
     return reply_of(method_of(frame_bytes[FRAME_HEAD.size : -1]))
 
 

@@ -82,7 +82,7 @@ class ListenError(OSError):
 
 
 def admitted_connections(connections: int, kept: int = 0, asked: bool = True) -> int:
-    """Raise this process's limit of file descriptors as far as needed and permitted; log if it stays too low.
+    """Raise this process's limit of file descriptors as far as needed and permitted; log if the limit stays too low.
 
     Args:
         connections: configured limit of producers.

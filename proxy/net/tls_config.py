@@ -85,7 +85,7 @@ class SidecarTls:
         return use
 
     def files(self) -> list[Path]:
-        """List the files named by the configuration, and those of brokers named by the rules in force."""
+        """List the files of TLS settings in the configuration and of brokers named by the rules in force."""
         return sorted({path for tls in (*self.sections.values(), *self._remote) for path in files_of(tls)})
 
     def providers(self) -> dict[tuple[str, int], ContextProvider]:

@@ -38,7 +38,7 @@ class Upstream:
 
     Args:
         addresses: (host, port), tried in turn.
-        connect_seconds: timeout for each of them, including TLS.
+        connect_seconds: timeout for each address, including TLS.
         tls: None for plain TCP.
         contexts: the TLS contexts in use.
     """
@@ -91,7 +91,7 @@ _CLOSE = b"\x00\x0a\x00\x32"
 
 
 class UpstreamPool:
-    """All kept connections, each for a limited time."""
+    """The connections kept for reuse, each for a limited time."""
 
     def __init__(self, seconds: float, counters: Counters) -> None:
         self._seconds = seconds

@@ -304,7 +304,7 @@ class BrokerFrames:
         channel.output.hold_back(frame)
         most = connection.terms.limits.held_bytes
         if connection.upstream.sidecar_channel.busy and connection.backlog.held_back >= most:
-            # The answer on the sidecar channel may be behind frames that are not read now: release this channel early.
+            # The answer on the sidecar channel may come after frames that are not read now: release this channel early.
             connection.pending.released.append(channel)
 
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:

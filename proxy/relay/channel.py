@@ -157,7 +157,7 @@ class ProducerOutput:
         self._backlog = backlog
         #: frames of the broker, from a declare-ok on, while the queue's tokens are being bound; None if none are held
         self.held_back: list[bytes] | None = None
-        #: methods of ours that are sent after the content in progress
+        #: our own methods, which are sent after the content in progress
         self.deferred: list[bytes] = []
         #: number of close-oks to send after the broker's, for further closes of the producer
         self.close_oks = 0

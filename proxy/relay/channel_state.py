@@ -30,7 +30,7 @@ class ChannelState(Enum):
     OPEN = "open"
     #: a publish waits until its destinations are bound
     WAITING = "waiting for a destination"
-    #: running methods of ours for a declaration of the producer
+    #: our own methods are running for a declaration of the producer
     DECLARING = "declaring"
     #: the producer's Channel.Close was sent upstream
     CLOSING_BY_PRODUCER = "closing by the producer"
@@ -63,9 +63,9 @@ class ChannelEvent(Enum):
     BROKER_CLOSE_OK = "Channel.CloseOk of the broker"
     #: destinations of a publish are not bound yet
     WAIT = "wait for destinations"
-    #: a declaration of the producer requires methods of ours
+    #: a declaration of the producer requires methods of our own
     DECLARE = "run methods of ours"
-    #: destinations were bound, or methods of ours were answered
+    #: destinations were bound, or our own methods were answered
     RESUME = "resume"
     #: the producer has violated a rule that is answered by Channel.Close
     REFUSE = "refuse"

@@ -97,7 +97,7 @@ class LookUpExchange(NamedTuple):
     """Look up an open exchange that a client declares and that is unknown here.
 
     `answer` is called with the type of an exchange of that name that is not one of ours, or with None if there is none;
-    one of ours is added to the state before.
+    an exchange of ours is added to the state before the call.
     """
 
     channel: Channel
@@ -442,7 +442,7 @@ class ConnectionState:
         self.forget_all()
 
     def send_to_producer(self, channel: Channel, frames: bytes) -> None:
-        """Send methods of ours to the producer on a channel; if a content is in progress, after it.
+        """Send our own methods to the producer on a channel; if a content is in progress, after it.
 
         No method may come between the frames of a content (spec, 4.2.6).
         """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Number of users from which on those without connection and debt are forgotten. Users in debt are kept, so that
+#: Number of users at which users without connection and debt are forgotten. Users in debt are kept, so that
 #: reconnecting does not clear a debt.
 REMEMBERED = 1024
 

@@ -443,7 +443,7 @@ class VhostState:
         return None
 
     def clear_refusals(self, client: str | None = None, destination: Destination | None = None) -> None:
-        """Forget refusals so that they are checked again: those of a client, those of a destination, or all."""
+        """Forget the refusals of a client, of a destination, or all refusals, so that they are checked again."""
         cleared = False
         for owned in self.exchanges.values():
             for reach in owned.reaches.values():

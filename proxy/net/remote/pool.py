@@ -86,7 +86,7 @@ class RemotePool:
         return driver
 
     def status(self) -> list[dict[str, object]]:
-        """Return for each link its broker, whether it is connected, its error, and the number of waiting messages."""
+        """Return broker, connection state, error and number of unconfirmed messages of each link."""
         return [
             {"broker": key.label, "connected": not link.failure, "error": link.failure, "under_way": link.under_way}
             for key, link in self._drivers.items()
@@ -120,12 +120,12 @@ class RemotePool:
                 del self._drivers[key]
                 self._running.pop(key).cancel()
 
-    def _is_ourselves(self, here: object, there: object) -> bool:
+    def _is_ourselves(self, own_name: object, peer_name: object) -> bool:
         """Return True if a socket leads to one of our own listeners."""
-        if not (isinstance(here, tuple) and isinstance(there, tuple)):
+        if not (isinstance(own_name, tuple) and isinstance(peer_name, tuple)):
             return False
-        ours = {port for host, port in self.listening if host in (there[0], "0.0.0.0", "::")}  # noqa: S104
-        return there[1] in ours and here[0] == there[0]
+        ports = {port for host, port in self.listening if host in (peer_name[0], "0.0.0.0", "::")}  # noqa: S104
+        return peer_name[1] in ports and own_name[0] == peer_name[0]
 
     def _changed(self) -> None:
         for port in self._ports:

@@ -215,7 +215,7 @@ class _Bind(NamedTuple):
     routes: tuple[Destination, ...]
     #: destinations to check first
     chosen: list[Destination]
-    #: those of them that the client named itself: a refusal of one refuses the bind
+    #: destinations in `chosen` that the client named itself: if one is refused, the bind is refused
     named: list[Destination]
 
 
@@ -384,7 +384,7 @@ class ClientBindings:
         inject(self._connection, planned.channel, self._pin_steps(planned.channel, pins), answered)
 
     def _check_first(self, planned: _Bind) -> None:
-        """Check what the client may bind, then store the binding; a refusal leaves no rows."""
+        """Check what the client may bind, then store the binding; after a refusal no rows remain."""
         channel, request, owned = planned.channel, planned.request, planned.owned
         fresh = [destination for destination in planned.tokens if destination not in owned.bound]
         since = owned.tokens.events

@@ -48,7 +48,7 @@ class SidecarChannel:
 
     @property
     def busy(self) -> bool:
-        """True if a method of ours is unanswered."""
+        """True if a method is unanswered."""
         return bool(self._queue)
 
     @property
@@ -57,7 +57,7 @@ class SidecarChannel:
         return self._state is not _State.CLOSED or bool(self._queue)
 
     def run(self, frames: Sequence[bytes], done: Done) -> None:
-        """Send methods with one reply each, after those already waiting."""
+        """Send methods that have one reply each, after methods that are already waiting."""
         if self.number is None:
             done("the broker permits no additional channel")
             return

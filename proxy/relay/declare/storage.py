@@ -40,7 +40,7 @@ from proxy.values import RESERVED_PREFIX, RESERVED_WORD, Destination, Table, Val
 
 Member = TypeVar("Member", bound=Enum)
 
-#: argument that marks an exchange of ours on the broker
+#: argument that marks our exchanges on the broker
 MARK = b"x-open-exchange"
 #: argument with sequence and raw arguments; hidden from clients
 KEPT = b"x-oxproxy"
@@ -98,7 +98,7 @@ def unpack(text: bytes) -> StoredArguments:
 def kept_arguments(
     sequence: int, entries: bytes, routing_key: bytes = b"", client: str = "", signature: bytes = b""
 ) -> bytes:
-    """Return the argument entries of a stored binding: the client's entries, then ours."""
+    """Return the argument entries of a stored binding: the client's entries, followed by our own."""
     signed = longstr_entry(SIGNATURE, signature) if signature else b""
     return entries + longstr_entry(KEPT, pack(sequence, entries, routing_key, client)) + signed
 
@@ -171,7 +171,7 @@ def shown(name: bytes) -> str:
 
 
 def exchange_arguments(sequence: int, entries: bytes) -> bytes:
-    """Return the argument entries of a client's open exchange on the broker: the client's, the mark and ours."""
+    """Return the argument entries of a client's open exchange on the broker: the client's entries, the mark and our own."""
     return entries + _MARK_ENTRY + longstr_entry(KEPT, pack(sequence, entries))
 
 

@@ -90,7 +90,7 @@ class LeaseNegotiation:
         return answer
 
     def receive_from_upstream(self, data: bytes) -> bytes:
-        """Receive bytes from the broker; return those that are new to the handshake."""
+        """Receive bytes from the broker; return the bytes that are new to the handshake."""
         if self._passes_through:
             return data
         self._input.feed(data)

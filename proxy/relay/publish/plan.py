@@ -45,7 +45,7 @@ from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, Facts, Interest, Outcome
 from proxy.values import RESERVED_PREFIXES
 
-#: Limit of cached decisions for one exchange, and of their approximate total size.
+#: Limits of the number and of the approximate total size of cached decisions for one exchange.
 EXCHANGE_ENTRIES, EXCHANGE_BYTES = 8192, 8 << 20
 #: The same limits for one translated address; a virtual host may have plans for `ADDRESSES` of them.
 ADDRESS_ENTRIES, ADDRESS_BYTES = 64, 16384
