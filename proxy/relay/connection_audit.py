@@ -40,7 +40,7 @@ _ENTRY_BYTES = 128
 
 
 class AuditCommits(Protocol):
-    """The audit log as used by confirms."""
+    """The audit log as seen by delayed confirms."""
 
     #: number of the last line on disk
     durable: int
@@ -261,7 +261,7 @@ class ConnectionAudit:
         self._journal.settle(self._conn, channel.number, channel.confirms.before + producer_tag, result, confirm_us)
 
     def lost(self, channel: Channel) -> None:
-        """Record the end of the connection: unsettled publishes get no result."""
+        """Record the end of the connection: the result of unsettled publishes is `lost`."""
         if channel.mode is CONFIRM:
             for tag in channel.confirms.settled.outstanding(channel.confirms.published):
                 self.settled(channel, tag, "lost")

@@ -105,7 +105,7 @@ def can_produce(state: VhostState, first: OriginalAddress, new: OriginalAddress)
 
 
 def refuse_forged(state: VhostState, entries: bytes) -> None:
-    """Refuse a forged header, with which consumers would see a wrong address of the message, now or later.
+    """Refuse a forged header, since consumers would see a wrong address for the message, now or later.
 
     It can't be removed, since the message is forwarded unchanged. A header that no sidecar would restore is harmless.
 

@@ -121,7 +121,7 @@ class StoredBinding(NamedTuple):
 
 
 def sorted_copies(copies: Iterable[BindingCopy]) -> tuple[BindingCopy, ...]:
-    """Sort copies of one binding, the effective one first."""
+    """Sort copies of one binding, the effective copy first."""
     return tuple(sorted(copies, key=lambda copy: (not copy.signed, *copy[:-1])))
 
 
@@ -206,7 +206,7 @@ class OwnedExchange:
         self.receivers.setdefault(stored.destination, {})[identity] = stored
 
     def drop(self, binding: Binding) -> bool:
-        """Remove the client's binding with that identity; return whether there was one."""
+        """Remove the client's binding with the identity of the given one; return whether it existed."""
         identity = binding.identity
         removed = self.clients.pop(identity, None)
         if removed is None:
@@ -312,7 +312,7 @@ class VhostState:
         return new if same else None
 
     def has_token(self, destination: Destination) -> bool:
-        """Return True if messages reach a destination by a token: it is not an exchange evaluated here."""
+        """Return True if messages reach a destination by a token, since it is not an exchange evaluated here."""
         return destination[0] == QUEUE or destination[1] not in self.exchanges
 
     def has_queue(self, name: bytes) -> bool:
@@ -335,7 +335,7 @@ class VhostState:
             owned.tokens.declared(destination)
 
     def next_sequence(self, wall: float) -> int:
-        """Return a sequence number greater than all before: microseconds since 1970, or one more than the last."""
+        """Return a sequence number greater than all previous ones: microseconds since 1970, or the last one plus 1."""
         self.last_sequence = max(self.last_sequence + 1, int(wall * 1_000_000))
         return self.last_sequence
 

@@ -220,7 +220,7 @@ class _Bind(NamedTuple):
 
 
 class _Unbind(NamedTuple):
-    """An unbind in progress; if it is handed over, a pin for other sidecars replaces the binding."""
+    """An unbind in progress; with `handed_over`, a pin for other sidecars replaces the binding."""
 
     channel: Channel
     request: BindRequest
@@ -599,7 +599,7 @@ class ClientBindings:
             raise ProtocolError(540, text)
 
     def _refuse_unkept(self, request: BindRequest, owned: OwnedExchange) -> None:
-        """Refuse a binding that the broker can't store: of a carrier to an exchange that is not on the broker."""
+        """Refuse a binding that the broker can't store: from a carrier to an exchange that is not on the broker."""
         receiver = self._evaluated_destination(request)
         if receiver is not None and receiver.delivery is Delivery.QUEUE and owned.delivery is Delivery.CARRIER:
             text = (

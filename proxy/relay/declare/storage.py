@@ -171,7 +171,7 @@ def shown(name: bytes) -> str:
 
 
 def exchange_arguments(sequence: int, entries: bytes) -> bytes:
-    """Return the argument entries of a client's open exchange on the broker: the client's entries, the mark and our own."""
+    """Return the argument entries of an open exchange on the broker: the client's entries, the mark and our own."""
     return entries + _MARK_ENTRY + longstr_entry(KEPT, pack(sequence, entries))
 
 

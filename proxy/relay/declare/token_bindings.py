@@ -124,7 +124,7 @@ def _unheeded(text: str | None) -> None:
 
 
 def check_permission(connection: ConnectionState, check: PermissionCheck, done: Callable[[], None]) -> None:
-    """Check on a connection of the client whether it may bind a destination, and record the answer in its reach."""
+    """Check on a connection of the client whether it may bind a destination, and record the answer."""
     if connection.lifecycle.phase is not Phase.OPEN:
         done()
         return

@@ -1,6 +1,6 @@
 """Rewrites Connection.Start and StartOk, and negotiates the limits of both sides.
 
-Entries of the property tables keep their bytes; our own are appended, and entries with our names from a peer are removed,
+Entries of the property tables keep their bytes; our own are appended, and a peer's entries with our names are removed,
 so that no client can pose as a proxy or as another peer.
 
 The producer is offered one channel less than the broker permits: the top channel of the leased connection is
