@@ -190,7 +190,7 @@ class Session:
             self._resting = self._loop.call_later(self._shared.pacing.rest(begin, monotonic()), self._rested)
 
     def _rested(self) -> None:
-        """Process what has been read already."""
+        """Process bytes that have already been read."""
         self._end_rest()
         self._from_producer(b"")
 

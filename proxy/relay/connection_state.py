@@ -60,13 +60,13 @@ class Phase(Enum):
     OPEN = "open"
     #: the producer's Connection.Close was sent upstream; the broker's close-ok is relayed, then both sides end
     PRODUCER_CLOSES = "producer closes"
-    #: the broker's (or our) Connection.Close was sent to the producer; its close-ok ends it
+    #: the broker's (or our) Connection.Close was sent to the producer, whose close-ok ends the connection
     CLOSING = "closing"
     CLOSED = "closed"
 
 
 class PermissionCheck(NamedTuple):
-    """Whether a destination is within a client's reach from an exchange, checked on a connection of the client."""
+    """A check, on a connection of the client, whether a destination is within its reach from an exchange."""
 
     owned: OwnedExchange
     reach: Reach
@@ -148,7 +148,7 @@ NO_INVENTORY = QueueInventory(
 
 @dataclass(slots=True, eq=False)
 class Lifecycle:
-    """Phase of a connection, and closes of its producer."""
+    """Phase of a connection, and its producer's Connection.Close methods."""
 
     phase: Phase = Phase.OPEN
     #: the error that ended the connection, for the log; None if there was none
@@ -179,7 +179,7 @@ class Lifecycle:
 
 @dataclass(slots=True, eq=False)
 class UpstreamLink:
-    """The leased connection to the broker: the sidecar's own channel on it, and its closing."""
+    """State of the leased connection to the broker, with the sidecar's own channel on it."""
 
     sidecar_channel: SidecarChannel
     #: whether a Connection.Close, ours or the producer's, was sent upstream
@@ -195,7 +195,7 @@ class UpstreamLink:
 
     @property
     def as_new(self) -> bool:
-        """True if the link itself can be kept for another producer, as far as is known."""
+        """True if the state of the link permits keeping it for another producer."""
         return self.may_be_kept and not self.blocked and not self.sidecar_channel.used
 
     def end(self) -> None:
@@ -222,7 +222,7 @@ class PendingWork:
     requests: list[Request] = field(default_factory=list)
     #: channels whose held frames can resume
     resumable: list[Channel] = field(default_factory=list)
-    #: channels whose frames that were held back can be sent to the producer
+    #: channels whose held-back frames can be sent to the producer
     released: list[Channel] = field(default_factory=list)
 
 
@@ -465,7 +465,7 @@ class ConnectionState:
 
     @property
     def delayed_confirms(self) -> DelayedConfirms | None:
-        """Confirms that wait for their audit lines, if they have to."""
+        """Confirms that wait for their audit lines; None if they need not wait."""
         return self.audit.delayed_confirms if self.audit is not None else None
 
     def delay_confirm(self, channel: Channel, confirm: bytes) -> bool:
@@ -567,7 +567,7 @@ class ConnectionState:
         self.take_held_again(channel)
 
     def take_held_again(self, channel: Channel) -> None:
-        """Process the frames that a channel held again, in its current state."""
+        """Process the frames that a channel has held, now in its current state."""
         if channel.held:
             self.pending.resumable.append(channel)
 

@@ -143,7 +143,7 @@ class Outgoing:
             self.remote_alone = remote_targets.targets[0] if len(remote_targets.targets) == 1 else None
         #: encoded outgoing exchange; empty: the producer's method frame is unchanged
         self.address = b""
-        #: encoded outgoing routing key; empty: the producer's
+        #: encoded outgoing routing key; empty: the producer's key is unchanged
         self.key_field = b""
         #: entries inserted into the header table of every message; None: `entries` encodes them for each routing key
         self.fixed_entries: bytes | None = b""
@@ -185,7 +185,7 @@ class Outgoing:
         return b"".join((ADDRESS_ENTRY, size, front, key, middle, new_key, self.bcc))
 
     def address_of(self, routing_key: bytes) -> OriginalAddress:
-        """Return the address of a message as written by its producer."""
+        """Return the address of a message as given by its producer."""
         return OriginalAddress(self.exchange, routing_key) if self.original is None else self.original
 
 
@@ -367,14 +367,14 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
     cut = _CUT
     if copy.hide_cc and b"CC" in entries:
         raws = [raw for _, raw in pick(entries, 0, len(entries), _CC)]
-        if raws and raws[0][:1] == b"A":  # the broker answers another type with its own 406
+        if raws and raws[0][:1] == b"A":  # the broker answers any other type with its own 406
             cut = _CUT_CC
             aside = b"".join(shortstr(CC_ASIDE) + raw for raw in raws)
     kept = (
         without(entries, 0, len(entries), cut) if b"BCC" in entries or b"x-original-" in entries or aside else entries
     )
     if b"BCC" in entries and _first_bcc_is_no_array(entries):
-        return entries  # forwarded unchanged: the broker's own 406 is the right answer
+        return entries  # forwarded unchanged, so that the broker answers with its own 406
     if not copy.moved:
         return kept + bcc_entry(copy.bcc)
     key = original.routing_key if copy.routing_key is None else copy.routing_key

@@ -106,7 +106,7 @@ class ClientRules(NamedTuple):
 
 
 class DecisionCaches:
-    """Limits the bytes of the cached decisions of all virtual hosts; the largest cache is dropped at the limit.
+    """Limits the total size of the cached decisions of all virtual hosts; at the limit the largest cache is cleared.
 
     Args:
         limit_bytes: total limit.
@@ -127,12 +127,12 @@ class DecisionCaches:
             max(self._used, key=self._used.__getitem__).forget()
 
     def remove(self, plan: Plan) -> None:
-        """Subtract a plan whose decisions were dropped."""
+        """Subtract the size of a plan's decisions, which were dropped."""
         self.used_bytes -= self._used.pop(plan, 0)
 
 
 class Plans:
-    """The plans of one virtual host, created on demand, and again when its state has changed.
+    """The plans of one virtual host, created on demand, and recreated when its state has changed.
 
     Args:
         state: the virtual host.
@@ -275,7 +275,7 @@ class Plans:
         return self.tap if self.tap is not None and self.tap.wants(self.state.name, exchange) else None
 
     def _translate(self, publication: Publication) -> Plan | None:
-        """Look up a publish to an exchange that is not evaluated here in the address table."""
+        """Return the plan, by the address table, of a publish to an exchange that is not evaluated here."""
         state = self.state
         target = None if state.addresses is None else state.addresses.look_up(*publication)
         if target is None:
