@@ -65,7 +65,7 @@ class BrokerFrames:
         return not self._rest
 
     def read_broker(self, data: bytes) -> None:
-        """Receive bytes of any part of the broker's stream; output for the producer is collected in the connection's
+        """Receive any part of the broker's stream; output for the producer is collected in the connection's
         state.
 
         Raises:

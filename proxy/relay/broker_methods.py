@@ -85,7 +85,7 @@ class BrokerMethods:
         connection = self._connection
         if index == methods.CHANNEL_CLOSE_OK:
             return self._closed(channel)
-        if index == methods.CHANNEL_CLOSE:  # it crossed ours, and the producer only knows about ours
+        if index == methods.CHANNEL_CLOSE:  # it crossed our own close, the only one that the producer knows
             connection.change(channel, ChannelEvent.BROKER_CLOSE, index)
             if not connection.upstream.closing:
                 connection.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
@@ -150,7 +150,7 @@ class BrokerMethods:
         return True
 
     def _answer(self, channel: Channel, frame: bytes) -> bool:
-        """Handle the answer to a request of the producer, or of ours, about exchanges, queues or bindings."""
+        """Handle the answer to a request about exchanges, queues or bindings, of the producer or the sidecar."""
         index = U32.unpack_from(frame, 7)[0]
         if not channel.replies or channel.replies.next.reply != index:
             return True
@@ -171,7 +171,7 @@ class BrokerMethods:
         return refusal == frame
 
     def _closed(self, channel: Channel, frame: bytes = b"") -> bool:
-        """Handle the broker's close-ok; return whether it is for the producer."""
+        """Handle the broker's close-ok; return whether it is relayed to the producer."""
         connection, before = self._connection, channel.state
         connection.change(channel, ChannelEvent.BROKER_CLOSE_OK, methods.CHANNEL_CLOSE_OK)
         if before is BOTH_AWAITING_BROKER or before is US_AWAITING_BROKER:

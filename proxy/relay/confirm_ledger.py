@@ -23,7 +23,7 @@ WAITING_RETURNS = 4096
 
 
 class Settled:
-    """Counts settled delivery tags, given acks and nacks with and without `multiple` in any order."""
+    """Counts the delivery tags settled by acks and nacks, with or without `multiple`, in any order."""
 
     __slots__ = ("_above", "count", "low")
 
@@ -105,7 +105,7 @@ class Ledger:
         self._remote: dict[int, _Entry] = {}
 
     def add(self, producer_tag: int, copies: int, apart: int = 0) -> None:
-        """Add a publish with copies for the own broker, and `apart` copies that `settle_remote` settles."""
+        """Add a publish with copies for the producer's own broker, and `apart` copies that `settle_remote` settles."""
         entry = _Entry(producer_tag, copies + apart)
         if apart:
             self._remote[producer_tag] = entry

@@ -27,7 +27,7 @@ FRAME_MIN_BYTES = 4096
 #: Smallest frame-max that RabbitMQ accepts from version 4.1 on, in bytes.
 FRAME_MIN_BYTES_4_1 = 8192
 
-#: Channel limit that "no limit" (0) means: channel numbers have 16 bits.
+#: Meaning of a channel-max of 0 ("no limit"): channel numbers have 16 bits.
 _TOP_CHANNEL = 65535
 
 #: Our entry in both tables: the version of this proxy.

@@ -104,7 +104,7 @@ class HandshakeLimits:
 class Ending:
     """Why the handshake failed, for logs and metrics."""
 
-    #: the side that caused it
+    #: the side that caused the failure
     side: HandshakeSide
     #: reply code sent to the producer, 0 if none
     reply_code: int
@@ -186,7 +186,7 @@ class Handshake:
 
     @property
     def waiting_for(self) -> HandshakeSide | None:
-        """The side that is expected to send, for a driver whose deadline has passed."""
+        """The side that is expected to send; used when the driver's deadline has passed."""
         if self.state in PRODUCERS_TURN:
             return HandshakeSide.PRODUCER
         return HandshakeSide.UPSTREAM if self.state in BROKERS_TURN else None
@@ -382,7 +382,7 @@ class Handshake:
         self._end(connection_close(320, text), ending)
 
     def _end(self, close: bytes, ending: Ending) -> None:
-        """Send Connection.Close to the producer at a time when clients understand it (see the module)."""
+        """Send Connection.Close to the producer at a time when clients understand it (see the module's docstring)."""
         self.ending = self.ending or ending
         self.close_upstream = True
         self._upstream.clear()

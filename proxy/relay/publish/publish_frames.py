@@ -97,7 +97,7 @@ class PublishFrames:
     def leave(
         self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, took_us: float, *, waited: bool
     ) -> None:
-        """Process a decided publish that can't be sent at once as one publish: the slow path.
+        """Process a publish on the slow path: its decision is made, but it can't be sent at once as one publish.
 
         Args:
             publish: the publish's method.

@@ -81,16 +81,16 @@ from proxy.relay.publish.producer_frames import ProducerFrames
 from proxy.relay.publish.publish_frames import PublishFrames
 from proxy.values import RESERVED_PREFIX
 
-#: methods of class basic that consumers send, and the payload of each
+#: methods of class basic that consumers send, and the size of their payload in bytes
 _ACK: Final = 80
 _REJECT: Final = 90
 _NACK: Final = 120
 _ACK_BYTES: Final = 13
 #: type, channel, size
 _FRAME_HEAD_BYTES: Final = 7
-#: payload of a content header without any property
+#: payload bytes of a content header without properties
 _LEAST_HEADER: Final = 14
-#: payload of a publish with empty exchange and routing key
+#: payload bytes of a publish with empty exchange and routing key
 _LEAST_METHOD: Final = 9
 #: Number of held frames processed at once; only afterwards is it known whether one of them has to wait.
 _HELD_AT_ONCE: Final = 64
@@ -100,7 +100,7 @@ _CC_NAME: Final = b"CC"
 _RESERVED_FIRST: Final = 0x78
 #: the bit of the header table in the first octet of the property flags
 _HEADERS_BIT: Final = HEADERS >> 8
-#: duration of a cached decision
+#: value of `took_us` for a cached decision
 _KNOWN: Final = -1.0
 #: marks a non-existent letter in `_WIDTHS`
 _UNKNOWN: Final = 255
@@ -690,7 +690,7 @@ class PublishPass:
         channel: Channel,
         waited: bool,
     ) -> int:
-        """Process a publish by the slow path: it can't be sent at once as one publish to the producer's own broker.
+        """Process a publish on the slow path: it can't be sent at once as one publish to the producer's own broker.
 
         Returns:
             The offset after the processed frames: after its header, or after its body.
