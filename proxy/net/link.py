@@ -16,7 +16,7 @@ from typing import cast
 WRITE_HIGH_BYTES = 1 << 20
 WRITE_LOW_BYTES = 1 << 18
 #: Pause between reads while messages stream. Reading many small segments, such as RabbitMQ's confirms,
-#: at once costs a fraction of reading each.
+#: at once costs a fraction of reading them one by one.
 REST_SECONDS = 0.008
 #: After a read of this size no pause is worthwhile.
 _LARGE_READ_BYTES = 1 << 16

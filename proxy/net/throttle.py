@@ -36,7 +36,7 @@ class RegexPacing:
         self._next = float("-inf")
 
     def rest(self, begin: float, now: float) -> float:
-        """Return how many seconds the producer must not be read.
+        """Return for how many seconds the producer must not be read.
 
         Args:
             begin: when its last decisions started, monotonic seconds.

@@ -189,7 +189,7 @@ class _Kept(asyncio.Protocol):
 
     @property
     def quiet(self) -> bool:
-        """True if the broker has sent nothing but whole heartbeats."""
+        """True if the broker has sent only complete heartbeats."""
         return not self._input and not self.transport.is_closing()
 
     def wait(self, seconds: float) -> None:

@@ -55,7 +55,7 @@ class ClientConnections:
         return any(name == vhost for name, _ in self._open)
 
     async def ask(self, vhost: str, asked: Iterable[PermissionCheck]) -> None:
-        """Check what clients may bind; without a connection of the client, it is refused until the client opens one."""
+        """Check what clients may bind; a client without a connection is refused until it opens one."""
         waiting = []
         for check in asked:
             client_connections = self._open.get((vhost, check.reach.client))
@@ -204,7 +204,7 @@ class Vhosts:
             plans.set_tap(tap)
 
     def set_failures(self, failures: FailureSink) -> None:
-        """Set the sink of failed publishes; call it again when its `watched` has changed."""
+        """Set the sink of failed publishes; call it again whenever its `watched` changes."""
         self._failures = failures
         for plans in self._plans.values():
             plans.failures = failures

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 OUTCOMES = ("routed", "unrouted", "filtered", "rejected", "translated", "passed")
 #: Exchange or binding name of the total for everything without a separate one.
 OTHER = "other"
-#: Bindings with a total of their own by default (setting `metrics.bindings`).
+#: Default limit of bindings with separate totals (setting `metrics.bindings`).
 BINDING_LIMIT = 500
 #: Tallies folded between two pauses of `Traffic.folding`: about a millisecond of work for ten bindings each.
 FOLD_STEP = 256
@@ -125,7 +125,7 @@ class Traffic:
         self._exchanges: dict[tuple[str, bytes], ExchangeCounters] = {}
         self._others: dict[str, ExchangeCounters] = {}
         self._matches: dict[tuple[str, bytes, str], int] = {}
-        #: by virtual host
+        #: matches of bindings without separate totals, by virtual host
         self._other_matches: dict[str, int] = {}
         self._named_bindings: frozenset[tuple[str, bytes, str]] = frozenset()
         self._destinations: dict[tuple[str, bytes], int] = {}
@@ -336,7 +336,7 @@ class ConnectionCounters:
 
 @dataclass(slots=True, eq=False)
 class LimitCounters:
-    """Counters of limits."""
+    """Counters of reached limits."""
 
     #: number of refused connections, by a name of REJECTED_CONNECTIONS
     rejected_connections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REJECTED_CONNECTIONS, 0))
@@ -388,13 +388,13 @@ class Counters:
         self.rules = RulesCounters()
         self.audit = AuditCounters()
         self.remotes: dict[str, RemoteCounters] = {}
-        #: gauge, upstream connections without a producer; and how many were reused
+        #: gauge, upstream connections kept without a producer; and number of reused ones
         self.kept_connections = 0
         self.reused_connections = 0
         self.missing_destinations = 0
         self.foreign_bindings = 0
         self.carrier_bypasses = 0
-        #: by virtual host, type of the carrier, and whether it is the cheaper type
+        #: number of bindings by virtual host, type of the carrier, and whether it is the cheaper type
         self.carrier_bindings: Mapping[tuple[str, str, str], int] = {}
         self.unkeyed_tokens = 0
         self.unsigned_bindings = 0

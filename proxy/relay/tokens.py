@@ -38,7 +38,7 @@ _EIGHT_WORDS = tuple(_KEYED.values())
 _KEYED_PREFIXES = (*_EIGHT_WORDS, *_KEYED_WORD.values())
 #: Prefix of the exchanges that record which tokens are no longer bound (see `Tokens.markers`).
 _MARKERS = RESERVED_PREFIX + b"f."
-#: in place of the key, for unkeyed tokens
+#: used in place of a key for unkeyed tokens
 UNKEYED = b""
 #: Destinations whose tokens are cached; a hash costs a microsecond.
 _REMEMBERED = 65536
@@ -131,7 +131,7 @@ class Tokens:
     ) -> None:
         self.vhost = vhost
         self.form = form
-        #: keys whose tokens are bound, the current one first; unkeyed tokens last
+        #: keys whose tokens are bound, the current key first; `UNKEYED` last
         self.keys: tuple[bytes, ...] = tuple(key for key in (*keys, UNKEYED) if key not in retired)
         if form is not TokenForm.DIRECT and len(self.keys) > 1:
             self.keys = tuple(key for key in self.keys if key != UNKEYED)
@@ -160,7 +160,7 @@ class Tokens:
         return tokens
 
     def of(self, kind: str, name: bytes) -> tuple[bytes, ...]:
-        """Return the tokens that are bound for a destination, the current one first."""
+        """Return the tokens that are bound for a destination, the current token first."""
         destination = (kind, name)
         tokens = self._known.get(destination)
         if tokens is None:
@@ -206,7 +206,7 @@ class Tokens:
 
 
 class Secrets:
-    """The secrets that all sidecars of a broker share: the first signs, all verify.
+    """The secrets that all sidecars of a broker share: the first is used to sign, all to verify.
 
     Args:
         secrets: the current one, then previous ones. If empty, signatures are only valid among processes without a

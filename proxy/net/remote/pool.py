@@ -60,7 +60,7 @@ class RemotePool:
         self.listening: Sequence[tuple[str, int]] = ()
 
     def port(self, vhost: str, full: Callable[[bool], None]) -> ProducerRemotes:
-        """Return the remotes of one producer's connection; `full` is called when it starts or stops having to wait."""
+        """Return the remotes of one producer's connection; `full` as in `ProducerRemotes`."""
         port = ProducerRemotes(self, vhost, full)
         self._ports.add(port)
         return port
@@ -136,7 +136,7 @@ class RemotePool:
 
 
 class ProducerRemotes:
-    """The other brokers of one producer's connection; `full` is called when it starts or stops having to wait."""
+    """The other brokers of one producer's connection; `full` is called when the producer must wait or may continue."""
 
     def __init__(self, pool: RemotePool, vhost: str, full: Callable[[bool], None]) -> None:
         self._pool = pool

@@ -85,7 +85,7 @@ def send_alone(
 
 
 def copy_ids(remote_targets: RemoteTargets, producer_tag: int) -> list[Hashable]:
-    """Return identifiers of the copies at other brokers, which identify their returns."""
+    """Return identifiers of copies at other brokers, by which their returns are recognised."""
     return [
         ("remote", producer_tag, index) for index in range(len(remote_targets.targets) + len(remote_targets.failed))
     ]

@@ -63,7 +63,7 @@ class RemoteMessage:
         return len(self.header) + len(self.body)
 
     def settled(self, result: RemoteResult, reason: str) -> None:
-        """Handle the result; called once, with a reason for logs, possibly empty and without credentials."""
+        """Handle the result; called once. The reason is for logs; it may be empty and contains no credentials."""
 
 
 class RemotePublisher(Protocol):
@@ -275,7 +275,7 @@ class Lane:
 
 
 def _fingerprint(header: bytes) -> Hashable:
-    """Return the part of a content header that is equal when sent and returned: all but the header table."""
+    """Return the part of a content header that is equal when sent and returned: all except the header table."""
     fixed = CONTENT_HEAD.size - FRAME_HEAD.size
     flags = U16.unpack_from(header, fixed)[0]
     span = table_span(header, fixed + 2, flags)
