@@ -264,11 +264,11 @@ def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
 
 def _unreserved(leaves: TranslatedDestinations) -> TranslatedDestinations:
     """Turn translations that would copy a token from the producer's routing key into failed ones."""
-    reserved = [name for name in leaves.publications if name.routing_key.startswith(RESERVED_PREFIXES)]
+    reserved = [address for address in leaves.publications if address.routing_key.startswith(RESERVED_PREFIXES)]
     if not reserved:
         return leaves
     failed = FailedTranslation(leaves.rule or 0, "a routing key with a reserved prefix")
-    publications = tuple(name for name in leaves.publications if name not in reserved)
+    publications = tuple(address for address in leaves.publications if address not in reserved)
     return leaves._replace(publications=publications, failed=(*leaves.failed, failed))
 
 
