@@ -1,9 +1,9 @@
 """The four families of errors.
 
-``ProtocolError``: a peer violated AMQP 0-9-1, or a rule whose violation is reported the same way; it becomes a
-Channel.Close or a Connection.Close. ``LocalProtocolError``: our own code attempted something that the protocol forbids
-(a bug). ``ConfigError``: an operator's file is invalid; the error has the position. ``UpstreamError``: RabbitMQ is
-unreachable or refused us. Results of normal traffic (no route, nack, return) are values, never exceptions.
+``ProtocolError``: a peer violated AMQP 0-9-1, or another rule whose violation is answered the same way, with
+Channel.Close or Connection.Close. ``LocalProtocolError``: our own code attempted something that the protocol forbids
+(a bug). ``ConfigError``: an operator's file is invalid; the error contains file, line and key. ``UpstreamError``:
+RabbitMQ is unreachable or refused us. Results of normal traffic (no route, nack, return) are values, never exceptions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class ProxyError(Exception):
 
 
 class Scope(Enum):
-    """The scope that a protocol error closes."""
+    """What a protocol error closes."""
 
     CHANNEL = "channel"
     CONNECTION = "connection"
@@ -77,7 +77,7 @@ class ConfigError(ProxyError):
         file: path as the operator wrote it, or the name of an environment variable.
         line: line number from 1, 0 for the whole file.
         key: dotted path of the key, e.g. ``exchanges[0].bindings[2].arguments``.
-        message: what was seen and what was expected. Never a secret's value.
+        message: the seen and the expected value; it never contains a secret.
         column: column number from 1, 0 if unknown.
     """
 
@@ -96,7 +96,7 @@ class ConfigError(ProxyError):
 
 
 class ConfigErrors(ProxyError):  # noqa: N818 -- a plural of ConfigError
-    """All errors of one load, ordered by file and position."""
+    """All errors found in one load, ordered by file and position."""
 
     def __init__(self, errors: Iterable[ConfigError]) -> None:
         self.errors = tuple(sorted(errors, key=lambda error: (error.file, error.line, error.column)))

@@ -19,7 +19,7 @@ from typing import Final
 
 ROOT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER: Final = os.path.join(ROOT, "proxy", "_native")
-#: Lines: digest of the sources, settings of the compilation, then the sources, relative to ROOT.
+#: Its lines: digest of the sources, settings of the compilation, then the paths of the sources, relative to ROOT.
 MANIFEST: Final = "manifest.txt"
 #: Identifies this Python and this platform exactly, so that modules built for others are never loaded.
 SUFFIX: Final = EXTENSION_SUFFIXES[0]

@@ -44,11 +44,11 @@ def strings(value: Value) -> Iterator[bytes]:
 #: Entries in wire order; a name may occur twice.
 Table: TypeAlias = tuple[tuple[bytes, Value], ...]
 
-#: Prefixes of our own keys on carriers: one of several words on a direct exchange, a single word on a topic exchange,
-#: where every dot costs time.
+#: Prefixes of our own keys on carriers: one of several words, and a single word for topic exchanges, where every dot
+#: costs time.
 RESERVED_PREFIX = b"x.o.p.e.n.x."
 RESERVED_WORD = RESERVED_PREFIX.replace(b".", b"-")
-#: Routing keys and CC entries of producers must not begin with these: destination tokens do.
+#: Routing keys and CC entries of producers must not begin with these prefixes, which destination tokens have.
 RESERVED_PREFIXES = (RESERVED_PREFIX, RESERVED_WORD)
 
 #: The kinds of destinations.

@@ -31,7 +31,7 @@ U64 = Struct(">Q")
 ACK_FRAME = Struct(">BHIIQBB")
 ACK_BYTES: Final = 13
 #: Bytes above frame-max that RabbitMQ tolerates in a frame (FRAME_SIZE_FUDGE of its rabbit_reader), and so do we: some
-#: clients, such as AMQPStorm, cut bodies into frame-max bytes.
+#: clients, such as AMQPStorm, split bodies into parts of frame-max bytes.
 FRAME_SIZE_FUDGE: Final = 8
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
@@ -51,7 +51,7 @@ def shortstr(text: bytes) -> bytes:
 
 
 def check_head(kind: int, channel: int, size: int, frame_max: int, fudge: int = 0) -> None:
-    """Reject a frame as soon as its head is read, before anything of it is buffered.
+    """Reject a frame as soon as its head is read, before any of it is buffered.
 
     Raises:
         ProtocolError: 501 for an unknown type or a frame above frame-max (spec, 4.2.3; RabbitMQ answers the same).
@@ -80,10 +80,10 @@ class RawFrame(NamedTuple):
 
 
 class PartialFrame:
-    """Buffers an incomplete frame as unchanged reads and joins them once.
+    """Buffers the reads of an incomplete frame and joins them once.
 
-    A frame may be as large as frame-max and arrives in reads of some 100 KiB: joining at each read would take quadratic
-    time.
+    A frame may be as large as frame-max and arrives in reads of about 100 KiB: joining at each read would take
+    quadratic time.
     """
 
     __slots__ = ("_pieces", "_size", "_whole")
@@ -91,7 +91,7 @@ class PartialFrame:
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._size = 0
-        #: bytes needed before the buffer is worth reading: the whole first frame, or its head
+        #: bytes needed to continue: the whole first frame, or its head while that is incomplete
         self._whole = 0
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class PartialFrame:
         self._whole = FRAME_HEAD.size if size < FRAME_HEAD.size else FRAME_HEAD.unpack_from(data)[2] + OVERHEAD
 
     def join(self, data: bytes) -> bytes:
-        """Add a read; return everything once the first frame is whole, or its head if that was incomplete."""
+        """Add a read; return all bytes once the first frame, or its head if that was incomplete, is complete."""
         self._pieces.append(data)
         self._size += len(data)
         return self.take() if self._size >= self._whole else b""
@@ -117,7 +117,7 @@ class PartialFrame:
 
 
 class FrameBuffer:
-    """Bytes in, whole frames out.
+    """Extracts whole frames from received bytes.
 
     Args:
         limit_bytes: limit of buffered bytes (506 above it), and of a frame (501 as soon as its length is read).
@@ -148,7 +148,7 @@ class FrameBuffer:
         self._waiting.clear()
 
     def next_frame(self) -> RawFrame | None:
-        """Return the next whole frame, None if it is incomplete.
+        """Return the next whole frame, or None if it is incomplete.
 
         Raises:
             ProtocolError: 501, unknown type, too large, or no frame-end at the expected place.

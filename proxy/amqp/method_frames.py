@@ -161,8 +161,7 @@ Fields = TypeVar("Fields", bound=NamedTuple)
 
 
 def read_method(method: type[Fields], payload: bytes) -> Fields:
-    """Read the payload (ids included) of a method frame that is known to be that method, without its reserved
-    arguments.
+    """Read the payload (ids included) of a method frame that is known to have this method; omit reserved arguments.
 
     Raises:
         ProtocolError: 502 with class and method ids, the arguments don't fill the payload.
@@ -170,7 +169,7 @@ def read_method(method: type[Fields], payload: bytes) -> Fields:
     return method._make(arguments(payload)[-len(method._fields) :])  # reserved arguments come first
 
 
-#: Reply code -> its name, which begins a reply text of RabbitMQ.
+#: Reply code -> its name, with which RabbitMQ's reply texts begin.
 REPLY_NAMES = {
     200: b"REPLY_SUCCESS",
     311: b"CONTENT_TOO_LARGE",
@@ -265,7 +264,7 @@ def queue_declare(
 def bind(
     channel: int, destination: Destination, source: bytes, key: bytes, entries: bytes = b"", *, nowait: bool = False
 ) -> bytes:
-    """Build the bind of a queue or an exchange to an exchange, with these argument entries."""
+    """Build the bind of a queue or an exchange to an exchange, with the given argument entries."""
     kind, name = destination
     method = methods.QUEUE_BIND if kind == QUEUE else methods.EXCHANGE_BIND
     return method_frame(channel, method, 0, name, source, key, nowait, entries)
@@ -293,7 +292,7 @@ def basic_publish(channel: int, exchange: bytes, key: bytes, *, mandatory: bool 
 
 
 def basic_return(channel: int, reply_code: int, text: bytes, exchange: bytes, key: bytes) -> bytes:
-    """Build ``Basic.Return``; header and body must follow. RabbitMQ's text is the bare name, ``NO_ROUTE``."""
+    """Build ``Basic.Return``; header and body must follow. RabbitMQ's text is only the name, ``NO_ROUTE``."""
     return method_frame(channel, methods.BASIC_RETURN, reply_code, text, exchange, key)
 
 

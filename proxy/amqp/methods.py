@@ -1,12 +1,12 @@
 """Methods: numbers, argument layouts, replies; reads the arguments of any method and builds its frame.
 
-The layouts come from pamqp, which is used only here; the values don't, since pamqp turns strings into ``str`` (which
-fails on binary names) and tables into ``dict`` (which loses types, order and duplicates). Here both stay bytes. There
-is no state: handshake and relay decide which methods are allowed at a given time.
+Only the layouts come from pamqp, which no other module uses: pamqp converts strings to ``str`` (which fails on binary
+names) and tables to ``dict`` (which loses types, order and duplicates). Here both stay bytes. There is no state:
+handshake and relay decide which methods are allowed at a given time.
 
 Source: AMQP 0-9-1 spec, 1.3 to 1.8 (classes), RabbitMQ "Protocol extensions". A method is identified by one number,
-class id << 16 | method id, as its first four bytes read. All lengths are in bytes. Only methods that the proxy inspects
-have a constant.
+class id << 16 | method id, which is the value of its first four bytes. All lengths are in bytes. Only methods that the
+proxy inspects have a constant.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ NAMES: Final[dict[int, str]] = {method: kind.name for method, kind in _KINDS.ite
 
 _BY_NAME = {name: method for method, name in NAMES.items()}
 
-#: Synchronous method -> its possible replies. With its nowait bit set it gets none (including a ``Basic.Cancel`` from
-#: the broker, whose nowait bit is set).
+#: Synchronous method -> its possible replies. A method with its nowait bit set gets none; a ``Basic.Cancel`` of the
+#: broker always has it set.
 REPLIES: Final[dict[int, frozenset[int]]] = {
     method: frozenset(_BY_NAME[name] for name in kind.valid_responses)
     for method, kind in _KINDS.items()
     if kind.synchronous
 }
 
-#: Methods that only a broker sends; from a producer they are a 503.
+#: Methods that only a broker sends; a producer that sends one gets a 503.
 ONLY_FROM_BROKER: Final = frozenset(
     {CONNECTION_START, CONNECTION_SECURE, CONNECTION_TUNE, CONNECTION_BLOCKED, CONNECTION_UNBLOCKED}
     | {BASIC_RETURN, BASIC_DELIVER}
@@ -132,7 +132,7 @@ def arguments(payload: bytes) -> tuple[Argument, ...]:
     """Read the arguments of a method.
 
     Returns:
-        Arguments in wire order, reserved ones included; a table as its entries, checked but not decoded.
+        Arguments in wire order, including reserved ones; a table as its entries, checked but not decoded.
 
     Raises:
         ProtocolError: 502 with class and method ids, the arguments don't fill the payload exactly or a table is
@@ -189,7 +189,7 @@ def reply_of(method: int) -> int:
 
 
 def reply_to(frame_bytes: bytes) -> int:
-    """Return the reply to the synchronous method in a whole frame of ours."""
+    """Return the reply to the synchronous method in one of our own frames."""
     return reply_of(method_of(frame_bytes[FRAME_HEAD.size : -1]))
 
 

@@ -1,10 +1,10 @@
 """Locates the header table and the other properties of a content header, without decoding them.
 
 Only handles the layout of class basic's properties, independently of frames and rules. Property bytes are never written
-here: ``content`` cuts and inserts at the offsets returned.
+here: callers cut and insert at the returned offsets.
 
 Source: AMQP 0-9-1 spec, 4.2.6.1 "The content header". The two low bits of the flags, including the continuation bit,
-are read as RabbitMQ reads them: ignored, no further word of flags follows (seen on 3.10.8, which delivers the flags
+are ignored, as RabbitMQ ignores them: there is no second word of flags (seen with 3.10.8, which delivers the flags
 unchanged and answers 541 to a second word). The table must be located as the broker locates it, or our tokens would be
 inserted at the wrong offset.
 """
@@ -28,7 +28,7 @@ _MALFORMED = (IndexError, struct.error)
 _TEXT: Final = "short string"
 _TABLE: Final = "table"
 _OCTET: Final = "octet"
-#: In wire order, from the highest bit of the flags down. ``cluster_id`` is RabbitMQ's name of the reserved property.
+#: In wire order, from the highest bit of the flags down. ``cluster_id`` is RabbitMQ's name for the reserved property.
 _LAYOUT = (
     ("content_type", _TEXT),
     ("content_encoding", _TEXT),
@@ -80,10 +80,10 @@ def table_span(data: bytes, start: int, flags: int, end: int | None = None) -> t
 
 
 def strings_end(data: bytes, start: int, flags: int, end: int) -> int:
-    """Return the offset of the header table, present or not: after content type and content encoding.
+    """Return the offset at which the header table is or would be: after content type and content encoding.
 
     Raises:
-        ProtocolError: 502, they exceed ``end``.
+        ProtocolError: 502, these two exceed ``end``.
     """
     for flag in (CONTENT_TYPE, CONTENT_ENCODING):
         if flags & flag:
@@ -108,14 +108,14 @@ def decode_properties(
         wanted: names to read; None: all that are set.
 
     Returns:
-        Set properties among ``wanted`` by name; strings as bytes, possibly empty.
+        The properties among ``wanted`` that are set, by name; strings as bytes, possibly empty.
 
     Raises:
         ProtocolError: 502, the properties don't fill ``start`` to ``end`` exactly.
     """
     if end > len(data):
         _malformed()
-    found: dict[str, bytes | int] = {}
+    properties: dict[str, bytes | int] = {}
     at = start
     try:
         for name, kind in _present(flags):
@@ -133,13 +133,13 @@ def decode_properties(
                 stop = at + 8
                 content = _TIMESTAMP.unpack_from(data, at)[0]
             if content is not None and (wanted is None or name in wanted):
-                found[name] = content
+                properties[name] = content
             at = stop
     except _MALFORMED:
         _malformed()
     if at != end:
         _malformed()
-    return found
+    return properties
 
 
 @lru_cache(maxsize=1024)

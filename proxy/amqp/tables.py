@@ -4,7 +4,7 @@ Received bytes are never re-encoded: rules get decoded values, the broker gets t
 at the boundaries of entries. Independent of frames, methods and rules.
 
 Source: AMQP 0-9-1 spec, 4.2.5.5 "Field tables"; letters as RabbitMQ reads them (errata, "Field types"). All lengths are
-in bytes. Malformed bytes are a ``ProtocolError`` 502 on the connection, as on the broker.
+in bytes. Malformed bytes raise a ``ProtocolError`` 502 for the connection, as on the broker.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ VALUE_SIZES = (
 _VOID = Value("V", None)
 _NEW_TUPLE: Final[Any] = tuple.__new__
 
-#: Exceptions from reading out of bounds or an unknown letter.
+#: Exceptions raised by reading out of bounds, and by an unknown letter.
 _MALFORMED = (IndexError, KeyError, struct.error)
 
 
 def pick(data: bytes, start: int, end: int, wanted: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-    """Find the entries with some names and skip the others. On the path of every routed publish.
+    """Find the entries with the given names and skip the others.
 
     Args:
         data: bytes that contain the table.
@@ -57,7 +57,7 @@ def pick(data: bytes, start: int, end: int, wanted: frozenset[bytes]) -> list[tu
         wanted: names to find.
 
     Returns:
-        (name, raw value: letter and value bytes) of each entry, in order, including duplicates.
+        (name, raw value: letter and value bytes) of each of these entries, in order, including duplicates.
 
     Raises:
         ProtocolError: 502, the entries don't fill ``start`` to ``end`` exactly or a letter is unknown.
@@ -235,7 +235,7 @@ def _decode_entries(data: bytes, start: int, end: int, depth: int) -> Table:
 
 
 def _decode(data: bytes, at: int, end: int, depth: int) -> tuple[Value, int]:
-    """Decode the value whose letter is at ``at`` and which must not extend beyond ``end``."""
+    """Decode the value whose letter is at ``at``; it must not extend beyond ``end``."""
     octet: int = data[at]
     at += 1
     if octet == 0x53 and at + 4 <= end:
@@ -275,7 +275,7 @@ def _decode_elements(data: bytes, start: int, end: int, depth: int) -> tuple[Val
 
 
 def _value(letter: str, content: object) -> Value:
-    # Not by the named tuple's constructor, a Python function: it takes four times as long.
+    # The named tuple's constructor, a Python function, would take four times as long.
     return cast("Value", _NEW_TUPLE(Value, (letter, content)))
 
 

@@ -105,4 +105,4 @@ def _print_all() -> None:
             print_line("\n".join(f"  {line}" for line in _wrapped_keys(entry, width - 2)))
             meaning = textwrap.wrap(_plain(entry.meaning), width - 6, break_on_hyphens=False)
             print_line("\n".join(f"      {line}" for line in meaning))
-    print_line("\nDetails and an example of an operator: oxproxy operators 'x-?hkv>='")
+    print_line("\nDetails with an example: oxproxy operators 'x-?hkv>='")

@@ -20,7 +20,7 @@ class SessionLimits:
     """Deadlines and limits of one session.
 
     Args:
-        handshake_seconds: from the first byte to Connection.OpenOk.
+        handshake_seconds: from accepting the connection to Connection.OpenOk.
         close_seconds: from a Connection.Close to the closing of the socket.
         bind_seconds: how long a publish or a declare waits for the control plane.
         frame_max: frame_max offered to producers, in bytes.

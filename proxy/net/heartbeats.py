@@ -1,8 +1,8 @@
 """Sends and monitors heartbeats on both sides of a connection, and applies the idle timeout.
 
 A side to which nothing was sent for half its interval gets a heartbeat; one from which nothing was received for two
-intervals is considered lost. A connection that has only heartbeats for the idle timeout is idle, unless publishes on it
-are unconfirmed. The timer of a socket that is not being read is stopped.
+intervals is considered lost. A connection on which only heartbeats were received for the idle timeout is idle, unless
+publishes on it are unconfirmed. The timer of a socket that is not being read is stopped.
 
 Source: AMQP 0-9-1 spec, 4.2.7.
 """
@@ -89,7 +89,7 @@ class Heartbeats:
             self._timer.cancel()
 
     def saw(self, data: bytes, now: float) -> None:
-        """Record a read of either side; one heartbeat split over two reads counts as another frame, harmlessly."""
+        """Record a read of either side; a heartbeat split over two reads counts as another frame."""
         if data.replace(HEARTBEAT_FRAME, b""):
             self._busy = now
 

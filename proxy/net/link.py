@@ -11,12 +11,12 @@ from collections.abc import Callable
 from time import monotonic
 from typing import cast
 
-#: Bytes waiting for a socket above which the other side is not read, and below which it is read again. A few reads'
-#: worth: enough for full speed on loopback, small enough for thousands of connections.
+#: Size of the write buffer above which the other side is not read, and below which it is read again. The bytes of a few
+#: reads: enough for full speed on loopback, small enough for thousands of connections.
 WRITE_HIGH_BYTES = 1 << 20
 WRITE_LOW_BYTES = 1 << 18
-#: Pause between reads while messages stream. Many small segments, such as RabbitMQ's confirms, cost a fraction if read
-#: at once.
+#: Pause between reads while messages stream. Reading many small segments, such as RabbitMQ's confirms,
+#: at once costs a fraction of reading them one by one.
 REST_SECONDS = 0.008
 #: After a read of this size no pause is worthwhile.
 _LARGE_READ_BYTES = 1 << 16
@@ -123,7 +123,7 @@ class Link(asyncio.Protocol):
             self.transport.write(data)
 
     def pause(self, reason: str, paused: bool) -> None:
-        """Pause or resume reading; it resumes when no reason is left."""
+        """Pause or resume reading; it resumes when there is no other reason to pause."""
         before = bool(self._paused_for)
         if paused:
             self._paused_for.add(reason)
@@ -142,7 +142,7 @@ class Link(asyncio.Protocol):
 
     @property
     def paused(self) -> bool:
-        """True if the socket is not being read, apart from a brief rest."""
+        """True if the socket is not being read, except during a brief rest between reads."""
         return bool(self._paused_for - _REST)
 
     @property
@@ -156,9 +156,9 @@ class Link(asyncio.Protocol):
 
     def release(self) -> asyncio.Transport | None:
         """Detach and return the socket, if it is open; this object receives nothing more from it."""
-        transport, standing = self.transport, self.connected
+        transport, was_connected = self.transport, self.connected
         self.connected = False
-        return transport if standing and transport is not None and not transport.is_closing() else None
+        return transport if was_connected and transport is not None and not transport.is_closing() else None
 
     def close(self) -> None:
         """Send buffered bytes, then close."""

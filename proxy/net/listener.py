@@ -37,15 +37,15 @@ from proxy.relay.counters import ConnectionCounters
 _log = structlog.get_logger(__name__)
 #: Interval between checks for unconfirmed publishes during a drain.
 _LOOK_SECONDS = 0.05
-#: Limit of concurrently refused producers that get a reason, within the handshake's deadline; others are closed without
-#: one, so that a flood of them does not exhaust file descriptors (`RESERVED_DESCRIPTORS` includes these).
+#: Limit of producers that are being refused with a reason at the same time; further ones are closed without a reason,
+#: so that a flood of them does not exhaust file descriptors (`RESERVED_DESCRIPTORS` includes this number).
 TOLD_AT_ONCE = 64
 _BACKLOG = 1024
 #: Connections accepted in one iteration of the event loop.
 _ACCEPTED_AT_ONCE = 64
 #: Seconds without accepting after the system ran out of sockets, as in asyncio.
 _BREATH_SECONDS = 1.0
-#: Errors for a host without an address of a family.
+#: Errors if the machine has no address of the address family.
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 #: A producer's own socket and its connection to the broker.
 DESCRIPTORS_PER_PRODUCER = 2
@@ -63,7 +63,7 @@ class ListenerLimits:
         connections_per_peer: limit per client address; 0: no separate limit.
         settle_seconds: how long a drain waits for unconfirmed publishes.
         close_seconds: how long it then waits for close-oks.
-        shared: other processes of ours listen there as well (socket(7), SO_REUSEPORT).
+        shared: whether other processes of ours listen on the same addresses (socket(7), SO_REUSEPORT).
     """
 
     connections: int = 10000
@@ -82,7 +82,7 @@ class ListenError(OSError):
 
 
 def admitted_connections(connections: int, kept: int = 0, asked: bool = True) -> int:
-    """Raise this process's limit of file descriptors as far as needed and permitted; log if it stays too low.
+    """Raise this process's limit of file descriptors as far as needed and permitted; log if the limit stays too low.
 
     Args:
         connections: configured limit of producers.
@@ -117,9 +117,9 @@ class TlsListener:
 
     Args:
         context: returns the context for a new connection.
-        counters: of producers' connections.
+        counters: counters of producers' connections.
         handshake_seconds: timeout of a handshake.
-        close_seconds: timeout of the peer's answer to our close.
+        close_seconds: timeout for the peer's answer to our close.
     """
 
     def __init__(
@@ -135,10 +135,10 @@ class TlsListener:
         self._close_seconds = close_seconds
 
     async def handshake(self, connection: socket.socket, protocol: asyncio.Protocol, peer: str) -> None:
-        """Do the handshake and connect the protocol; the caller closes the socket if this raises.
+        """Perform the handshake and connect the protocol; the caller closes the socket if this raises.
 
         Raises:
-            OSError: it failed; that has been counted and logged.
+            OSError: the handshake failed, which has been counted and logged.
         """
         try:
             async with asyncio.timeout(self._handshake_seconds):
@@ -155,7 +155,7 @@ class TlsListener:
             raise ConnectionAbortedError(str(error)) from error
 
     def _told(self, error: BaseException, peer: str) -> bool:
-        """Count and log a failed handshake; False for an error not caused by the peer."""
+        """Count and log a failed handshake; return False for an error not caused by the peer."""
         if isinstance(error, (TimeoutError, ConnectionAbortedError)):  # the loop's own deadline raises the latter
             result, reason = "timeout", f"no TLS handshake within {self._handshake_seconds:g} s"
         elif isinstance(error, (ssl.SSLError, ConfigError)):
@@ -168,13 +168,13 @@ class TlsListener:
 
 
 class Listener:
-    """The listening side.
+    """Accepts producers on all listening addresses.
 
     Args:
         addresses: (host, port) to listen on; port 0 picks a free one.
         context: data shared by all sessions.
         limits: see ListenerLimits.
-        tls: by address with TLS, the provider of contexts for new connections.
+        tls: providers of contexts for new connections, by listening address with TLS.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Listener:
         self._context = context
         self._limits = limits
         self._sockets: list[socket.socket] = []
-        #: connections without a session yet: plain ones briefly, others during their TLS handshake
+        #: connect accepted sockets to their sessions, with TLS after its handshake
         self._tasks = Tasks()
         self._sessions: set[Session] = set()
         #: sessions that are not being refused, with their client address
@@ -257,7 +257,7 @@ class Listener:
             session.audit_full(full)
 
     def _accept(self, listening: socket.socket, tls_listener: TlsListener | None) -> None:
-        """Accept pending connections; others follow in the next iteration of the event loop."""
+        """Accept pending connections up to a limit; the next iteration of the event loop continues."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 connection, address = listening.accept()
@@ -303,7 +303,7 @@ class Listener:
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
         except BaseException as error:
             connection.close()
-            protocol.connection_lost(None)  # for any cause: the session must know that it has no socket
+            protocol.connection_lost(None)  # whatever the cause, the session must learn that it has no socket
             if not isinstance(error, OSError):
                 raise
 
@@ -336,7 +336,7 @@ class Listener:
             self._empty.set()
 
     def _settling(self) -> int:
-        """Return how many sessions have unconfirmed publishes; these read no more."""
+        """Return the number of sessions with unconfirmed publishes, and stop reading their producers."""
         return sum([session.settling() for session in self._sessions])
 
     def _close_sockets(self) -> None:
@@ -356,8 +356,7 @@ class Listener:
     async def drain(self) -> None:
         """Stop accepting, wait for confirms, close every producer with 320, close the sockets.
 
-        Publishes to another broker that are unconfirmed at the deadline are nacked; producers of others learn from the
-        close.
+        Publishes to other brokers that are unconfirmed at the deadline are nacked; all others stay unconfirmed.
         """
         await self._stop_accepting()
         loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
 """The AMQP handshake of a producer connection and its upstream connection, with sockets and deadlines.
 
-`relay.handshake` gets the bytes and decides what to send. Ends when the session takes over, or when the producer has
-been refused. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 2.2.4.
+`relay.handshake` gets the bytes and decides what to send. The opening ends when the session takes over, or when the
+producer has been refused. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 2.2.4.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proxy.net.vhosts import ControlPlane
 from proxy.relay.handshake.lease import Lease, LeaseNegotiation
 from proxy.relay.handshake.machine import Handshake, HandshakeLimits, HandshakeSide, HandshakeState
 
-#: Reply codes from here on are errors of the peer (AMQP 0-9-1 spec, 1.2 "Constants").
+#: Reply codes from this one on are errors of the peer (AMQP 0-9-1 spec, 1.2 "Constants").
 _FAULTS = 500
 
 
@@ -36,7 +36,7 @@ class Opening:
         tasks: cancelled at the end of the session.
         opened: called once, when both sides are open.
         log: logger of the session.
-        refusal: why the producer is refused, if it is.
+        refusal: reason for refusing the producer; None if it is admitted.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Opening:
         handshake_limits = HandshakeLimits(limits.frame_max, channel_max=limits.channels)
         self._handshake = Handshake(producer.peer_name, context.version, handshake_limits)
         self._loop = asyncio.get_running_loop()
-        left = producer.begun + limits.handshake_seconds - monotonic()  # TLS has taken some of it
+        left = producer.begun + limits.handshake_seconds - monotonic()  # TLS has taken part of it
         self._deadline = self._loop.call_later(max(left, 0.0), self._timeout)
         reuse = context.reuse if refusal is None else None
         self._negotiation = reuse.negotiation() if reuse is not None else None
         self._connecting = False
         self._adopting = False
-        #: the reason of a failure that the handshake itself can't determine
+        #: result of a failed handshake that the handshake itself can't determine
         self._failure = ""
 
     def from_producer(self, data: bytes) -> None:
@@ -91,7 +91,7 @@ class Opening:
         self._handshake.producer_lost()
 
     def upstream_lost(self, error: Exception | None) -> None:
-        """Handle the loss of the broker's socket; TLS 1.3 rejects a certificate this way, after the handshake."""
+        """Handle the loss of the broker's socket; with TLS 1.3, brokers reject our certificate after the handshake."""
         failure = None
         if isinstance(error, ssl.SSLError) and self._handshake.ending is None:
             failure = UpstreamError(UpstreamFailure.TLS, words(error))
@@ -168,7 +168,7 @@ class Opening:
             async with asyncio.timeout(self._shared.limits.bind_seconds):
                 await control.adopt(vhost, self._shared.vhosts.plans(vhost).state)
         except (TimeoutError, UpstreamError) as error:
-            self._log.warning("virtual host is not followed", vhost=vhost, error=str(error))
+            self._log.warning("client declarations of a virtual host not loaded", vhost=vhost, error=str(error))
         self._pause_both(False)
         if self._producer.connected:
             self._opened(self._handshake)
@@ -178,7 +178,7 @@ class Opening:
             link.pause("adopting", paused)
 
     def _consult(self, negotiation: LeaseNegotiation) -> None:
-        """Let the stand-in answer on the broker's behalf if it can."""
+        """Let the lease negotiation answer on the broker's behalf if it can."""
         handshake, reuse = self._handshake, self._shared.reuse
         while handshake.to_upstream:
             answer = negotiation.take(handshake.to_upstream)
@@ -188,7 +188,7 @@ class Opening:
             handshake.receive_from_upstream(answer)
 
     def _send(self) -> bool:
-        """Send the handshake's output to either side; return whether it needs the broker."""
+        """Send the handshake's output to both sides; return whether it needs a connection to the broker."""
         handshake, negotiation = self._handshake, self._negotiation
         source: Handshake | LeaseNegotiation = handshake
         if negotiation is not None:
@@ -201,7 +201,7 @@ class Opening:
         return source.wants_upstream
 
     def _go_on(self) -> None:
-        """Send the handshake's output to either side, and do what it requests."""
+        """Send the handshake's output to both sides, and carry out what it requests."""
         handshake = self._handshake
         if self._send() and not self._connecting:
             self._connecting = True
@@ -215,7 +215,7 @@ class Opening:
         if handshake.state is HandshakeState.OPEN:
             control = self._shared.vhosts.control
             if self._adopting:
-                return  # `_adopt` opens it, also if the virtual host is already followed or the upstream is lost
+                return  # `_adopt` opens the session, even if its virtual host is ready by now or the upstream is lost
             if control is None or control.follows(handshake.vhost):
                 self._opened(handshake)
             else:

@@ -45,7 +45,7 @@ class Session:
     Args:
         context: data shared by all sessions.
         ended: called once when both sockets are closed.
-        refusal: why the producer is refused, if it is: the reply text after its handshake.
+        refusal: reply text with which the producer is refused after its handshake; None if it is admitted.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Session:
             self._upstream_lost(None)
 
     def settling(self) -> bool:
-        """Return True while publishes are unconfirmed, and stop reading then; `close` ends that."""
+        """If publishes are unconfirmed, stop reading the producer until `close`, and return True."""
         if self.relay is None or not self.relay.connection.unsettled:
             return False
         self._pause_producer("draining", True)
@@ -190,7 +190,7 @@ class Session:
             self._resting = self._loop.call_later(self._shared.pacing.rest(begin, monotonic()), self._rested)
 
     def _rested(self) -> None:
-        """Process what has been read already."""
+        """Process bytes that have already been read."""
         self._end_rest()
         self._from_producer(b"")
 
@@ -217,7 +217,7 @@ class Session:
             self._opening.from_upstream(data)
 
     def _flush(self, relay: Relay, now: float) -> None:
-        """Send the relay's output to either side, start its requests, close what it has ended."""
+        """Send the relay's output to both sides, start its requests, and close the sockets of sides that have ended."""
         connection = relay.connection
         if connection.to_upstream:
             self._heartbeats.wrote_upstream_at = now
@@ -240,7 +240,7 @@ class Session:
             self._ending(relay)
 
     def _wake(self) -> None:
-        """Flush once for all events of other brokers in this iteration."""
+        """Flush once for all events of other brokers in this iteration of the event loop."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._woke)
@@ -251,7 +251,7 @@ class Session:
             self._flush(self.relay, monotonic())
 
     def audit_durable(self, sequence: int) -> None:
-        """Release confirms that waited for audit lines up to a sequence, which are on disk now."""
+        """Release confirms that waited for audit lines: those up to this number are on disk now."""
         if self.relay is not None and (delayed_confirms := self.relay.connection.delayed_confirms):
             delayed_confirms.durable(sequence)
             self._flush(self.relay, monotonic())
@@ -268,10 +268,10 @@ class Session:
             self._pause_producer("audit", full)
 
     async def _carry_out(self, relay: Relay, request: Request) -> None:
-        """Carry out a request of the relay within the deadline; without an answer it continues anyway."""
+        """Carry out a request of the relay; at the deadline the relay continues without an answer."""
         control = self._shared.vhosts.control
         vhost = relay.connection.plans.state.name
-        found: str | None = None
+        exchange_type: str | None = None
         try:
             async with asyncio.timeout(self._shared.limits.bind_seconds):
                 if control is None:
@@ -281,12 +281,12 @@ class Session:
                 elif isinstance(request, BindDestinations):
                     await self._bind(control, vhost, request)
                 else:
-                    found = await control.lookup_exchange(vhost, request.exchange)
+                    exchange_type = await control.lookup_exchange(vhost, request.exchange)
         except (TimeoutError, UpstreamError) as error:
             self._log.warning("control plane did not answer", request=type(request).__name__, error=str(error))
         finally:
             if not self._over:
-                relay.answer(request, found)
+                relay.answer(request, exchange_type)
                 self._flush(relay, monotonic())
 
     async def _bind(self, control: ControlPlane, vhost: str, request: BindDestinations) -> None:
@@ -370,7 +370,7 @@ class Session:
             self._upstream.abort()
 
     def _upstream_lost(self, error: Exception | None) -> None:
-        self._pause_producer("upstream is slow", False)  # there is no producer left to close
+        self._pause_producer("upstream is slow", False)  # its write buffer will not drain any more
         if self.relay is not None and self.producer.connected:
             self.relay.upstream_lost("upstream connection lost")
             self._flush(self.relay, monotonic())

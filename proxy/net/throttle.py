@@ -1,8 +1,8 @@
-"""Slows down producers that publish more than their user may, or that spend regex budgets.
+"""Slows down producers that publish more than their user is allowed to, or that spend regex budgets.
 
-`Throttle` charges each read to the user (`relay.rate_limits`). During a debt the producer's socket is not read, as with
-flow control on a broker. When that has lasted for the configured patience, a timer or the next read closes the channel
-or connection with the reason. Without limits there is no Throttle.
+`Throttle` charges each read to the user (`relay.rate_limits`). While the user is in debt, the producer's socket is not
+read, as with flow control on a broker. When the debt has lasted for the configured patience, a timer or the next read
+closes the channel or connection with the reason. Without limits there is no Throttle.
 
 Sources: architecture, "One publish in, one publish out" (back-pressure); RabbitMQ guide "Flow Control".
 """
@@ -25,7 +25,7 @@ _WORDS = {"publish_rate": "publishes per second", "publish_bytes": "bytes per se
 
 
 class RegexPacing:
-    """Limits all producers whose publishes spend regex budgets to a tenth of the time together.
+    """Limits the producers whose publishes spend regex budgets to a tenth of the time in total.
 
     Each of their decisions takes milliseconds in which no other connection is served.
     """
@@ -36,7 +36,7 @@ class RegexPacing:
         self._next = float("-inf")
 
     def rest(self, begin: float, now: float) -> float:
-        """Return how long a producer is not read, in seconds.
+        """Return for how many seconds the producer must not be read.
 
         Args:
             begin: when its last decisions started, monotonic seconds.
@@ -50,11 +50,11 @@ class Throttle:
     """Slows one producer down.
 
     Args:
-        allowance: of its user.
+        allowance: rate limit of its user.
         relay: counts publishes, and closes the channel or connection.
         counters: counters of limits.
         pause: pauses or resumes reading the producer.
-        refused: called when the relay has closed something.
+        refused: called when the relay has closed the channel or connection.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Throttle:
         self._charged = 0
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
-        #: it was closed and has published nothing since: it only has to wait
+        #: the producer was refused and has published nothing since: it is paused, but not refused again
         self._told = False
 
     def read(self, size_bytes: int, now: float) -> None:
@@ -115,7 +115,7 @@ class Throttle:
         self._told = True
         self._counters.hits["patience"] += 1
         patience = f"{rates.patience_seconds:g} s"
-        self._relay.over_limit(f"user is above {most} {_WORDS[limit]} ({limit}) for longer than {patience}")
+        self._relay.over_limit(f"user has been above {most} {_WORDS[limit]} ({limit}) for longer than {patience}")
         self._refused()
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""TLS contexts for producers and brokers, and the files they are made of. The only module that creates contexts.
+"""TLS contexts for producers and brokers, created from files. No other module creates contexts.
 
 Contexts are created when the sidecar starts and again at a reload; established connections keep theirs. Neither a key
 nor the content of a file is ever shown.
@@ -33,11 +33,11 @@ def certificate_end(pem: bytes) -> float:
     Raises:
         ValueError: there is no readable certificate.
     """
-    found = _PEM.search(pem)
-    if found is None:
+    match = _PEM.search(pem)
+    if match is None:
         raise ValueError("no certificate in PEM")
     try:
-        return _end(base64.b64decode(found[1]))
+        return _end(base64.b64decode(match[1]))
     except (IndexError, ValueError) as error:
         raise ValueError("the certificate can't be read") from error
 
@@ -121,7 +121,7 @@ class ClientTls:
 
     Args:
         ca: file of trusted CA certificates, None for the system's.
-        server_name: name that the certificate must have, None for the host's.
+        server_name: name that the certificate must have, None for the host name.
         certificate: our client certificate, None for none.
         key: its private key.
         verify: whether chain and name are verified.
@@ -159,7 +159,7 @@ class ClientTls:
 
 
 class TlsContexts:
-    """The contexts in use, one per TLS setting, replaced all at once."""
+    """The contexts in use, one per TLS setting; all are replaced together."""
 
     def __init__(self) -> None:
         self._made: dict[ServerTls | ClientTls, ssl.SSLContext] = {}
@@ -167,32 +167,32 @@ class TlsContexts:
         self.ends: dict[tuple[str, str], float] = {}
 
     def of(self, tls: ServerTls | ClientTls) -> ssl.SSLContext:
-        """Return the context in use, created now if there is none.
+        """Return the context in use; create it if there is none.
 
         Raises:
-            ConfigError: none is in use, and its files can't be used.
+            ConfigError: a context has to be created, and a file can't be used.
         """
-        found = self._made.get(tls)
-        if found is None:
-            found = self._made[tls] = tls.context()
+        context = self._made.get(tls)
+        if context is None:
+            context = self._made[tls] = tls.context()
             self.ends.update(_ends(tls))
-        return found
+        return context
 
     def read(self, wanted: Iterable[ServerTls | ClientTls]) -> Callable[[], None]:
-        """Read all files again, which takes some milliseconds; may run in a thread.
+        """Read all files again, which takes a few milliseconds; may run in a thread.
 
         Returns:
             A function that puts the new contexts into use.
 
         Raises:
-            ConfigErrors: files that can't be used; nothing has changed then.
+            ConfigErrors: some files can't be used; the contexts in use stay unchanged.
         """
-        made: dict[ServerTls | ClientTls, ssl.SSLContext] = {}
+        contexts: dict[ServerTls | ClientTls, ssl.SSLContext] = {}
         ends: dict[tuple[str, str], float] = {}
         errors = []
         for tls in dict.fromkeys(wanted):
             try:
-                made[tls] = tls.context()
+                contexts[tls] = tls.context()
                 ends.update(_ends(tls))
             except ConfigError as error:
                 errors.append(error)
@@ -200,18 +200,18 @@ class TlsContexts:
             raise ConfigErrors(errors)
 
         def use() -> None:
-            self._made, self.ends = made, ends
+            self._made, self.ends = contexts, ends
 
         return use
 
 
 def words(error: BaseException) -> str:
-    """Describe an error of a socket or of TLS, without its address."""
+    """Describe an error of a socket or of TLS, without the address."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate rejected: {error.verify_message.rstrip('.')}"
     if isinstance(error, ssl.SSLError) and error.reason:
-        said = error.reason.lower().replace("_", " ")
-        return f"TLS: {said}{_MEANING.get(error.reason, '')}"
+        reason = error.reason.lower().replace("_", " ")
+        return f"TLS: {reason}{_MEANING.get(error.reason, '')}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
@@ -249,7 +249,7 @@ def _trust(context: ssl.SSLContext, authorities: Path) -> None:
 
 
 def _content(path: Path, mark: bytes, expected: str) -> bytes:
-    """Read a PEM file, for error messages with its name: OpenSSL does not report which file is invalid."""
+    """Read and check a PEM file, so that errors name it: OpenSSL does not report which file is invalid."""
     try:
         content = path.read_bytes()
     except OSError as error:

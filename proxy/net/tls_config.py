@@ -37,15 +37,15 @@ class SidecarTls:
         self.listeners: dict[tuple[str, int], ServerTls] = {}
         for index, listener in enumerate(settings.listen):
             if listener.tls is not None and listener.tls.certificate is not None and listener.tls.key is not None:
-                found = ServerTls(
+                server_tls = ServerTls(
                     settings.folder / listener.tls.certificate,
                     settings.folder / listener.tls.key,
                     _beside(settings.folder, listener.tls.client_ca),
                     listener.tls.client_verify == "required",
                 )
-                self.listeners[listener.address.host, listener.address.port] = found
-                self.sections[f"listen[{index}].tls"] = found
-        #: to the broker; None for plain TCP
+                self.listeners[listener.address.host, listener.address.port] = server_tls
+                self.sections[f"listen[{index}].tls"] = server_tls
+        #: TLS of the connection to the broker; None for plain TCP
         self.upstream: ClientTls | None = None
         tls = settings.upstream.tls
         if tls is not None:
@@ -53,7 +53,7 @@ class SidecarTls:
             ca, certificate, key = files
             self.upstream = ClientTls(ca, tls.server_name, certificate, key, tls.verify)
             self.sections["upstream.tls"] = self.upstream
-        #: to brokers named by the rules in force
+        #: TLS of connections to brokers named by the rules in force
         self._remote: list[ClientTls] = []
 
     def read(self, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
@@ -85,7 +85,7 @@ class SidecarTls:
         return use
 
     def files(self) -> list[Path]:
-        """List the files named by the configuration, and those of brokers named by the rules in force."""
+        """List the files of TLS settings in the configuration and of brokers named by the rules in force."""
         return sorted({path for tls in (*self.sections.values(), *self._remote) for path in files_of(tls)})
 
     def providers(self) -> dict[tuple[str, int], ContextProvider]:
@@ -96,7 +96,7 @@ class SidecarTls:
         return self._to_broker(self.upstream.server_name) if self.upstream is not None else None
 
     def management(self) -> TlsSettings | None:
-        """Return TLS of the management API: as to the broker, but `server_name` only applies to the same host."""
+        """Return TLS of the management API: that of the broker, but `server_name` only for the same host."""
         parts = urlsplit(self._management or "")
         if self.upstream is None or parts.scheme != "https":
             return None
@@ -124,7 +124,7 @@ _KEYS = ("certificate", "key", "client_ca", "ca")
 def check_settings(settings: Settings, faults: Faults) -> None:
     """Report unusable files of a configuration; `load_settings` reports missing ones.
 
-    A file that only the serving machine may read is a warning.
+    An unreadable file is a warning: only the serving machine needs it.
     """
     for path, tls in SidecarTls(settings).sections.items():
         if all(os.path.isfile(file) for file in files_of(tls)):

@@ -1,4 +1,4 @@
-"""Connections to RabbitMQ: opened, and kept for reuse.
+"""Opens connections to RabbitMQ, and keeps idle ones for reuse.
 
 `Upstream` tries the addresses in turn, resolves names for each connection, uses TLS if configured, and has a timeout
 for each address.
@@ -38,7 +38,7 @@ class Upstream:
 
     Args:
         addresses: (host, port), tried in turn.
-        connect_seconds: timeout for each of them, including TLS.
+        connect_seconds: timeout for each address, including TLS.
         tls: None for plain TCP.
         contexts: the TLS contexts in use.
     """
@@ -52,18 +52,18 @@ class Upstream:
         """Connect the protocol to the first address that answers.
 
         Raises:
-            UpstreamError: none answered, with the error of each.
+            UpstreamError: no address answered; it contains the error of each.
         """
         loop = asyncio.get_running_loop()
         causes = []
-        each = self.connect_seconds
+        seconds = self.connect_seconds
         for host, port in self.addresses:
             try:
-                async with asyncio.timeout(each):
+                async with asyncio.timeout(seconds):
                     await loop.create_connection(protocol, host, port, **self._tls(host))
                 return
             except TimeoutError:
-                causes.append((UpstreamFailure.TIMEOUT, f"{host}:{port}: no answer within {each:g} s"))
+                causes.append((UpstreamFailure.TIMEOUT, f"{host}:{port}: no answer within {seconds:g} s"))
             except (ssl.SSLError, ConfigError) as error:
                 causes.append((UpstreamFailure.TLS, f"{host}:{port}: {self.tls.words(error) if self.tls else error}"))
             except OSError as error:
@@ -81,16 +81,17 @@ class Upstream:
         }
 
 
-#: Limit of kept connections; the oldest is dropped for a new one. Each is a socket here, some 100 kB at the broker.
+#: Limit of kept connections; the oldest is dropped for a new one. Each costs a socket here and about 100 kB on the
+#: broker.
 MOST_KEPT = 256
-#: Timeout of the broker's answer to our close.
+#: Timeout for the broker's answer to our close.
 _CLOSE_OK_SECONDS = 5.0
-#: Start of a Connection.Close, after the frame's length.
+#: Class and method id of Connection.Close, which follow the frame's head.
 _CLOSE = b"\x00\x0a\x00\x32"
 
 
 class UpstreamPool:
-    """All kept connections, each for a limited time."""
+    """The connections kept for reuse, each for a limited time."""
 
     def __init__(self, seconds: float, counters: Counters) -> None:
         self._seconds = seconds
@@ -105,7 +106,7 @@ class UpstreamPool:
         return LeaseNegotiation(self._leases, self._key)
 
     def _leases(self) -> Iterator[Lease]:
-        """Yield the available leases, the newest first: it will be kept longest."""
+        """Yield the available leases, newest first: their connections will be kept longest."""
         return (lease for lease in reversed(self._kept) if self._kept[lease].quiet)
 
     def lease_to(self, lease: Lease, link: Link) -> None:
@@ -118,10 +119,10 @@ class UpstreamPool:
         link.connection_made(kept.transport)
 
     def keep(self, link: Link, lease: Lease, heartbeat_seconds: int) -> None:
-        """Keep a connection that its producer has left; it is closed if that is impossible.
+        """Keep a connection that its producer has left, or close it if that is impossible.
 
         Args:
-            link: loses its socket.
+            link: the session's link, from which the socket is detached.
             lease: the lease of the connection.
             heartbeat_seconds: negotiated with the broker, 0: none.
         """
@@ -139,7 +140,7 @@ class UpstreamPool:
         kept.wait(self._seconds)
 
     async def stop(self) -> None:
-        """Close all and keep no more."""
+        """Close all kept connections, and keep no more."""
         self._stopped = True
         for kept in tuple(self._kept.values()):
             self._drop(kept)
@@ -149,8 +150,8 @@ class UpstreamPool:
 
     def _drop(self, kept: _Kept) -> None:
         """Close a connection that is expired or unusable."""
-        for lease, one in self._kept.items():
-            if one is kept:
+        for lease, candidate in self._kept.items():
+            if candidate is kept:
                 del self._kept[lease]
                 self._counters.kept_connections -= 1
                 self._close_connection(kept)
@@ -171,7 +172,7 @@ class _Kept(asyncio.Protocol):
     Args:
         transport: its socket.
         heartbeat_seconds: negotiated with the broker, 0: none.
-        over: called when it can't be kept any longer.
+        over: called when the connection can't be kept any longer.
     """
 
     def __init__(self, transport: asyncio.Transport, heartbeat_seconds: int, over: Callable[[_Kept], None]) -> None:
@@ -188,7 +189,7 @@ class _Kept(asyncio.Protocol):
 
     @property
     def quiet(self) -> bool:
-        """True if the broker has sent nothing but whole heartbeats."""
+        """True if the broker has sent only complete heartbeats."""
         return not self._input and not self.transport.is_closing()
 
     def wait(self, seconds: float) -> None:
@@ -223,7 +224,7 @@ class _Kept(asyncio.Protocol):
         self._timers[1:] = [self._loop.call_later(self._heartbeat / 4, self._beat)]
 
     def data_received(self, data: bytes) -> None:
-        """Accept heartbeats; any other frame ends it."""
+        """Accept heartbeats; any other frame makes the connection unusable."""
         if self._left is not None:
             self.transport.close()  # the answer to our close
             return

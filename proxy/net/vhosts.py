@@ -1,10 +1,10 @@
-"""Data that sessions need of their virtual host: plans, the control plane, and clients that can check permissions.
+"""Data about a virtual host that sessions need: plans, control plane, connections for checking permissions.
 
 Virtual hosts that no rules name have plans as well, created when the first producer logs in.
 
 Destinations chosen by a client's bindings must be within that client's permissions, which only one of its
-connections can check. Any of them will do: the producer whose message chose the destination often belongs to another
-client.
+connections can check. Any of them can be used: the producer whose message chose the destination often belongs to
+another client.
 
 Source: delivery notes, "Tokens and bindings".
 """
@@ -32,7 +32,7 @@ class ClientConnection(Protocol):
     """A connection of a client."""
 
     def ask(self, asked: PermissionCheck, done: Callable[[], None]) -> None:
-        """Check on the broker whether the client may bind a destination; `done` is called with the answer."""
+        """Check on the broker whether the client may bind a destination; record the answer, then call `done`."""
 
 
 class ClientConnections:
@@ -55,16 +55,16 @@ class ClientConnections:
         return any(name == vhost for name, _ in self._open)
 
     async def ask(self, vhost: str, asked: Iterable[PermissionCheck]) -> None:
-        """Check what clients may bind; without a connection of the client it is refused until one is opened."""
+        """Check what clients may bind; a client without a connection is refused until it opens one."""
         waiting = []
-        for each in asked:
-            client_connections = self._open.get((vhost, each.reach.client))
+        for check in asked:
+            client_connections = self._open.get((vhost, check.reach.client))
             if client_connections:
                 known: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 waiting.append(known)
-                client_connections[-1].ask(each, _once(known))
+                client_connections[-1].ask(check, _once(known))
             else:
-                each.reach.refused[each.destination] = f"{each.reach.client} is not connected"
+                check.reach.refused[check.destination] = f"{check.reach.client} is not connected"
         if waiting:
             await asyncio.wait(waiting)
 
@@ -101,16 +101,16 @@ class ControlPlane(Protocol):
         """Record a deleted queue."""
 
     def state_of(self, vhost: str) -> VhostState | None:
-        """Return the state of a followed virtual host; None if it is not followed."""
+        """Return the state of a virtual host that the control plane manages; None if it does not."""
 
     def follows(self, vhost: str) -> bool:
-        """Return True if the virtual host is followed."""
+        """Return True if the control plane manages the virtual host."""
 
     async def adopt(self, vhost: str, state: VhostState) -> None:
-        """Follow another virtual host: its client declarations are known when this returns."""
+        """Start to manage another virtual host; its client declarations are known when this returns."""
 
     async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
-        """Look an exchange up on the broker: the type of one that is not ours, None if there is none."""
+        """Look up an exchange on the broker; return its type, or None if it does not exist or is ours."""
 
     def changed(self, vhost: str, exchange: bytes) -> None:
         """Record that a client has declared, deleted, bound or unbound the exchange."""
@@ -164,12 +164,12 @@ class Vhosts:
 
     def plans(self, vhost: str) -> Plans:
         """Return the plans of a virtual host that a producer has logged in to (so the broker limits their number)."""
-        found = self._plans.get(vhost)
-        if found is None:
+        plans = self._plans.get(vhost)
+        if plans is None:
             known = self._control.state_of(vhost) if self._control is not None else None
             state = known if known is not None else VhostState(vhost, Router(()))
-            found = self._plans[vhost] = self._make(state)
-        return found
+            plans = self._plans[vhost] = self._make(state)
+        return plans
 
     def in_use(self, vhost: str) -> bool:
         return self.client_connections.present(vhost)
@@ -187,7 +187,7 @@ class Vhosts:
         return [plans.state for plans in self._plans.values()]
 
     async def warn(self) -> None:
-        """Log once per address rule that it matches addresses with passwords; returns only by cancellation."""
+        """Log once per address rule that it matches addresses with passwords; returns only when cancelled."""
         while True:
             for state in self.states:
                 for rule in state.addresses.rules_exposing_passwords() if state.addresses is not None else ():
@@ -204,7 +204,7 @@ class Vhosts:
             plans.set_tap(tap)
 
     def set_failures(self, failures: FailureSink) -> None:
-        """Set the sink of failed publishes; call it again when its `watched` has changed."""
+        """Set the sink of failed publishes; call it again whenever its `watched` changes."""
         self._failures = failures
         for plans in self._plans.values():
             plans.failures = failures

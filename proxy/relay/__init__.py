@@ -7,10 +7,10 @@ Nothing here opens a socket, reads a clock or draws a random number: `net` drive
 | the driver's interface: bytes, time and answers in | `relay` |
 | shared state of both directions; output and requests for the driver; closing | `connection_state` |
 | states of a channel and the table of transitions | `channel_state` |
-| a channel's record: content in progress, held frames, pending confirms, expected replies | `channel` |
+| state of one channel: content in progress, held frames, pending confirms, expected replies | `channel` |
 | frames of the producer: publishes, and a handler for each other method | `publish` |
 | exchange.declare and delete, binds and unbinds of open exchanges | `declare` |
-| the read buffer of the broker's frames; deliveries and returns | `broker_frames` |
+| frames of the broker; deliveries and returns | `broker_frames` |
 | handling an ack, nack, return, declare-ok or close of the broker | `broker_methods` |
 | joining the acks, nacks and returns of publishes that were split | `confirm_ledger` |
 | publishes to other brokers | `remote` |

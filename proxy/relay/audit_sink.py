@@ -15,14 +15,14 @@ class LineTemplate:
     __slots__ = ()
 
     def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str, decide_us: float) -> str:
-        """Return the end of a line, after its number; `decide_us` is negative if the decision was cached."""
+        """Return the end of a line, after the publish's number; `decide_us` is negative if the decision was cached."""
         raise NotImplementedError
 
 
 class AuditSink(Protocol):
     """The audit log as used by the relay."""
 
-    #: whether publishes to exchanges without rules are left out
+    #: whether publishes to exchanges without rules are omitted
     ruled_only: bool
     #: headers whose values may be written
     names: frozenset[bytes]

@@ -1,8 +1,8 @@
-"""Broker to producer: frames are copied, and inspected only if the sidecar is involved.
+"""Broker to producer: frames are copied, and inspected only where needed.
 
-Confirms are counted (and joined, on a channel with a ledger), returns and deliveries of publishes whose address we
-changed get the original back, the answer to a declare waits for the queue's tokens, and frames on a channel that we
-closed are discarded. A content that has started towards the producer is always completed.
+Confirms are counted (and joined, on a channel with a ledger), the original address is restored in returns and
+deliveries of publishes whose address we changed, the answer to a declare waits until the queue's tokens are bound, and
+frames on a channel that we closed are discarded. A content that has started towards the producer is always completed.
 
 Source: AMQP 0-9-1 spec, 4.2.3, 4.2.6 and 2.2.10; spec "Messenger addressing", 3.3.
 """
@@ -38,7 +38,7 @@ from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.original_address import ADDRESS_HEADER, restored_content
 from proxy.relay.publish.split_publish import fingerprint
 
-#: frame of a Basic.Ack, and the part before the delivery tag
+#: bytes of a Basic.Ack frame, and of its part before the delivery tag
 _ACK_FRAME_BYTES: Final = 21
 _ACK_HEAD_BYTES: Final = 11
 #: bytes of the shortest method frame and of the shortest content header frame
@@ -49,7 +49,7 @@ _ENDED = frozenset((Phase.CLOSING, Phase.CLOSED))
 
 
 class BrokerFrames:
-    """The broker's side of one connection."""
+    """Processes the bytes of the broker for one connection."""
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection: Final = connection
@@ -65,11 +65,11 @@ class BrokerFrames:
         return not self._rest
 
     def read_broker(self, data: bytes) -> None:
-        """Receive bytes of any part of the broker's stream; output for the producer is collected in the connection's
+        """Receive any part of the broker's stream; output for the producer is collected in the connection's
         state.
 
         Raises:
-            ProtocolError: the broker's bytes are not AMQP; the link is unusable.
+            ProtocolError: the broker's bytes are not AMQP; the upstream connection is unusable.
         """
         if self._rest:
             data = self._rest.join(data)
@@ -160,7 +160,7 @@ class BrokerFrames:
                     at = stop
                     continue
 
-            # All other frames are handled one by one: each may change any channel, and end the connection.
+            # All other frames are handled one by one: each may change any channel, or end the connection.
             if start < at:
                 out.append(data[start:at])
             start = at if self._take(kind, number, data[at:stop]) else stop
@@ -180,7 +180,7 @@ class BrokerFrames:
         Args:
             data: a read buffer.
             header_at: offset of the content header frame.
-            number: of its channel.
+            number: channel number.
             largest: payload limit of a frame to the producer, in bytes.
         """
         end = len(data)
@@ -243,7 +243,7 @@ class BrokerFrames:
             unfinished.pop(number, None)
 
     def _take(self, kind: int, number: int, frame: bytes) -> bool:
-        """Handle one frame that is not plain; return whether it is forwarded to the producer unchanged."""
+        """Handle one frame that is not simply copied; return whether it is forwarded to the producer unchanged."""
         connection = self._connection
         if kind == HEARTBEAT:
             return False
@@ -264,7 +264,7 @@ class BrokerFrames:
         return False
 
     def _unknown(self, kind: int, number: int, frame: bytes) -> bool:
-        """Handle a frame on a number without a channel: discard it and return False."""
+        """Handle a frame on a number without a channel: answer a close, discard the frame, and return False."""
         if kind == METHOD:
             self._methods.take_while_closing(Channel(number), U32.unpack_from(frame, 7)[0] if len(frame) >= 12 else 0)
         elif number in self._connection.deliveries.unfinished:
@@ -304,11 +304,11 @@ class BrokerFrames:
         channel.output.hold_back(frame)
         most = connection.terms.limits.held_bytes
         if connection.upstream.sidecar_channel.busy and connection.backlog.held_back >= most:
-            # The answer of our own channel arrives after all this: release the producer's early, rather than never.
+            # The answer on the sidecar channel may come after frames that are not read now: release this channel early.
             connection.pending.released.append(channel)
 
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:
-        """Handle the content header after a method that waited for it: a delivery, a get or a return."""
+        """Handle the content header of a delivery, get or return whose method has waited for it."""
         connection = self._connection
         if kind != HEADER or len(header) < _LEAST_HEADER:
             raise ProtocolError(505, f"expected a content header on channel {channel.number}")
@@ -347,7 +347,7 @@ class BrokerFrames:
             connection.deliveries.mark(channel)
 
     def release(self, channel: Channel) -> None:
-        """Handle the frames that were held back on a channel, before any new ones."""
+        """Process the frames that were held back on a channel, before any new frames."""
         frames = channel.output.release()
         self._connection.deliveries.mark(channel)
         # The answer itself has been inspected; the frames after it have not.

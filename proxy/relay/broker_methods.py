@@ -81,11 +81,11 @@ class BrokerMethods:
         return taken(channel, frame) if taken else True
 
     def take_while_closing(self, channel: Channel, index: int) -> bool:
-        """Handle a frame on a channel that was closed by the broker or by us: discard all but its closing."""
+        """Handle a frame on a channel that was closed by the broker or by us; only closes and close-oks matter."""
         connection = self._connection
         if index == methods.CHANNEL_CLOSE_OK:
             return self._closed(channel)
-        if index == methods.CHANNEL_CLOSE:  # it crossed ours, and the producer only knows about ours
+        if index == methods.CHANNEL_CLOSE:  # it crossed our own close, the only one that the producer knows
             connection.change(channel, ChannelEvent.BROKER_CLOSE, index)
             if not connection.upstream.closing:
                 connection.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
@@ -132,7 +132,7 @@ class BrokerMethods:
 
     def _return(self, channel: Channel, frame: bytes) -> bool:
         connection = self._connection
-        # Its header identifies the publish and has the data for the list of failed publishes.
+        # The content header is needed: to restore an address, to join returns, or for the list of failed publishes.
         failures = connection.plans.failures
         if connection.plans.state.restores or channel.confirms.returns or (failures is not None and failures.watched):
             return self._content(channel, frame)
@@ -150,7 +150,7 @@ class BrokerMethods:
         return True
 
     def _answer(self, channel: Channel, frame: bytes) -> bool:
-        """Handle the answer to a request about exchanges, queues or bindings, of the producer or ours."""
+        """Handle the answer to a request about exchanges, queues or bindings, of the producer or the sidecar."""
         index = U32.unpack_from(frame, 7)[0]
         if not channel.replies or channel.replies.next.reply != index:
             return True
@@ -171,11 +171,11 @@ class BrokerMethods:
         return refusal == frame
 
     def _closed(self, channel: Channel, frame: bytes = b"") -> bool:
-        """Handle the broker's close-ok; return whether it is for the producer."""
+        """Handle the broker's close-ok; return whether it is relayed to the producer."""
         connection, before = self._connection, channel.state
         connection.change(channel, ChannelEvent.BROKER_CLOSE_OK, methods.CHANNEL_CLOSE_OK)
         if before is BOTH_AWAITING_BROKER or before is US_AWAITING_BROKER:
-            # RabbitMQ treats an open that overtakes its own close-ok as a second one on the old channel (504).
+            # Not earlier: RabbitMQ treats an open that overtakes its own close-ok as a second one on the channel (504).
             connection.take_held_again(channel)
         if before not in RELAYED_DOWN:
             return False
@@ -212,7 +212,7 @@ class BrokerMethods:
 
 
 def _naming_the_request(channel: Channel, close: bytes) -> bytes:
-    """Return a close that names the producer's own method instead of our passive declare."""
+    """Return the close, changed to name the producer's own method if it refuses our passive declare."""
     request_method = channel.replies.next.request_method if channel.replies else 0
     if not request_method or U32.unpack_from(close, len(close) - 1 - U32.size)[0] not in _LOOKS:
         return close

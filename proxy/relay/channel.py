@@ -1,13 +1,13 @@
-"""Record of one channel: state and mode, content in progress, held frames, pending confirms, expected replies.
+"""State of one channel: state and mode, content in progress, held frames, pending confirms, expected replies.
 
-A channel of the producer and the channel of the same number upstream share one record, from Channel.Open until both
-sides have closed it; a reused number gets a new record. Only `ConnectionState.change` changes the state, see
+A channel of the producer and the channel of the same number upstream share one `Channel`, from Channel.Open until both
+sides have closed it; a reused number gets a new one. Only `ConnectionState.change` changes the state, see
 `channel_state`; each group of further attributes is a separate object that keeps its numbers consistent.
 
-A publish may take the straight pass if ``channel.state is OPEN and channel.content is None``.
+`PublishPass` may process a publish itself if ``channel.state is OPEN and channel.content is None``.
 
-Source: AMQP 0-9-1 spec, 1.5 "channel" and 4.2.6 "content framing"; RabbitMQ drops what arrives on a closing channel,
-but only whole contents: one that has begun upstream must be completed.
+Source: AMQP 0-9-1 spec, 1.5 "channel" and 4.2.6 "content framing"; RabbitMQ drops frames on a closing channel, but only
+whole contents: a content that has begun upstream must be completed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from proxy.relay.original_address import OriginalAddress
 from proxy.relay.publish.outgoing import Copy, RemoteTargets
 from proxy.relay.remote.lane import RemotePublisher
 
-#: `ContentUnderWay.remaining`, and the value in `Deliveries.unfinished`, before the content header.
+#: Value of `ContentUnderWay.remaining` and in `Deliveries.unfinished` while the content header is outstanding.
 HEADER_TO_COME: Final = -1
 
 
 @dataclass(slots=True, eq=False)
 class PendingPublish:
-    """A Basic.Publish method unchanged."""
+    """An unchanged Basic.Publish method."""
 
     #: the whole method frame
     frame: bytes
@@ -54,7 +54,7 @@ class CollectedPublish(NamedTuple):
     copies: Sequence[Copy]
     #: announced size of the body in bytes
     body_size: int
-    #: received part of it
+    #: received part of the body
     body: bytearray
     #: targets at other brokers, and failed translations
     remote_targets: RemoteTargets | None = None
@@ -67,21 +67,21 @@ class Backlog:
     A request costs memory until it is answered, and a stopped broker answers none.
     """
 
-    #: announced bodies of publishes that are sent as several copies
+    #: announced body bytes of publishes that are sent as several copies
     collected: int = 0
-    #: frames of the producer
+    #: bytes of held frames of the producer
     held: int = 0
-    #: frames of the broker
+    #: bytes of frames of the broker that are held back
     held_back: int = 0
     #: requests that the broker has not answered yet
     unanswered: int = 0
-    #: unanswered requests without a reply of their own that no later reply covers yet
+    #: unanswered requests to which the broker sends no reply, and after which no request with a reply was sent yet
     unanswerable: int = 0
 
     def count_unanswerable(self, most: int) -> int:
-        """Count a request without a reply; return their number if the limit is reached, and 0 otherwise.
+        """Count a request without a reply; return the number of such requests if the limit is reached, and 0 otherwise.
 
-        The reply to a further request, to be sent then, covers them.
+        Then another request has to be sent, whose reply shows that the broker has handled them.
         """
         self.unanswered += 1
         self.unanswerable += 1
@@ -93,10 +93,10 @@ class Backlog:
 
 
 class ContentUnderWay:
-    """A publish with outstanding frames: a channel without one expects a method.
+    """A publish with outstanding frames; a channel without such a publish expects a method.
 
     Args:
-        publish: its method, until the content header arrives; then None.
+        publish: the publish's method until the content header arrives; then None.
         remaining: outstanding body bytes, or `HEADER_TO_COME`.
     """
 
@@ -114,7 +114,7 @@ class ContentUnderWay:
 
     @property
     def begun(self) -> bool:
-        """True if part of it has been sent upstream, so that it must be completed."""
+        """True if part of the content has been sent upstream, so that it must be completed."""
         return self.remaining != HEADER_TO_COME and self.collected is None
 
 
@@ -127,9 +127,9 @@ class HeldFrames:
         self._backlog = backlog
         self._size_bytes = 0
         self.frames: list[bytes] = []
-        #: identities of the awaited bindings, if nothing else is awaited: further binds need not wait
+        #: identities of the unanswered binds, if the channel waits for nothing else: further binds need not wait
         self.binds: set[Hashable] = set()
-        #: exchanges and destinations that messages find by one of these bindings
+        #: (exchange, destination) of these binds that also bind the destination's token
         self.marking: set[Hashable] = set()
 
     def __bool__(self) -> bool:
@@ -155,11 +155,11 @@ class ProducerOutput:
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
-        #: frames of the broker, from a declare-ok on, while the queue gets its tokens; None if none are held back
+        #: frames of the broker, from a declare-ok on, while the queue's tokens are being bound; None if none are held
         self.held_back: list[bytes] | None = None
-        #: methods of ours that wait for the end of a content
+        #: our own methods, which are sent after the content in progress
         self.deferred: list[bytes] = []
-        #: close-oks of ours that follow the broker's, for further closes of the producer
+        #: number of close-oks to send after the broker's, for further closes of the producer
         self.close_oks = 0
         #: method frame of a return, delivery or get that waits for its content header
         self.returned: bytes | None = None
@@ -172,7 +172,7 @@ class ProducerOutput:
 
     @property
     def holds_back(self) -> bool:
-        """Return True if `held_back` is in use; compiled, a narrowed attribute would not be read again after a call."""
+        """True if `held_back` is not None; compiled code would not read a narrowed attribute again after a call."""
         return self.held_back is not None
 
     def hold_back(self, frame: bytes) -> None:
@@ -192,12 +192,12 @@ class ProducerOutput:
 class PendingConfirms:
     """Counts the publishes of a channel and their confirms."""
 
-    #: publishes before confirm.select, which delivery tags do not count
+    #: publishes before Confirm.Select, which have no delivery tag
     before: int = 0
-    #: publishes after that: the latest delivery tag
+    #: publishes since then: the latest delivery tag
     published: int = 0
     settled: Settled = field(default_factory=Settled)
-    #: joins confirms, starting with the first publish that is sent as several copies
+    #: joins confirms, from the first publish on that is sent as several copies
     ledger: Ledger | None = None
     #: publishes in several copies that the broker may return separately
     returns: Returns | None = None
@@ -223,11 +223,11 @@ class PendingConfirms:
 class ChannelAudit:
     """Audit data of a channel."""
 
-    #: common part of its lines, made for the first one
+    #: common part of its lines, created for the first line
     origin: str = ""
-    #: number of its last line, if confirms wait for lines
+    #: number of the channel's last line, if confirms wait for lines
     line: int = 0
-    #: (number, exchange, routing key) of mandatory publishes, if the audit must identify returned ones
+    #: (number, exchange, routing key) of mandatory publishes, for identifying returned ones
     mandatory: deque[tuple[int, bytes, bytes]] | None = None
 
     def forget_mandatory(self, settled: int) -> None:
@@ -242,11 +242,11 @@ class ExpectedReply(NamedTuple):
 
     #: (class << 16 | method) of the answer
     reply: int
-    #: handles the answer's frame and returns whether it is forwarded; None: it is
+    #: handles the answer's frame and returns whether it is forwarded; None: it is forwarded
     taken: Callable[[bytes], bool] | None = None
-    #: for a passive declare of ours: (class << 16 | method) of the request that a refusal has to name
+    #: for a passive declare of ours: (class << 16 | method) of the client's request, which a refusal has to name
     request_method: int = 0
-    #: number of requests that it answers: more than one if it follows requests without a reply
+    #: number of requests that it covers: more than one if requests without a reply precede it
     weight: int = 1
 
 
@@ -264,7 +264,7 @@ class Replies:
 
     @property
     def next(self) -> ExpectedReply:
-        """The next answer; there must be one."""
+        """The next outstanding answer; there must be one."""
         return self._expected[0]
 
     def append(self, expected: ExpectedReply) -> None:
@@ -315,7 +315,7 @@ class Channel:
         self.remote_publishers: dict[Remote, RemotePublisher] = {}
 
     def end(self) -> None:
-        """Forget publishes and requests, which won't be answered. Held frames stay, and messages to other brokers are
+        """Forget publishes and requests, which won't be answered. Keep held frames; messages to other brokers are
         still sent.
         """
         for publisher in self.remote_publishers.values():
@@ -329,11 +329,11 @@ class Channel:
 
     @property
     def interruptible(self) -> bool:
-        """True if it can be closed now without interrupting a content sent to the broker."""
+        """True if the channel can be closed now without interrupting a content that is being sent to the broker."""
         between = self.content is None or not self.content.begun
         return between and (self.state is OPEN or self.state is OPENING)
 
     @property
     def needs_inspection(self) -> bool:
-        """True if the broker's frames on it are not simply copied."""
+        """True if the broker's frames on the channel are not simply copied."""
         return self.state in DISCARDING or bool(self.output)

@@ -6,8 +6,8 @@ of a change. An event without an entry is a protocol error with the reply code a
 Frames of the producer in a state of `HOLDING` are buffered: they become events when the channel resumes.
 
 Either side may close a channel, and the closes may cross. Each close is answered by a close-ok, and the number is free
-on a side once no close-ok is outstanding there (spec, 1.5.2.5 and 1.5.2.6). RabbitMQ answers a close that crosses its
-own at once, discards everything else on a channel that is being closed, and treats an open there as a second one (504).
+on a side once no close-ok is outstanding on it (spec, 1.5.2.5 and 1.5.2.6). RabbitMQ answers a close that crosses its
+own at once, discards everything else on a channel that is being closed, and treats an open on it as a second one (504).
 
 Source: AMQP 0-9-1 spec, 1.5 "channel" and 2.2.10 "closing"; `rabbit_channel:handle_method` of RabbitMQ.
 """
@@ -30,7 +30,7 @@ class ChannelState(Enum):
     OPEN = "open"
     #: a publish waits until its destinations are bound
     WAITING = "waiting for a destination"
-    #: running methods of ours for a declaration of the producer
+    #: our own methods are running for a declaration of the producer
     DECLARING = "declaring"
     #: the producer's Channel.Close was sent upstream
     CLOSING_BY_PRODUCER = "closing by the producer"
@@ -38,13 +38,13 @@ class ChannelState(Enum):
     CLOSING_BY_BROKER = "closing by the broker"
     #: closes of the producer and of the broker crossed: both close-oks are relayed
     CLOSING_BY_BOTH = "closing by both"
-    #: as before, and the producer has answered: the number is free there
+    #: as `CLOSING_BY_BOTH`, and the producer has answered: the number is free on its side
     BOTH_AWAITING_BROKER = "closed by both, awaiting the broker"
     #: our own Channel.Close was sent to both sides: neither close-ok is relayed
     CLOSING_BY_US = "closing by us"
-    #: as before, and the broker has answered
+    #: as `CLOSING_BY_US`, and the broker has answered
     US_AWAITING_PRODUCER = "closed by us, awaiting the producer"
-    #: as before, but the producer has answered: the number is free there
+    #: as `CLOSING_BY_US`, and the producer has answered: the number is free on its side
     US_AWAITING_BROKER = "closed by us, awaiting the broker"
 
 
@@ -63,9 +63,9 @@ class ChannelEvent(Enum):
     BROKER_CLOSE_OK = "Channel.CloseOk of the broker"
     #: destinations of a publish are not bound yet
     WAIT = "wait for destinations"
-    #: a declaration of the producer requires methods of ours
+    #: a declaration of the producer requires methods of our own
     DECLARE = "run methods of ours"
-    #: destinations are bound, or methods of ours are answered
+    #: destinations were bound, or our own methods were answered
     RESUME = "resume"
     #: the producer has violated a rule that is answered by Channel.Close
     REFUSE = "refuse"
@@ -81,7 +81,7 @@ class ChannelMode(Enum):
     TX = "tx"
 
 
-# For the publish path: a module global is looked up faster than an enum member.
+# For the publish path: looking up a module global is faster than looking up an enum member.
 CLOSED: Final = ChannelState.CLOSED
 OPENING: Final = ChannelState.OPENING
 OPEN: Final = ChannelState.OPEN
@@ -112,7 +112,7 @@ TRANSITIONS: Final[dict[ChannelState, dict[ChannelEvent, ChannelState]]] = {
         _Event.PRODUCER_CLOSE: CLOSING_BY_PRODUCER,
         _Event.BROKER_OPEN_OK: OPEN,
         _Event.BROKER_CLOSE: CLOSING_BY_BROKER,
-        _Event.BROKER_CLOSE_OK: OPENING,  # no close is open: it is ignored, as in other states
+        _Event.BROKER_CLOSE_OK: OPENING,  # no close is outstanding: it is ignored, as in other states
         _Event.WAIT: WAITING,
         _Event.DECLARE: DECLARING,
         _Event.REFUSE: CLOSING_BY_US,
@@ -209,9 +209,9 @@ DISCARDING: Final = frozenset(
 )
 #: Confirms and returns of the broker, and of other brokers, are sent to the producer.
 CONFIRMABLE: Final = frozenset((OPENING, OPEN, WAITING, DECLARING, CLOSING_BY_PRODUCER))
-#: The producer counts it as open: until the producer, or we, have closed it.
+#: The channel counts as open for the producer, until either the producer or the sidecar has closed it.
 COUNTED: Final = CONFIRMABLE | {CLOSING_BY_BROKER, CLOSING_BY_BOTH}
-#: A close-ok of that side is relayed to the other.
+#: A close-ok of the producer (UP) or of the broker (DOWN) is relayed to the other side.
 RELAYED_UP: Final = frozenset((CLOSING_BY_BROKER, CLOSING_BY_BOTH))
 RELAYED_DOWN: Final = frozenset((CLOSING_BY_PRODUCER, CLOSING_BY_BOTH, BOTH_AWAITING_BROKER))
 
@@ -219,7 +219,7 @@ _SECOND_OPEN = (504, "second 'channel.open' seen")
 _NO_OPEN = (504, "expected 'channel.open'")
 _UNEXPECTED_FRAME = (505, "expected method frame, got non method frame instead")
 _UNIMPLEMENTED = (503, "unimplemented method")
-#: RabbitMQ's errors for an event without an entry: without a channel, and otherwise.
+#: RabbitMQ's errors for an event without an entry: if there is no channel, and otherwise.
 _FAULTS: dict[ChannelEvent, tuple[tuple[int, str], tuple[int, str]]] = {
     _Event.PRODUCER_OPEN: (_SECOND_OPEN, _SECOND_OPEN),
     _Event.PRODUCER_METHOD: (_NO_OPEN, _NO_OPEN),
@@ -234,8 +234,8 @@ def next_state(state: ChannelState, event: ChannelEvent, method: int = 0) -> Cha
     """Return the state after an event; `method` is (class << 16 | method) of the frame, if it is one.
 
     Raises:
-        ProtocolError: on the connection, there is no transition: 503, 504 or 505 as RabbitMQ answers the producer, 504
-            for the broker, 541 for an event of ours.
+        ProtocolError: on the connection, there is no transition: 503, 504 or 505 for the producer, as on RabbitMQ; 504
+            for the broker; 541 for an event of ours.
     """
     after = TRANSITIONS[state].get(event)
     if after is not None:
@@ -249,7 +249,7 @@ def next_state(state: ChannelState, event: ChannelEvent, method: int = 0) -> Cha
 
 
 def next_mode(mode: ChannelMode, selected: ChannelMode) -> ChannelMode:
-    """Return the mode of a channel after Confirm.Select or Tx.Select; a mode is never left.
+    """Return the mode of a channel after Confirm.Select or Tx.Select; a selected mode never changes.
 
     Raises:
         ProtocolError: 406 on the channel with RabbitMQ's text, the other mode was selected before.

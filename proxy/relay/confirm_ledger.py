@@ -23,7 +23,7 @@ WAITING_RETURNS = 4096
 
 
 class Settled:
-    """Counts settled delivery tags, given acks and nacks with and without `multiple` in any order."""
+    """Counts the delivery tags settled by acks and nacks, with or without `multiple`, in any order."""
 
     __slots__ = ("_above", "count", "low")
 
@@ -39,8 +39,8 @@ class Settled:
         """Count one ack or nack; return how many publishes it settled.
 
         Args:
-            tag: its delivery tag; 0 with `multiple`: all outstanding tags.
-            multiple: non-zero for all tags up to it.
+            tag: delivery tag of the ack or nack; 0 with `multiple`: all outstanding tags.
+            multiple: non-zero if it settles all tags up to this one.
             published: highest tag in use.
         """
         above = self._above
@@ -53,7 +53,7 @@ class Settled:
             if tag <= self.low:
                 return 0
             if above:
-                covered = {one for one in above if one <= tag}
+                covered = {settled_tag for settled_tag in above if settled_tag <= tag}
                 above -= covered
                 settled = tag - self.low - len(covered)
             else:
@@ -88,11 +88,11 @@ class _Entry:
 
 
 class Ledger:
-    """Joins upstream confirms per producer tag, including those of other brokers. Two counters, one ordered map.
+    """Joins upstream confirms per producer tag, including those of other brokers.
 
     Args:
-        outstanding: producer tags not settled when the ledger takes over (upstream tags are equal to them).
-        published: highest tag in use then, on both sides.
+        outstanding: producer tags not settled when the ledger takes over; upstream tags are still equal to them.
+        published: highest tag in use at that time, on both sides.
     """
 
     __slots__ = ("_entries", "_order", "_remote", "upstream_tag")
@@ -101,11 +101,11 @@ class Ledger:
         self.upstream_tag = published
         self._order: deque[int] = deque(outstanding)
         self._entries: dict[int, _Entry] = {tag: _Entry(tag, 1) for tag in outstanding}
-        #: by producer tag, publishes with copies at other brokers
+        #: publishes with copies at other brokers, by producer tag
         self._remote: dict[int, _Entry] = {}
 
     def add(self, producer_tag: int, copies: int, apart: int = 0) -> None:
-        """Add a publish after all earlier ones; `settle_remote` settles `apart` further copies."""
+        """Add a publish with copies for the producer's own broker, and `apart` copies that `settle_remote` settles."""
         entry = _Entry(producer_tag, copies + apart)
         if apart:
             self._remote[producer_tag] = entry
@@ -115,7 +115,7 @@ class Ledger:
             self._order.append(self.upstream_tag)
 
     def settle_remote(self, producer_tag: int, ack: bool) -> bool | None:
-        """Settle one copy at another broker; return whether its publish is acked, None if it is not settled yet."""
+        """Settle one copy at another broker; return whether its publish is acked, None while copies are outstanding."""
         entry = self._remote.get(producer_tag)
         if entry is None:
             return None
@@ -127,7 +127,7 @@ class Ledger:
         return entry.acked
 
     def settle(self, upstream_tag: int, multiple: bool, ack: bool) -> list[tuple[int, bool]]:
-        """Settle an upstream ack or nack; return (producer tag, acked) of each publish settled now, ascending."""
+        """Settle an upstream ack or nack; return (producer tag, acked) of each publish that it settles, ascending."""
         order, entries = self._order, self._entries
         tags = []
         if multiple:
@@ -155,7 +155,7 @@ class _Whole:
 
     def __init__(self, producer_tag: int, copies: tuple[Hashable, ...]) -> None:
         self.producer_tag = producer_tag
-        #: copies that were not returned yet
+        #: copies that have not been returned yet
         self.copies = list(copies)
 
 
@@ -163,7 +163,7 @@ class Returns:
     """Joins the returns of publishes that were sent as several copies.
 
     A copy is identified by a fingerprint: everything that is equal in the publish and its return. If several publishes
-    have the same one, the oldest is chosen: for the producer they are the same message.
+    have the same fingerprint, the oldest is chosen: for the producer they are the same message.
     """
 
     __slots__ = ("_copies", "_order")
@@ -186,7 +186,7 @@ class Returns:
             self._forget(self._order.popleft())
 
     def returned(self, copy: Hashable) -> bool:
-        """Handle a return; return whether it is relayed: it is the last copy of its publish, or untracked."""
+        """Handle a return; return True if it must be relayed: it is untracked, or the last copy of its publish."""
         waiting = self._copies.get(copy)
         if waiting is None:
             return True
@@ -200,7 +200,7 @@ class Returns:
 
     def settled(self, producer_tag: int) -> None:
         """Forget a confirmed publish: it can't be returned any more."""
-        for whole in self._order:  # ascending, where there are confirms
+        for whole in self._order:  # in ascending order if the channel has confirms
             if whole.producer_tag >= producer_tag:
                 if whole.producer_tag == producer_tag:
                     self._order.remove(whole)

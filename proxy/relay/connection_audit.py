@@ -1,14 +1,14 @@
 """Audit of one producer connection: lines of its publishes, and confirms that wait until their lines are on disk.
 
-There is one line per publish, and a settle line if there is more to add. The publish path appends finished bytes; the
-audit log defines the format of a line and the file, see `audit_sink`.
+There is one line per publish, and a settle line if its result is recorded later. The publish path appends finished
+bytes; the audit log defines the format of a line and the file, see `audit_sink`.
 
 In mode `strict` no confirm is sent before its line is on disk. Only confirms wait: acks, nacks (an earlier ack may be
 among the tags that they name) and Tx.CommitOk, each for the last line of its channel. All other frames overtake them,
-including returns, which precede the ack of their publish anyway.
+including returns, which precede the ack of their publish in any case.
 
-The end of a channel or connection must not overtake its confirms. While lines are being written, it and everything
-after it waits; that takes as long as one write. If the disk rejects lines, or does not respond, the wait would be
+The end of a channel or connection must not overtake its confirms. While lines are being written, the end and everything
+after it wait, for no longer than one write. If the disk rejects lines, or does not respond, the wait would be
 unbounded: then the end is sent, and the waiting confirms are dropped. Their publishes stay unconfirmed for the
 producer, as if the broker's confirms had crossed the close.
 
@@ -27,16 +27,16 @@ from proxy.relay.audit_sink import AuditSink, LineTemplate
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import CONFIRM
 
-#: Limit of a channel's mandatory publishes that a return may still match; the oldest are forgotten. With confirms
-#: settled ones are removed at once: the broker returns a message before it confirms it.
+#: Limit of a channel's mandatory publishes that may still be returned; the oldest are forgotten. With confirms,
+#: settled publishes are removed at once: the broker returns a message before it confirms it.
 _MANDATORY, _MANDATORY_CONFIRMING = 4096, 65536
 _MESSAGE_ID = 0x0080
-#: Size of an entry of delayed confirms in addition to its bytes.
+#: Size of an entry of delayed confirms, without its frames.
 _ENTRY_BYTES = 128
 
 
 class AuditCommits(Protocol):
-    """The audit log as used by confirms."""
+    """The audit log as seen by delayed confirms."""
 
     #: number of the last line on disk
     durable: int
@@ -66,15 +66,15 @@ class DelayedConfirms:
         self._lines = lines
         self._out = out
         self._send = send
-        #: channels with lines whose numbers have not been looked up, and the last of them
+        #: channels with new lines whose numbers have not been recorded, and the last of these channels
         self._wrote: list[Channel] = []
         self._last: Channel | None = None
         #: by channel number, (line, confirms), oldest first
         self._waiting: dict[int, deque[tuple[int, bytes]]] = {}
         self.size_bytes = 0
-        #: line that the end of a channel, and everything after it, waits for; None if none does
+        #: number of the line for which the end of a channel, and everything after it, waits; None if there is none
         self.until: int | None = None
-        #: output for the producer meanwhile; and which parts after it are confirms
+        #: output that precedes the waiting end; and the parts of the waiting output that are confirms
         self._before: list[bytes] = []
         self._sealed: list[bytes] = []
 
@@ -93,7 +93,7 @@ class DelayedConfirms:
             self._wrote.append(channel)
 
     def note(self) -> None:
-        """Record the number of the last line of each channel with new ones."""
+        """Record the number of the last line of each channel with new lines."""
         if self._wrote:
             appended = self._lines.appended
             for channel in self._wrote:
@@ -113,7 +113,7 @@ class DelayedConfirms:
         self.size_bytes += len(frames) + _ENTRY_BYTES
 
     def end(self, number: int, interrupted: bool) -> None:
-        """Handle the end of a channel: the next output may be its close; `interrupted`: after a content in progress."""
+        """Handle the end of a channel: the next output may be its close; `interrupted`: a content is in progress."""
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             return
@@ -129,7 +129,7 @@ class DelayedConfirms:
         self._out.append(confirms)
 
     def durable(self, line: int) -> None:
-        """Release confirms that wait for lines up to a number, which are on disk now."""
+        """Release confirms that wait for lines: those up to this number are on disk now."""
         for number, waiting in tuple(self._waiting.items()):
             while waiting and waiting[0][0] <= line:
                 _, frames = waiting.popleft()
@@ -184,7 +184,7 @@ class ConnectionAudit:
         return self._journal.origin(self._conn, self._user, self._vhost, channel)
 
     def _facts(self, data: bytes, start: int, stop: int) -> tuple[bytes | None, str]:
-        """Read message id, None if there is none, and allow-listed headers of a content header frame."""
+        """Read the message id (None if there is none) and the allow-listed headers from a content header frame."""
         flags = (data[start + 19] << 8) | data[start + 20]
         if not self._names and not flags & _MESSAGE_ID:
             return None, "{}"
@@ -234,7 +234,7 @@ class ConnectionAudit:
         size: int,
         decide_us: float,
     ) -> None:
-        """Write the line of a publish, which its channel has counted already."""
+        """Write the line of a publish; its channel has already counted the publish."""
         trail = channel.audit
         origin = trail.origin
         if not origin:
@@ -266,7 +266,7 @@ class ConnectionAudit:
         self._journal.settle(self._conn, channel.number, channel.confirms.before + producer_tag, result, confirm_us)
 
     def lost(self, channel: Channel) -> None:
-        """Record the end of the connection: unsettled publishes get no result."""
+        """Record the end of the connection: the result of unsettled publishes is `lost`."""
         if channel.mode is CONFIRM:
             for tag in channel.confirms.settled.outstanding(channel.confirms.published):
                 self.settled(channel, tag, "lost")

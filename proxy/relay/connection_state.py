@@ -4,7 +4,7 @@
 the driver reads it. Output is collected in `to_upstream` and `to_producer`; requests that need sockets, time or the
 control plane are collected in `pending`. Related state is grouped into separate objects: `Lifecycle` (phase and close
 of the producer), `UpstreamLink` (the leased connection), `Deliveries`, `ConnectionTraffic`, `PendingWork`, and a
-`Channel` for each channel. Acks, nacks and returns of our own, if several brokers are involved, are sent from here.
+`Channel` for each channel. If several brokers are involved, our own acks, nacks and returns are sent from here.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "connection" and 1.4/1.5 on closing; RabbitMQ guide "Publisher confirms".
 """
@@ -44,7 +44,7 @@ from proxy.values import Destination
 
 #: Interval between two timed confirms of a connection.
 SAMPLE_SECONDS = 0.1
-#: Unconfirmed publishes of a channel, or unacknowledged deliveries, above which latency of single ones does not matter.
+#: Unconfirmed publishes of a channel, or prefetched deliveries, above which the latency of each does not matter.
 AHEAD_MESSAGES: Final = 1024
 #: Deliveries in one read that indicate a streaming consumer.
 STREAMED_DELIVERIES: Final = 8
@@ -60,13 +60,13 @@ class Phase(Enum):
     OPEN = "open"
     #: the producer's Connection.Close was sent upstream; the broker's close-ok is relayed, then both sides end
     PRODUCER_CLOSES = "producer closes"
-    #: the broker's (or our) Connection.Close was sent to the producer; its close-ok ends it
+    #: the broker's (or our) Connection.Close was sent to the producer, whose close-ok ends the connection
     CLOSING = "closing"
     CLOSED = "closed"
 
 
 class PermissionCheck(NamedTuple):
-    """Whether a destination is within a client's reach from an exchange, checked on a connection of the client."""
+    """A check, on a connection of the client, whether a destination is within its reach from an exchange."""
 
     owned: OwnedExchange
     reach: Reach
@@ -83,8 +83,8 @@ class EnsureQueue(NamedTuple):
 class BindDestinations(NamedTuple):
     """Bind destinations that a publish waits for.
 
-    For destinations in `asked` (by routes of clients' bindings), the clients' own connections check first whether they
-    are within reach.
+    Destinations in `permission_checks`, chosen by routes of clients' bindings, are first checked on these clients' own
+    connections.
     """
 
     channel: Channel
@@ -96,8 +96,8 @@ class BindDestinations(NamedTuple):
 class LookUpExchange(NamedTuple):
     """Look up an open exchange that a client declares and that is unknown here.
 
-    `answer` takes the type of an exchange of that name that is not one of ours, None if there is none; one of ours has
-    been added to the state before.
+    `answer` is called with the type of an exchange of that name that is not one of ours, or with None if there is none;
+    an exchange of ours is added to the state before the call.
     """
 
     channel: Channel
@@ -111,19 +111,19 @@ Request: TypeAlias = EnsureQueue | BindDestinations | LookUpExchange
 class RelayLimits(NamedTuple):
     """Limits of one connection."""
 
-    #: frames held while a destination is being bound or a queue gets its tokens; at the limit that side is not read
-    #: until they are sent
+    #: size limit of frames held while a destination or the tokens of a queue are being bound; at the limit that side is
+    #: not read until they are sent
     held_bytes: int = 1 << 20
     #: size limit of a body that is sent as several copies; a larger one is refused with 311
     replay_bytes: int = 4 << 20
-    #: total of such bodies in progress on all channels; a further one is refused with 311
+    #: limit of the total size of such bodies in progress on all channels; beyond it a publish is refused with 311
     collected_bytes: int = 16 << 20
     #: limit of destinations within one client's reach from one exchange
     tokens: int = 10_000
     #: size limit of a body; 0: the broker's limit
     message_bytes: int = 0
-    #: unanswered requests about exchanges, queues and bindings; at the limit the producer is not read until answers
-    #: arrive
+    #: limit of unanswered requests about exchanges, queues and bindings; at the limit the producer is not read until
+    #: answers arrive
     unanswered: int = 4096
 
 
@@ -132,15 +132,15 @@ class QueueInventory(NamedTuple):
 
     #: whether rules name a queue, or depend on queue names at all
     interested: Callable[[bytes], bool]
-    #: a queue was declared; whether it is exclusive to its connection
+    #: records a declared queue, and whether it is exclusive to its connection
     queue_declared: Callable[[bytes, bool], None]
-    #: a queue was deleted
+    #: records a deleted queue
     queue_deleted: Callable[[bytes], None]
-    #: a client has declared, deleted, bound or unbound the exchange
+    #: records that a client has declared, deleted, bound or unbound an exchange
     changed: Callable[[bytes], None]
 
 
-#: for virtual hosts without such rules
+#: for virtual hosts without a control plane
 NO_INVENTORY = QueueInventory(
     lambda queue: False, lambda queue, exclusive: None, lambda queue: None, lambda exchange: None
 )
@@ -148,16 +148,16 @@ NO_INVENTORY = QueueInventory(
 
 @dataclass(slots=True, eq=False)
 class Lifecycle:
-    """Phase of a connection, and closes of its producer."""
+    """Phase of a connection, and its producer's Connection.Close methods."""
 
     phase: Phase = Phase.OPEN
-    #: the error to log if it ended by one
+    #: the error that ended the connection, for the log; None if there was none
     fault: ProtocolError | None = None
-    #: the producer's Connection.Close, while publishes wait for their destinations
+    #: the producer's Connection.Close, held while publishes wait for their destinations
     last_frame: bytes | None = None
     #: further Connection.Close methods of the producer while the first is not answered
     further_closes: int = 0
-    #: the producer has closed the connection and was answered: it closes the socket
+    #: whether the producer has closed the connection and was answered: it will close the socket
     producer_ends: bool = False
 
     @property
@@ -179,12 +179,12 @@ class Lifecycle:
 
 @dataclass(slots=True, eq=False)
 class UpstreamLink:
-    """The leased connection to the broker: the sidecar's own channel on it, and its closing."""
+    """State of the leased connection to the broker, with the sidecar's own channel on it."""
 
     sidecar_channel: SidecarChannel
-    #: a Connection.Close, ours or the producer's, was sent upstream
+    #: whether a Connection.Close, ours or the producer's, was sent upstream
     closing: bool = False
-    #: nothing more is expected from the broker
+    #: whether nothing more is expected from the broker
     done: bool = False
     #: whether the broker has blocked publishes
     blocked: bool = False
@@ -195,7 +195,7 @@ class UpstreamLink:
 
     @property
     def as_new(self) -> bool:
-        """True if the link itself can be kept for another producer, as far as is known."""
+        """True if the state of the link permits keeping it for another producer."""
         return self.may_be_kept and not self.blocked and not self.sidecar_channel.used
 
     def end(self) -> None:
@@ -216,7 +216,7 @@ class UpstreamLink:
 
 @dataclass(slots=True, eq=False)
 class PendingWork:
-    """Work to do after the bytes of a read: by the driver (requests), and by the relay itself."""
+    """Work to do after a read: by the driver (`requests`), and by the relay itself."""
 
     #: requests to the control plane; the driver takes and clears them
     requests: list[Request] = field(default_factory=list)
@@ -230,13 +230,13 @@ class PendingWork:
 class Deliveries:
     """Contents in progress to the producer, and channels whose frames from the broker are inspected."""
 
-    #: whether the client has set a prefetch count below AHEAD_MESSAGES: its consumers wait for deliveries early
+    #: whether the client has set a prefetch count below AHEAD_MESSAGES: its consumers soon wait for further deliveries
     few_at_a_time: bool = False
     #: deliveries in the last read of the broker's socket
     in_last_read: int = 0
     #: channels on which the broker's content frames or replies are not simply copied
     inspected: set[int] = field(default_factory=set)
-    #: channel number -> outstanding body bytes of a content to the producer, -1: its header is outstanding
+    #: channel number -> outstanding body bytes of a content to the producer; -1 if its header is outstanding
     unfinished: dict[int, int] = field(default_factory=dict)
 
     def mark(self, channel: Channel) -> None:
@@ -304,9 +304,9 @@ class ConnectionState:
         self.remotes: RemoteBrokers | None = None
 
     def permission_checks(self, unknown: Iterable[tuple[Reach, Destination]]) -> tuple[PermissionCheck, ...]:
-        """Return checks for existing destinations that are not yet known to be within a client's reach."""
+        """Return the checks of existing destinations that are not yet known to be within a client's reach."""
         asked = []
-        for reach, destination in sorted(unknown, key=lambda one: one[1]):
+        for reach, destination in sorted(unknown, key=lambda pair: pair[1]):
             owned = self.plans.state.owner_of(reach)
             exists = destination[0] == "exchange" or self.plans.state.has_queue(destination[1])
             if owned is not None and exists and len(reach.allowed) < self.terms.limits.tokens:
@@ -359,13 +359,13 @@ class ConnectionState:
 
     @property
     def producer_full(self) -> bool:
-        """True if so much is buffered or unanswered for the producer's channels that its socket must not be read."""
+        """True if buffered frames or unanswered requests of the producer reach a limit: its socket must not be read."""
         backlog, limits = self.backlog, self.terms.limits
         return backlog.held >= limits.held_bytes or backlog.unanswered >= limits.unanswered
 
     @property
     def upstream_full(self) -> bool:
-        """True if so much is held back from the producer that the broker's socket must not be read."""
+        """True if frames held back from the producer reach a limit: the broker's socket must not be read."""
         delayed_confirms = self.delayed_confirms
         delayed_bytes = 0 if delayed_confirms is None else delayed_confirms.size_bytes
         return self.close_is_delayed or self.backlog.held_back + delayed_bytes >= self.terms.limits.held_bytes
@@ -374,10 +374,9 @@ class ConnectionState:
     def streams(self) -> bool:
         """True if many messages are in flight, so that latency of single messages and confirms does not matter.
 
-        Each channel that publishes with confirms has AHEAD_MESSAGES unconfirmed publishes; or nothing is published with
-        confirms, and the last read had STREAMED_DELIVERIES, to a client that limits its prefetch to no less than
-        AHEAD_MESSAGES. A client that waits for each confirm, for a reply or for the next of a few deliveries does not
-        stream.
+        Either each channel that publishes with confirms has AHEAD_MESSAGES unconfirmed publishes; or nothing is
+        published with confirms, the last read had STREAMED_DELIVERIES, and no prefetch count is below AHEAD_MESSAGES. A
+        client that waits for each confirm, for a reply or for the next of a few deliveries does not stream.
         """
         if self.lifecycle.phase is not Phase.OPEN or self.upstream.blocked or self.backlog.unanswered:
             return False
@@ -410,7 +409,7 @@ class ConnectionState:
         return any(channel.state in HOLDING for channel in self.channels.values())
 
     def forget_all(self) -> None:
-        """Forget the frames of all channels."""
+        """End all channels, and forget their frames."""
         for channel in tuple(self.channels.values()):
             if self.audit is not None:
                 self.audit.lost(channel)
@@ -434,7 +433,7 @@ class ConnectionState:
         self.to_upstream.append(frame)
 
     def producer_answered(self) -> None:
-        """Answer the producer's Connection.Close, and each further one, as RabbitMQ does."""
+        """End the connection, and answer each further Connection.Close of the producer, as RabbitMQ does."""
         self.finish()
         self.to_producer += [method_frames.connection_close_ok()] * self.lifecycle.answer_closes()
 
@@ -443,7 +442,7 @@ class ConnectionState:
         self.forget_all()
 
     def send_to_producer(self, channel: Channel, frames: bytes) -> None:
-        """Send methods of ours to the producer on a channel, after a content in progress.
+        """Send our own methods to the producer on a channel; if a content is in progress, after it.
 
         No method may come between the frames of a content (spec, 4.2.6).
         """
@@ -466,7 +465,7 @@ class ConnectionState:
 
     @property
     def delayed_confirms(self) -> DelayedConfirms | None:
-        """Confirms that wait for their audit lines, if they have to."""
+        """Confirms that wait for their audit lines; None if they need not wait."""
         return self.audit.delayed_confirms if self.audit is not None else None
 
     def delay_confirm(self, channel: Channel, confirm: bytes) -> bool:
@@ -478,7 +477,7 @@ class ConnectionState:
         return True
 
     def end_confirms(self, channel: Channel) -> None:
-        """Prepare for the close of a channel: it follows the waiting confirms, if possible."""
+        """Prepare for the close of a channel, so that it is sent after the waiting confirms, if possible."""
         if self.delayed_confirms is not None:
             self.delayed_confirms.end(channel.number, channel.number in self.deliveries.unfinished)
 
@@ -517,7 +516,7 @@ class ConnectionState:
             self.send_to_producer(channel, frame)
 
     def send_return(self, publish: PendingPublish, header: bytes, body: bytes) -> None:
-        """Return a mandatory publish that no broker had a queue for."""
+        """Return a mandatory publish for which no broker had a queue."""
         channel = publish.channel
         self.plans.counters.returns += 1
         address = (publish.exchange, publish.routing_key)
@@ -568,7 +567,7 @@ class ConnectionState:
         self.take_held_again(channel)
 
     def take_held_again(self, channel: Channel) -> None:
-        """Handle the frames that a channel held, in its current state."""
+        """Process the frames that a channel has held, now in its current state."""
         if channel.held:
             self.pending.resumable.append(channel)
 

@@ -2,8 +2,8 @@
 
 The publish path only increments attributes; `observe` reads the numbers and names them. A decision is shared by many
 messages, so the publish path counts in the single `Tally` of that decision. `Traffic` folds tallies into totals: on
-request, and when the last plan that holds a tally is dropped. The totals are bounded: only names in the rules have a
-separate total. Only one thread counts.
+request, and when the last plan that holds a tally is dropped. The totals are bounded: only names in the rules have
+separate totals. Only one thread counts.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from weakref import WeakValueDictionary
 
 #: Outcomes of a publish, as named in metrics and audit records.
 OUTCOMES = ("routed", "unrouted", "filtered", "rejected", "translated", "passed")
-#: Exchange or binding name for everything without a separate total.
+#: Exchange or binding name of the total for everything without a separate one.
 OTHER = "other"
-#: Bindings with a total of their own by default (setting `metrics.bindings`).
+#: Default limit of bindings with separate totals (setting `metrics.bindings`).
 BINDING_LIMIT = 500
-#: Tallies folded between two pauses of `Traffic.folding`: about a millisecond's work at ten bindings each.
+#: Tallies folded between two pauses of `Traffic.folding`: about a millisecond of work for ten bindings each.
 FOLD_STEP = 256
 
 #: Bindings that were true: (exchange, id of the binding).
@@ -33,9 +33,9 @@ _TallyKey: TypeAlias = tuple[str, bytes, str, Matched, tuple[bytes, ...]]
 RESULTS = ("ok", "refused", "unavailable", "timeout", "protocol_error", "tls_error")
 #: Owners of regular expressions: rules files, a client's bindings, headers of a message.
 REGEX_OWNERS = ("rules", "client", "message")
-#: Upper bounds in seconds. A cached decision takes a microsecond, ten thousand regular expressions a second.
+#: Upper bounds in seconds. A cached decision takes a microsecond, ten thousand regular expressions take a second.
 DECISION_BOUNDS = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 1.0)
-#: Upper bounds in seconds. A confirm takes 0.2 ms on loopback, seconds from a busy quorum queue.
+#: Upper bounds in seconds. A confirm takes 0.2 ms on loopback, and seconds for a busy quorum queue.
 CONFIRM_BOUNDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 #: Why a connection was rejected before its handshake.
 REJECTED_CONNECTIONS = ("connections", "connections_per_peer")
@@ -79,7 +79,7 @@ def _weakly_referenced(decorated: type[T]) -> type[T]:
 
 @_weakly_referenced
 class Tally:
-    """Publishes that shared one decision and that are not yet in a total. Created by `Traffic.tally`."""
+    """Counts publishes that share one decision and are not yet in a total. Created by `Traffic.tally`."""
 
     __slots__ = ("__weakref__", "_key", "_totals", "count")
 
@@ -97,7 +97,7 @@ class Tally:
             self._totals.add(*self._key, publishes, body_bytes)
 
     def __del__(self) -> None:
-        """Fold the remaining counts, so that a cache may drop its plans without further notice."""
+        """Fold the remaining counts, so that a cache can simply drop its plans."""
         self.fold()
 
 
@@ -125,7 +125,7 @@ class Traffic:
         self._exchanges: dict[tuple[str, bytes], ExchangeCounters] = {}
         self._others: dict[str, ExchangeCounters] = {}
         self._matches: dict[tuple[str, bytes, str], int] = {}
-        #: by virtual host
+        #: matches of bindings without separate totals, by virtual host
         self._other_matches: dict[str, int] = {}
         self._named_bindings: frozenset[tuple[str, bytes, str]] = frozenset()
         self._destinations: dict[tuple[str, bytes], int] = {}
@@ -137,7 +137,7 @@ class Traffic:
         bindings: Iterable[tuple[str, bytes, str]],
         destinations: Iterable[tuple[str, bytes]],
     ) -> TrafficLabels:
-        """Choose the names that have totals after `name`; may run in another thread, as there may be 100,000 bindings.
+        """Choose the names that `name` gives totals; may run in another thread: there may be 100,000 bindings.
 
         Bindings are given in the order of the files, and the first ones get the totals.
         """
@@ -153,13 +153,13 @@ class Traffic:
     def name(self, labels: TrafficLabels) -> None:
         """Switch to the names of new rules.
 
-        New names start at zero, others keep their totals. Names that are no longer in the rules lose theirs, except
-        bindings that no rules ever named (declared by clients).
+        New names start at zero, others keep their totals. Totals of names that are no longer in the rules are removed,
+        except those of bindings that no rules ever named (declared by clients).
         """
         for _ in self.folding():
             pass
-        gone = self._named_bindings - labels.kept
-        self._matches = {key: count for key, count in self._matches.items() if key not in gone}
+        removed = self._named_bindings - labels.kept
+        self._matches = {key: count for key, count in self._matches.items() if key not in removed}
         named = set(labels.kept)
         for key in labels.bindings:
             if len(self._matches) >= self._binding_limit:
@@ -176,12 +176,12 @@ class Traffic:
     def tally(
         self, vhost: str, exchange: bytes, outcome: str, matched: Matched, destinations: tuple[bytes, ...]
     ) -> Tally:
-        """Return the tally of a decision, to keep with its plan: the same object while anyone holds it."""
+        """Return the tally of a decision, to be kept with its plan: the same object as long as it is referenced."""
         key = (vhost, exchange, outcome, matched, destinations)
-        found = self._tallies.get(key)
-        if found is None:
-            found = self._tallies[key] = Tally(self, key)
-        return found
+        tally = self._tallies.get(key)
+        if tally is None:
+            tally = self._tallies[key] = Tally(self, key)
+        return tally
 
     def add(
         self,
@@ -210,7 +210,7 @@ class Traffic:
                 totals[vhost, name] += publishes
 
     def folding(self) -> Iterator[None]:
-        """Fold all tallies, pausing after every few so that a caller can let others run in between."""
+        """Fold all tallies; yield every `FOLD_STEP` tallies so that the caller can let other tasks run."""
         for index, reference in enumerate(self._tallies.valuerefs(), 1):
             tally = reference()
             if tally is not None:
@@ -221,8 +221,8 @@ class Traffic:
     def publishes(self) -> Iterator[tuple[str, bytes, str, int, int]]:
         """Yield (vhost, exchange, outcome, publishes, body bytes).
 
-        The first row of an exchange has the bytes of all outcomes. This and the two below may run in a thread other
-        than the counting one: they read copies, and copying a dictionary is one step.
+        The first row of an exchange has the bytes of all outcomes. This method and the next two may run in a thread
+        other than the counting one: they read copies, and copying a dictionary is atomic.
         """
         for counters in (*self._exchanges.copy().values(), *self._others.copy().values()):
             body_bytes = counters.body_bytes
@@ -245,17 +245,17 @@ class Traffic:
             yield vhost, name, count
 
     def _exchange(self, vhost: str, exchange: bytes) -> ExchangeCounters:
-        found = self._exchanges.get((vhost, exchange)) or self._others.get(vhost)
-        if found is None:
-            found = self._others[vhost] = ExchangeCounters(vhost, OTHER.encode())
-        return found
+        counters = self._exchanges.get((vhost, exchange)) or self._others.get(vhost)
+        if counters is None:
+            counters = self._others[vhost] = ExchangeCounters(vhost, OTHER.encode())
+        return counters
 
 
 class Histogram:
     """Counts of observed durations, by upper bound.
 
     Args:
-        bounds: upper bounds in seconds, ascending; a bound belongs to its bucket (Prometheus: `le`).
+        bounds: upper bounds in seconds, ascending; each bucket includes its bound (Prometheus: `le`).
     """
 
     __slots__ = ("bounds", "buckets", "total_seconds")
@@ -270,13 +270,13 @@ class Histogram:
         self.total_seconds += seconds
 
     def cumulative(self) -> list[int]:
-        """Return the number of durations up to each bound, and finally the number of all."""
+        """Return the number of durations up to each bound, and the number of all durations last."""
         return list(accumulate(self.buckets))
 
 
 @dataclass(slots=True, eq=False)
 class RelayCounters:
-    """Counters of the relays of one virtual host. Those marked as gauges can decrease."""
+    """Counters of the relays of one virtual host. Values marked as gauges can decrease."""
 
     vhost: str
     #: publishes forwarded to exchanges that no rule names
@@ -285,9 +285,9 @@ class RelayCounters:
     returns: int = 0
     confirms_acked: int = 0
     confirms_nacked: int = 0
-    #: publishes with a cached plan
+    #: publishes with a cached decision
     cache_hits: int = 0
-    #: publishes whose plan had to be made
+    #: publishes whose decision had to be computed
     cache_misses: int = 0
     #: publishes whose decision can't be cached
     cache_bypassed: int = 0
@@ -295,19 +295,19 @@ class RelayCounters:
     regex_limit_hits: int = 0
     #: decisions in which a regex budget was spent
     regex_budgets_spent: int = 0
-    #: the same by owner of the budget (a decision may spend several): a name of REGEX_OWNERS
+    #: the same by owner of the budget, a name of REGEX_OWNERS; one decision may spend several budgets
     regex_owners: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REGEX_OWNERS, 0))
     #: destinations whose address translation failed
     failed_translations: int = 0
     #: publishes refused because of the size of their bodies
     oversized: int = 0
-    #: gauge, links that the broker has blocked
+    #: gauge, upstream connections that the broker has blocked
     upstream_blocked: int = 0
     #: gauge, producers whose socket is not being read
     paused_producers: int = 0
     #: gauge, open channels of producers
     channels: int = 0
-    #: by reply code, closes that we sent
+    #: closes that we sent, by reply code
     protocol_errors: dict[int, int] = field(default_factory=dict)
 
     def spend(self, owners: Iterable[str]) -> None:
@@ -323,7 +323,7 @@ class RelayCounters:
 class ConnectionCounters:
     """Connections of one side: open ones (a gauge), results of attempts (a name of RESULTS), and the last failure.
 
-    `last_error` has its time (seconds since 1970) and reason; None before the first.
+    `last_error` has the time (seconds since 1970) and reason of that failure; None before the first.
     """
 
     open: int = 0
@@ -336,11 +336,11 @@ class ConnectionCounters:
 
 @dataclass(slots=True, eq=False)
 class LimitCounters:
-    """Counters of limits."""
+    """Counters of reached limits."""
 
-    #: by a name of REJECTED_CONNECTIONS, number of refused connections
+    #: number of refused connections, by a name of REJECTED_CONNECTIONS
     rejected_connections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REJECTED_CONNECTIONS, 0))
-    #: by a name of LIMITS, how often it was reached
+    #: how often each limit was reached, by a name of LIMITS
     hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0))
     #: gauge, producers paused because their user has published too much
     throttled: int = 0
@@ -348,7 +348,7 @@ class LimitCounters:
 
 @dataclass(slots=True, eq=False)
 class AuditCounters:
-    """Audit lines written, lines dropped, bytes of text written, and whether the disk rejects more (a gauge)."""
+    """Audit lines written, lines dropped, bytes of text written, and whether the disk rejects lines (a gauge)."""
 
     lines: int = 0
     dropped: int = 0
@@ -366,7 +366,7 @@ class RemoteCounters:
 
 @dataclass(slots=True, eq=False)
 class RulesCounters:
-    """Version of the rules, reloads by result, and time of the last good one (seconds since 1970)."""
+    """Version of the rules, reloads by result, and time of the last success (seconds since 1970)."""
 
     version: str = ""
     reloads: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("ok", "error"), 0))
@@ -388,26 +388,26 @@ class Counters:
         self.rules = RulesCounters()
         self.audit = AuditCounters()
         self.remotes: dict[str, RemoteCounters] = {}
-        #: gauge, upstream connections without a producer; and how many were reused
+        #: gauge, upstream connections kept without a producer; and number of reused ones
         self.kept_connections = 0
         self.reused_connections = 0
         self.missing_destinations = 0
         self.foreign_bindings = 0
         self.carrier_bypasses = 0
-        #: by virtual host, type of the carrier, and whether that is the cheaper type
+        #: number of bindings by virtual host, type of the carrier, and whether it is the cheaper type
         self.carrier_bindings: Mapping[tuple[str, str, str], int] = {}
         self.unkeyed_tokens = 0
         self.unsigned_bindings = 0
         #: processes that share the addresses, and restarts of this one
         self.workers = 1
         self.worker_restarts = 0
-        #: by task of the control plane, number of unexpected exceptions
+        #: number of unexpected exceptions, by task of the control plane
         self.control_failures: dict[str, int] = {}
         #: expiry of our own certificates in use (seconds since 1970), by side of the sidecar and file
         self.certificates: dict[tuple[str, str], float] = {}
 
     def relay(self, vhost: str) -> RelayCounters:
-        found = self.relays.get(vhost)
-        if found is None:
-            found = self.relays[vhost] = RelayCounters(vhost)
-        return found
+        counters = self.relays.get(vhost)
+        if counters is None:
+            counters = self.relays[vhost] = RelayCounters(vhost)
+        return counters

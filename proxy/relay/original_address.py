@@ -1,9 +1,9 @@
 """Headers with the original address of a message that was sent with another exchange or routing key.
 
 `x-original-address` is the one header we add to a publish whose exchange or routing key we change: a table with the
-original pair and the new one. `x-original-cc` stores a producer's CC if it must not route. Both are removed and the
-original restored for consumers and producers that connect through a sidecar, if the frame still has the pair that we
-set and this configuration can produce it: a forged header restores nothing.
+original pair and the new one. `x-original-cc` stores a producer's CC if the broker must not route by it. Both are
+removed and the original restored for consumers and producers that connect through a sidecar, if the frame still has the
+pair that we set and this configuration can produce it, so that a forged header has no effect.
 
 Source: spec "Messenger addressing", 3.3; delivery notes, "The original address can't be forged".
 """
@@ -62,15 +62,15 @@ def address_parts(original_exchange: bytes, new_exchange: bytes) -> tuple[bytes,
 
 
 def read(entries: bytes) -> tuple[OriginalAddress, OriginalAddress] | None:
-    """Find (original, new) in the entries of a header table; None if there is no such header or it is malformed."""
+    """Read (original, new) from the entries of a header table; None if our header is missing or malformed."""
     if ADDRESS_HEADER not in entries:
         return None
     for name, raw in pick(entries, 0, len(entries), frozenset((ADDRESS_HEADER,))):
         value = decode_value(raw)
         if name != ADDRESS_HEADER or not isinstance(value.value, tuple) or value.letter != "F":
             return None
-        found = {key: field.value for key, field in value.value if field.letter == "S"}
-        parts = [found.get(key) for key in _NAMES]
+        fields = {key: field.value for key, field in value.value if field.letter == "S"}
+        parts = [fields.get(key) for key in _NAMES]
         if len(value.value) == len(_NAMES) and all(isinstance(part, bytes) for part in parts):
             texts = [part for part in parts if isinstance(part, bytes)]
             return OriginalAddress(texts[0], texts[1]), OriginalAddress(texts[2], texts[3])
@@ -86,7 +86,7 @@ def restored(entries: bytes) -> bytes:
 
 
 def can_produce(state: VhostState, first: OriginalAddress, new: OriginalAddress) -> bool:
-    """Return True if this configuration sends a publish to `first` under the address `new`."""
+    """Return True if this configuration may send a publish to `first` with the address `new`."""
     owned = state.exchanges.get(first.exchange)
     if owned is None:
         return state.addresses is not None and _translated(state, state.addresses, first, new)
@@ -105,25 +105,24 @@ def can_produce(state: VhostState, first: OriginalAddress, new: OriginalAddress)
 
 
 def refuse_forged(state: VhostState, entries: bytes) -> None:
-    """Refuse a forged header: one that would show consumers a wrong address for the message, now or later.
+    """Refuse a forged header, since consumers would see a wrong address for the message, now or later.
 
-    The bytes of an unchanged message can't be modified to remove it; a header that no sidecar would restore is
-    harmless.
+    It can't be removed, since the message is forwarded unchanged. A header that no sidecar would restore is harmless.
 
     Raises:
         ProtocolError: 403 on the channel.
     """
     try:
-        found = read(entries)
+        addresses = read(entries)
     except ProtocolError:  # no sidecar restores a malformed header
         return
-    if found is not None and can_produce(state, *found):
+    if addresses is not None and can_produce(state, *addresses):
         text = f"header '{ADDRESS_HEADER.decode()}' names an address that only the proxy may give"
         raise ProtocolError(403, text, Scope.CHANNEL, *divmod(methods.BASIC_PUBLISH, 1 << 16))
 
 
 def _translated(state: VhostState, book: AddressBook, first: OriginalAddress, new: OriginalAddress) -> bool:
-    """Return True if the table translates a publish to `first` to `new`, possibly through an exchange of the rules."""
+    """Return True if the address table translates `first` to `new`, possibly through an exchange of the rules."""
     target = book.look_up(*first)
     if not isinstance(target, Target) or target.remote is not None:
         return False
@@ -136,7 +135,7 @@ def _translated(state: VhostState, book: AddressBook, first: OriginalAddress, ne
 
 
 def _destination(state: VhostState, book: AddressBook, first: OriginalAddress, new: OriginalAddress) -> bool:
-    """Return True if a queue that `first` may choose is translated to an exchange and key."""
+    """Return True if a queue to which a publish to `first` may be routed is translated to the address `new`."""
     rewrites = book.rewrites(first.exchange, state.router.destinations(first.exchange))
     return rewrites.leads_to(first.routing_key, Publication(*new))
 
@@ -144,7 +143,7 @@ def _destination(state: VhostState, book: AddressBook, first: OriginalAddress, n
 def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[bytes, bytes]:
     """Return method and header frame of a delivery, get or return with the original address.
 
-    A malformed message stays unchanged: one stored by another producer must not end the connections of its receivers.
+    A malformed message stays unchanged: it must not end the connections of consumers that receive it.
     """
     try:
         return _restored(state, method, header) or (method, header)
@@ -166,10 +165,10 @@ def _restored(state: VhostState, method: bytes, header: bytes) -> tuple[bytes, b
     if span is None:
         return None
     entries = header[span[0] : span[1]]
-    found = read(entries)
-    if found is None or found[1] != (fields.exchange, fields.routing_key) or not can_produce(state, *found):
+    pair = read(entries)
+    if pair is None or pair[1] != (fields.exchange, fields.routing_key) or not can_produce(state, *pair):
         return None
-    fields = fields._replace(exchange=found[0].exchange, routing_key=found[0].routing_key)
+    fields = fields._replace(exchange=pair[0].exchange, routing_key=pair[0].routing_key)
     table = restored(entries)
     head = b"".join((header[7 : span[0] - 4], U32.pack(len(table)), table, header[span[1] : -1]))
     channel = U16.unpack_from(method, 1)[0]

@@ -1,7 +1,7 @@
-"""Token buckets of each user's publish rate: returns the seconds to pause.
+"""Token buckets that limit the publish rate of each user, and determine how long to pause.
 
 A bucket holds the units that may be taken at once and refills steadily. It may be overdrawn, since bytes that were read
-have been published already: the debt determines how long its user is not read. No sockets and no clock.
+have been published already: the debt determines how long producers of its user are not read. No sockets and no clock.
 
 Source: the token bucket of RFC 2697, section 3, with debt in place of a mark.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Users tracked without a connection, so that reconnecting does not clear a debt. At the limit users without debt are
-#: forgotten.
+#: Number of users at which users without connection and debt are forgotten. Users in debt are kept, so that
+#: reconnecting does not clear a debt.
 REMEMBERED = 1024
 
 
@@ -26,7 +26,7 @@ class TokenBucket:
         self._at = float("-inf")
 
     def take(self, amount: int, now: float) -> float:
-        """Take units, whether or not they are available (0 only queries); return the seconds until the debt is paid."""
+        """Take units even if they are not available (0: none); return the seconds until the debt is paid."""
         if now > self._at:
             self._level = min(self._most, self._level + (now - self._at) * self._rate)
             self._at = now
@@ -65,10 +65,10 @@ class UserRateLimit:
         self._read_bytes = TokenBucket(rates.read_bytes, rates.burst_seconds) if rates.read_bytes else None
 
     def take(self, publishes: int, read_bytes: int, now: float) -> tuple[float, str]:
-        """Charge what has been read.
+        """Charge publishes and bytes that have been read.
 
         Returns:
-            Seconds until the debt is paid, and the limit responsible: ``publish_rate``, ``publish_bytes``, or empty.
+            Seconds until the debt is paid, and the exceeded limit: ``publish_rate``, ``publish_bytes``, or empty.
         """
         if self.owes_since is not None and self.full(now):
             self.owes_since = None
@@ -82,7 +82,7 @@ class UserRateLimit:
         return wait, "publish_rate" if messages_wait >= bytes_wait else "publish_bytes"
 
     def patience_left(self, now: float) -> float:
-        """Return the seconds until a user in debt is closed; infinite without a limit."""
+        """Return the seconds until a user in debt is disconnected; infinite without a limit."""
         if not self.rates.patience_seconds or self.owes_since is None:
             return float("inf")
         return self.owes_since + self.rates.patience_seconds - now
@@ -107,12 +107,14 @@ class UserRateLimits:
     def acquire(self, user: str, now: float) -> UserRateLimit:
         """Return the rate limit of a user for a new connection; `release` must be called at its end."""
         if len(self._by_user) >= REMEMBERED:
-            self._by_user = {name: one for name, one in self._by_user.items() if one.connections or not one.full(now)}
-        found = self._by_user.get(user)
-        if found is None:
-            found = self._by_user[user] = UserRateLimit(self._rates)
-        found.connections += 1
-        return found
+            self._by_user = {
+                name: limit for name, limit in self._by_user.items() if limit.connections or not limit.full(now)
+            }
+        allowance = self._by_user.get(user)
+        if allowance is None:
+            allowance = self._by_user[user] = UserRateLimit(self._rates)
+        allowance.connections += 1
+        return allowance
 
     def release(self, allowance: UserRateLimit) -> None:
         allowance.connections -= 1

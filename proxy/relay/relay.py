@@ -1,7 +1,7 @@
 """One producer connection joined to one upstream connection: bytes in, bytes out, for both sides.
 
-The driver passes bytes, time and answers to `Relay`, and reads the rest from its `connection`: it sends `to_upstream`
-and `for_producer`, and carries out `pending.requests`, which it answers with `answer`. No sockets.
+The driver passes bytes and times to `Relay`, and reads the results from its `connection`: it sends `to_upstream` and
+`for_producer`, and carries out `pending.requests`, whose results it passes to `answer`. No sockets.
 
 Source: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7 (heartbeats).
 """
@@ -33,7 +33,7 @@ class Relay:
 
     @property
     def interrupted(self) -> bool:
-        """True if a publish has spent a regex budget: the rest waits for more input, possibly b""."""
+        """True if a publish has spent a regex budget: later frames wait for the next input, possibly b""."""
         return self._publishing.interrupted
 
     def producer_sent(self, data: bytes, now: float) -> None:
@@ -52,7 +52,7 @@ class Relay:
         self._go_on()
 
     def answer(self, request: Request, exchange_type: str | None = None) -> None:
-        """Resume the channel of a finished or abandoned request; `exchange_type` answers `LookUpExchange`."""
+        """Resume the channel of a finished or abandoned request; `exchange_type` is the result of `LookUpExchange`."""
         if isinstance(request, EnsureQueue):
             self.connection.pending.released.append(request.channel)
         elif isinstance(request, BindDestinations):
@@ -93,8 +93,8 @@ class Relay:
             connection.refuse(publishing[0], ProtocolError(406, text, Scope.CHANNEL))
 
     def upstream_lost(self, reason: str) -> None:
-        """Handle the loss of the upstream link: close the producer with 320 and this reason, unless it is closing
-        already.
+        """Handle the loss of the upstream link: close the producer with 320 and this reason, unless it is already
+        closing.
         """
         connection = self.connection
         connection.upstream.end()
@@ -105,7 +105,7 @@ class Relay:
         connection.close(320, reason.encode())
 
     def ended(self) -> None:
-        """Remove the connection from the gauges, now that both sides are gone."""
+        """Remove the connection from the gauges after both sides are closed."""
         connection = self.connection
         connection.finish()
         connection.plans.counters.upstream_blocked += connection.upstream.block(False)

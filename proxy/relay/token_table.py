@@ -1,40 +1,44 @@
 """State of the destination tokens of one carrier exchange: the only writer of that state.
 
-Both planes report events (a bind was sent, answered, refused; a queue was deleted; a listing arrived; a destination is
-needed, or no longer), and query what to bind and what to unbind. Pure: time is an argument, nothing is sent here.
+Both the relays and the control plane report events (a bind was sent, answered or refused; a queue was deleted; a
+listing arrived; a destination is needed, or no longer needed), and query what to bind and unbind. Time is an argument,
+and nothing is sent here.
 
-Several bindings ("rows") may exist under one token. Messages find the destination while there is at least one:
+Several bindings ("rows") of a destination may have the same token as key. Messages reach the destination while at least
+one of them exists:
 
 - a *plain* row has no arguments. The control plane makes it for rules files and for publishes that request it. All
   sidecars share it, and it is unknown which of them need it, so it is unbound only if the rules of this process needed
-  it, or if an exchange that clients declared has no binding left. Rules have no other row to rely on;
-- a *mark* is a client's binding under the token. It is removed when that binding is unbound, through any sidecar;
-- a *pin* has one argument that no other row has. A sidecar binds it if a client's binding is under a storage key
-  and none of its marks or pins is recent enough, and for the destinations of routes in clients' bindings.
+  it, or if an exchange that clients declared has no binding left. Rules rely on no other row;
+- a *mark* is a client's binding whose key is the token. It is removed when that binding is unbound, through any
+  sidecar;
+- a *pin* has one argument that no other row has. A sidecar binds it if a client's binding has a storage key and none
+  of the sidecar's marks or pins is recent enough, and for the destinations of routes in clients' bindings.
 
 No sidecar may remove the last row that a client's binding through another sidecar relies on, possibly without its
 knowledge. The broker has no compare-and-delete, but unbinding names the exact arguments of a row. Hence:
 
-1. A binding under a storage key relies on a mark or pin made by *its own* sidecar (an *assertion*), which was sent less
+1. A binding with a storage key relies on a mark or pin made by *its own* sidecar (an *assertion*), which was sent less
   than `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). Otherwise the sidecar makes
   another pin, with an argument never used before, after the binding and before it answers the client.
 2. A sidecar unbinds its own assertions as soon as nothing known to it needs the destination: a binding made through
   another sidecar relies on that sidecar's assertions.
 3. A row of another sidecar is unbound only when it is *settled*: a listing that was requested more than `LEASE_SECONDS`
-  after the row was first listed has arrived. No new binding relies on such a row, and all that did are in that listing.
-  If a client unbinds a mark of another sidecar before that, a pin replaces it (`unbind_plan`).
+  after the row was first listed has arrived. No new binding relies on such a row, and all earlier bindings that do are
+  in that listing. If a client unbinds a mark of another sidecar before it is settled, a pin replaces it
+  (`unbind_plan`).
 4. Rows that nothing needs any more are unbound when two passes, `GRACE_SECONDS` apart, confirm it (`idle`). Pins of
-  others are also unbound if there is a later pin of this sidecar (`outdated`): a sidecar that has exited leaves its
-  own.
-5. Rules of another sidecar may need a plain row that those of this one do not need any more. So a pin that counts as
-  one of another sidecar is bound before the plain row is unbound. A sidecar whose rules need the destination recreates
-  the plain row in its next pass. On carriers of rules files, pins of others are settled only after `handover_seconds`,
-  in which every sidecar runs a pass. Rules take effect soon after the listing that showed their rows: if binding
-  the others took long, there is another pass first.
+  other sidecars are also unbound if there is a later pin of this sidecar (`outdated`): a sidecar that has exited can't
+  remove its pins.
+5. Rules of another sidecar may need a plain row that the rules of this one no longer need. So a pin that counts as a
+  pin of another sidecar is bound before the plain row is unbound. A sidecar whose rules need the destination recreates
+  the plain row in its next pass. On carriers of rules files, pins of other sidecars are settled only after
+  `handover_seconds`, in which every sidecar runs a pass. Rules take effect soon after the listing that showed their
+  rows: if binding the missing rows took long, there is another pass first.
 
-Rules 1 to 4 hold for every order in which the broker carries out the steps of any number of sidecars; only durations
-are compared, so clocks need not agree. `tests/relay/test_token_table.py` runs two sidecars, with the same rules and
-with different ones, against a broker in every order that hypothesis finds.
+Rules 1 to 4 guarantee this for every order in which the broker executes the steps of any number of sidecars; only
+durations are compared, so clocks need not agree. `tests/relay/test_token_table.py` runs two sidecars, with the same
+rules and with different ones, against a broker in every order that hypothesis finds.
 
 Source: delivery notes, "Tokens and bindings".
 """
@@ -56,7 +60,7 @@ GRACE_SECONDS: Final = 5.0
 PLAIN: Final = b""
 _LONG_AGO: Final = float("-inf")
 
-#: Identifies a row under one token: PLAIN, the value of a pin, or the sequence of a mark.
+#: Identifies one of the rows with the same token: PLAIN, the value of a pin, or the sequence of a mark.
 Row: TypeAlias = bytes | int
 
 
@@ -78,13 +82,13 @@ class Need(Flag):
     RULES = 1
     #: a client's binding to the destination
     CLIENT = 2
-    #: a publish has requested it
+    #: a publish that has requested it
     DEMAND = 4
 
 
 @dataclass(slots=True)
 class TokenRecord:
-    """One destination."""
+    """State of the token of one destination."""
 
     #: see `TokenState`
     state: TokenState = TokenState.UNKNOWN
@@ -92,15 +96,15 @@ class TokenRecord:
     reason: str = ""
     #: what needs it, as far as this process knows
     needs: Need = Need.NOBODY
-    #: the table's event count at the last change, which overrides listings requested before
+    #: the table's event count at the last change, which takes precedence over listings requested before it
     changed: int = 0
     #: sequences of the marks made by this process
     marks: set[int] = field(default_factory=set)
     #: the pins made by this process
     pins: set[bytes] = field(default_factory=set)
-    #: when the newest of them was sent
+    #: when the newest of these marks and pins was sent
     asserted_at: float = _LONG_AGO
-    #: connection that made it; another queue of that name may since have replaced its destination
+    #: connection that made it; None if another queue of that name may since have replaced the destination
     binder: object | None = None
     #: the table's event count when this process last removed assertions
     withdrawn: int = 0
@@ -108,14 +112,14 @@ class TokenRecord:
     listed: frozenset[Row] = frozenset()
     #: when these rows were first listed
     listed_since: float = _LONG_AGO
-    #: request time of the last listing since which nothing has changed here
+    #: request time of the last listing that was requested after the last change
     looked_at: float = _LONG_AGO
     #: time since which listings show that nothing needs it
     idle_since: float | None = None
 
     @property
     def is_blank(self) -> bool:
-        """True if it is equivalent to a missing record."""
+        """True if the record is equivalent to no record."""
         return self.state is TokenState.UNKNOWN and not (self.needs or self.marks or self.pins or self.listed)
 
 
@@ -127,11 +131,11 @@ class Look(NamedTuple):
 
 
 class UnbindPlan(NamedTuple):
-    """Steps under a token when a client's binding is removed."""
+    """Changes to the rows of a token when a client's binding is removed."""
 
     #: whether a pin has to be bound before a mark is removed
     pin: bool
-    #: whether that pin is for other sidecars, so that this one does not count it as its own
+    #: whether this pin is for other sidecars, so that this one does not count it as its own
     handed_over: bool
     #: pins to unbind with the binding, since nothing needs the destination
     rows: tuple[bytes, ...]
@@ -141,7 +145,7 @@ _ABSENT: Final = TokenRecord()
 
 
 def pin_row(sidecar: str, sequence: int) -> bytes:
-    """Return a new pin: a name unique to this sidecar, and a number that it has not used before."""
+    """Return a new pin: a number that the sidecar has not used before, and the sidecar's unique name."""
     return f"{sequence} {sidecar}".encode()
 
 
@@ -156,7 +160,7 @@ class TokenTable:
     Args:
         bound: destinations that are known to be bound.
         shared: whether other sidecars may bind on the same carrier, and listings show it.
-        handover_seconds: how long pins of other sidecars are left to sidecars whose rules may rely on them.
+        handover_seconds: how long pins of other sidecars are kept for sidecars whose rules may rely on them.
     """
 
     __slots__ = (
@@ -182,12 +186,12 @@ class TokenTable:
         self._bound: set[Destination] = set()
         #: count of changes
         self.events = 0
-        #: the event counts when the last listing that has arrived was requested, and the one before it
+        #: the event counts at the requests of the last listing that has arrived, and of the listing before it
         self._look = self._last_look = 0
         #: destinations whose tokens have rows in the last listing, but no plain one
         self._without_plain: set[Destination] = set()
         self._wanted: frozenset[Destination] = frozenset()
-        #: destinations that rules have released and whose plain row has not been bound since
+        #: destinations that rules no longer need and whose plain row has not been bound since
         self._released: set[Destination] = set()
         #: request time of the last received listing
         self.looked_at = _LONG_AGO
@@ -245,7 +249,7 @@ class TokenTable:
         self._set(destination, self._change(destination), TokenState.BOUND)
 
     def refused(self, destination: Destination, reason: str, *, keeps: bool = False) -> None:
-        """Record that the broker refused to bind; with `keeps` an earlier row may still exist."""
+        """Record that the broker refused to bind; with `keeps`, an earlier row may still exist."""
         record = self._change(destination)
         if record.state is TokenState.BOUND and keeps:
             return
@@ -272,13 +276,13 @@ class TokenTable:
         self._released.add(destination)
 
     def retire(self, destination: Destination) -> bool:
-        """Finish `release`; return True if the plain row has not been bound since."""
+        """Finish `release`; return True if the plain row has not been bound since then."""
         is_due = destination in self._released
         self._released.discard(destination)
         return is_due
 
     def unbound(self, destination: Destination) -> None:
-        """Record the announced unbind; rows bound meanwhile remain."""
+        """Record that the unbind announced by `unbinding` is done; rows bound in the meantime remain."""
         record = self._change(destination)
         if record.state is TokenState.UNBINDING:
             self._set(destination, record, TokenState.UNKNOWN)
@@ -310,12 +314,12 @@ class TokenTable:
 
         Args:
             wanted: destinations.
-            plain: those of them that rules need: they rely on the plain row alone.
+            plain: those of them that rules need: rules rely only on the plain row.
         """
-        # Rows changed since the listing was requested are included: binding a plain row again costs little.
+        # This includes rows that changed after the listing was requested: binding a plain row again costs little.
         without = plain & self._without_plain
-        # A client is about to unbind it: a plain row would be superfluous then. The next pass but one decides.
-        leaving = {one for one in wanted - self._bound - plain if self._is_leaving(one)}
+        # Destinations that a client is unbinding: a plain row would be superfluous. They are left to a later pass.
+        leaving = {name for name in wanted - self._bound - plain if self._is_leaving(name)}
         return (wanted - self._bound - leaving) | (wanted & without)
 
     def has_plain(self, destination: Destination) -> bool:
@@ -324,14 +328,14 @@ class TokenTable:
         return not self.shared or not listed or PLAIN in listed
 
     def handed_over(self) -> list[Destination]:
-        """Return the destinations that have only pins of other sidecars, as the last listing shows."""
-        found: list[Destination] = []
+        """Return the destinations that have only pins of other sidecars according to the last listing."""
+        destinations: list[Destination] = []
         for destination in self._without_plain:
             record = self._records[destination]
             pins = all(isinstance(row, bytes) for row in record.listed) and record.listed.isdisjoint(record.pins)
             if pins and record.changed <= self._look:
-                found.append(destination)
-        return found
+                destinations.append(destination)
+        return destinations
 
     def _is_leaving(self, destination: Destination) -> bool:
         record = self._records.get(destination, _ABSENT)
@@ -350,7 +354,7 @@ class TokenTable:
         return destination in self._bound and record.binder is binder and now < record.asserted_at + LEASE_SECONDS
 
     def holds(self, destination: Destination, since: int, now: float) -> bool:
-        """Return True if the rows that a binding relied on when it was sent (`since`: `events` then) still exist."""
+        """Return True if the rows on which a binding relies still exist; `since` is `events` when it was sent."""
         record = self._records.get(destination, _ABSENT)
         return record.withdrawn <= since and now < record.asserted_at + LEASE_SECONDS
 
@@ -373,7 +377,7 @@ class TokenTable:
         self._set(destination, record, TokenState.BOUND)
 
     def unbind_plan(self, destination: Destination, marks: Collection[int], *, needed: bool) -> UnbindPlan:
-        """Decide the steps under a token when a client's binding is unbound."""
+        """Decide how the rows of a token change when a client's binding is unbound."""
         record = self._records.get(destination, _ABSENT)
         foreign = self.shared and not (record.marks.issuperset(marks) or self._settled(record, marks))
         pin = bool(marks) and (foreign or (needed and not record.pins))
@@ -389,16 +393,16 @@ class TokenTable:
         return tuple(sorted(record.pins | (listed if settled else set())))
 
     def outdated(self) -> list[tuple[Destination, tuple[bytes, ...]]]:
-        """Return settled pins of other sidecars that a later one of this sidecar replaces."""
-        found: list[tuple[Destination, tuple[bytes, ...]]] = []
+        """Return settled pins of other sidecars that a later pin of this sidecar replaces."""
+        outdated: list[tuple[Destination, tuple[bytes, ...]]] = []
         for destination, record in self._records.items():
             own = [pin for pin in record.pins if pin in record.listed]
             if own and len(record.listed) > 1 and self._settled(record, record.listed, self.handover_seconds):
                 newest = max(map(_age, own))
                 pins = (row for row in record.listed - record.pins if isinstance(row, bytes) and row != PLAIN)
                 older = tuple(sorted(pin for pin in pins if _age(pin) < newest))
-                found += [(destination, older)] if older else []
-        return found
+                outdated += [(destination, older)] if older else []
+        return outdated
 
     def unbinding_marks(self, destination: Destination, marks: Collection[int]) -> None:
         """Record that marks of a destination are about to be unbound: assertions must be verified before use."""
@@ -408,13 +412,13 @@ class TokenTable:
         record.binder = None
 
     def forget_assertions(self) -> None:
-        """Forget this process's assertions: the carrier gets other tokens."""
+        """Forget this process's assertions, since the tokens of the carrier change."""
         for record in self._records.values():
             self.events += 1
             self._withdraw(record)
 
     def _settled(self, record: TokenRecord, rows: Collection[Row], seconds: float = LEASE_SECONDS) -> bool:
-        """Return True if all bindings that rely on some listed rows are known (rules 3 and 5)."""
+        """Return True if all bindings that rely on the given listed rows are known (rules 3 and 5)."""
         return record.listed.issuperset(rows) and record.listed_since + seconds <= record.looked_at
 
     # -- listings ----------------------------------------------------------------------------------------------
@@ -426,11 +430,11 @@ class TokenTable:
         return Look(self.events, now)
 
     def listed(self, look: Look, rows: Mapping[Destination, frozenset[Row]], now: float) -> None:
-        """Process a listing; events since its request take precedence."""
-        for destination in [one for one in self._records if one not in rows]:
+        """Process a listing; events after its request take precedence."""
+        for destination in [name for name in self._records if name not in rows]:
             self._listed(destination, self._records[destination], frozenset(), look, now)
-        for destination, there in rows.items():
-            self._listed(destination, self._record(destination), there, look, now)
+        for destination, its_rows in rows.items():
+            self._listed(destination, self._record(destination), its_rows, look, now)
         self.looked_at = look.began_at
         self._last_look, self._look = self._look, look.events
 
@@ -459,7 +463,7 @@ class TokenTable:
             self._tidy(destination, record)
 
     def idle(self, needed: Callable[[Destination], bool], now: float) -> list[Destination]:
-        """Return destinations unneeded for the grace period, as listings show; call it after each listing."""
+        """Return destinations that were unneeded for the grace period; call it after each listing."""
         due: list[Destination] = []
         for destination, record in self._records.items():
             if not (record.listed or record.state is TokenState.BOUND) or needed(destination):
@@ -501,6 +505,6 @@ class TokenTable:
                 self._tidy(destination, record)
 
     def _tidy(self, destination: Destination, record: TokenRecord) -> None:
-        """Remove a blank record; with listings only after one that can't contain older state."""
+        """Remove a blank record; if there are listings, only call it after one that can't contain older state."""
         if record.is_blank:
             self._records.pop(destination, None)

@@ -1,14 +1,14 @@
 """Keyed hashes that all sidecars of one broker compute identically: destination tokens, grant keys and binding
 signatures.
 
-A destination token is the routing key under which a destination is bound to a carrier exchange. A producer that knows a
-token can reach its queue bypassing the rules, through an alternate or dead-letter exchange that routes to a carrier: so
-its hash is keyed with the secrets that sidecars share. It contains only ``[a-z0-9.-]``: some other characters break
-listings of RabbitMQ 3.10's management API, and ``*`` and ``#`` are patterns of topic exchanges. `TokenForm` defines
-when it is a single word, and when it is eight or more, which hardly any topic pattern downstream matches.
+A destination token is the routing key with which a destination is bound to a carrier exchange. A producer that knows a
+token can bypass the rules and reach its queue through an alternate or dead-letter exchange that routes to a carrier:
+therefore its hash is keyed with the secrets that sidecars share. It contains only ``[a-z0-9.-]``: some other characters
+break listings of RabbitMQ 3.10's management API, and ``*`` and ``#`` are patterns of topic exchanges. `TokenForm`
+defines when it is a single word, and when it has eight words, which hardly any topic pattern downstream matches.
 
 The secrets are arguments, read from files and the environment elsewhere. Each purpose has its own key, derived from the
-secret, so that a value made for one purpose is never valid for another.
+secret, so that a hash for one purpose is never valid for another.
 
 Source: delivery notes, "Tokens and bindings"; RFC 2104 (HMAC), FIPS 198-1.
 """
@@ -32,13 +32,13 @@ GRANTS = RESERVED_PREFIX + b"r."
 #: Prefixes of keyed tokens by kind. Version 0.1 reads them as grants: it neither uses nor removes them, and does not
 #: report them as foreign.
 _KEYED = {"queue": GRANTS + b"q.", "exchange": GRANTS + b"e."}
-#: The same as one word.
+#: The same prefixes as part of a single word.
 _KEYED_WORD = {"queue": RESERVED_WORD + b"r-q-", "exchange": RESERVED_WORD + b"r-e-"}
 _EIGHT_WORDS = tuple(_KEYED.values())
 _KEYED_PREFIXES = (*_EIGHT_WORDS, *_KEYED_WORD.values())
-#: Prefix of the exchanges that state which tokens are no longer bound (see `Tokens.markers`).
+#: Prefix of the exchanges that record which tokens are no longer bound (see `Tokens.markers`).
 _MARKERS = RESERVED_PREFIX + b"f."
-#: in place of the key, for unkeyed tokens
+#: used in place of a key for unkeyed tokens
 UNKEYED = b""
 #: Destinations whose tokens are cached; a hash costs a microsecond.
 _REMEMBERED = 65536
@@ -54,7 +54,7 @@ class TokenForm(Enum):
     exchange, or to an alternate exchange, tokens have eight words.
 
     A carrier changes from one word to eight when an exchange becomes one of its destinations, and never back: it is
-    unknown whether another sidecar relies on eight. While it is `CHANGING`, destinations are bound under both tokens,
+    unknown whether another sidecar relies on eight. While it is `CHANGING`, destinations are bound with both tokens,
     publishes carry both, and publishes to an exchange wait.
     """
 
@@ -67,7 +67,7 @@ class TokenForm(Enum):
 #: Number of destinations up to which a direct exchange costs RabbitMQ 3.10 less than a topic exchange, by form of its
 #: tokens (docs/explanation/performance.md).
 FEW_DESTINATIONS = {TokenForm.ONE_WORD: 50, TokenForm.EIGHT_WORDS: 200}
-#: For each token of a destination under one key, whether it is one word; the current one first.
+#: For each token of a destination computed with one key, whether it is one word; the current token first.
 _ONE_WORD = {
     TokenForm.DIRECT: (False,),
     TokenForm.ONE_WORD: (True,),
@@ -78,14 +78,14 @@ _ONE_WORD = {
 
 @lru_cache(maxsize=65536)
 def token(kind: str, name: bytes) -> bytes:
-    """Return the unkeyed token of one destination, as in version 0.1: it is not secret (see `Tokens`)."""
+    """Return the unkeyed token of one destination, as in version 0.1; it is not secret (see `Tokens`)."""
     letter = b"q." if kind == "queue" else b"e."
     return RESERVED_PREFIX + letter + blake2b(name, digest_size=8).hexdigest().encode()
 
 
 @lru_cache(maxsize=65536)
 def grant_key(client: str, kind: str, name: bytes) -> bytes:
-    """Return the key of the binding that records that a client could bind a destination; no publish uses it."""
+    """Return the key of the binding that records that a client may bind a destination; no publish uses it."""
     witness = repr((client, kind, name)).encode()
     return GRANTS + blake2b(witness, digest_size=8).hexdigest().encode()
 
@@ -95,7 +95,7 @@ def is_keyed(routing_key: bytes) -> bool:
 
 
 def is_eight_words(routing_key: bytes) -> bool:
-    """Return True if a routing key has the form of a keyed token in eight words, of any secret."""
+    """Return True if a routing key has the form of a keyed token in eight words, with any secret."""
     return routing_key.startswith(_EIGHT_WORDS)
 
 
@@ -108,15 +108,16 @@ class Tokens:
     """The tokens of the destinations of one virtual host: one per secret, and the unkeyed one of version 0.1.
 
     Sidecars are restarted one after another, so that some have a secret, or a version, that others don't. Every token
-    that some sidecar may publish under is bound by all that can compute it, and a publish carries every token that some
-    sidecar may have bound (the broker delivers once): then no message misses a queue whichever of them bound it last.
-    Only the operator knows which tokens are not needed any more; an exchange on the broker records it (`markers`).
+    with which some sidecar may publish is bound by all sidecars that can compute it, and a publish carries every token
+    that some sidecar may have bound (the broker delivers once): then no message misses a queue, whichever sidecar bound
+    it last. Only the operator knows which tokens are no longer needed; an exchange on the broker records it
+    (`markers`).
 
     Args:
         vhost: name of the virtual host.
-        keys: of the current secret, then of previous ones; empty: tokens are unkeyed.
+        keys: keys of the current secret, then of previous ones; empty: tokens are unkeyed.
         retired: keys whose tokens are no longer bound.
-        form: their form. On topic carriers they are keyed: version 0.1 has no such carriers.
+        form: form of the tokens. On topic carriers they are keyed: version 0.1 has no such carriers.
     """
 
     __slots__ = ("_former", "_forms", "_known", "_one_word", "_retired", "form", "keys", "vhost")
@@ -130,7 +131,7 @@ class Tokens:
     ) -> None:
         self.vhost = vhost
         self.form = form
-        #: keys whose tokens are bound, the current one first; unkeyed tokens last
+        #: keys whose tokens are bound, the current key first; `UNKEYED` last
         self.keys: tuple[bytes, ...] = tuple(key for key in (*keys, UNKEYED) if key not in retired)
         if form is not TokenForm.DIRECT and len(self.keys) > 1:
             self.keys = tuple(key for key in self.keys if key != UNKEYED)
@@ -159,43 +160,43 @@ class Tokens:
         return tokens
 
     def of(self, kind: str, name: bytes) -> tuple[bytes, ...]:
-        """Return the tokens that are bound for a destination, the current one first."""
+        """Return the tokens that are bound for a destination, the current token first."""
         destination = (kind, name)
-        found = self._known.get(destination)
-        if found is None:
+        tokens = self._known.get(destination)
+        if tokens is None:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            found = self._known[destination] = tuple(
+            tokens = self._known[destination] = tuple(
                 self._token(key, kind, name, one_word) for one_word in self._one_word for key in self.keys
             )
-        return found
+        return tokens
 
     def former(self, kind: str, name: bytes) -> tuple[bytes, ...]:
-        """Return the tokens of a destination that are no longer to be bound."""
+        """Return the tokens of a destination that must no longer be bound."""
         return tuple(self._token(key, kind, name, one_word) for key, one_word in self._former)
 
     def lead_to(self, later: Tokens) -> bool:
-        """Return True if bindings under these tokens match messages with later tokens of the same carrier."""
+        """Return True if bindings with these tokens match messages with later tokens of the same carrier."""
         return later._one_word[0] in self._one_word
 
     def markers(self) -> dict[bytes, tuple[bytes, bytes]]:
         """Return the names of exchanges that record that tokens are no longer bound.
 
-        A name is a hash under a secret, so that only its owners can create it.
+        A name is a hash keyed with a secret, so that only owners of the secret can create it.
 
         Returns:
-            By name the key that it is made with and the key whose tokens it is about.
+            By name: the key of the hash, and the key whose tokens are no longer bound.
         """
         return {self.marker(by, key): (by, key) for at, key in enumerate(self.keys) for by in self.keys[:at]}
 
     def marker(self, by: bytes, key: bytes) -> bytes:
-        """Return the exchange that records, under one key, that the tokens of another are no longer bound."""
+        """Return the exchange, named with key `by`, that records that tokens of another key are no longer bound."""
         text = b"retired\0" + self.vhost.encode() + b"\0" + key
         return _MARKERS + blake2b(text, key=by, digest_size=16).hexdigest().encode()
 
     def without(self, key: bytes) -> Tokens:
         """Return a copy without the tokens of one key."""
-        return Tokens(self.vhost, tuple(one for one in self.keys if one != UNKEYED), self._retired | {key})
+        return Tokens(self.vhost, tuple(kept for kept in self.keys if kept != UNKEYED), self._retired | {key})
 
     def _token(self, key: bytes, kind: str, name: bytes, one_word: bool) -> bytes:
         if key == UNKEYED:
@@ -205,11 +206,11 @@ class Tokens:
 
 
 class Secrets:
-    """The secrets that all sidecars of a broker share: the first signs, all verify.
+    """The secrets that all sidecars of a broker share: the first is used to sign, all to verify.
 
     Args:
-        secrets: the current one, then previous ones. Without any, signatures are only valid within this process and
-            among others without a secret, which suffices for explanations and tests, which use no broker.
+        secrets: the current one, then previous ones. If empty, signatures are only valid among processes without a
+            secret, which suffices for explanations and tests: these use no broker.
     """
 
     __slots__ = ("_signing", "token_keys")
@@ -217,18 +218,18 @@ class Secrets:
     def __init__(self, secrets: Iterable[bytes] = ()) -> None:
         every = tuple(secrets) or (b"no secret",)
         self._signing = tuple(_derived(secret, _SIGNING) for secret in every)
-        #: Keys for hashes of destinations' names, that of the current secret first.
+        #: Keys for hashes of destinations' names, the key of the current secret first.
         self.token_keys = tuple(_derived(secret, _TOKENS) for secret in every)
 
     def sign(self, *fields: bytes) -> bytes:
-        """Sign some fields with the current secret; returns 64 hexadecimal digits."""
+        """Sign the fields with the current secret; return 64 hexadecimal digits."""
         return _signature(self._signing[0], fields)
 
     def verify(self, signature: bytes, *fields: bytes) -> int | None:
         """Find the secret with which these fields were signed.
 
         Returns:
-            0 for the current secret, 1 and more for previous ones; None if it was none of them.
+            0 for the current secret, 1 or more for previous ones; None if none of them matches.
         """
         for index, key in enumerate(self._signing):
             if hmac.compare_digest(_signature(key, fields), signature):
@@ -244,6 +245,6 @@ def _derived(secret: bytes, purpose: bytes) -> bytes:
 
 
 def _signature(key: bytes, fields: Iterable[bytes]) -> bytes:
-    # Each field has its length in front: no other fields give the same bytes.
+    # Each field is preceded by its length: no other sequence of fields has the same bytes.
     parts = chain.from_iterable((U32.pack(len(field)), field) for field in fields)
     return hmac.digest(key, b"".join(parts), sha256).hex().encode()

@@ -1,8 +1,8 @@
 """State of one virtual host that the control plane and the relays share.
 
 The control plane writes `queues` and `missing`; the relays read them. A `TokenTable` tracks which tokens are bound.
-Everything runs in one thread, so plain attributes are the whole interface. Code that changes something on which a
-cached answer depends calls `changed`.
+Everything runs in one thread, so plain attributes suffice. Code that changes data on which cached decisions depend
+calls `changed`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from proxy.values import QUEUE, Destination, Table
 
 
 class Delivery(Enum):
-    """How messages of an exchange reach the broker (architecture: one in, one out)."""
+    """How messages of an exchange reach the broker (architecture, "One publish in, one publish out")."""
 
     CARRIER = "carrier"
     QUEUE = "queue"
@@ -60,11 +60,11 @@ class BindingCopy(NamedTuple):
     sequence: int
     #: the claimed user
     client: str
-    #: its key on the carrier
+    #: routing key of the copy on the carrier
     key: bytes
     #: as stored on the broker; b"" if there is none
     signature: bytes = b""
-    #: index of the secret it was signed with: 0 is the current one; None: none of ours, so that the user is not trusted
+    #: index of the secret it was signed with, 0 for the current one; None: none of ours, so the user is not trusted
     secret: int | None = 0
 
     @property
@@ -75,12 +75,12 @@ class BindingCopy(NamedTuple):
 class StoredBinding(NamedTuple):
     """A binding made by a client."""
 
-    #: the binding for routing; we set its `sequence`
+    #: the binding for routing; its `sequence` is set by the sidecar
     binding: Binding
     #: raw entries of the client's argument table
     entries: bytes
-    #: its storage key on the carrier. The other copies have the destination's token as key: messages find the
-    #: destination by them.
+    #: its storage key on the carrier. Copies with another key have the destination's token as key: they route
+    #: messages to the destination.
     key: bytes
     #: every copy on the broker (two sidecars can make one each): signed ones first, then the lowest sequence. The first
     #: is effective.
@@ -121,7 +121,7 @@ class StoredBinding(NamedTuple):
 
 
 def sorted_copies(copies: Iterable[BindingCopy]) -> tuple[BindingCopy, ...]:
-    """Sort copies of one binding, the effective one first."""
+    """Sort copies of one binding, the effective copy first."""
     return tuple(sorted(copies, key=lambda copy: (not copy.signed, *copy[:-1])))
 
 
@@ -137,9 +137,9 @@ class OwnedExchange:
     delivery: Delivery
     #: the exchange on the broker that carries them (CARRIER only)
     carrier: bytes
-    #: pass messages that no binding routes to the broker's own exchange of that name
+    #: whether messages that no binding routes are passed to the broker's own exchange of that name
     unmatched_pass: bool = False
-    #: alternate exchange of the exchange
+    #: its alternate exchange
     alternate: bytes | None = None
     #: its arguments as declared (filters included)
     arguments: Table = ()
@@ -147,13 +147,13 @@ class OwnedExchange:
     declared: DeclaredExchange | None = None
     #: bindings made by clients, by identity; those of rules files are only in the router
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
-    #: the same bindings by their own destination (not those of their routes), then by identity
+    #: the same bindings by destination (of the binding itself, not of its routes), then by identity
     receivers: dict[Destination, dict[Hashable, StoredBinding]] = field(default_factory=dict)
     #: the tokens of its destinations; with delivery `queue`, which destinations can be published to
     tokens: TokenTable = field(default_factory=TokenTable)
-    #: reach of routes in clients' bindings, by client, if limited
+    #: destinations that routes in clients' bindings may reach, by client, if limited
     reaches: dict[str, Reach] = field(default_factory=dict)
-    #: destinations that clients were found to be allowed to bind, by grant key; each is a binding on the carrier
+    #: destinations that clients are known to be allowed to bind, by grant key; each grant is a binding on the carrier
     grants: dict[bytes, Destination] = field(default_factory=dict)
     #: regular expressions in clients' bindings, by user
     regexes: Counter[str] = field(default_factory=Counter)
@@ -161,7 +161,7 @@ class OwnedExchange:
     wanted_type: CarrierType = CarrierType.AUTO
     #: type of its carrier and form of its tokens
     form: TokenForm = TokenForm.DIRECT
-    #: exclusive queues that could not be bound under the tokens of the carrier's new form
+    #: exclusive queues that could not be bound with the tokens of the carrier's new form
     leftover: frozenset[Destination] = frozenset()
 
     @property
@@ -171,15 +171,15 @@ class OwnedExchange:
 
     @property
     def takes_exchanges(self) -> bool:
-        """True if messages may be routed on to an exchange, which receives their tokens as routing keys."""
+        """True if its destinations may be exchanges, which receive the messages with tokens as routing keys."""
         return self.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS)
 
     def reach(self, client: str) -> Reach:
-        found = self.reaches.get(client)
-        if found is None:
-            found = self.reaches[client] = Reach(client)
-            found.allowed.update(one for key, one in self.grants.items() if key == grant_key(client, *one))
-        return found
+        reach = self.reaches.get(client)
+        if reach is None:
+            reach = self.reaches[client] = Reach(client)
+            reach.allowed.update(name for key, name in self.grants.items() if key == grant_key(client, *name))
+        return reach
 
     def grant(self, key: bytes, destination: Destination) -> None:
         """Record a grant: a binding that proves that a client may bind a destination."""
@@ -197,7 +197,7 @@ class OwnedExchange:
         return self.tokens.bound
 
     def keep(self, stored: StoredBinding, identity: Hashable = None) -> None:
-        """Store a client's binding, replacing the one with its identity, which the caller may pass."""
+        """Store a client's binding, replacing one with the same identity; callers that know the identity pass it."""
         identity = identity or stored.binding.identity
         self._count_regexes(self.clients.get(identity), -1)
         self._count_regexes(stored, 1)
@@ -206,12 +206,12 @@ class OwnedExchange:
         self.receivers.setdefault(stored.destination, {})[identity] = stored
 
     def drop(self, binding: Binding) -> bool:
-        """Remove the client's binding with that identity; return whether there was one."""
+        """Remove the client's binding with the identity of the given one; return whether it existed."""
         identity = binding.identity
-        gone = self.clients.pop(identity, None)
-        if gone is None:
+        removed = self.clients.pop(identity, None)
+        if removed is None:
             return False
-        self._count_regexes(gone, -1)
+        self._count_regexes(removed, -1)
         destination = (binding.destination_type, binding.destination)
         alike = self.receivers[destination]
         del alike[identity]
@@ -226,12 +226,12 @@ class OwnedExchange:
 
     @property
     def ends(self) -> bool:
-        """True if it is auto-delete and its last binding was removed."""
+        """True if it is an auto-delete exchange of a client without bindings."""
         return self.declared is not None and self.declared.auto_delete and not self.clients
 
     @property
     def is_carrier(self) -> bool:
-        """True if the exchange of that name on the broker is its carrier."""
+        """True if its carrier is the exchange on the broker that has its name."""
         return self.delivery is Delivery.CARRIER and self.carrier == self.name
 
     @property
@@ -252,9 +252,9 @@ class VhostState:
     #: queues that exist, sorted, for regex routes
     queues: QueueNames = field(default_factory=QueueNames)
     #: destinations named by rules that can't be reached, with the reason. Changed by `set_missing` and `not_missing`,
-    #: replaced in each reconcile pass. Bounded by the control plane.
+    #: replaced in each reconcile pass. The control plane limits its size.
     missing: dict[Destination, str] = field(default_factory=dict)
-    #: incremented by every change that makes cached answers stale
+    #: incremented by every change that makes cached data stale
     epoch: int = 0
     #: latest sequence of declarations through this sidecar
     last_sequence: int = 0
@@ -265,15 +265,15 @@ class VhostState:
     #: translated destinations that do not exist at other brokers: label of the broker and destination there, with the
     #: reason
     missing_remote: dict[tuple[str, Destination], str] = field(default_factory=dict)
-    #: whether publishes may be sent to another address, so that originals have to be restored
+    #: whether publishes may be sent to another address, so that the original has to be restored in deliveries
     restores: bool = field(init=False)
     #: whether routes of clients' bindings are limited to destinations that the client could have bound itself
     own_routes: bool = False
     #: the tokens of destinations; set by `set_tokens`
     tokens: Tokens = field(default_factory=Tokens)
-    #: sign bindings stored on the broker
+    #: used to sign bindings stored on the broker
     secrets: Secrets = field(default_factory=Secrets)
-    #: whether other sidecars may bind on the same carriers, and the management API shows it
+    #: whether other sidecars may bind on the same carriers; listings of the management API then show their bindings
     shared: bool = True
     #: part of this process's pins, unique to it
     sidecar: str = ""
@@ -292,7 +292,7 @@ class VhostState:
 
         Args:
             wanted: the requested type.
-            many: whether it has, or may get, many destinations.
+            many: whether the carrier has, or may get, many destinations.
         """
         if wanted is CarrierType.AUTO:
             # Version 0.1 has no topic carriers.
@@ -303,16 +303,16 @@ class VhostState:
         return [owned for owned in self.exchanges.values() if owned.delivery is Delivery.CARRIER]
 
     def now(self, owned: OwnedExchange) -> OwnedExchange | None:
-        """Return the current exchange, since rules may have been reloaded; None if it was deleted."""
-        now = self.exchanges.get(owned.name)
-        if now is None or now is owned:
-            return now
+        """Return the current version of an exchange, since rules may have been reloaded; None if it was deleted."""
+        new = self.exchanges.get(owned.name)
+        if new is None or new is owned:
+            return new
         place = (owned.type, owned.delivery, owned.carrier)
-        same = owned.declared is None and now.declared is None and place == (now.type, now.delivery, now.carrier)
-        return now if same else None
+        same = owned.declared is None and new.declared is None and place == (new.type, new.delivery, new.carrier)
+        return new if same else None
 
     def has_token(self, destination: Destination) -> bool:
-        """Return True if messages find a destination by a token: it is not evaluated here."""
+        """Return True if messages reach a destination by a token, since it is not an exchange evaluated here."""
         return destination[0] == QUEUE or destination[1] not in self.exchanges
 
     def has_queue(self, name: bytes) -> bool:
@@ -322,7 +322,7 @@ class VhostState:
         return at < len(names) and names[at] == name
 
     def set_missing(self, destination: Destination, reason: str) -> None:
-        """Record that a destination can't be reached: publishes leave without it."""
+        """Record that a destination can't be reached: publishes are sent without it."""
         self.missing[destination] = reason
 
     def not_missing(self, destination: Destination) -> bool:
@@ -330,12 +330,12 @@ class VhostState:
         return self.missing.pop(destination, None) is not None
 
     def redeclared(self, destination: Destination) -> None:
-        """Record that a destination was recreated, without tokens."""
+        """Record that a destination was declared again and has no tokens."""
         for owned in self.exchanges.values():
             owned.tokens.declared(destination)
 
     def next_sequence(self, wall: float) -> int:
-        """Return a sequence number greater than all before: microseconds since 1970, or one more than the last."""
+        """Return a sequence number greater than all previous ones: microseconds since 1970, or the last one plus 1."""
         self.last_sequence = max(self.last_sequence + 1, int(wall * 1_000_000))
         return self.last_sequence
 
@@ -358,7 +358,7 @@ class VhostState:
         self.changed()
 
     def set_sharing(self, shared: bool, sidecar: str, handover_seconds: float = LEASE_SECONDS) -> None:
-        """Set whether other sidecars may be on the same carriers, and the name of this one."""
+        """Set whether other sidecars may bind on the same carriers, and the name of this one."""
         self.shared, self.sidecar, self.handover_seconds = shared, sidecar, handover_seconds
         self._derive()
 
@@ -376,7 +376,7 @@ class VhostState:
         self.changed()
 
     def remove_exchange(self, name: bytes) -> None:
-        """Remove an exchange with all its bindings and those of clients to it."""
+        """Remove an exchange with its bindings, and the clients' bindings whose destination it is."""
         self.exchanges.pop(name, None)
         self.router.remove(name)
         for other in list(self.exchanges.values()):
@@ -386,10 +386,10 @@ class VhostState:
         self.changed()
 
     def add_binding(self, stored: StoredBinding, compiled: CompiledBinding | None = None) -> bool:
-        """Add a client's binding to an exchange; a second copy of one is merged.
+        """Add a client's binding to an exchange, or merge its copies with those of the same binding.
 
         Returns:
-            Whether it is new, or its effective copy is.
+            Whether the binding or its effective copy is new.
         """
         owned, exchange = self.exchanges[stored.binding.exchange], self.router.exchanges[stored.binding.exchange]
         identity = stored.binding.identity
@@ -413,7 +413,7 @@ class VhostState:
         return is_new
 
     def _limited(self, owned: OwnedExchange, stored: StoredBinding) -> StoredBinding:
-        """Limit a client's binding to its client's reach; an unsigned one, to its own destination."""
+        """Limit a signed binding to its client's reach, and an unsigned one to its own destination."""
         reach: Reach | None = NO_REACH
         if stored.signed:
             reach = owned.reach(stored.client) if self.own_routes else None
@@ -423,7 +423,7 @@ class VhostState:
         return stored._replace(binding=binding.limited(reach, last=not stored.signed, owner=stored.client))
 
     def remove_binding(self, stored: StoredBinding) -> None:
-        """Remove a client's binding; an auto-delete exchange that is not on the broker is removed with its last one."""
+        """Remove a client's binding; with the last one, remove an auto-delete exchange that is not on the broker."""
         binding = stored.binding
         owned = self.exchanges.get(binding.exchange)
         if owned is None or not owned.drop(binding):
@@ -443,8 +443,8 @@ class VhostState:
         return None
 
     def clear_refusals(self, client: str | None = None, destination: Destination | None = None) -> None:
-        """Forget refusals so that they are checked again: those of a client, those of a destination, or all."""
-        found = False
+        """Forget the refusals of a client, of a destination, or all refusals, so that they are checked again."""
+        cleared = False
         for owned in self.exchanges.values():
             for reach in owned.reaches.values():
                 if not reach.refused or client not in (None, reach.client):
@@ -453,8 +453,8 @@ class VhostState:
                     reach.refused.clear()
                 elif reach.refused.pop(destination, None) is None:
                     continue
-                found = True
-        if found:
+                cleared = True
+        if cleared:
             self.changed()
 
     def _derive(self) -> None:

@@ -90,7 +90,7 @@ def test_what_is_adopted_reaches_again_what_its_client_may_bind(
         assert reached(app) == ["one", "two"]
         assert run(running, old, "--dry-run") == 0
         listed = capsys.readouterr().out
-        assert "queue one under key" in listed
+        assert "queue one with key" in listed
         assert "user 'guest', arguments x-?hkex, x-addq-ontrue: no signature: would be signed\n" in listed
         assert old.signatures() == ["", ""]
         assert unsigned(running, old) == 2

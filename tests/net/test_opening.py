@@ -116,7 +116,7 @@ async def test_a_virtual_host_that_can_not_be_followed_in_time_is_used_all_the_s
             peer, link = await stage.producer()
             peer.call(commands.Channel.Open())
             await link.expect("Channel.Open")
-    assert "virtual host is not followed" in [entry["event"] for entry in logged]
+    assert "client declarations of a virtual host not loaded" in [entry["event"] for entry in logged]
 
 
 async def test_a_broker_that_leaves_while_its_virtual_host_is_looked_at_is_not_missed() -> None:

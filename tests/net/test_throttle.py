@@ -65,7 +65,7 @@ async def test_after_the_patience_the_one_channel_that_publishes_is_closed_with_
         close = (await producer.expect("Channel.Close")).arguments
         assert close["reply_code"] == 406
         assert close["reply_text"] == (
-            "PRECONDITION_FAILED - user is above 10 publishes per second (publish_rate) for longer than 0.2 s"
+            "PRECONDITION_FAILED - user has been above 10 publishes per second (publish_rate) for longer than 0.2 s"
         )
         await link.expect("Channel.Close")
         assert stage.counters.limits.hits["patience"] == 1
@@ -83,7 +83,7 @@ async def test_where_two_channels_publish_the_connection_is_closed_with_320() ->
         await taken(link, 101)
         assert await producer.close_reason() == (
             320,
-            "CONNECTION_FORCED - user is above 1000 bytes per second (publish_bytes) for longer than 0.2 s",
+            "CONNECTION_FORCED - user has been above 1000 bytes per second (publish_bytes) for longer than 0.2 s",
         )
         producer.call(commands.Connection.CloseOk(), 0)
         await link.expect("Connection.Close")

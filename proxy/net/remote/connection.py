@@ -28,7 +28,7 @@ from proxy.relay.remote.link import RemoteLink
 _log = structlog.get_logger(__name__)
 #: Timeout of connecting and logging in to a broker.
 _OPENING_SECONDS = 10.0
-#: Seconds between two attempts, first and longest; each is randomised by half.
+#: Seconds between two attempts: the first and the longest wait, randomised by up to half.
 _BACK_OFF = (0.2, 5.0)
 #: Seconds between two log lines about refused or lost messages of one link.
 _LOG_SECONDS = 5.0
@@ -42,11 +42,11 @@ class RemoteConnection:
     """One link, from its first use to its end.
 
     Args:
-        endpoint: its target.
+        endpoint: the target of the link.
         counters: its counters.
         version: of this program.
         contexts: the TLS contexts in use.
-        ourselves: returns True if a socket's two ends show that it leads back to this process.
+        ourselves: returns True if the two addresses of a socket show that it leads back to this process.
         changed: called when `full` has changed.
     """
 
@@ -68,11 +68,11 @@ class RemoteConnection:
         self._loop = asyncio.get_running_loop()
         self._rests = Rests()
         self._lanes: set[Lane] = set()
-        #: lanes whose producer's channel is closed and that have messages in progress
+        #: lanes with messages in progress whose producer's channel is closed
         self._leaving: set[Lane] = set()
         self._messages = 0
         self._bytes = 0
-        #: so much is in progress that producers have to wait
+        #: whether so many messages are in progress that producers have to wait
         self.full = False
         self._link: RemoteLink | None = None
         self._socket: Link | None = None
@@ -198,7 +198,7 @@ class RemoteConnection:
         names = (transport.get_extra_info("sockname"), transport.get_extra_info("peername"))
         if self._ourselves(*names):
             self._end(_LOOP)
-            # A retry would lead to the same place: a failed translation, nothing to wait for.
+            # A retry would lead to the same place, so the messages fail now instead of waiting.
             self.give_up(_LOOP)
             return
         self._link = RemoteLink(self.endpoint.credentials, self._version)
@@ -224,7 +224,7 @@ class RemoteConnection:
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep the link connected; returns only by cancellation."""
+        """Keep the link connected; returns only when cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._tick())

@@ -1,6 +1,7 @@
 """Resolves a remote target to host, login, TLS and limits: the address combined with the configured broker.
 
-An address takes precedence over the configured broker, but never weakens it: plain TCP is refused if TLS is configured.
+An address takes precedence over the configured broker, but never weakens its security: plain TCP is refused if TLS is
+configured.
 Source: the messenger-addressing specification, 3.2 "Where a translated address leads".
 """
 
@@ -23,8 +24,8 @@ class RemoteLimits:
 
     Args:
         deadline_seconds: how long a message waits for its confirm.
-        messages: number of unconfirmed ones above which producers wait.
-        message_bytes: the same in bytes.
+        messages: number of unconfirmed messages at which producers wait.
+        message_bytes: number of their bytes at which producers wait.
     """
 
     deadline_seconds: float = 10.0
@@ -38,8 +39,8 @@ class RemoteBroker:
 
     Args:
         tls: None for plain TCP.
-        user: user name, None if only addresses have one.
-        vhost: its virtual host, None for the producer's.
+        user: user name, None if it is given in addresses only.
+        vhost: virtual host to log in to, None for the name of the producer's.
     """
 
     host: str
@@ -68,8 +69,8 @@ def endpoint(remote: Remote, brokers: Mapping[bytes, RemoteBroker], vhost: str) 
 
     Args:
         remote: the target.
-        brokers: the configured ones of the virtual host.
-        vhost: that of the producer.
+        brokers: the brokers configured for the virtual host.
+        vhost: virtual host of the producer.
     """
     if not remote.broker:
         tls = ClientTls() if remote.tls else None

@@ -1,7 +1,7 @@
 """The links to other brokers, shared by all producers.
 
-Everything sent to the same place with the same login shares a link; each producer's channel has its own lane on it.
-Producers that use a full link wait, others do not.
+Messages for the same broker and login share a link; each producer's channel has its own lane on it. Producers that use
+a full link wait, others do not.
 
 Source: the messenger-addressing specification, 3.2 (pooling) and 3.4.
 """
@@ -24,7 +24,7 @@ from proxy.yamlfile.hosts import is_own_address
 
 #: Limit of concurrent links: a rule may take its host from the address.
 _MOST_LINKS = 256
-#: Brokers with their own metrics; the rest is counted together.
+#: Limit of brokers with separate metrics; all others are counted together.
 _MOST_LABELS = 100
 _OTHER = "other"
 
@@ -60,31 +60,33 @@ class RemotePool:
         self.listening: Sequence[tuple[str, int]] = ()
 
     def port(self, vhost: str, full: Callable[[bool], None]) -> ProducerRemotes:
-        """Return the remotes of one producer's connection; `full` is called when it has to wait, or not any more."""
+        """Return the remotes of one producer's connection; `full` as in `ProducerRemotes`."""
         port = ProducerRemotes(self, vhost, full)
         self._ports.add(port)
         return port
 
     def driver(self, remote: Remote, vhost: str) -> RemoteConnection | str:
         """Return the link to a broker, started if necessary, or the reason why there is none."""
-        found = endpoint(remote, self.brokers.get(vhost, {}), vhost)
-        if isinstance(found, str):
-            return found
-        if is_own_address(found.host, found.port, self.listening):
+        target = endpoint(remote, self.brokers.get(vhost, {}), vhost)
+        if isinstance(target, str):
+            return target
+        if is_own_address(target.host, target.port, self.listening):
             return "leads back to this proxy"
-        driver = self._drivers.get(found)
+        driver = self._drivers.get(target)
         if driver is None:
             self._drop_idle()
             if len(self._drivers) >= _MOST_LINKS:
                 return "too many links to other brokers"
-            counters = self._counters_of(found.label)
-            driver = RemoteConnection(found, counters, self._version, self._contexts, self._is_ourselves, self._changed)
-            self._drivers[found] = driver
-            self._running[found] = self._tasks.start(driver.run(), f"link to {found.label}")
+            counters = self._counters_of(target.label)
+            driver = RemoteConnection(
+                target, counters, self._version, self._contexts, self._is_ourselves, self._changed
+            )
+            self._drivers[target] = driver
+            self._running[target] = self._tasks.start(driver.run(), f"link to {target.label}")
         return driver
 
     def status(self) -> list[dict[str, object]]:
-        """Return for each link its broker, whether it is connected, its error, and the number of waiting messages."""
+        """Return broker, connection state, error and number of unconfirmed messages of each link."""
         return [
             {"broker": key.label, "connected": not link.failure, "error": link.failure, "under_way": link.under_way}
             for key, link in self._drivers.items()
@@ -118,12 +120,12 @@ class RemotePool:
                 del self._drivers[key]
                 self._running.pop(key).cancel()
 
-    def _is_ourselves(self, here: object, there: object) -> bool:
+    def _is_ourselves(self, own_name: object, peer_name: object) -> bool:
         """Return True if a socket leads to one of our own listeners."""
-        if not (isinstance(here, tuple) and isinstance(there, tuple)):
+        if not (isinstance(own_name, tuple) and isinstance(peer_name, tuple)):
             return False
-        ours = {port for host, port in self.listening if host in (there[0], "0.0.0.0", "::")}  # noqa: S104
-        return there[1] in ours and here[0] == there[0]
+        ports = {port for host, port in self.listening if host in (peer_name[0], "0.0.0.0", "::")}  # noqa: S104
+        return peer_name[1] in ports and own_name[0] == peer_name[0]
 
     def _changed(self) -> None:
         for port in self._ports:
@@ -134,7 +136,7 @@ class RemotePool:
 
 
 class ProducerRemotes:
-    """The other brokers of one producer's connection; `full` is called when it has to wait, or not any more."""
+    """The other brokers of one producer's connection; `full` is called when the producer must wait or may continue."""
 
     def __init__(self, pool: RemotePool, vhost: str, full: Callable[[bool], None]) -> None:
         self._pool = pool
@@ -159,7 +161,7 @@ class ProducerRemotes:
             self._full(full)
 
     def close(self) -> None:
-        """Close it for a closed connection; accepted messages are still sent."""
+        """Release it when the connection is closed; accepted messages are still sent."""
         self._pool.close_port(self)
 
 

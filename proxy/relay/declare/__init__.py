@@ -2,11 +2,11 @@
 
 | question | module |
 |---|---|
-| the reply to exchange.declare and exchange.delete | `exchanges` |
+| exchange.declare and exchange.delete | `exchanges` |
 | queue.declare and queue.delete | `queues` |
-| the reply to a bind or unbind; reach of a client's routes | `bindings` |
+| binds and unbinds; destinations that a client's routes may reach | `bindings` |
 | the storage format of exchanges and bindings on the broker | `storage` |
-| methods of the sidecar on a client's own channel | `injected_methods` |
+| running the sidecar's methods on a client's own channel | `injected_methods` |
 | the channel of the upstream connection that is reserved for the sidecar | `sidecar_channel` |
 | binding tokens and checking permissions on that channel | `token_bindings` |
 """

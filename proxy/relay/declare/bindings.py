@@ -1,14 +1,15 @@
 """Binds and unbinds of clients whose source is an exchange that is evaluated here.
 
-The binding is checked as the plugin would, then made on the carrier on the client's own channel, and so stored on the
-broker. The first one of a destination is made under the destination's token, where messages find it; further ones under
-storage keys. RabbitMQ before 3.11 compares every binding of an exchange for each message with a BCC header: a token and
-a storage key for each destination would be twice as many. Each sidecar makes its own first binding, or a pin: another
-sidecar may remove its rows before this one knows (`relay.token_table`). Clients can't change bindings of rules files.
+The binding is checked as the plugin would check it, then made on the carrier, on the client's own channel, which stores
+it on the broker. The first binding of a destination has the destination's token as key and routes messages to it;
+further ones have storage keys. RabbitMQ before 3.11 compares every binding of an exchange for each message with a BCC
+header: a separate binding of the token for each destination would double their number. Each sidecar makes its own first
+binding, or a pin: another sidecar may remove its rows before this one knows (`relay.token_table`). Clients can't change
+bindings of rules files.
 
-Routes that a client declared reach only destinations that this client could have bound itself (`ClientReach`). Existing
-destinations are checked when the binding is made, before it is stored; later ones when a message chooses them. Tokens
-bound for the routes are removed with the client's last binding.
+A client's routes reach only destinations that this client may bind itself (`ClientReach`). Existing destinations are
+checked before the binding is stored, later ones when a message chooses them. Tokens bound for the routes are removed
+with the client's last binding.
 
 Source: architecture, "The broker is the store"; delivery notes, "Tokens and bindings"; the open-exchange specification,
 7, 11 and 13; AMQP 0-9-1 spec, 1.7.2.3 and 1.7.2.5; RabbitMQ guides "Exchange to exchange bindings" and "Queues" (an
@@ -66,7 +67,7 @@ class BindRequest(NamedTuple):
     destination: bytes
     #: the exchange to bind to
     source: bytes
-    #: as given; if both it and the queue's name are empty, it is the queue's name
+    #: as given; the last declared queue if both it and the queue's name are empty
     routing_key: bytes
     #: whether the client expects no answer
     nowait: bool
@@ -110,7 +111,7 @@ class ClientReach:
     def chosen_destinations(
         self, owned: OwnedExchange, compiled: CompiledBinding
     ) -> tuple[list[Destination], list[Destination]]:
-        """Return existing destinations of a binding's routes: those to check, and those allowed."""
+        """Return existing destinations of a binding's routes: those to be checked, and those known to be allowed."""
         state = self._state
         chosen: dict[Destination, None] = {}
         budget = Budget(state.regex_budget)
@@ -135,7 +136,7 @@ class ClientReach:
         reach = owned.reach(self._connection.terms.user)
         checks = [PermissionCheck(owned, reach, name) for name in wanted if name not in reach.allowed]
         waiting = len(checks)
-        # Kept here: a pass of the control plane clears those of the reach, maybe before the last check is answered.
+        # Collected here: a pass of the control plane may clear those in `reach` before the last check is answered.
         refusals: dict[Destination, str] = {}
 
         def checked(destination: Destination) -> None:
@@ -153,7 +154,7 @@ class ClientReach:
 
     @staticmethod
     def refusal(refusals: Refusals, named: Iterable[Destination]) -> ProtocolError | None:
-        """Return the broker's refusal of a destination that the client named itself, if there is one."""
+        """Return the first refusal of a destination that the client named itself; None if there is none."""
         for destination in named:
             text = refusals.get(destination, "")
             if text.startswith(_REFUSED):
@@ -163,7 +164,7 @@ class ClientReach:
     def remove_unneeded(
         self, owned: OwnedExchange, client: str, tokens: Collection[Destination], then: Callable[[], None]
     ) -> None:
-        """Unbind what was bound for a client's routes, if it has no binding left on the exchange.
+        """Unbind rows and grants that were bound for a client's routes, if it has no binding left on the exchange.
 
         `tokens` are destinations whose tokens were bound for a binding of the client that was removed or refused.
         """
@@ -200,13 +201,13 @@ class _Bind(NamedTuple):
     identity: Hashable
     #: the binding for routing
     compiled: CompiledBinding
-    #: the tokens of the carrier when it was sent
+    #: the tokens of the carrier when the bind was sent
     under: Tokens
     #: the stored binding; None if a rules file has the same one
     stored: StoredBinding | None
-    #: whether the broker may not have it yet
+    #: whether the broker may not have the binding yet
     is_new: bool
-    #: methods that store it on the broker; empty if nothing has to be stored
+    #: methods that store the binding on the broker; empty if nothing has to be stored
     keep: list[bytes]
     #: destinations whose tokens are bound with it
     tokens: tuple[Destination, ...]
@@ -214,12 +215,12 @@ class _Bind(NamedTuple):
     routes: tuple[Destination, ...]
     #: destinations to check first
     chosen: list[Destination]
-    #: those that the client named itself: one refusal refuses the bind
+    #: destinations in `chosen` that the client named itself: if one is refused, the bind is refused
     named: list[Destination]
 
 
 class _Unbind(NamedTuple):
-    """An unbind in progress; if it is handed over, a pin for other sidecars replaces the binding."""
+    """An unbind in progress; with `handed_over`, a pin for other sidecars replaces the binding."""
 
     channel: Channel
     request: BindRequest
@@ -255,7 +256,7 @@ class ClientBindings:
         return False
 
     def bind_while_held(self, channel: Channel, frame: bytes) -> bool:
-        """Handle a bind while binds are unanswered; return False if it has to wait, since it needs more steps."""
+        """Handle a bind while other binds are unanswered; return False if it has to wait for their answers."""
         if not is_bind(frame) or len(channel.held.binds) >= _BINDS_AT_ONCE:
             return False
         try:
@@ -272,7 +273,7 @@ class ClientBindings:
         return True
 
     def _read(self, channel: Channel, frame: bytes) -> BindRequest:
-        """Read a bind; refuse one that nests too deep (406), or that is reserved for sidecars (403)."""
+        """Read a bind; refuse arguments nested too deeply (406), and reserved arguments and keys (403)."""
         request = read_bind_request(channel, frame)
         refuse_nested(request.entries, f"binding to {request.kind}", request.destination, self._state.name)
         refuse_own_arguments(request.entries)
@@ -309,8 +310,8 @@ class ClientBindings:
         if kept:
             if known is None:
                 key = storage = identity_key(identity, one_word=owned.is_topic)
-                # Messages find the destination by its first binding, if it has a single token: under one of several
-                # only some sidecars would read it.
+                # The first binding routes messages to the destination, if that has a single token: with one of several
+                # tokens as key, only some sidecars would read it.
                 marked = owned.tokens.has_assertion(receiver) or (owned, receiver) in channel.held.marking
                 if tokens and not chosen and not marked and len(keys := under.of(*receiver)) == 1:
                     key = keys[0]
@@ -332,7 +333,7 @@ class ClientBindings:
         is_mark = self._is_mark(owned, stored)
         steps = list(planned.keep)
         pins: list[Pin] = []
-        if planned.tokens and stored is None:  # the row of the rules, which all bindings share
+        if planned.tokens and stored is None:  # the plain row of the rules, which all bindings share
             steps += row_frames(bind, channel.number, owned, receiver, planned.under)
         elif planned.tokens and not is_mark and not self._may_rely(place, channel):
             pins.append(new_pin(self._connection, owned, receiver))
@@ -368,7 +369,7 @@ class ClientBindings:
         return receiver[0] == QUEUE and owned.tokens.may_rely(receiver, self._binder, self._connection.traffic.now)
 
     def _confirm(self, planned: _Bind, relies: list[Destination], since: int, then: Callable[[], None]) -> None:
-        """Verify that the rows a binding relies on still exist, now that the broker has it; then continue."""
+        """Verify, once the broker has a binding, that the rows on which it relies still exist; then continue."""
         table, now = self._table(planned.owned), self._connection.traffic.now
         lacking = [name for name in (*relies, *planned.routes) if not table.holds(name, since, now)]
         if not lacking:
@@ -383,7 +384,7 @@ class ClientBindings:
         inject(self._connection, planned.channel, self._pin_steps(planned.channel, pins), answered)
 
     def _check_first(self, planned: _Bind) -> None:
-        """Check what the client may bind, then store the binding; a refusal leaves no rows."""
+        """Check what the client may bind, then store the binding; after a refusal no rows remain."""
         channel, request, owned = planned.channel, planned.request, planned.owned
         fresh = [destination for destination in planned.tokens if destination not in owned.bound]
         since = owned.tokens.events
@@ -404,7 +405,7 @@ class ClientBindings:
         inject(self._connection, channel, steps, marked, request.method)
 
     def _reached(self, planned: _Bind, refusals: Refusals, fresh: list[Destination], since: int) -> None:
-        """Store the binding or refuse it, now that the checks are answered."""
+        """Store or refuse the binding after the checks are answered."""
         channel, owned, user = planned.channel, planned.owned, self._connection.terms.user
         refusal = self._reach.refusal(refusals, planned.named)
         held = channel.state is DECLARING
@@ -452,7 +453,7 @@ class ClientBindings:
         return (self._state.now(owned) or owned).tokens
 
     def _is_mark(self, owned: OwnedExchange, stored: StoredBinding | None) -> bool:
-        """Return True if this binding alone makes its destination reachable."""
+        """Return True if the key of the binding is the only token of its destination."""
         if stored is None:
             return False
         return self._state.tokens_of(owned).of(*stored.destination) == (stored.copies[0].key,)
@@ -475,7 +476,7 @@ class ClientBindings:
         pending = _Unbind(channel, request, owned, stored)
         if owned.delivery is Delivery.QUEUE:
             permitted = partial(self._permitted, pending)
-            # As on the broker, its existence makes no difference.
+            # As on the broker, it makes no difference whether the binding exists.
             inject(self._connection, channel, [], lambda: self._reach.check(owned, [request.receiver], permitted))
             return False
         needed = self._reach.needed_besides(owned, stored)
@@ -488,7 +489,7 @@ class ClientBindings:
         return False
 
     def _replace(self, pending: _Unbind) -> None:
-        """Bind a pin before removing a binding that others rely on, or may rely on."""
+        """Bind a pin before removing a binding on which other bindings rely or may rely."""
         channel = pending.channel
         pin = new_pin(self._connection, pending.owned, pending.request.receiver)
         if pending.handed_over:
@@ -504,16 +505,16 @@ class ClientBindings:
         if sidecar_channel.number is None:
             inject(self._connection, channel, self._pin_steps(channel, [pin]), bound)
             return
-        # This may be refused if the queue was just deleted: unbinding is not an error then.
+        # The pin may be refused if the queue was just deleted: the unbind must still succeed.
         frames = pin.frames(sidecar_channel.number)
         inject(self._connection, channel, [], partial(sidecar_channel.run, frames, bound))
 
     def _drop(self, pending: _Unbind) -> None:
-        """Unbind, now that nothing relies on the row."""
+        """Unbind a binding on which nothing relies any more."""
         channel, stored, receiver = pending.channel, pending.stored, pending.request.receiver
         owned = self._state.now(pending.owned) or pending.owned
         known = owned.clients.get(stored.binding.identity)
-        stored = stored if known is None else stored.merged_with(known)  # a listing may have found further copies
+        stored = stored if known is None else stored.merged_with(known)  # a listing may have shown further copies
         table, steps = owned.tokens, list[bytes]()
         if stored.marks:
             table.unbinding_marks(receiver, stored.marks)
@@ -522,7 +523,7 @@ class ClientBindings:
             for row in table.removable(receiver):
                 steps += row_frames(unbind, channel.number, owned, receiver, self._state.tokens_of(owned), row)
             table.unbinding(receiver)
-        # A copy under a retired token may have been moved meanwhile.
+        # A copy with a retired token as key may have been moved in the meantime.
         stays = (stored.key, *self._state.tokens_of(owned).of(*receiver))
         moved = [copy._replace(key=stored.key) for copy in stored.copies if copy.key not in stays]
         copies = stored._replace(copies=(*stored.copies, *moved))
@@ -530,7 +531,7 @@ class ClientBindings:
         inject(self._connection, channel, steps, partial(self._unbound, pending))
 
     def _permitted(self, pending: _Unbind, refusals: Refusals) -> None:
-        """Unbind if the client has permission, which no binding on the broker proves."""
+        """Unbind if the client has permission; without a binding on the broker this was checked separately."""
         if pending.channel.state is not DECLARING:
             return
         refusal = self._reach.refusal(refusals, [pending.request.receiver])
@@ -555,7 +556,7 @@ class ClientBindings:
 
     def _gone(self, pending: _Unbind) -> None:
         owned = pending.owned
-        # The broker has deleted it with its last binding, unless that is a pin now: a later listing shows it.
+        # The broker has deleted it with its last binding, unless a pin remains: then a later listing shows it.
         if owned.ends and not pending.handed_over and self._state.exchanges.get(owned.name) is owned:
             self._state.remove_exchange(owned.name)
         self._unbind_ok(pending)
@@ -567,7 +568,7 @@ class ClientBindings:
     # -- what is known -----------------------------------------------------------------------------------------
 
     def _owned(self, request: BindRequest) -> OwnedExchange | None:
-        """Return the source if its bindings are handled here, and not by the broker's own exchange."""
+        """Return the source exchange if its bindings are handled here, and not by the broker's own exchange."""
         owned = self._state.exchanges.get(request.source)
         return None if owned is None or owned.unmatched_pass else owned
 
@@ -598,12 +599,12 @@ class ClientBindings:
             raise ProtocolError(540, text)
 
     def _refuse_unkept(self, request: BindRequest, owned: OwnedExchange) -> None:
-        """Refuse a binding that the broker can't store: of a carrier to an exchange that is not on the broker."""
+        """Refuse a binding that the broker can't store: from a carrier to an exchange that is not on the broker."""
         receiver = self._evaluated_destination(request)
         if receiver is not None and receiver.delivery is Delivery.QUEUE and owned.delivery is Delivery.CARRIER:
             text = (
-                f"exchange '{shown(receiver.name)}' with delivery queue is not on the broker, where a binding of "
-                f"'{shown(owned.name)}' with delivery carrier is kept"
+                f"exchange '{shown(receiver.name)}' with delivery queue is not on the broker, where bindings of "
+                f"'{shown(owned.name)}' with delivery carrier are stored"
             )
             raise ProtocolError(540, text)
 
@@ -611,10 +612,10 @@ class ClientBindings:
         if not more:
             return
         user, most = self._connection.terms.user, self._connection.plans.rules.regexes
-        there = self._state.regexes(user)
-        if there + more > most:
+        current = self._state.regexes(user)
+        if current + more > most:
             text = (
-                f"the bindings of user '{user}' have {there} regular expressions; {more} more would exceed {most} "
+                f"the bindings of user '{user}' have {current} regular expressions; {more} more would exceed {most} "
                 "(declared.regexes)"
             )
             raise ProtocolError(406, text, Scope.CHANNEL)

@@ -1,8 +1,9 @@
 """exchange.declare and exchange.delete of exchanges that are, or will be, evaluated here.
 
 An ``x-open`` exchange becomes a marked direct exchange on the broker, declared on the client's own channel. The broker
-compares type, flags and alternate exchange of an existing one; the filters of an open exchange are compared here, by
-value: integers of any width are equal. Reply texts are RabbitMQ's. Clients can't change exchanges of rules files.
+compares type, flags and alternate exchange of an existing exchange; the filters of an open exchange are compared here,
+by value: the width of integers makes no difference. Reply texts are RabbitMQ's. Clients can't change exchanges of rules
+files.
 
 Source: delivery notes, "The store"; the open-exchange specification, 10 and 11; RabbitMQ guide "Exchanges"; texts of
 RabbitMQ 3.10 ("inequivalent arg").
@@ -71,7 +72,7 @@ _BY_FILE = DeclaredExchange(durable=True, auto_delete=False, internal=False, ent
 
 
 def refuse_inequivalent(owned: OwnedExchange, request: ExchangeDeclare, table: Table, vhost: str) -> None:
-    """Refuse to redeclare an exchange with another type, flag or argument: 406 for the first that differs."""
+    """Refuse to redeclare an exchange with another type, flag or argument: 406 for the first difference."""
     declared = owned.declared or _BY_FILE
     received_type, current_type = shown(request.exchange_type), owned.type
     compared = [("type", f"'{received_type}'", f"'{current_type}'")] if received_type != current_type else []
@@ -95,10 +96,10 @@ def _inequivalent(exchange: bytes, vhost: str, argument: str, received: str, cur
     return ProtocolError(406, text, Scope.CHANNEL)
 
 
-def _equal(one: Value | None, other: Value | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one.value == other.value and isinstance(one.value, bool) == isinstance(other.value, bool)
+def _equal(value: Value | None, other: Value | None) -> bool:
+    if value is None or other is None:
+        return value is other
+    return value.value == other.value and isinstance(value.value, bool) == isinstance(other.value, bool)
 
 
 def _shown(value: Value | None) -> str:
@@ -148,7 +149,7 @@ class ClientExchanges:
         """Handle exchange.delete; return whether to forward it unchanged."""
         request = read_method(ExchangeDelete, frame[7:-1])
         owned = self._state.exchanges.get(request.exchange)
-        if owned is None or owned.unmatched_pass:  # the broker's own exchange, which ours only supplements
+        if owned is None or owned.unmatched_pass:  # the broker's own exchange, which the rules only supplement
             return pass_on(channel, methods.EXCHANGE_DELETE, request.nowait)
         if owned.declared is None:
             text = f"exchange '{shown(owned.name)}' is declared by a rules file of the proxy"
@@ -214,11 +215,11 @@ class ClientExchanges:
             self._looked_up(new, None)  # the broker will refuse it
             return
         look_up = LookUpExchange(channel, request.exchange, partial(self._looked_up, new))
-        # After the client's earlier requests: it may have deleted an exchange of that name.
+        # After the client's earlier requests, which may include the deletion of an exchange of that name.
         inject(self._connection, channel, [], partial(self._connection.pending.requests.append, look_up))
 
-    def _looked_up(self, new: _NewExchange, found: str | None) -> None:
-        """Declare the exchange, unless one of that name exists that is not ours."""
+    def _looked_up(self, new: _NewExchange, exchange_type: str | None) -> None:
+        """Declare the exchange, unless another exchange of that name exists, with the given type."""
         channel, request, owned = new.channel, new.request, new.owned
         if channel.state is not DECLARING:
             return
@@ -227,8 +228,8 @@ class ClientExchanges:
             if known is not None:
                 self._again(channel, request, known)
                 return
-            if found is not None:
-                raise _inequivalent(owned.name, self._state.name, "type", f"'{OPEN}'", f"'{found}'")
+            if exchange_type is not None:
+                raise _inequivalent(owned.name, self._state.name, "type", f"'{OPEN}'", f"'{exchange_type}'")
         except ProtocolError as error:
             self._connection.refuse(channel, error.about(methods.EXCHANGE_DECLARE))
             return
@@ -238,11 +239,11 @@ class ClientExchanges:
         frame = self._carrier_frame(channel, request, owned, owned.declared.sequence)
         # Two clients may have declared it concurrently, and the broker does not compare: look it up again.
         again = LookUpExchange(channel, request.exchange, partial(self._compared, new))
-        made = partial(self._connection.pending.requests.append, again)
-        inject(self._connection, channel, [frame], made)
+        look_up_again = partial(self._connection.pending.requests.append, again)
+        inject(self._connection, channel, [frame], look_up_again)
 
     def _compared(self, new: _NewExchange, _: str | None) -> None:
-        """Compare the exchange with what was declared first, after the declare-ok."""
+        """After the declare-ok, compare the exchange with the one that was declared first."""
         channel, owned = new.channel, new.owned
         if channel.state is not DECLARING:
             return

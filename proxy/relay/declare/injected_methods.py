@@ -1,8 +1,8 @@
 """Runs methods of the sidecar on a client's own channel, so that the broker checks that client's permissions.
 
-The client's frames on the channel wait meanwhile; the broker answers in order, so each answer is identified by its
-position. A refusal is the broker's own Channel.Close, which is relayed to the client; if we only looked something up,
-it names the method that the client has sent.
+Meanwhile, the client's frames on the channel wait; the broker answers in order, so each answer is identified by its
+position. A refusal is the broker's own Channel.Close, which is relayed to the client; if it refuses a passive declare
+of ours, it is changed to name the method that the client has sent.
 
 Source: architecture, "The broker is the store"; AMQP 0-9-1 spec, 1.3 (synchronous methods are answered in order).
 """
@@ -18,7 +18,7 @@ from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState
 
-#: Number of declares without a reply after which one with a reply is sent.
+#: Number of declares without a reply after which a method with a reply is sent.
 _UNANSWERABLE = 256
 
 #: Exists in every virtual host, and checking for it needs no permission.
@@ -33,12 +33,12 @@ def pass_on(channel: Channel, method: int, nowait: bool) -> bool:
 
 
 def answer(channel: Channel, method: int, nowait: bool) -> bytes:
-    """Build the answer to a request, which has no arguments; b"" if the client expects none."""
+    """Build the answer (without arguments) to a request; b"" if the client expects none."""
     return b"" if nowait else method_frame(channel.number, reply_of(method))
 
 
 def reply_and_resume(connection: ConnectionState, channel: Channel, answer: bytes) -> None:
-    """Answer the client and resume its frames, unless the channel has been closed meanwhile."""
+    """Answer the client and resume its frames, unless its channel has been closed in the meantime."""
     if channel.state is not DECLARING:
         return
     if answer:
@@ -57,10 +57,10 @@ def inject(
 
     Args:
         connection: state of the connection.
-        channel: the client's channel; it may be held already.
-        steps: frames of methods of ours, none of them nowait. If empty, one without effect is sent, so that earlier
-            requests of the client are answered first.
-        then: called when all were answered; must call `reply_and_resume` at the end.
+        channel: the client's channel; its frames may already be held.
+        steps: frames of methods of ours, none of them nowait. If empty, a method without effect is sent, so that
+            earlier requests of the client are answered first.
+        then: called when all are answered; must finally call `reply_and_resume`.
         request_method: class id << 16 | method id of the client's request, if steps are passive declares.
     """
 
@@ -85,7 +85,7 @@ def inject_and_reply(
 
 
 def count_unanswerable(connection: ConnectionState, channel: Channel) -> None:
-    """Count a request without a reply; after a number of them send one with a reply."""
+    """Count a request without a reply; after every `_UNANSWERABLE` of them, send a method with a reply."""
     weight = connection.backlog.count_unanswerable(_UNANSWERABLE)
     if weight:
         frame = _nothing(channel)

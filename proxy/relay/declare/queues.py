@@ -1,6 +1,7 @@
-"""queue.declare and queue.delete: notifies the control plane, and binds the tokens of new queues.
+"""Handles queue.declare and queue.delete: notifies the control plane, and binds the tokens of new queues.
 
-The broker answers both. A declare-ok waits until the queue has its tokens, so that the client's next publish finds it.
+The broker answers both methods. A declare-ok is held back until the tokens of the queue are bound, so that the client's
+next publish reaches it.
 
 Source: delivery notes, "Tokens and bindings"; AMQP 0-9-1 spec, 1.7.2.1.
 """
@@ -67,7 +68,7 @@ class ClientQueues:
         return True
 
     def _declared(self, channel: Channel, request: QueueDeclare, frame: bytes) -> bool:
-        """Hold back a declare-ok until the queue has its tokens."""
+        """Hold back a declare-ok until the tokens of the queue are bound."""
         connection = self._connection
         queue = read_method(QueueDeclareOk, frame[7:-1]).queue
         channel.last_queue = queue
@@ -87,7 +88,9 @@ class ClientQueues:
         return False
 
     def _declare_exclusive(self, channel: Channel, request: QueueDeclare) -> None:
-        """Request a reply that the producer does not expect: no other connection can bind the queue later."""
+        """Request a reply although the producer expects none: only this connection can bind the tokens of its exclusive
+        queue.
+        """
         connection = self._connection
         go_on = partial(connection.pending.resumable.append, channel)
 
@@ -98,8 +101,8 @@ class ClientQueues:
 
         connection.change(channel, ChannelEvent.DECLARE)
         channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, declared))
-        asking = request._replace(nowait=False)
-        connection.to_upstream.append(method_frame(channel.number, methods.QUEUE_DECLARE, 0, *asking))
+        with_reply = request._replace(nowait=False)
+        connection.to_upstream.append(method_frame(channel.number, methods.QUEUE_DECLARE, 0, *with_reply))
 
 
 def _refuse_dead_letter_key(request: QueueDeclare) -> None:

@@ -1,7 +1,7 @@
 """The channel of a leased upstream connection that is reserved for the sidecar.
 
-It is the top channel, which is never offered to the producer. Operations that only this connection may perform (binding
-its exclusive queues) run there, one method at a time: a refusal closes this channel and nothing else.
+It is the top channel, which is never offered to the producer. Methods that only this connection may send (binding
+its exclusive queues) run there, one at a time: a refusal closes only this channel.
 
 Source: delivery notes, "Tokens and bindings".
 """
@@ -32,7 +32,7 @@ class SidecarChannel:
     """The sidecar's channel on a leased connection; opened on first use.
 
     Args:
-        number: its channel number; None if the broker permits a single channel, then every method is refused.
+        number: its channel number; None if the broker permits a single channel: then every method is refused.
         to_upstream: output for the broker.
     """
 
@@ -42,13 +42,13 @@ class SidecarChannel:
         self.number = number
         self._out = to_upstream
         self._state = _State.CLOSED
-        #: frames to send, the last of each run with its callback
+        #: frames to send; the last of each `run` has the callback
         self._queue: deque[tuple[bytes, Done | None]] = deque()
         self._refusal: str | None = None
 
     @property
     def busy(self) -> bool:
-        """True if a method of ours is unanswered."""
+        """True if a method is unanswered."""
         return bool(self._queue)
 
     @property
@@ -57,7 +57,7 @@ class SidecarChannel:
         return self._state is not _State.CLOSED or bool(self._queue)
 
     def run(self, frames: Sequence[bytes], done: Done) -> None:
-        """Send methods with one reply each, after those already waiting."""
+        """Send methods that have one reply each, after methods that are already waiting."""
         if self.number is None:
             done("the broker permits no additional channel")
             return

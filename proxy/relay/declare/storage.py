@@ -1,11 +1,11 @@
 """Storage format of clients' declarations on the broker: arguments and keys of exchanges and bindings.
 
 An open exchange is a real direct or topic exchange marked ``x-open-exchange``; each client binding is a real binding of
-it with the client's own arguments: the first of a destination under its token, further ones under a storage key that no
-publish uses. One more argument, ``x-oxproxy``, contains the raw bytes of the client's table, its routing key, its user
-name and a sequence number: the management API's JSON loses types and order, and the routing key on the broker is
-different. A binding has ``x-oxproxy-signature`` as well: every user that may bind can write any user name into
-``x-oxproxy``. An exchange has none: the user that declared it may configure it.
+it with the client's own arguments. The first binding of a destination has the destination's token as key, further ones
+have a storage key that no publish uses. One more argument, ``x-oxproxy``, contains the raw bytes of the client's table,
+its routing key, its user name and a sequence number: the management API's JSON loses types and order, and the routing
+key on the broker is different. A binding also has ``x-oxproxy-signature``, since every user that may bind can write any
+user name into ``x-oxproxy``. An exchange has no signature: the user that declared it may configure it.
 
 Source: delivery notes, "The store"; architecture, "The broker is the store".
 """
@@ -40,13 +40,13 @@ from proxy.values import RESERVED_PREFIX, RESERVED_WORD, Destination, Table, Val
 
 Member = TypeVar("Member", bound=Enum)
 
-#: argument that marks an exchange of ours on the broker
+#: argument that marks our exchanges on the broker
 MARK = b"x-open-exchange"
 #: argument with sequence and raw arguments; hidden from clients
 KEPT = b"x-oxproxy"
 #: argument with the signature of a binding; hidden from clients
 SIGNATURE = b"x-oxproxy-signature"
-#: argument of a pin, a binding under a token without content (see `relay.token_table`); hidden from clients
+#: argument of a pin, a binding with a token as key and no other content (see `relay.token_table`); hidden from clients
 PIN = b"x-oxproxy-token"
 #: argument by which a client chooses the delivery of an exchange
 DELIVERY = b"x-delivery"
@@ -54,7 +54,7 @@ DELIVERY = b"x-delivery"
 CARRIER_TYPE = b"x-carrier-type"
 ALTERNATE = b"alternate-exchange"
 STORAGE = RESERVED_PREFIX + b"b."
-#: The same as one word, on topic carriers.
+#: The same prefix as part of a single word, for topic carriers.
 STORAGE_WORD = RESERVED_WORD + b"b-"
 #: Sequences are microseconds since 1970: greater ones are invalid (the year 2255).
 LAST_SEQUENCE = 2**53 - 1
@@ -66,7 +66,7 @@ class StoredArguments(NamedTuple):
 
     #: place in the order of declarations
     sequence: int
-    #: the client's; empty for an exchange
+    #: the client's routing key; empty for an exchange
     routing_key: bytes
     #: user of the binding; empty for an exchange
     client: str
@@ -81,7 +81,7 @@ def pack(sequence: int, entries: bytes, routing_key: bytes = b"", client: str = 
 
 
 def unpack(text: bytes) -> StoredArguments:
-    """Parse a value of ``x-oxproxy``; ValueError: it is malformed or damaged."""
+    """Parse a value of ``x-oxproxy``; raise ValueError if it is malformed."""
     raw = b64decode(text, validate=True)
     key_at = U64.size + 1
     user_at = key_at + (raw[U64.size] if len(raw) > U64.size else 0) + U32.size
@@ -98,13 +98,13 @@ def unpack(text: bytes) -> StoredArguments:
 def kept_arguments(
     sequence: int, entries: bytes, routing_key: bytes = b"", client: str = "", signature: bytes = b""
 ) -> bytes:
-    """Return the entries of a stored binding: the client's own and ours."""
+    """Return the argument entries of a stored binding: the client's entries, followed by our own."""
     signed = longstr_entry(SIGNATURE, signature) if signature else b""
     return entries + longstr_entry(KEPT, pack(sequence, entries, routing_key, client)) + signed
 
 
 def pin_entries(pin: bytes) -> bytes:
-    """Return the argument entries of a binding under a token: none for the plain one, else those of a pin."""
+    """Return the argument entries of a row (see `relay.token_table`): none for the plain row, else those of a pin."""
     return longstr_entry(PIN, pin) if pin else b""
 
 
@@ -117,7 +117,7 @@ def signed_fields(
     routing_key: bytes,
     entries: bytes,
 ) -> tuple[bytes, ...]:
-    """Return the fields covered by a stored binding's signature: its whole content, and its place."""
+    """Return the fields covered by a stored binding's signature: its whole content and its location."""
     kind, name = destination
     return (
         vhost.encode(),
@@ -134,7 +134,7 @@ def signed_fields(
 def signed_copy(
     state: VhostState, carrier: bytes, binding: Binding, entries: bytes, key: bytes, client: str
 ) -> BindingCopy:
-    """Create a signed copy of a client's binding under a key of a carrier."""
+    """Create a signed copy of a client's binding, with the given key on a carrier."""
     destination = binding.destination_type, binding.destination
     sequence, client_key = binding.sequence, binding.routing_key
     fields = signed_fields(state.name, carrier, destination, client, sequence, client_key, entries)
@@ -151,7 +151,7 @@ def refuse_own_arguments(entries: bytes) -> None:
 
 
 def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str) -> None:
-    """Refuse arguments of a declare or bind that nest deeper than a table is decoded, with 406 on the channel.
+    """Refuse arguments of a declare or bind that are nested too deeply to be decoded, with 406 on the channel.
 
     The broker accepts and stores any depth, and its management API then returns JSON that no client decodes: one such
     queue would hide every queue of the virtual host from every sidecar.
@@ -171,7 +171,7 @@ def shown(name: bytes) -> str:
 
 
 def exchange_arguments(sequence: int, entries: bytes) -> bytes:
-    """Return the arguments of a client's open exchange on the broker: its own, the mark, ours."""
+    """Return the argument entries of an open exchange on the broker: the client's entries, the mark and our own."""
     return entries + _MARK_ENTRY + longstr_entry(KEPT, pack(sequence, entries))
 
 
@@ -212,13 +212,13 @@ def topic_form(alternate: bytes | None) -> TokenForm:
 
 
 def identity_key(identity: tuple[Hashable, ...], *, one_word: bool = False) -> bytes:
-    """Return the storage key of the binding with an identity, which includes neither source nor sequence."""
+    """Return the storage key of the binding with the given identity; source and sequence do not influence it."""
     hashed = blake2b(repr(identity[1:]).encode(), digest_size=8).hexdigest()
     return (STORAGE_WORD if one_word else STORAGE) + hashed.encode()
 
 
 def kept_rows(stored: StoredBinding) -> list[tuple[bytes, bytes]]:
-    """Return key and argument entries of each stored copy on the broker, the effective one first."""
+    """Return key and argument entries of each stored copy on the broker, the effective copy first."""
     client_key = stored.binding.routing_key
     return [
         (copy.key, kept_arguments(copy.sequence, stored.entries, client_key, copy.client, copy.signature))

@@ -1,9 +1,9 @@
 """Binds destination tokens and checks a client's permissions on the sidecar channel of its connection.
 
 Only its owner's connection can bind an exclusive queue, and destinations chosen by a client's rules or messages must
-not be bound with the control user's permissions: here it is checked whether the client could have bound them, and the
-result is stored on the carrier as a binding under a grant key. A refusal makes the destination missing, with that
-reason, and is never an error for the producer.
+not be bound with the control user's permissions: here it is checked whether the client may bind them, and a
+grant is stored on the carrier as a binding with a grant key. A refusal makes the destination missing, with the refusal
+as reason, and is never an error for the producer.
 
 Source: delivery notes, "Tokens and bindings"; RabbitMQ guide "Access control".
 """
@@ -22,7 +22,7 @@ from proxy.relay.tokens import Tokens, grant_key
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.values import QUEUE, Destination
 
-#: prefix of a refusal if source or destination does not exist: permissions were checked before
+#: prefix of a refusal if source or destination does not exist: the permissions have been checked before
 _NOT_FOUND = "404 "
 
 
@@ -34,7 +34,7 @@ def row_frames(
     tokens: Tokens,
     row: bytes = PLAIN,
 ) -> list[bytes]:
-    """Bind or unbind a row on a channel, under every token of a destination."""
+    """Build the methods that bind or unbind a row on a channel, with every token of a destination as key."""
     entries = pin_entries(row)
     return [make(number, destination, owned.carrier, key, entries) for key in tokens.of(*destination)]
 
@@ -43,18 +43,18 @@ class Pin(NamedTuple):
     """A pin that is being bound (see `relay.token_table`)."""
 
     owned: OwnedExchange
-    #: the destination whose token it is under
+    #: the destination whose tokens it has as keys
     destination: Destination
     row: bytes
     #: pins that are unbound once it is bound
     replaced: tuple[bytes, ...]
-    #: when it was sent
+    #: when the bind was sent
     sent_at: float
-    #: the tokens that it is bound under
+    #: the tokens that it has as keys
     tokens: Tokens
 
     def frames(self, number: int) -> list[bytes]:
-        """Bind it, then unbind the pins that it replaces, on a channel."""
+        """Build the methods that bind it, then unbind the pins that it replaces, on a channel."""
         frames = row_frames(bind, number, self.owned, self.destination, self.tokens, self.row)
         for row in self.replaced:
             frames += row_frames(unbind, number, self.owned, self.destination, self.tokens, row)
@@ -62,7 +62,7 @@ class Pin(NamedTuple):
 
 
 def new_pin(connection: ConnectionState, owned: OwnedExchange, destination: Destination) -> Pin:
-    """Return a row for clients' bindings to rely on: a pin, if there may be other sidecars."""
+    """Return a new row on which clients' bindings can rely: a pin, or the plain row if there are no other sidecars."""
     state = connection.plans.state
     table = (state.now(owned) or owned).tokens
     row = state.next_pin(connection.plans.sources.wall()) if table.shared else PLAIN
@@ -78,13 +78,13 @@ def note_pin(state: VhostState, pin: Pin, binder: object | None) -> None:
 
 
 def check_tokens(state: VhostState, owned: OwnedExchange, destination: Destination, tokens: Tokens) -> None:
-    """Record that messages don't find the new rows if the carrier has changed its tokens meanwhile."""
+    """Record that a new row does not route messages if the tokens of the carrier have changed in the meantime."""
     if not tokens.lead_to(state.tokens_of(owned)):
         owned.tokens.not_bound(destination)
 
 
 def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Destination]]:
-    """Return (carrier's exchange, destination) of each token that a queue needs."""
+    """Return (exchange, destination) of each carrier on which a queue needs its tokens."""
     destination = (QUEUE, queue)
     return [(owned, destination) for owned in state.carried() if state.router.names(owned.name, destination)]
 
@@ -92,7 +92,7 @@ def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Dest
 def bind_tokens(
     connection: ConnectionState, wanted: Sequence[tuple[OwnedExchange, Destination]], done: Callable[[], None]
 ) -> None:
-    """Bind tokens on the connection's own channel; a refused destination is missing."""
+    """Bind tokens on the sidecar channel of the connection; a refused destination is recorded as missing."""
     if not wanted:
         done()
         return
@@ -115,16 +115,16 @@ def bind_tokens(
         current, *others = row_frames(bind, channel.number or 0, owned, destination, state.tokens_of(owned))
         if others:
             channel.run(others, _unheeded)
-        # Last: its answer is the last one.
+        # Sent last, so that its answer is the last one.
         channel.run([current], partial(answered, owned=owned, destination=destination))
 
 
 def _unheeded(text: str | None) -> None:
-    """Ignore the answer: only that of the destination's current token counts."""
+    """Ignore the answer: only the answer for the destination's current token counts."""
 
 
 def check_permission(connection: ConnectionState, check: PermissionCheck, done: Callable[[], None]) -> None:
-    """Check on a connection of the client whether it may bind a destination, and record the answer in its reach."""
+    """Check on a connection of the client whether it may bind a destination, and record the answer."""
     if connection.lifecycle.phase is not Phase.OPEN:
         done()
         return
@@ -142,7 +142,7 @@ def check_permission(connection: ConnectionState, check: PermissionCheck, done: 
         done()
 
     if owned.delivery is Delivery.QUEUE:
-        # There may be nothing to unbind, but the same permissions are checked.
+        # There is usually nothing to unbind, but the broker checks the same permissions as for a bind.
         channel.run([unbind(number, destination, owned.name, key)], witnessed)
         return
     grant = bind(number, destination, owned.carrier, key)
@@ -175,15 +175,15 @@ def withdraw(
     *,
     plain: bool = False,
 ) -> None:
-    """Unbind tokens and grants that nothing needs any more; the control plane retries refused ones.
+    """Unbind tokens and grants that nothing needs any more; the control plane retries those that are refused.
 
-    With `plain` the control plane's rows are unbound as well.
+    With `plain`, the control plane's rows are unbound as well.
     """
     state, channel = connection.plans.state, connection.upstream.sidecar_channel
     number = channel.number or 0
-    table, gone = owned.tokens, list(tokens)
+    table, destinations = owned.tokens, list(tokens)
     frames = []
-    for destination in gone:
+    for destination in destinations:
         rows = {*table.removable(destination), PLAIN} if plain or not table.shared else {*table.superseded(destination)}
         if rows:
             table.unbinding(destination)
@@ -195,9 +195,9 @@ def withdraw(
         return
 
     def answered(text: str | None) -> None:
-        for destination in gone:
+        for destination in destinations:
             table.unbound(destination)
-        if gone:
+        if destinations:
             state.changed()
         done()
 

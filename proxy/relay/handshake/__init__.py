@@ -1,4 +1,4 @@
-"""From the protocol header to Connection.OpenOk, on both sides.
+"""The AMQP handshake on both sides, from the protocol header to Connection.OpenOk.
 
 | question | module |
 |---|---|

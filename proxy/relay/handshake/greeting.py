@@ -1,10 +1,11 @@
 """Rewrites Connection.Start and StartOk, and negotiates the limits of both sides.
 
-Entries of the property tables keep their bytes; ours are appended, and entries with our names from a peer are removed,
-so that no client can pose as a proxy or another peer.
+Entries of the property tables keep their bytes; our own are appended, and a peer's entries with our names are removed,
+so that no client can pose as a proxy or as another peer.
 
-The producer is offered one channel less than the broker permits: the top channel of the leased connection is the
-sidecar's. If the producer insists on smaller frames than the broker accepts, the two sides differ.
+The producer is offered one channel less than the broker permits: the top channel of the leased connection is
+reserved for the sidecar. If the producer insists on smaller frames than the broker accepts, the two sides have
+different limits.
 
 Source: AMQP 0-9-1 spec, 1.4.2.1, 1.4.2.2, 1.4.2.5 and 1.4.2.6, 4.9 "Limitations"; texts as RabbitMQ's; RabbitMQ
 "Authentication, Authorisation", SASL PLAIN (RFC 4616).
@@ -26,21 +27,21 @@ FRAME_MIN_BYTES = 4096
 #: Smallest frame-max that RabbitMQ accepts from version 4.1 on, in bytes.
 FRAME_MIN_BYTES_4_1 = 8192
 
-#: Meaning of "no limit" (0): channel numbers have 16 bits.
+#: Meaning of a channel-max of 0 ("no limit"): channel numbers have 16 bits.
 _TOP_CHANNEL = 65535
 
 #: Our entry in both tables: the version of this proxy.
 OXPROXY = b"oxproxy"
 #: Our entry in the client properties: the producer's address.
 OXPROXY_PEER = b"oxproxy_peer"
-#: The mechanism for login by the connection's certificate. The broker would see ours and accept every producer as the
-#: user of that certificate, so it is neither offered nor relayed.
+#: The mechanism for login by the connection's certificate. The broker would see our certificate and accept every
+#: producer as its user, so the mechanism is neither offered nor relayed.
 EXTERNAL = b"EXTERNAL"
 _NOT_EXTERNAL = (
     "SASL EXTERNAL can't pass a proxy: the broker would see its certificate, not yours; "
     "log in with PLAIN or AMQPLAIN, over TLS"
 )
-#: Logged length of a user or connection name; the rest is cut.
+#: Length to which a user or connection name is cut in logs.
 NAME_CHARACTERS = 255
 _CAPABILITIES = (
     b"publisher_confirms",
@@ -53,7 +54,7 @@ _CAPABILITIES = (
 
 
 class TuningLimits(NamedTuple):
-    """Arguments of ``Connection.Tune`` and ``Connection.TuneOk``; 0 means no limit, no heartbeat."""
+    """Arguments of ``Connection.Tune`` and ``Connection.TuneOk``; 0 means no limit or no heartbeat."""
 
     channel_max: int
     frame_max_bytes: int
@@ -66,8 +67,8 @@ class Tuning:
 
     #: highest channel number of the producer
     channel_max_producer: int
-    #: highest channel number towards the broker: one more than the producer's, which is ours. Equal to the producer's
-    #: if the broker permits a single channel; then we have none.
+    #: highest channel number towards the broker: one more than the producer's, for our own channel. Equal to the
+    #: producer's if the broker permits a single channel: then we have none.
     channel_max_upstream: int
     #: largest whole frame on the producer's side, in bytes
     frame_max_producer: int
@@ -82,7 +83,7 @@ class Tuning:
 def offer(broker: TuningLimits, frame_max_bytes: int, most_channels: int = _TOP_CHANNEL) -> TuningLimits:
     """Return the limits offered to the producer."""
     channels = broker.channel_max or _TOP_CHANNEL
-    # 0 would mean "no limit": a single channel is given to the producer and we have none.
+    # 0 would mean "no limit": if there is a single channel, the producer gets it and we have none.
     channel_max = min(max(channels - 1, 1), most_channels)
     frame_max = min(broker.frame_max_bytes or frame_max_bytes, frame_max_bytes)
     return TuningLimits(channel_max, frame_max, broker.heartbeat_seconds)
@@ -94,7 +95,7 @@ def agree(
     """Combine the producer's answer with the broker's offer.
 
     Raises:
-        ProtocolError: 530 with the ids of Tune, a value outside the offer (RabbitMQ's ids and text).
+        ProtocolError: 530 with the ids of Tune, a value is outside the offer (RabbitMQ's ids and text).
     """
     _check("channel_max", answer.channel_max, 1, offered.channel_max)
     _check("frame_max", answer.frame_max_bytes, FRAME_MIN_BYTES, offered.frame_max_bytes)
@@ -151,8 +152,8 @@ def read_start(payload: bytes, version: str) -> Server:
     """Read the broker's Start and add our version."""
     major, minor, properties, mechanisms, locales = arguments(payload)
     entries = cast(bytes, properties)
-    said = _texts(entries, frozenset((b"product", b"version")))
-    product, release = said.get(b"product", ""), said.get(b"version", "")
+    texts = _texts(entries, frozenset((b"product", b"version")))
+    product, release = texts.get(b"product", ""), texts.get(b"version", "")
     extended = _extended(entries, ((OXPROXY, Value("S", version.encode())),))
     return Server(
         method_frame(0, CONNECTION_START, major, minor, extended, _relayed(cast(bytes, mechanisms)), locales),
@@ -162,7 +163,7 @@ def read_start(payload: bytes, version: str) -> Server:
 
 
 def own_start(version: str) -> bytes:
-    """Build the Start for a producer while no broker is reachable (see `handshake`)."""
+    """Build the Start for a producer while no broker is reachable (see `machine`)."""
     capabilities = tuple((name, Value("t", True)) for name in _CAPABILITIES)
     properties: Table = (
         (b"capabilities", Value("F", capabilities)),
@@ -208,7 +209,7 @@ def login_of(frame: bytes) -> bytes:
 
 
 def _relayed(mechanisms: bytes) -> bytes:
-    return b" ".join(one for one in mechanisms.split(b" ") if one != EXTERNAL)
+    return b" ".join(name for name in mechanisms.split(b" ") if name != EXTERNAL)
 
 
 def _extended(entries: bytes, ours: Table) -> bytes:
@@ -216,25 +217,25 @@ def _extended(entries: bytes, ours: Table) -> bytes:
 
 
 def _texts(entries: bytes, wanted: frozenset[bytes]) -> dict[bytes, str]:
-    found: dict[bytes, str] = {}
+    texts: dict[bytes, str] = {}
     for name, raw in pick(entries, 0, len(entries), wanted):
         match decode_value(raw):
             case Value("S", bytes() as text):
-                found[name] = _shown(text)
-    return found
+                texts[name] = _shown(text)
+    return texts
 
 
 def _capabilities(entries: bytes) -> frozenset[bytes]:
-    found: set[bytes] = set()
+    announced: set[bytes] = set()
     for _, raw in pick(entries, 0, len(entries), frozenset((b"capabilities",))):
         match decode_value(raw):
             case Value("F", tuple() as capabilities):
-                found.update(name for name, value in capabilities if value == Value("t", True))
-    return frozenset(found)
+                announced.update(name for name, value in capabilities if value == Value("t", True))
+    return frozenset(announced)
 
 
 def _user(mechanism: bytes, response: bytes) -> str:
-    """Return the user name; unreadable responses are left to the broker to reject."""
+    """Return the user name; the broker rejects unreadable responses."""
     if mechanism == b"PLAIN":
         parts = response.split(b"\0")
         return _shown(parts[1]) if len(parts) == 3 else ""

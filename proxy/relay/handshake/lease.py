@@ -1,10 +1,10 @@
 """Reuses an idle upstream connection instead of opening a new one, during a producer's handshake.
 
-Acts as the broker in the handshake with what the broker sent when the kept connection was opened: Start to every
-producer, Tune to one with the same login as its last producer, OpenOk if limits and virtual host are the same, too. As
-soon as something differs the broker itself is used: it gets everything that the producer has sent so far, and answers
-that were already given are suppressed. So only the broker admits unknown users, and a producer receives the same as on
-a new connection.
+Acts as the broker in the handshake, with the methods that the broker sent when the kept connection was opened: Start to
+every producer, Tune to a producer with the same login as the last one, OpenOk if limits and virtual host are the same,
+too. As soon as something differs, the broker itself is used: it gets everything that the producer has sent so far, and
+its answers that the producer already has are suppressed. So only the broker admits unknown users, and a producer
+receives the same methods as on a new connection.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "The connection class"; architecture, "One publish in, one publish out".
 """
@@ -29,12 +29,12 @@ class Lease:
     """The methods exchanged when an upstream connection was opened; whole frames, except for the login.
 
     Attributes:
-        start: the broker's.
+        start: Start of the broker.
         login: keyed hash of the producer's mechanism, response, locale and capabilities.
-        tune: the broker's.
-        tune_ok: the producer's, as sent to the broker.
-        open: the producer's.
-        open_ok: the broker's; empty if the connection was not fully opened this way.
+        tune: Tune of the broker.
+        tune_ok: TuneOk as sent to the broker.
+        open: Open of the producer.
+        open_ok: OpenOk of the broker; empty if other methods were needed to open the connection.
     """
 
     __slots__ = ("login", "open", "open_ok", "start", "tune", "tune_ok")
@@ -48,12 +48,12 @@ class LeaseNegotiation:
 
     Args:
         kept: returns the leases of the kept connections, in order of preference.
-        key: key of the hashes of logins; the same for all.
+        key: key of the hashes of logins; the same for all leases.
 
     Attributes:
         to_upstream: bytes for the broker, drained by the driver.
-        wants_upstream: a new connection to the broker is needed.
-        taken: the kept connection to reuse.
+        wants_upstream: whether a new connection to the broker is needed.
+        taken: lease of the kept connection to reuse.
         lease: the lease of the connection, kept or new.
     """
 
@@ -66,7 +66,7 @@ class LeaseNegotiation:
         self._key = key
         #: the producer's frames that have not been sent to the broker
         self._producer_frames: list[bytes] = []
-        #: answers already given to the producer, which the broker itself has still to give
+        #: answers that were given to the producer, and that the broker itself has not sent yet
         self._answers_given: list[bytes] = []
         self._input = FrameBuffer(WAITING_BYTES)
         self._passes_through = False
@@ -82,16 +82,15 @@ class LeaseNegotiation:
                 answer = known
             elif known is None and not self.wants_upstream:
                 self.wants_upstream = True
-                self.to_upstream.append(
-                    self._producer_frames.pop(0)
-                )  # the header; the rest is sent after the broker's answers
+                # The protocol header; the other frames are sent after the broker's answers.
+                self.to_upstream.append(self._producer_frames.pop(0))
             if self.wants_upstream and not self._answers_given:
                 self._send_producer_frames()
         frames.clear()
         return answer
 
     def receive_from_upstream(self, data: bytes) -> bytes:
-        """Receive bytes from the broker; return those that are new to the handshake."""
+        """Receive bytes from the broker; return the bytes that are new to the handshake."""
         if self._passes_through:
             return data
         self._input.feed(data)
@@ -106,39 +105,39 @@ class LeaseNegotiation:
         return unseen
 
     def _known_answer(self, method: int, frame: bytes) -> bytes | None:
-        """Record the producer's method; return the broker's answer if it is known, b"" if this method has none."""
+        """Record the producer's method; return the broker's answer, None if unknown, b"" if the method has none."""
         lease, leases = self.lease, () if self.wants_upstream else self._kept()
         if method == methods.CONNECTION_START_OK:
             lease.login = blake2b(login_of(frame), key=self._key).digest()
-            found = self._first(leases, methods.CONNECTION_START_OK)
-            return found.tune if found is not None else None
+            same_login = self._first(leases, methods.CONNECTION_START_OK)
+            return same_login.tune if same_login is not None else None
         if method == methods.CONNECTION_TUNE_OK:
             lease.tune_ok = frame
             return b""
         if method == methods.CONNECTION_OPEN:
             lease.open = frame
-            self.taken = found = self._first(leases, methods.CONNECTION_OPEN)
-            if found is None:
+            self.taken = taken = self._first(leases, methods.CONNECTION_OPEN)
+            if taken is None:
                 return None
-            self.lease = found
+            self.lease = taken
             self._passes_through = True
-            return found.open_ok
+            return taken.open_ok
         if method:
             return None  # Connection.SecureOk, Connection.CloseOk
-        for found in leases:
-            lease.start = found.start
-            return found.start
+        for kept in leases:
+            lease.start = kept.start
+            return kept.start
         return None
 
     def _first(self, leases: Iterable[Lease], method: int) -> Lease | None:
         mine = self.lease
-        for one in leases:
-            same = compare_digest(one.login, mine.login) and one.start == mine.start
+        for kept in leases:
+            same = compare_digest(kept.login, mine.login) and kept.start == mine.start
             if method == methods.CONNECTION_OPEN:
-                same = same and (one.tune, one.tune_ok, one.open) == (mine.tune, mine.tune_ok, mine.open)
+                same = same and (kept.tune, kept.tune_ok, kept.open) == (mine.tune, mine.tune_ok, mine.open)
             if same:
-                mine.tune = one.tune
-                return one
+                mine.tune = kept.tune
+                return kept
         return None
 
     def _answered(self, frame: RawFrame) -> bytes:
@@ -154,7 +153,7 @@ class LeaseNegotiation:
             self.lease.open_ok = frame.raw
             self._passes_through = True
             return frame.raw
-        else:  # it refuses, or needs more steps: such a connection is not kept
+        else:  # the broker refuses, or needs more steps: such a connection is not kept
             self._passes_through = True
             return frame.raw
         if not self._answers_given:
@@ -163,7 +162,8 @@ class LeaseNegotiation:
             self._passes_through = True
             return connection_close(320, reply_text(320, _CHANGED))
         if self._answers_given:
-            self.to_upstream.append(self._producer_frames.pop(0))  # StartOk; the rest needs the broker's Tune
+            # StartOk; the other frames are sent after the broker's Tune.
+            self.to_upstream.append(self._producer_frames.pop(0))
         else:
             self._send_producer_frames()
         return b""

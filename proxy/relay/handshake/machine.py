@@ -6,10 +6,10 @@ the broker is unreachable.
 
 If the broker is unreachable, a producer that has sent its protocol header is not closed at once: it gets a Start of our
 own, and Connection.Close 320 after its StartOk. Seen with pika 1.4, aiormq 7.2, py-amqp 5.4 and amqp-tools 0.11: after
-a Close instead of Start, aiormq says "Expected Connection.Start" and amqp-tools "unexpected method received"; after
-Start and StartOk all four show code and text (pika wrapped as ProbableAuthenticationError).
+a Close instead of Start, aiormq reports "Expected Connection.Start" and amqp-tools "unexpected method received"; after
+Start and StartOk, all four report code and text (pika within a ProbableAuthenticationError).
 
-A protocol error of the producer is answered with Connection.Close, also before Tune, where RabbitMQ just drops the
+A protocol error of the producer is answered with Connection.Close, even before Tune, where RabbitMQ just closes the
 socket. The driver owns time, sockets and deadlines, and drains `to_producer` and `to_upstream` after every call.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "The connection class" (the order of its methods), 4.2.2, 4.2.3; RabbitMQ "Protocol
@@ -40,8 +40,8 @@ from proxy.relay.handshake.greeting import (
     read_start_ok,
 )
 
-#: Limit of bytes from one side that wait for the other's answer, and of a frame before OpenOk. StartOk can carry a
-#: token of some KiB; 128 KiB is RabbitMQ's frame-max. Beyond: 506; a larger frame: 501.
+#: Limit of bytes from one side that wait for the other side's answer (506 above it), and of a frame before OpenOk (501
+#: above it). StartOk can contain a token of several KiB; 128 KiB is RabbitMQ's frame-max.
 WAITING_BYTES = 131072
 
 
@@ -75,7 +75,7 @@ PRODUCERS_TURN = frozenset(
     )
 )
 BROKERS_TURN = frozenset((_State.AWAITING_START, _State.AWAITING_TUNE, _State.AWAITING_OPEN_OK))
-#: There is no broker yet or any more; bytes from it are dropped.
+#: There is no upstream connection yet, or no longer; bytes from the broker are dropped.
 WITHOUT_BROKER = frozenset((_State.AWAITING_HEADER, _State.REFUSING, _State.CLOSING, _State.CLOSED))
 #: The broker may close the connection, whichever side is expected to send.
 WITH_BROKER = frozenset(_State) - WITHOUT_BROKER - {_State.OPEN}
@@ -104,7 +104,7 @@ class HandshakeLimits:
 class Ending:
     """Why the handshake failed, for logs and metrics."""
 
-    #: the side that caused it
+    #: the side that caused the failure
     side: HandshakeSide
     #: reply code sent to the producer, 0 if none
     reply_code: int
@@ -112,8 +112,8 @@ class Ending:
     text: str
 
 
-#: Accepted protocol headers. The second is that of AMQP 0-9, sent by Perl's Net::AMQP and others; RabbitMQ speaks 0-9-1
-#: after it, too. Headers of 0-8, which it answers in 0-8, are not accepted.
+#: Accepted protocol headers. The second is the header of AMQP 0-9, sent by Perl's Net::AMQP and others, to which
+#: RabbitMQ also answers in 0-9-1. Headers of 0-8, to which it answers in 0-8, are not accepted.
 ACCEPTED_HEADERS = frozenset((PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"))
 
 _HEADER_BYTES = len(PROTOCOL_HEADER)
@@ -132,17 +132,17 @@ class Handshake:
     Attributes:
         to_producer: bytes to send, drained by the driver.
         to_upstream: bytes to send as soon as there is an upstream connection.
-        wants_upstream: the protocol header was received: connect, or call `upstream_lost`.
-        close_after_flush_producer: send `to_producer`, then close its socket.
-        close_upstream: send `to_upstream`, then close (or stop connecting).
-        state: see `HandshakeState`; in OPEN the relay takes over, with the leftovers first.
+        wants_upstream: whether the protocol header was received: connect, or call `upstream_lost`.
+        close_after_flush_producer: whether to send `to_producer`, then close the producer's socket.
+        close_upstream: whether to send `to_upstream`, then close the upstream connection (or stop connecting).
+        state: see `HandshakeState`; in OPEN the relay takes over, beginning with the leftovers.
         vhost: virtual host from Connection.Open.
         user: user name, if PLAIN or AMQPLAIN is used.
         client_name: ``connection_name`` of the client properties.
         capabilities: capabilities announced by the client.
         product: the broker's product and version.
         ending: set as soon as it is clear that this connection will not open.
-        wrong_header: the producer did not begin with a protocol header of AMQP 0-9-1.
+        wrong_header: whether the producer did not begin with an accepted protocol header.
     """
 
     def __init__(self, peer: str, product_version: str, limits: HandshakeLimits) -> None:
@@ -186,7 +186,7 @@ class Handshake:
 
     @property
     def waiting_for(self) -> HandshakeSide | None:
-        """The side that is expected to send, for a driver whose deadline has passed."""
+        """The side that is expected to send; used when the driver's deadline has passed."""
         if self.state in PRODUCERS_TURN:
             return HandshakeSide.PRODUCER
         return HandshakeSide.UPSTREAM if self.state in BROKERS_TURN else None
@@ -212,7 +212,7 @@ class Handshake:
         if self.state in WITHOUT_BROKER or self.state is _State.OPEN:
             return
         if failure is None and self.state is _State.AWAITING_TUNE and not self._is_told_of_refusals():
-            # RabbitMQ "Authentication failures": without the capability a refusal is a closed socket.
+            # RabbitMQ "Authentication failures": without the capability, a refusal is a closed socket.
             self._note(HandshakeSide.UPSTREAM, 0, "closed the connection after the credentials")
             self._close()
             return
@@ -220,9 +220,9 @@ class Handshake:
         self._run()
 
     def reject(self, text: str) -> None:
-        """Refuse the producer because of a limit (530, as RabbitMQ); its header was received."""
-        said = reply_text(530, text.encode())
-        self._end(connection_close(530, said), Ending(HandshakeSide.PRODUCER, 530, said.decode()))
+        """Refuse the producer, whose header was received, because of a limit (530, as RabbitMQ)."""
+        reply = reply_text(530, text.encode())
+        self._end(connection_close(530, reply), Ending(HandshakeSide.PRODUCER, 530, reply.decode()))
         self._run()
 
     def _run(self) -> None:
@@ -371,7 +371,7 @@ class Handshake:
         self.state = _State.CLOSING
 
     def _producer_broke_framing(self, error: ProtocolError) -> None:
-        """Close as soon as the Close is sent: a CloseOk can't be located in the malformed stream."""
+        """Close the socket as soon as Connection.Close is sent: a CloseOk can't be located in the malformed stream."""
         if self.state is not _State.CLOSING:
             self._producer_failed(error)
         self._close()
@@ -382,7 +382,7 @@ class Handshake:
         self._end(connection_close(320, text), ending)
 
     def _end(self, close: bytes, ending: Ending) -> None:
-        """Send a Close to the producer, at a time when clients understand it."""
+        """Send Connection.Close to the producer at a time when clients understand it (see the module's docstring)."""
         self.ending = self.ending or ending
         self.close_upstream = True
         self._upstream.clear()

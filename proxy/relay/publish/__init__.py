@@ -3,10 +3,10 @@
 | question | module |
 |---|---|
 | the pass over the read buffer, from incoming to outgoing bytes of a publish | `publish_pass` |
-| publishes frame by frame, and those that wait, are split, redirected or refused | `publish_frames` |
+| publishes handled frame by frame, and the slow path: waiting, splitting, other brokers, refusals | `publish_frames` |
 | each other method of the producer | `producer_frames` |
 | facts that the rules of an address need, and the cache of decisions | `plan` |
 | outgoing exchange, routing key and BCC of a decision | `outgoing` |
-| publishes that leave as several | `split_publish` |
+| publishes that are sent as several | `split_publish` |
 | observing publishes | `tap` |
 """

@@ -1,8 +1,8 @@
-"""Turns a decision into upstream publishes: one for one if possible.
+"""Turns a decision into upstream publishes: a single one if possible.
 
-From a Decision and the state of the virtual host to `Outgoing`: the exchange and key of the outgoing publish, its
-tokens or queue names in BCC, and what must be bound first. `Outgoing` is what the publish pass caches for a message's
-facts, so everything that does not depend on the single message is encoded here, once.
+Builds an `Outgoing` from a Decision and the state of the virtual host: exchange and key of the outgoing publish, its
+tokens or queue names in BCC, and the destinations to bind first. The publish pass caches it for a message's facts, so
+everything that does not depend on the single message is encoded here, once.
 
 Source: architecture "One publish in, one publish out"; delivery notes; RabbitMQ guide "Sender-selected distribution".
 """
@@ -29,7 +29,7 @@ from proxy.values import RESERVED_PREFIXES, Destination, reserved_prefix
 PUBLISH = (60, 40)
 #: reason in audit records for a publish whose address translation failed
 TRANSLATION_FAILED = "translation_failed"
-#: reason in audit records for bindings that were false, or routes without effect, because of a regex budget
+#: reason in audit records if bindings were false, or routes had no effect, because a regex budget was spent
 REGEX_BUDGET = "regex_budget"
 CC_ONLY = _CC = frozenset((b"CC",))
 _BCC = frozenset((b"BCC",))
@@ -47,7 +47,7 @@ class PublishSource(NamedTuple):
 
     Args:
         address: the producer's address.
-        rule: index of the rule.
+        rule: index of the address rule.
     """
 
     address: OriginalAddress
@@ -58,14 +58,14 @@ class Copy(NamedTuple):
     """One upstream publish.
 
     Args:
-        exchange: its exchange.
+        exchange: exchange of the publish.
         routing_key: its routing key; None: the producer's own.
         bcc: further routing keys (tokens, or queue names in queue delivery).
-        moved: exchange or key differ from the producer's: our header has the original.
-        hide_cc: the producer's CC would route there and must not.
-        plain: nothing of ours routes it: the producer's CC and BCC have their usual meaning.
-        keys_per_destination: number of consecutive keys for one destination: within one publish the broker delivers
-            once.
+        moved: whether exchange or key differ from the producer's: our header contains the original.
+        hide_cc: whether the producer's CC must be hidden, since that exchange would route by it.
+        plain: whether none of our keys route it: the producer's CC and BCC have their usual meaning.
+        keys_per_destination: number of consecutive keys for one destination; they must stay in one publish, for which
+            the broker delivers once.
     """
 
     exchange: bytes
@@ -96,13 +96,13 @@ class Outgoing:
         decision: the decision.
         tally: counts its publishes and body bytes.
         copies: upstream publishes; empty if the publish is refused, or forwarded untouched.
-        untouched: forwarded byte for byte to the broker's own exchange (``unmatched: pass``).
-        unbound: destinations that must be bound before the publish can leave.
+        untouched: whether it is forwarded byte for byte to the broker's own exchange (``unmatched: pass``).
+        unbound: destinations that must be bound before the publish can be sent.
         record: the constant part of its audit lines.
         remote_targets: targets at other brokers, and failed translations; None if there are none.
-        exchange: as named by the producer.
+        exchange: exchange named by the producer.
         original: the producer's address, if it is the same for all these messages; None: `exchange` and the routing key
-            of each.
+            of each message.
     """
 
     __slots__ = (
@@ -133,21 +133,21 @@ class Outgoing:
         self.remote_targets = remote_targets
         self.exchange = exchange
         self.original = original
-        #: Something must be bound, or checked, before the publish can leave.
+        #: whether destinations must be bound, or permissions checked, before the publish can be sent
         self.waits = bool(unbound or decision.unchecked)
-        #: It leaves at once as one publish to the producer's own broker.
+        #: whether it can be sent at once as one publish to the producer's own broker
         self.leaves_at_once = remote_targets is None and not self.waits and (untouched or len(copies) == 1)
-        #: the other broker, if it is the only target and no waiting is needed
+        #: the target at another broker, if it is the only target and no waiting is needed
         self.remote_alone: Target | None = None
         if remote_targets is not None and not (self.waits or copies or remote_targets.failed):
             self.remote_alone = remote_targets.targets[0] if len(remote_targets.targets) == 1 else None
         #: encoded outgoing exchange; empty: the producer's method frame is unchanged
         self.address = b""
-        #: encoded outgoing routing key; empty: the producer's
+        #: encoded outgoing routing key; empty: the producer's key is unchanged
         self.key_field = b""
         #: entries inserted into the header table of every message; None: `entries` encodes them for each routing key
         self.fixed_entries: bytes | None = b""
-        #: which of the producer's own entries are cut out: a sum of CUT_BCC, CUT_CC and CUT_OURS
+        #: the producer's own entries to cut out: a sum of CUT_BCC, CUT_CC and CUT_OURS
         self.cuts = 0
         self.bcc = self._address_front = self._address_middle = b""
         self._new_key: bytes | None = None
@@ -175,7 +175,7 @@ class Outgoing:
             self._new_key = U32.pack(len(copy.routing_key)) + copy.routing_key
 
     def entries(self, routing_key: bytes) -> bytes:
-        """Encode the inserted header entries of a message: its original address if that changes, and BCC."""
+        """Encode the inserted header entries of a message: its original address if its address changes, and BCC."""
         if self.fixed_entries is not None:
             return self.fixed_entries
         key = U32.pack(len(routing_key)) + routing_key
@@ -185,7 +185,7 @@ class Outgoing:
         return b"".join((ADDRESS_ENTRY, size, front, key, middle, new_key, self.bcc))
 
     def address_of(self, routing_key: bytes) -> OriginalAddress:
-        """Return the address of a message as written by its producer."""
+        """Return the address of a message as given by its producer."""
         return OriginalAddress(self.exchange, routing_key) if self.original is None else self.original
 
 
@@ -207,7 +207,7 @@ def outgoing(
         state: bound and missing destinations of its virtual host.
         traffic: totals of publishes.
         journal: the audit log, if there is one.
-        routing_key: the message's, for the address table.
+        routing_key: the message's routing key, for the address table.
         source: original address of the publish, if the address table has redirected it: it is not translated again.
     """
     leaves = TranslatedDestinations(decision.queues, decision.exchanges)
@@ -229,8 +229,8 @@ def outgoing(
         named, rule = (owned.name, leaves.rule) if source is None else (source.address.exchange, source.rule)
         exchanges = leaves.exchanges + tuple(publication.exchange for publication in leaves.publications)
         remotes = labels(leaves.remotes)
-        what = (named, outcome, leaves.queues, exchanges, bindings, reason, remotes, rule)
-        record = journal.template(*what)
+        parts = (named, outcome, leaves.queues, exchanges, bindings, reason, remotes, rule)
+        record = journal.template(*parts)
     exchange, original = (owned.name, None) if source is None else (source.address.exchange, source.address)
     if untouched or decision.outcome is Outcome.REJECTED:
         return Outgoing(decision, tally, (), untouched, (), record, None, exchange, original)
@@ -247,8 +247,8 @@ def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
     """Return the outgoing form of a publish that the address table redirected to an exchange evaluated here.
 
     Args:
-        out: its outgoing form by that exchange's decision.
-        address: that exchange, and the key of the publish there.
+        out: its outgoing form according to the decision of that exchange.
+        address: that exchange, and the publish's routing key for it.
     """
     if out.untouched:
         copies = [Copy(*address, (), moved=True, plain=True)]
@@ -263,12 +263,12 @@ def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
 
 
 def _unreserved(leaves: TranslatedDestinations) -> TranslatedDestinations:
-    """Fail translations that would copy a token from the producer's routing key."""
-    reserved = [one for one in leaves.publications if one.routing_key.startswith(RESERVED_PREFIXES)]
+    """Turn translations that would copy a token from the producer's routing key into failed ones."""
+    reserved = [address for address in leaves.publications if address.routing_key.startswith(RESERVED_PREFIXES)]
     if not reserved:
         return leaves
-    failed = FailedTranslation(leaves.rule or 0, "a routing key under the reserved prefix")
-    publications = tuple(one for one in leaves.publications if one not in reserved)
+    failed = FailedTranslation(leaves.rule or 0, "a routing key with a reserved prefix")
+    publications = tuple(address for address in leaves.publications if address not in reserved)
     return leaves._replace(publications=publications, failed=(*leaves.failed, failed))
 
 
@@ -283,23 +283,23 @@ def _carrier_copies(
     wanted = [("queue", name) for name in leaves.queues]
     wanted += [("exchange", name) for name in leaves.exchanges]
     if not owned.takes_exchanges and any(("exchange", name) not in state.missing for name in leaves.exchanges):
-        # The tokens have to change first. After an unsuccessful wait the publish leaves without the exchanges.
-        queues = [one for one in wanted if one[0] == "queue" and one in owned.bound]
-        tokens = tuple(key for one in queues for key in state.tokens_of(owned).of(*one))
+        # The tokens have to change first. After an unsuccessful wait the publish is sent without the exchanges.
+        queues = [name for name in wanted if name[0] == "queue" and name in owned.bound]
+        tokens = tuple(key for name in queues for key in state.tokens_of(owned).of(*name))
         count = state.tokens_of(owned).count
         moved = owned.carrier != owned.name
         return (Copy(owned.carrier, None, tokens, moved=moved, keys_per_destination=count),), tuple(wanted)
-    reachable = [one for one in wanted if one in owned.bound]
-    unbound = tuple(one for one in wanted if one not in owned.bound and one not in state.missing)
+    reachable = [name for name in wanted if name in owned.bound]
+    unbound = tuple(name for name in wanted if name not in owned.bound and name not in state.missing)
     if not reachable and owned.alternate is not None and not decision.alternate:
-        # Chosen names that do not exist must not trigger the alternate exchange (open exchange, 1.6).
+        # Chosen destinations that do not exist must not trigger the alternate exchange (open exchange, 1.6).
         return (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), unbound
-    # Exchange tokens first: the broker removes duplicates within one publish only, so they must not be spread.
-    reachable.sort(key=lambda one: one[0] != "exchange")
+    # Exchange tokens first, so that a split keeps them together: the broker removes duplicates within one publish only.
+    reachable.sort(key=lambda name: name[0] != "exchange")
     names = state.tokens_of(owned)
-    tokens = tuple(key for one in reachable for key in names.of(*one))
+    tokens = tuple(key for name in reachable for key in names.of(*name))
     if owned.leftover:
-        tokens += tuple(key for one in reachable if one in owned.leftover for key in names.former(*one))
+        tokens += tuple(key for name in reachable if name in owned.leftover for key in names.former(*name))
     moved = owned.carrier != owned.name
     return (Copy(owned.carrier, None, tokens, moved=moved, keys_per_destination=names.count),), unbound
 
@@ -317,11 +317,11 @@ def _queue_copies(
     if not copies and not exchanges and decision.alternate and owned.alternate is not None:
         exchanges.append(owned.alternate)
     exchanges = [name for name in exchanges if _is_text(name) and ("exchange", name) not in state.missing]
-    # A publish to a missing exchange would close the producer's channel: exchanges that no file names are checked
-    # first.
-    there = {name for name in exchanges if ("exchange", name) in owned.bound or _by_file(owned, state, name)}
-    copies += [Copy(name, None, (), moved=True) for name in exchanges if name in there]
-    unbound = tuple(("exchange", name) for name in exchanges if name not in there)
+    # A publish to a missing exchange would close the producer's channel: exchanges that no rules file names are
+    # checked first.
+    existing = {name for name in exchanges if ("exchange", name) in owned.bound or _by_file(owned, state, name)}
+    copies += [Copy(name, None, (), moved=True) for name in exchanges if name in existing]
+    unbound = tuple(("exchange", name) for name in exchanges if name not in existing)
     return tuple(copies) or (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), unbound
 
 
@@ -357,7 +357,7 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
         original: the producer's address.
 
     Returns:
-        The producer's entries without BCC and without headers reserved for us, then ours.
+        The producer's entries without BCC and without headers reserved for us, followed by our entries.
     """
     if copy.plain:
         kept = without(entries, 0, len(entries), OURS) if b"x-original-" in entries else entries
@@ -367,14 +367,14 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
     cut = _CUT
     if copy.hide_cc and b"CC" in entries:
         raws = [raw for _, raw in pick(entries, 0, len(entries), _CC)]
-        if raws and raws[0][:1] == b"A":  # the broker answers another type with its own 406
+        if raws and raws[0][:1] == b"A":  # the broker answers any other type with its own 406
             cut = _CUT_CC
             aside = b"".join(shortstr(CC_ASIDE) + raw for raw in raws)
     kept = (
         without(entries, 0, len(entries), cut) if b"BCC" in entries or b"x-original-" in entries or aside else entries
     )
     if b"BCC" in entries and _first_bcc_is_no_array(entries):
-        return entries  # forwarded unchanged: the broker's own 406 is the right answer
+        return entries  # forwarded unchanged, so that the broker answers with its own 406
     if not copy.moved:
         return kept + bcc_entry(copy.bcc)
     key = original.routing_key if copy.routing_key is None else copy.routing_key
@@ -382,17 +382,17 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
 
 
 def _first_bcc_is_no_array(entries: bytes) -> bool:
-    found = pick(entries, 0, len(entries), _BCC)
-    return bool(found) and found[0][1][:1] != b"A"
+    picked = pick(entries, 0, len(entries), _BCC)
+    return bool(picked) and picked[0][1][:1] != b"A"
 
 
 def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] = _CC) -> None:
-    """Refuse a producer's routing key or CC entry under a reserved prefix.
+    """Refuse a producer's routing key, or key in CC, with a reserved prefix.
 
     Args:
-        routing_key: of a publish.
-        entries: of its header table.
-        names: headers with further keys; including BCC if it is not replaced by ours.
+        routing_key: routing key of a publish.
+        entries: entries of its header table.
+        names: headers with further keys; with BCC if it is not replaced by ours.
 
     Raises:
         ProtocolError: 403 on the channel.

@@ -2,7 +2,7 @@
 
 A `Plan` serves the publishes to one exchange that is evaluated here, or to one address that the address table
 translates. It lists the facts that its rules test, so that the pass collects nothing else, and maps these facts to the
-outgoing form of the message. That map is the only cache on the publish path. It is bounded in entries and bytes for
+outgoing form of the message. This map is the only cache on the publish path. It is bounded in entries and bytes for
 each plan, and in bytes for the process (`DecisionCaches`).
 
 `Plans` holds the plans of one virtual host. When the state of the virtual host changes (`VhostState.changed`), all of
@@ -45,24 +45,24 @@ from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import FILTERED, ROUTED, Decision, Facts, Interest, Outcome
 from proxy.values import RESERVED_PREFIXES
 
-#: Limits of cached decisions for one exchange, and of their approximate bytes.
+#: Limits of the number and of the approximate total size of cached decisions for one exchange.
 EXCHANGE_ENTRIES, EXCHANGE_BYTES = 8192, 8 << 20
-#: The same for one translated address, of which there may be `ADDRESSES` in a virtual host.
+#: The same limits for one translated address; a virtual host may have plans for `ADDRESSES` of them.
 ADDRESS_ENTRIES, ADDRESS_BYTES = 64, 16384
 ADDRESSES = 1024
-#: Limit of the decisions' bytes of all virtual hosts of the process.
+#: Size limit of the cached decisions of all virtual hosts of the process.
 PROCESS_BYTES = 64 << 20
 #: Decisions for larger facts are not cached.
 FACTS_BYTES = 2048
-#: When a cache is full and has fewer hits than its decisions times `_USEFUL`, the facts of that traffic do not repeat:
-#: `_UNKEPT` times as many decisions are not cached, before a sample is cached again.
+#: A full cache with fewer hits than `_USEFUL` times its decisions shows that the facts of the traffic do not repeat:
+#: then `_UNKEPT` times as many decisions are not cached before caching starts again.
 _USEFUL, _UNKEPT = 4, 16
 #: bytes of a cached decision besides its facts, and of a destination or binding in it: names are shared
 _ENTRY_BYTES, _REFERENCE_BYTES = 200, 24
 #: offset of the property flags in a content header frame: head 7, class 2, weight 2, body size 8
 _FLAGS_AT = 19
 
-#: a header that rules test; in the same sum as CUT_BCC, CUT_CC and CUT_OURS
+#: meaning of a header that rules test; added to CUT_BCC, CUT_CC and CUT_OURS
 FACT: Final = 8
 #: entries that the pass must detect regardless of the rules
 _ALWAYS = {b"BCC": CUT_BCC, b"CC": CUT_CC, ADDRESS_HEADER: CUT_OURS, CC_ASIDE: CUT_OURS}
@@ -70,12 +70,12 @@ _NO_INTEREST = Interest()
 
 
 class Sources(NamedTuple):
-    """Inputs other than the message, from the driver, which has a clock and random numbers.
+    """Clocks and random numbers, provided by the driver.
 
     Args:
-        wall: returns seconds since 1970, for exchanges with datetime rules only.
+        wall: returns seconds since 1970.
         timer: returns monotonic seconds, to time the engine.
-        draw: returns a random index below n, for random picks only.
+        draw: returns a random index below n, for random picks.
     """
 
     wall: Callable[[], float]
@@ -87,11 +87,11 @@ class ClientRules(NamedTuple):
     """Settings for exchanges and bindings that clients declare.
 
     Args:
-        delivery: of exchanges declared without ``x-delivery``.
+        delivery: delivery of exchanges declared without ``x-delivery``.
         strict_unbind: whether an unbind that matches no binding is an error.
         own_routes: whether routes reach only queues that the client could have bound itself.
         local_time: time zone of `dtl` operators.
-        secrets: sign what is stored on the broker.
+        secrets: used to sign what is stored on the broker.
         regexes: limit of regular expressions in the bindings of one user in one virtual host.
         regex_budget: cost limit of the regular expressions of rules files, and of each user, in one decision.
     """
@@ -106,7 +106,7 @@ class ClientRules(NamedTuple):
 
 
 class DecisionCaches:
-    """Limits the bytes of the cached decisions of all virtual hosts; the largest cache is dropped at the limit.
+    """Limits the total size of the cached decisions of all virtual hosts; at the limit the largest cache is cleared.
 
     Args:
         limit_bytes: total limit.
@@ -120,19 +120,19 @@ class DecisionCaches:
         self._used: dict[Plan, int] = {}
 
     def add(self, plan: Plan, size: int) -> None:
-        """Count the bytes of a newly cached decision."""
+        """Add the size of a newly cached decision."""
         self._used[plan] = self._used.get(plan, 0) + size
         self.used_bytes += size
         if self.used_bytes > self._limit_bytes:
             max(self._used, key=self._used.__getitem__).forget()
 
     def remove(self, plan: Plan) -> None:
-        """Subtract a plan whose decisions were dropped."""
+        """Subtract the size of a plan's decisions, which were dropped."""
         self.used_bytes -= self._used.pop(plan, 0)
 
 
 class Plans:
-    """The plans of one virtual host, created on demand, and again when its state has changed.
+    """The plans of one virtual host, created on demand, and recreated when its state has changed.
 
     Args:
         state: the virtual host.
@@ -183,7 +183,7 @@ class Plans:
         self.caches = caches or DecisionCaches()
         self.epoch = state.epoch
         self._by_exchange: dict[bytes, Plan] = {}
-        #: plans of publishes to other exchanges, by the address table or the tap; None: they pass
+        #: plans of publishes to other exchanges, which the address table or the tap needs; None: they pass
         self._by_address: dict[tuple[bytes, bytes], Plan | None] = {}
         #: constant parts of the audit lines of publishes that pass, by exchange
         self._passed_records: dict[bytes, LineTemplate] = {}
@@ -201,7 +201,7 @@ class Plans:
         address: tuple[bytes, bytes] | None = None,
         header: bytes = b"",
     ) -> None:
-        """Record a failed publish, see `FailedPublish`; for rare events, never for a publish that reaches a queue."""
+        """Record a failed publish, see `FailedPublish`; never called for a publish that reaches a queue."""
         if self.failures is not None:
             exchange, routing_key = (None, None) if address is None else address
             at, vhost = self.sources.wall(), self.state.name
@@ -233,11 +233,11 @@ class Plans:
         return self.state.addresses is None and self.tap is None
 
     def find(self, exchange: bytes, routing_key: bytes) -> Plan | None:
-        """Return the plan of a publish: of its exchange, else by the address table; None: it passes.
+        """Return the plan of a publish: that of its exchange or, if there is none, of its address; None: it passes.
 
         Args:
-            exchange: of the publish.
-            routing_key: of the publish.
+            exchange: the publish's exchange.
+            routing_key: the publish's routing key.
         """
         plans = self.current()
         plan = plans.get(exchange)
@@ -249,33 +249,33 @@ class Plans:
             return plan
         if self.passes_unknown:
             return None
-        kept = self._by_address
+        plans_by_address = self._by_address
         address = (exchange, routing_key)
-        if address not in kept:
-            if len(kept) >= ADDRESSES:
-                for plan in kept.values():
+        if address not in plans_by_address:
+            if len(plans_by_address) >= ADDRESSES:
+                for plan in plans_by_address.values():
                     if plan is not None:
                         plan.forget()
-                kept.clear()
-            kept[address] = self._translate(Publication(exchange, routing_key))
-        return kept[address]
+                plans_by_address.clear()
+            plans_by_address[address] = self._translate(Publication(exchange, routing_key))
+        return plans_by_address[address]
 
     def passed_record(self, exchange: bytes) -> LineTemplate:
         """Return the constant part of the audit lines of publishes to an exchange that is not evaluated here."""
-        found = self._passed_records.get(exchange)
-        if found is None:
-            assert self.journal is not None  # noqa: S101 -- asked by connections that write to it
+        record = self._passed_records.get(exchange)
+        if record is None:
+            assert self.journal is not None  # noqa: S101 -- only called for connections that write to it
             if len(self._passed_records) >= ADDRESSES:
                 self._passed_records.clear()
-            found = self._passed_records[exchange] = self.journal.template(exchange, "passed", (), (), (), None)
-        return found
+            record = self._passed_records[exchange] = self.journal.template(exchange, "passed", (), (), (), None)
+        return record
 
     def watching(self, exchange: bytes) -> Tap | None:
         """Return the tap if it observes publishes to an exchange."""
         return self.tap if self.tap is not None and self.tap.wants(self.state.name, exchange) else None
 
     def _translate(self, publication: Publication) -> Plan | None:
-        """Look up a publish to an exchange that is not evaluated here in the address table."""
+        """Return the plan, by the address table, of a publish to an exchange that is not evaluated here."""
         state = self.state
         target = None if state.addresses is None else state.addresses.look_up(*publication)
         if target is None:
@@ -290,9 +290,9 @@ class Plans:
                 target = FailedTranslation(target.rule, "a carrier, not the exchange that it represents")
             elif target.publication == publication:
                 return self._passing(publication)
-        there = target.publication if isinstance(target, Target) else Publication(b"", b"")
+        new = target.publication if isinstance(target, Target) else Publication(b"", b"")
         owned = OwnedExchange(publication.exchange, "direct", Delivery.QUEUE, b"")
-        reserved = there.routing_key.startswith(RESERVED_PREFIXES)
+        reserved = new.routing_key.startswith(RESERVED_PREFIXES)
         return Plan(
             self, owned, _NO_INTEREST, source=source, fixed=_translated(self, source, target), reserved=reserved
         )
@@ -315,13 +315,13 @@ class Plan:
     """The plan for the publishes to one address.
 
     Args:
-        plans: those of the virtual host.
+        plans: the plans of the virtual host.
         owned: the exchange that is evaluated.
         interest: facts that its rules test.
-        source: the producer's address, if the address table has redirected the publish here.
-        routing_key: the key for the rules in that case.
+        source: the producer's address, if the address table has redirected the publish to this exchange.
+        routing_key: the routing key that rules test in that case.
         fixed: the outgoing form if nothing is evaluated.
-        reserved: whether the address table turns it into a reserved routing key.
+        reserved: whether the address table translates it to a reserved routing key.
     """
 
     __slots__ = (
@@ -353,7 +353,7 @@ class Plan:
         self.reserved: Final = reserved
         #: the observer of its publishes, if any
         self.tap: Final = plans.watching(owned.name if source is None else source.address.exchange)
-        #: The broker's own exchange gets the publish: BCC routes there, and nothing of the producer's is cut out.
+        #: Whether the broker's own exchange gets the publish: it routes by BCC, and no entries are cut out.
         self.bcc_stays: Final = fixed is not None
         #: Whether the whole header table is a fact.
         self.whole_table: Final = interest.headers is None
@@ -365,11 +365,11 @@ class Plan:
         self.mentioned: Final = {shortstr(name): cut for name, cut in _ALWAYS.items()}
         for name in interest.headers or ():
             self.mentioned[shortstr(name)] = self.mentioned.get(shortstr(name), 0) | FACT
-        #: for each possible size of a name whether one of that size is mentioned: rules out most names
+        #: for each possible size of a name, whether a mentioned name has that size: rules out most names
         sizes = {name[0] for name in self.mentioned}
         self.name_sizes: Final = bytes(size in sizes for size in range(256))
         self.decisions: Final[dict[object, Outgoing]] = {}
-        #: the forms in `decisions`, by decision: thousands of facts have few of them
+        #: the outgoing forms in `decisions`, by decision: thousands of facts share a few forms
         self._forms: Final[dict[object, Outgoing]] = {}
         self._bytes = 0
         #: publishes with a cached decision since the cache was empty
@@ -380,12 +380,12 @@ class Plan:
         self._limit_bytes: Final = EXCHANGE_BYTES if source is None else ADDRESS_BYTES
 
     def other_facts(self, data: bytes, start: int, stop: int) -> object:
-        """Return the facts besides headers and routing key, as a part of the facts of a message.
+        """Return the facts of a message other than headers and routing key.
 
         Args:
             data: bytes that contain the content header frame.
-            start: its offset.
-            stop: offset after it.
+            start: offset of that frame.
+            stop: offset after that frame.
 
         Raises:
             ProtocolError: 502, malformed properties.
@@ -393,8 +393,8 @@ class Plan:
         parts: list[object] = []
         if self._properties:
             flags: int = U16.unpack_from(data, start + _FLAGS_AT)[0]
-            found = decode_properties(data, start + _FLAGS_AT + 2, stop - 1, flags, self._properties)
-            parts += sorted(found.items())
+            properties = decode_properties(data, start + _FLAGS_AT + 2, stop - 1, flags, self._properties)
+            parts += sorted(properties.items())
         if self._sizes:
             parts.append(bisect_right(self._sizes, U64.unpack_from(data, start + 11)[0]))
         plans = self._plans
@@ -409,7 +409,7 @@ class Plan:
 
         Args:
             facts: key of the cache.
-            routing_key: for the rules.
+            routing_key: the message's routing key.
             entries: the header entries that rules test.
             header: the content header frame.
 
@@ -458,7 +458,7 @@ class Plan:
         """Return the outgoing form: one object for all equivalent decisions."""
         plans = self._plans
         state = plans.state
-        # The address table depends on the routing key, too; a waiting or refused form is for one message.
+        # The address table depends on the routing key, too; the form of a waiting or refused message is not shared.
         alone = not decision.keep or decision.error or decision.unchecked or decision.spent_budgets
         if alone or (self._source is None and state.addresses is not None):
             return self._new_outgoing(decision, routing_key)
@@ -494,7 +494,7 @@ class Plan:
         if self._source is not None:
             out = readdressed(out, OriginalAddress(self.owned.name, routing_key))
         if nowhere:
-            out.leaves_at_once = False  # the exit records it; publishes that reach a queue pay nothing
+            out.leaves_at_once = False  # the slow path records it, at no cost for publishes that reach a queue
         return out
 
     def _keep(self, facts: object, out: Outgoing, size: int) -> None:
@@ -516,7 +516,7 @@ class Plan:
         self._plans.caches.remove(self)
 
     def unroutable(self, out: Outgoing) -> str:
-        """Return why a publish reaches no queue, as far as it is known here; empty if it may reach some."""
+        """Return why a publish reaches no queue, as far as is known here; empty if it may reach one."""
         decision, remote_targets = out.decision, out.remote_targets
         if remote_targets is not None:
             failed = bool(remote_targets.failed) and not (remote_targets.targets or out.copies)

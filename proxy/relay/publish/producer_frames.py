@@ -3,8 +3,8 @@
 Methods, channels that are closing or waiting, the end of the connection; frames of publishes are passed to
 `PublishFrames`. Errors are `ProtocolError`.
 
-Source: AMQP 0-9-1 spec, 1.4, 1.5, 4.2.3 and 4.2.6; reply codes as RabbitMQ's, 540 and 503 where it drops the connection
-or waits without a reply.
+Source: AMQP 0-9-1 spec, 1.4, 1.5, 4.2.3 and 4.2.6; reply codes of RabbitMQ, and 540 or 503 where it drops the
+connection or waits without a reply.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ProducerFrames:
     def __init__(self, connection: ConnectionState, publishes: PublishFrames) -> None:
         self._connection = connection
         self._publishes = publishes
-        #: whether the current frames are held ones, not new ones
+        #: whether the current frames were held, and are not new
         self.resuming = False
         exchanges, queues = ClientExchanges(connection), ClientQueues(connection)
         self._bindings = ClientBindings(connection)
@@ -137,12 +137,12 @@ class ProducerFrames:
 
     def _channel_frame(self, channel: Channel, kind: int, frame: bytes) -> bool:
         if channel.content is not None:
-            # Also on a channel that the broker has closed: it expects the rest of a content that has begun, or closes
-            # the connection with 505.
+            # Also on a channel that the broker has closed: without the rest of a content that has begun, it closes the
+            # connection with 505.
             return self._publishes.content(channel, channel.content, kind, frame)
         if kind != METHOD:
             self._connection.change(channel, ChannelEvent.PRODUCER_CONTENT)
-            return False  # of a discarded publish, on a channel that is being closed
+            return False  # part of a discarded publish, on a channel that is being closed
         if channel.state is OPEN or channel.state is OPENING:
             return self._method(channel, frame)
         index = U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0
@@ -159,9 +159,9 @@ class ProducerFrames:
         before, event = channel.state, _EVENTS[index]
         connection.change(channel, event, index)
         if event is ChannelEvent.PRODUCER_CLOSE and channel.state is before:
-            # It crosses another close, or follows one: each is answered (spec, 1.5.2.5 and 1.5.2.6).
+            # It crosses or follows another close: each close is answered (spec, 1.5.2.5 and 1.5.2.6).
             if channel.state is CLOSING_BY_PRODUCER:
-                channel.output.close_oks += 1  # confirms may arrive before the broker's
+                channel.output.close_oks += 1  # sent after the broker's: confirms may arrive before it
             else:
                 connection.send_to_producer(channel, channel_close_ok(channel.number))
             return False
@@ -186,7 +186,7 @@ class ProducerFrames:
     def _ending(self, number: int, kind: int, frame: bytes) -> bool:
         connection = self._connection
         index = U32.unpack_from(frame, 7)[0] if kind == METHOD and number == 0 and len(frame) >= _LEAST_METHOD else 0
-        if index == methods.CONNECTION_CLOSE:  # RabbitMQ answers each; clients with several threads send several
+        if index == methods.CONNECTION_CLOSE:  # RabbitMQ answers each close; clients with several threads send several
             if connection.lifecycle.phase in (Phase.CLOSING, Phase.CLOSED):
                 connection.to_producer.append(connection_close_ok())
             else:
@@ -213,7 +213,7 @@ class ProducerFrames:
         _check(index, frame[7:-1])
         if index != methods.CONNECTION_CLOSE:
             connection.upstream.may_be_kept = (
-                False  # it logs in again (Connection.UpdateSecret), or uses a method unknown to us
+                False  # the producer logs in again (Connection.UpdateSecret), or uses a method unknown to us
             )
             return True
         if connection.holds:

@@ -1,8 +1,8 @@
-"""Publishes frame by frame, and the exits of the publish pass.
+"""Publishes frame by frame, and the slow path of the publish pass.
 
 Handles the method frame of a publish that is not followed by its header frame, the body frames of a split publish, and
-misplaced frames. The exits (`PublishFrames.leave`) are for a publish whose decision is made and which does not leave at
-once as one publish: it waits until its destinations are bound, is sent to other brokers, is split, or is refused.
+misplaced frames. A publish takes the slow path (`PublishFrames.leave`) if it can't be sent at once as one
+publish: it waits until its destinations are bound, is sent to other brokers, is split, or is refused.
 
 Source: AMQP 0-9-1 spec, 4.2.6; reply codes as RabbitMQ's.
 """
@@ -27,7 +27,7 @@ _LEAST_HEADER = 22
 
 
 class PublishFrames:
-    """Handles publishes of one connection outside of the pass.
+    """Handles publishes of one connection outside the publish pass.
 
     Args:
         connection: state shared by both directions.
@@ -39,7 +39,7 @@ class PublishFrames:
         self._connection = connection
 
     def method(self, channel: Channel, frame: bytes) -> bool:
-        """Hold a Basic.Publish until its header frame arrives, with which it is sent upstream, or refused.
+        """Hold a Basic.Publish until its header frame arrives; then both are sent upstream, or refused.
 
         Raises:
             ProtocolError: 502 on the connection, 403 on the channel.
@@ -50,10 +50,10 @@ class PublishFrames:
         return False
 
     def content(self, channel: Channel, content: ContentUnderWay, kind: int, frame: bytes) -> bool:
-        """Handle a content frame outside of the publish pass; return whether it is sent upstream.
+        """Handle a content frame outside the publish pass; return whether it is sent upstream.
 
         Raises:
-            ProtocolError: 505 and 501 on the connection, it is misplaced.
+            ProtocolError: on the connection: 505 misplaced; 501 too short, or longer than announced.
         """
         if kind == HEADER and content.remaining == HEADER_TO_COME:
             if len(frame) < _LEAST_HEADER:
@@ -97,19 +97,19 @@ class PublishFrames:
     def leave(
         self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, took_us: float, *, waited: bool
     ) -> None:
-        """Process a publish that does not leave at once as one publish.
+        """Process a publish on the slow path: its decision is made, but it can't be sent at once as one publish.
 
         Args:
-            publish: its method.
+            publish: the publish's method.
             header: its content header frame.
             plan: its plan.
             out: its outgoing form.
             took_us: duration of the decision in microseconds, negative if it was cached.
-            waited: whether it has waited for its destinations: unbound ones count as missing now.
+            waited: whether it has already waited for its destinations: unbound ones now count as missing.
 
         Raises:
-            ProtocolError: on the channel: 406 rejected by a filter, or to another broker in a transaction; 311 too
-                large to be split. 502 on the connection.
+            ProtocolError: on the channel: 406 rejected by a filter, or for another broker within a transaction; 311 too
+                large to be split. On the connection: 502 malformed header.
         """
         connection = self._connection
         channel = publish.channel
@@ -146,10 +146,10 @@ class PublishFrames:
     def leave_for_remote(
         self, publish: PendingPublish, header: bytes, body: bytes, plan: Plan, out: Outgoing, took_us: float
     ) -> bool:
-        """Send a whole publish to its only target, at another broker; False if `leave` has more to do for it.
+        """Send a whole publish to its only target, at another broker; return False if `leave` has to process it.
 
         Args:
-            publish: its method.
+            publish: the publish's method.
             header: its content header frame.
             body: its body.
             plan: its plan.
@@ -166,7 +166,7 @@ class PublishFrames:
             return False
         publisher = channel.remote_publishers.get(target.remote)
         if publisher is None or (channel.mode is CONFIRM and channel.confirms.ledger is None):
-            return False  # the first one creates both
+            return False  # `leave` creates both for the first publish
         sent = header
         if target.publication != (publish.exchange, publish.routing_key):
             copy = Copy(*target.publication, (), moved=True, plain=True)
@@ -202,7 +202,7 @@ class PublishFrames:
             plan.observe(plan.tap, publish.exchange, publish.routing_key, header, out)
 
     def _wait(self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing) -> bool:
-        """Hold a publish until its destinations are bound; False if there is nothing to wait for."""
+        """Hold a publish until its destinations are bound; return False if there is nothing to wait for."""
         connection = self._connection
         asked = connection.permission_checks(out.decision.unchecked)
         if not out.unbound and not asked:

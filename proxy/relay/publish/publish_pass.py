@@ -15,22 +15,22 @@ Input
 
 Processing
     A frame that stays unchanged extends the run `start:at`, which is copied as one slice. The header table of a publish
-    to an evaluated exchange is walked once. The walk collects the entries that the rules of the exchange mention, and
-    notes those that a producer may not leave in (BCC and our own headers). Routing key and collected entries, as raw
-    bytes, are the facts of the message; `Plan.decisions` maps them to the outgoing form, and `Plan.decide` makes
-    missing ones. The publish leaves as slices of the buffer around the inserted parts.
+    to an evaluated exchange is scanned once. The scan collects the entries that the rules of the exchange mention, and
+    detects those that may have to be removed (CC, BCC and our own headers). Routing key and collected entries, as raw
+    bytes, are the facts of the message; `Plan.decisions` maps them to the outgoing form, which `Plan.decide` computes
+    if it is missing. The publish is sent as slices of the buffer around the inserted parts.
 
 End of the pass for a publish
     1. It is refused: `ProtocolError` on the channel or the connection.
-    2. It leaves by an exit (`_leave`, `PublishFrames`): it waits for a destination, is split, or is sent to
-       another broker.
+    2. It takes the slow path (`_leave`, `PublishFrames`): it waits for a destination, is split, or is sent to another
+       broker.
     3. It has spent a regex budget: the frames after it wait for the next `read_producer`, so that other producers are
        served in between.
 
 Assumptions
     A channel accepts a publish here if it is open, expects a method and holds nothing; everything else is handled frame
-    by frame in `ProducerFrames`, which may change any channel and the rules. A method frame that is not
-    followed by its header frame is held in the channel; with the header frame it is processed by `_take_joined`, as are
+    by frame in `ProducerFrames`, which may change any channel and the rules. A method frame that is not followed by its
+    header frame is held in the channel; when the header frame arrives, `_take_joined` processes both, as it does
     publishes that have waited.
 
 No object is created per frame, and nothing is cached per connection. The module is compiled with mypyc if there is a
@@ -81,18 +81,18 @@ from proxy.relay.publish.producer_frames import ProducerFrames
 from proxy.relay.publish.publish_frames import PublishFrames
 from proxy.values import RESERVED_PREFIX
 
-#: methods of class basic that consumers send, and the payload of each
+#: methods of class basic that consumers send, and the size of their payload in bytes
 _ACK: Final = 80
 _REJECT: Final = 90
 _NACK: Final = 120
 _ACK_BYTES: Final = 13
 #: type, channel, size
 _FRAME_HEAD_BYTES: Final = 7
-#: payload of a content header without any property
+#: payload bytes of a content header without properties
 _LEAST_HEADER: Final = 14
-#: payload of a publish with empty exchange and routing key
+#: payload bytes of a publish with empty exchange and routing key
 _LEAST_METHOD: Final = 9
-#: Number of held frames processed at once; whether one has to wait is only known after them.
+#: Number of held frames processed at once; only afterwards is it known whether one of them has to wait.
 _HELD_AT_ONCE: Final = 64
 #: suffix of the names of the headers CC and BCC, which contain further routing keys
 _CC_NAME: Final = b"CC"
@@ -100,11 +100,11 @@ _CC_NAME: Final = b"CC"
 _RESERVED_FIRST: Final = 0x78
 #: the bit of the header table in the first octet of the property flags
 _HEADERS_BIT: Final = HEADERS >> 8
-#: duration of a cached decision
+#: value of `took_us` for a cached decision
 _KNOWN: Final = -1.0
 #: marks a non-existent letter in `_WIDTHS`
 _UNKNOWN: Final = 255
-#: encoded numbers of four octets: nearly all that the pass writes are small
+#: encoded numbers of four octets: nearly all numbers that the pass writes are small
 _FOUR_OCTETS: Final = [number.to_bytes(4, "big") for number in range(1024)]
 #: octet of a field's letter -> bytes of letter and value; 0: a length of four bytes follows the letter
 _WIDTHS: Final = bytes([VALUE_SIZES.get(letter, _UNKNOWN) for letter in range(256)])
@@ -115,7 +115,7 @@ def _four_octets(number: int) -> bytes:
 
 
 class PublishPass:
-    """The producer's side of one connection.
+    """Processes the bytes of the producer of one connection.
 
     Args:
         connection: state shared by both directions.
@@ -143,7 +143,7 @@ class PublishPass:
         self._after_fault = 0
         #: whether a publish has spent a regex budget, so that the frames after it wait for the next `read_producer`
         self.interrupted = False
-        # Constant during one read, see `_begin` and `_look`.
+        # Set by `_begin` and `_look`; constant during one read.
         self._start = 0
         self._spent = False
         self._hits = 0
@@ -185,7 +185,7 @@ class PublishPass:
         self.interrupted = counters.regex_budgets_spent != spent
 
     def resume(self, channel: Channel) -> None:
-        """Resume with the frames that a channel held, before all new ones."""
+        """Process the frames that a channel held, before any new frames."""
         connection = self._connection
         number = channel.number
         waits = channel.state is WAITING
@@ -202,7 +202,7 @@ class PublishPass:
         for first in range(0, len(held), _HELD_AT_ONCE):
             current = connection.channels.get(number)
             if current is not None and current.held:
-                # One of them has to wait: those after it are not processed.
+                # One of these frames has to wait, and so do all frames after it.
                 current.held.keep(held[first:])
                 break
             self.read_producer(b"".join(held[first : first + _HELD_AT_ONCE]))
@@ -221,7 +221,7 @@ class PublishPass:
         self._look()
 
     def _look(self) -> None:
-        """Update the values that a frame outside of the pass may have changed."""
+        """Update the values that a frame handled outside the pass may have changed."""
         connection = self._connection
         self._known = self._plans.current()
         self._passes_unknown = self._plans.passes_unknown
@@ -255,7 +255,7 @@ class PublishPass:
 
             if kind == BODY and channel is not None:
                 # A content that has begun must be completed, even on a channel that is being closed: RabbitMQ answers a
-                # method within one with 505.
+                # method within a content with 505.
                 content = channel.content
                 if content is not None and content.collected is None and 0 < size <= content.remaining:
                     content.remaining -= size
@@ -287,7 +287,7 @@ class PublishPass:
                         at = self._publish(data, at, key_at, flags_at, body_at, channel, False)
                         continue
 
-            # Consumers send these for each message, and they pass: Basic.Ack, Reject and Nack have a fixed length.
+            # Basic.Ack, Reject and Nack, which consumers send for each message, have a fixed length and pass.
             if (
                 kind == METHOD
                 and size == _ACK_BYTES
@@ -303,8 +303,7 @@ class PublishPass:
                 at = stop
                 continue
 
-            # All other frames are handled one by one: each may change any channel, the rules, and what is relayed at
-            # all.
+            # All other frames are handled one by one: each may change any channel and the rules, or end relaying.
             if self._start < at:
                 self._upstream.append(data[self._start : at])
             self._start = self._after_fault = stop
@@ -334,14 +333,14 @@ class PublishPass:
             raise ProtocolError(501, f"frame on channel {number} does not end with octet 206")
 
     def _take(self, kind: int, number: int, channel: Channel | None, frame: bytes) -> bool:
-        """Handle one frame outside of the pass; return whether it is forwarded unchanged."""
+        """Handle one frame outside the pass; return whether it is forwarded unchanged."""
         if kind == HEADER and channel is not None and (channel.state is OPEN or channel.state is OPENING):
             content = channel.content
             if content is not None and content.publish is not None and content.remaining == HEADER_TO_COME:
                 method = content.publish.frame
                 joined = method + frame
                 if self._relaying and self._header_end(joined, 0, len(method)) == len(joined):
-                    # Frames of other channels were between the two: from now on they are adjacent.
+                    # Frames of other channels came between these two frames, which are now adjacent.
                     channel.content = None
                     self._take_joined(method, frame, channel, waited=False)
                     return False
@@ -370,11 +369,11 @@ class PublishPass:
             header_at: offset after it.
 
         Returns:
-            The offset after it, beyond the buffer if the rest is still to come; 0 if something else follows.
+            The offset after it, beyond the buffer if it is incomplete; 0 if another frame follows.
         """
         end = len(data)
-        there = end - header_at
-        if there >= _FRAME_HEAD_BYTES:
+        remaining = end - header_at
+        if remaining >= _FRAME_HEAD_BYTES:
             if data[header_at] != HEADER or data[header_at + 2] != data[at + 2] or data[header_at + 1] != data[at + 1]:
                 return 0
             size: int = (
@@ -391,7 +390,7 @@ class PublishPass:
             if data[body_at - 1] != FRAME_END or data[header_at + 8] != BASIC or data[header_at + 7]:
                 return 0
             return body_at
-        # The few remaining bytes may be its beginning.
+        # The few remaining bytes may be the beginning of the header frame.
         head = b"\x02" + data[at + 1 : at + 3]
         return end + 1 if head.startswith(data[header_at : header_at + 3]) else 0
 
@@ -407,7 +406,7 @@ class PublishPass:
             flags_at: offset in it of its flags, the last byte of its payload.
             body_at: offset after the header frame.
             channel: the open channel.
-            waited: whether the publish has waited for its destinations already.
+            waited: whether the publish has already waited for its destinations.
 
         Raises:
             ProtocolError: an error that ends the connection.
@@ -439,8 +438,8 @@ class PublishPass:
             if plan is None:
                 return self._pass(data, at, flags_at, body_at, exchange, routing_key, body_size, channel)
 
-            # The header table follows content type and content encoding. At `last` is the octet that ends the frame:
-            # read as a length it leads beyond the frame, too.
+            # The header table follows content type and content encoding. `last` is the offset of the frame-end octet:
+            # read as a length, it leads beyond the frame, too.
             last = body_at - 1
             flags = (data[header_at + 19] << 8) | data[header_at + 20]
             table_at = header_at + 21
@@ -461,8 +460,8 @@ class PublishPass:
             if entries_at > last or table_end > last:
                 raise ProtocolError(502, "the header table ends after its frame", Scope.CONNECTION, *PUBLISH)
 
-            # The walk. An entry is the length of its name, the name, a letter, and a value of that letter's width or of
-            # the length after the letter. Most names are ruled out by their length alone.
+            # The scan. An entry is the length of its name, the name, a letter, and a value: its size depends on the
+            # letter, or follows the letter. Most names are ruled out by their length alone.
             collected = b""
             meanings = 0
             mentioned = plan.mentioned
@@ -505,8 +504,8 @@ class PublishPass:
                 refuse_reserved(routing_key, data[entries_at:table_end], CC_BCC if plan.bcc_stays else CC_ONLY)
             out = plan.fixed
             if out is None:
-                # The facts: the key preceded by its length, then whole entries, so that two messages with the same
-                # bytes have the same facts.
+                # The facts: the key preceded by its length, then whole entries. Only messages with the same key and
+                # entries have the same bytes.
                 facts: object = collected
                 if plan.keyed and plan.routing_key is None:
                     facts = data[key_at:flags_at] + collected
@@ -578,8 +577,8 @@ class PublishPass:
                 took_us,
             )
         if rewritten:
-            # The publish leaves as slices of the input around the new parts. The last one, from the end of the table
-            # on, continues into the next publish: it starts the run.
+            # The publish is sent as slices of the input around the new parts. The last slice, from the end of the table
+            # on, starts the next run `start:at`.
             upstream = self._upstream
             if out.address:
                 address = out.address + (out.key_field or data[key_at:flags_at])
@@ -644,7 +643,7 @@ class PublishPass:
         return after
 
     def _body_end(self, data: bytes, at: int, body_at: int, body_size: int, channel: Channel) -> int:
-        """Count a publish that leaves as one publish, and find the end of its processed frames.
+        """Count a publish that is sent as one publish, and find the end of its processed frames.
 
         Returns:
             The offset after its body if that is one complete frame; after its header if the body streams.
@@ -691,13 +690,13 @@ class PublishPass:
         channel: Channel,
         waited: bool,
     ) -> int:
-        """Process a publish by an exit, since it does not leave at once as one publish to the producer's own broker.
+        """Process a publish on the slow path: it can't be sent at once as one publish to the producer's own broker.
 
         Returns:
-            The offset of the frame after the processed ones: its header, or its body.
+            The offset after the processed frames: after its header, or after its body.
 
         Raises:
-            ProtocolError: it is refused.
+            ProtocolError: the publish is refused.
         """
         if self._start < at:
             self._upstream.append(data[self._start : at])

@@ -1,8 +1,8 @@
-"""Publishes that are split, where one-in-one-out is impossible.
+"""Publishes that are split into several, since one is not enough.
 
-Too many tokens for one header frame, or, in queue delivery, destinations that are exchanges. The body is repeated, so
-it is buffered until it is complete (bounded, see `RelayLimits.replay_bytes`); the channel's ledger joins the confirms,
-its `Returns` the returns.
+There are too many tokens for one header frame or, in queue delivery, some destinations are exchanges. The body is
+repeated, so it is buffered until it is complete (bounded, see `RelayLimits.replay_bytes`); the channel's ledger joins
+the confirms, and its `Returns` the returns.
 
 Source: architecture, "One publish in, one publish out"; delivery notes, "The ledger where there are no confirms".
 """
@@ -47,7 +47,7 @@ def fitting(
     limits = connection.terms.limits
     if body_size > limits.replay_bytes or connection.backlog.collected + body_size > limits.collected_bytes:
         raise _too_large(
-            f"body of {body_size} bytes would leave in several copies; the limit is {limits.replay_bytes} bytes"
+            f"body of {body_size} bytes would be sent in several copies; the limit is {limits.replay_bytes} bytes"
         )
     limit = connection.terms.tuning.frame_max_upstream
     original = out.address_of(publish.routing_key)
@@ -55,7 +55,7 @@ def fitting(
 
 
 def send_collected(connection: ConnectionState, collected: CollectedPublish) -> None:
-    """Send every copy of a publish with a complete body; the channel has counted the publish already."""
+    """Send every copy of a publish with a complete body; its channel has already counted the publish."""
     publish = collected.publish
     channel = publish.channel
     confirms = channel.confirms
@@ -80,7 +80,7 @@ def send_collected(connection: ConnectionState, collected: CollectedPublish) -> 
 
 
 def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
-    """Return the part of a publish that is equal in its return: all but BCC, which the broker removes.
+    """Return the part of a publish that is equal in its return: everything except BCC, which the broker removes.
 
     Args:
         exchange: the outgoing exchange.
@@ -113,18 +113,19 @@ def _divided(original: OriginalAddress, header: bytes, copy: Copy, limit: int) -
         return [copy]
     bare = len(copy_frames(copy._replace(bcc=()), original, b"", header)[1])
     longest = max((_AROUND_KEY + len(key) for key in copy.bcc), default=0)
-    if copy.routing_key is not None:  # each part has its own outgoing key; the original address repeats the copy's
+    if copy.routing_key is not None:  # each part has its own outgoing key, which the address header repeats
         bare += max(map(len, copy.bcc), default=0)
-    each = (limit - bare - _AROUND_KEYS) // longest if longest else 0
-    each -= each % copy.keys_per_destination
-    if each < 1:
+    keys_each = (limit - bare - _AROUND_KEYS) // longest if longest else 0
+    keys_each -= keys_each % copy.keys_per_destination
+    if keys_each < 1:
         raise _too_large(f"headers of {len(header)} bytes leave no room for the destinations")
     if copy.routing_key is None or copy.exchange:
-        return [copy._replace(bcc=copy.bcc[at : at + each]) for at in range(0, len(copy.bcc), each)]
+        return [copy._replace(bcc=copy.bcc[at : at + keys_each]) for at in range(0, len(copy.bcc), keys_each)]
     # Queue delivery: the keys are queue names, and the broker removes duplicates within one publish only.
     keys = (copy.routing_key, *copy.bcc)
     return [
-        copy._replace(routing_key=keys[at], bcc=keys[at + 1 : at + 1 + each]) for at in range(0, len(keys), each + 1)
+        copy._replace(routing_key=keys[at], bcc=keys[at + 1 : at + 1 + keys_each])
+        for at in range(0, len(keys), keys_each + 1)
     ]
 
 

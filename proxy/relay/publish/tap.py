@@ -1,7 +1,7 @@
 """Observers of the publish path: shadow rules (`Tap`), and the list of failed publishes (`FailureSink`).
 
-While a tap is set, the plans of the publishes that it observes carry it (`Plan.tap`), and it gets each of these
-publishes with its decision, once it has been sent. The outgoing publish does not change.
+While a tap is set, the plans of the publishes that it observes refer to it (`Plan.tap`), and it receives each of these
+publishes with its decision once the publish has been sent. The outgoing publish does not change.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ObservedDecision(NamedTuple):
 
     Args:
         vhost: its virtual host.
-        exchange: as named by the producer.
-        routing_key: likewise.
+        exchange: exchange named by the producer.
+        routing_key: routing key given by the producer.
         header: its content header frame.
         decision: the decision of the rules in force; an empty one if no exchange was evaluated here.
         at: seconds since the epoch.
@@ -56,7 +56,7 @@ class ObservedDecision(NamedTuple):
         return Facts(self.routing_key, () if span is None else decode_table(header, *span), properties, size)
 
     def raw_headers(self, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-        """Return some headers as letter and value bytes.
+        """Return the headers with the given names as letter and value bytes.
 
         Raises:
             ProtocolError: 502, the header is malformed.
@@ -85,8 +85,8 @@ class FailedPublish(NamedTuple):
         channel: number of its channel.
         result: unroutable, rejected, nacked or returned.
         reason: the reason as text.
-        exchange: as named by the producer; None if unknown (a nack has a number only).
-        routing_key: likewise.
+        exchange: exchange named by the producer; None if unknown (a nack has only a number).
+        routing_key: routing key given by the producer; None if unknown.
         header: its content header frame, empty if unknown.
     """
 
@@ -117,7 +117,7 @@ class FailedPublish(NamedTuple):
         return [] if span is None else [name for name, _ in decode_table(self.header, *span)]
 
     def raw_headers(self, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-        """Return some headers as letter and value bytes.
+        """Return the headers with the given names as letter and value bytes.
 
         Raises:
             ProtocolError: 502, the header is malformed.
@@ -129,8 +129,8 @@ class FailedPublish(NamedTuple):
 class FailureSink(Protocol):
     """Records failed publishes."""
 
-    #: Whether publishes that reach no queue are recorded as well. Plans read it for their decisions: a change has to be
-    #: followed by `VhostState.changed`.
+    #: Whether publishes that reach no queue are recorded as well. Plans read it for their decisions: call
+    #: `VhostState.changed` after a change.
     watched: bool
 
     def add(self, failed: FailedPublish) -> None: ...

@@ -3,6 +3,6 @@
 | question | module |
 |---|---|
 | converting a publish to messages for other brokers, and joining their results | `forwarding` |
-| the publishes of one channel: waiting for a link, and the result of each | `lane` |
+| the publishes of one channel: waiting for a link, and their results | `lane` |
 | the connection to another broker: login, frames, channels | `link` |
 """

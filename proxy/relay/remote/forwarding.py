@@ -1,7 +1,7 @@
 """Sends a publish to other brokers and joins their results with those of the producer's own broker.
 
 Each target is one message for that broker. A failed translation counts as a copy that is refused at once. The channel's
-ledger and returns join all of them. `lane` handles links.
+ledger and returns join the results of all copies. `lane` sends the messages.
 
 Source: the messenger-addressing specification, 3.3 and 3.4; architecture, "One publish in, one publish out".
 """
@@ -79,13 +79,13 @@ def send_alone(
     header: bytes,
     body: bytes,
 ) -> None:
-    """Send a whole publish whose only target is one other broker; the channel has counted it already."""
+    """Send a whole publish whose only target is one other broker; its channel has already counted it."""
     tag = channel.confirms.published if channel.mode is CONFIRM else 0
     publisher.send(_OnlyCopy(connection, channel, target, tag, header, body))
 
 
 def copy_ids(remote_targets: RemoteTargets, producer_tag: int) -> list[Hashable]:
-    """Return the names of copies at other brokers, which identify their returns."""
+    """Return identifiers of copies at other brokers, by which their returns are recognised."""
     return [
         ("remote", producer_tag, index) for index in range(len(remote_targets.targets) + len(remote_targets.failed))
     ]
@@ -113,15 +113,15 @@ def remote_publisher(connection: ConnectionState, channel: Channel, remote: Remo
     """Return the publisher of a channel for another broker, None if there is none."""
     if remote is None:
         return None
-    found = channel.remote_publishers.get(remote)
-    if found is None:
+    publisher = channel.remote_publishers.get(remote)
+    if publisher is None:
         others = connection.remotes
-        made = "no links" if others is None else others.remotes.publisher(remote)
-        if isinstance(made, str):  # not cached: a rule may take its host from the address
+        created = "no links" if others is None else others.remotes.publisher(remote)
+        if isinstance(created, str):  # not cached: a rule may take its host from the address
             connection.plans.counters.failed_translations += 1
             return None
-        found = channel.remote_publishers[remote] = made
-    return found
+        publisher = channel.remote_publishers[remote] = created
+    return publisher
 
 
 def _refuse(connection: ConnectionState, collected: CollectedPublish, tag: int, mark: Hashable) -> None:
@@ -138,7 +138,7 @@ def _settle(
     content: tuple[bytes, bytes] | None,
     acked: bool,
 ) -> None:
-    """Join the result of one copy; `content` if it was returned."""
+    """Join the result of one copy; `content` is header and body if it was returned."""
     channel = publish.channel
     if connection.lifecycle.phase is not Phase.OPEN or channel.state not in CONFIRMABLE:
         return

@@ -1,8 +1,8 @@
-"""Lane: the publishes of one producer's channel on their way to another broker, and the result of each.
+"""A lane: the publishes of one producer's channel to another broker, and the result of each.
 
-A lane outlives links: waiting messages are sent over the next one, unconfirmed messages of a lost one are lost (nothing
-is sent twice). On a link it has its own channel, so that a channel error (no such exchange, a wrong user-id) only fails
-the publishes of one producer's channel. No sockets.
+A lane outlives links: waiting messages are sent over the next link, unconfirmed messages of a lost link count as lost
+(nothing is sent twice). On a link it has its own channel, so that a channel error (no such exchange, a wrong user-id)
+only fails the publishes of one producer's channel. No sockets.
 
 Source: the messenger-addressing specification, 3.4 "Confirms"; RabbitMQ guide "Publisher confirms".
 """
@@ -29,7 +29,7 @@ class RemoteResult(Enum):
     ACKED = "acked"
     #: refused: by the broker, by a closed channel, or because it can't be sent
     NACKED = "nacked"
-    #: no queue for it
+    #: returned, since there is no queue for it
     RETURNED = "returned"
     #: the link was lost, or the deadline passed; it is unknown whether the broker has it
     LOST = "lost"
@@ -55,7 +55,7 @@ class RemoteMessage:
         self.header = header
         self.body = body
         self.since = since
-        #: it was returned; its ack is outstanding
+        #: whether it was returned; its ack is outstanding
         self.returned = False
 
     @property
@@ -63,17 +63,17 @@ class RemoteMessage:
         return len(self.header) + len(self.body)
 
     def settled(self, result: RemoteResult, reason: str) -> None:
-        """Handle the result; called once, with a reason for logs, possibly empty and without credentials."""
+        """Handle the result; called once. The reason is for logs; it may be empty and contains no credentials."""
 
 
 class RemotePublisher(Protocol):
-    """Publishes from one channel of a producer to one other broker, in order."""
+    """Sends publishes of one producer's channel to one other broker, in order."""
 
     def send(self, message: RemoteMessage) -> None:
         """Accept a message; its `settled` is called once, possibly before this returns."""
 
     def close(self) -> None:
-        """Stop accepting messages; those accepted are still sent."""
+        """Stop accepting messages; accepted messages are still sent."""
 
 
 class Remotes(Protocol):
@@ -99,11 +99,11 @@ class LaneTransport(Protocol):
     paused: bool
 
     def release_channel(self, number: int) -> None:
-        """Release a channel number that we closed; the broker's answer is outstanding."""
+        """Release the number of a channel that we closed; the broker's answer is outstanding."""
 
 
 class Lane:
-    """Publishes from one producer channel to one broker; `settled` is called before the message's own callback."""
+    """The publishes of one producer's channel to one broker; `settled` is called before the message's own callback."""
 
     __slots__ = (
         "_link",
@@ -127,7 +127,7 @@ class Lane:
         self._low = 1
         #: messages that wait for a channel
         self.waiting: deque[RemoteMessage] = deque()
-        #: by delivery tag, ascending
+        #: sent messages without a confirm, by delivery tag, ascending
         self.unconfirmed: dict[int, RemoteMessage] = {}
         #: sent messages that may be returned, in order
         self._mandatory: deque[RemoteMessage] = deque()
@@ -156,7 +156,7 @@ class Lane:
         self.stage = Stage.NONE
 
     def send(self, message: RemoteMessage) -> None:
-        """Send a message now, or when that is possible."""
+        """Send a message now, or as soon as possible."""
         link = self._link
         if link is None or self.stage is not Stage.READY or self.waiting or link.paused:
             self.waiting.append(message)
@@ -211,8 +211,8 @@ class Lane:
             return
         last = min(tag, self._tag) if tag else self._tag
         low, self._low = self._low, max(self._low, last + 1)
-        for one in range(low, last + 1):
-            message = unconfirmed.pop(one, None)
+        for confirmed_tag in range(low, last + 1):
+            message = unconfirmed.pop(confirmed_tag, None)
             if message is not None:
                 self._confirmed(message, result)
 
@@ -238,7 +238,7 @@ class Lane:
                 return
 
     def closed(self, reason: str) -> None:
-        """Handle a channel closed by the broker: unconfirmed messages are refused; waiting ones get a new channel."""
+        """Handle a channel closed by the broker: unconfirmed messages are refused, waiting ones use a new channel."""
         link = self._link
         number = self.number
         self.stage = Stage.NONE
@@ -259,7 +259,7 @@ class Lane:
             self._settle(message, result, reason)
 
     def expire(self, before: float, why: str) -> None:
-        """Give up all messages that arrived before a time."""
+        """Report messages that arrived before a time as lost."""
         while self.waiting and self.waiting[0].since < before:
             self._settle(self.waiting.popleft(), RemoteResult.LOST, why)
         while self.unconfirmed:
@@ -275,7 +275,7 @@ class Lane:
 
 
 def _fingerprint(header: bytes) -> Hashable:
-    """Return the part of a content header that is equal when sent and returned: all but the header table."""
+    """Return the part of a content header that is equal when sent and returned: all except the header table."""
     fixed = CONTENT_HEAD.size - FRAME_HEAD.size
     flags = U16.unpack_from(header, fixed)[0]
     span = table_span(header, fixed + 2, flags)

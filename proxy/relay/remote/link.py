@@ -1,7 +1,7 @@
 """One client connection to another broker: login, then frames for the lanes that it serves.
 
-The login is SASL PLAIN; no text that leaves this module contains a password. After it each frame is passed to the lane
-of its channel. A link ends once, with `failure`: the broker closed it, violated the protocol, or the socket was lost.
+The login uses SASL PLAIN; no error text contains a password. After the login, each frame is passed to the lane of its
+channel. A link ends once, with `failure`: the broker closed it, violated the protocol, or the socket was lost.
 No sockets, no clock.
 
 Source: AMQP 0-9-1 spec, 2.2.4 to 2.2.10, 4.2.3; RFC 4616; RabbitMQ guides "Publisher confirms", "Blocked connections"
@@ -45,7 +45,7 @@ from proxy.values import Table, Value
 
 #: Our frame_max in bytes; the broker's may be lower.
 FRAME_MAX = 131_072
-#: Seconds, if the broker leaves it to us.
+#: Heartbeat interval in seconds, if the broker proposes none.
 _HEARTBEAT = 60
 _TOP_CHANNEL = 65535
 _CAPABILITIES = (b"publisher_confirms", b"basic.nack", b"connection.blocked", b"authentication_failure_close")
@@ -64,14 +64,14 @@ class RemoteLink:
     """One connection; it starts the login at once.
 
     Args:
-        credentials: of the login.
-        version: of this program, sent to the broker.
+        credentials: credentials for the login.
+        version: version of this program, sent to the broker.
 
     Attributes:
         to_send: output for the socket, in order; the driver sends and clears it.
-        open: the login is done.
-        paused: nothing can be sent now: the broker has an alarm, or its socket is full.
-        failure: why it ended, None while it is up; without credentials.
+        open: whether the login is done.
+        paused: whether nothing can be sent now: the broker has an alarm, or its socket is full.
+        failure: why the link ended, None until then; without credentials.
         channel_max: highest channel number, once open.
         frame_max: largest frame in bytes.
         heartbeat: interval in seconds.
@@ -92,7 +92,7 @@ class RemoteLink:
         self.frame_max = FRAME_MAX
         self.heartbeat = 0
         self._lanes: dict[int, Lane] = {}
-        #: numbers whose close is unanswered
+        #: channel numbers whose close is unanswered
         self._closing: set[int] = set()
         self._next = 1
         self._free: list[int] = []
@@ -130,7 +130,7 @@ class RemoteLink:
         return at
 
     def attach(self, lane: Lane) -> bool:
-        """Give a lane a channel; False if no number is left."""
+        """Give a lane a channel; return False if no number is left."""
         if self._free:
             number = self._free.pop()
         elif self._next <= self.channel_max:
@@ -234,10 +234,10 @@ class RemoteLink:
         self.to_send.append(method_frame(0, methods.CONNECTION_OPEN, self._credentials.vhost, b"", False))
         self._expected = methods.CONNECTION_OPEN_OK
 
-    def _closed(self, payload: bytes, what: str) -> None:
+    def _closed(self, payload: bytes, event: str) -> None:
         close = read_method(Close, payload)
         self.to_send.append(connection_close_ok())
-        self.lost(f"{what}: {close.reply_code} {close.reply_text.decode(errors='replace')}")
+        self.lost(f"{event}: {close.reply_code} {close.reply_text.decode(errors='replace')}")
 
     def _connection(self, frame: RawFrame) -> None:
         method = method_of(frame.payload)

@@ -216,7 +216,7 @@ def test_after_the_patience_its_channel_is_closed_with_406_and_another_one_may_g
     closed = producer.closed()
     assert closed.code == 406
     assert closed.text == (
-        "PRECONDITION_FAILED - user is above 50 publishes per second (publish_rate) for longer than 1 s"
+        "PRECONDITION_FAILED - user has been above 50 publishes per second (publish_rate) for longer than 1 s"
     )
     assert [slow.next("kept").body for _ in range(200)] == [b"x"] * 200
     producer.open(2, confirm=True)  # once the debt is paid
@@ -262,7 +262,7 @@ def test_amid_a_body_that_takes_too_long_the_connection_is_closed_with_320_and_t
     closed = producer.closed(0)
     assert closed.code == 320
     assert closed.text == (
-        "CONNECTION_FORCED - user is above 1000000 bytes per second (publish_bytes) for longer than 1 s"
+        "CONNECTION_FORCED - user has been above 1000000 bytes per second (publish_bytes) for longer than 1 s"
     )
     assert producer.gone()
     assert slow.take("kept") == []

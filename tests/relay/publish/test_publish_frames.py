@@ -221,7 +221,7 @@ def test_a_body_too_large_to_repeat_is_refused_before_it_comes() -> None:
     assert closed(wire.producer())[:3] == (
         1,
         311,
-        "CONTENT_TOO_LARGE - body of 100001 bytes would leave in several copies; the limit is 100000 bytes",
+        "CONTENT_TOO_LARGE - body of 100001 bytes would be sent in several copies; the limit is 100000 bytes",
     )
 
 
