@@ -39,7 +39,7 @@ class Publication(NamedTuple):
 
 
 def address_of(publication: Publication) -> bytes:
-    """Return the unique address of a publish."""
+    """Return the canonical address for the exchange and routing key of a publish."""
     exchange, key = publication
     if exchange:
         return _EXCHANGE + exchange.replace(b"%", b"%25").replace(b"/", b"%2F") + b"/" + key

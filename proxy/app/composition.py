@@ -165,7 +165,7 @@ def remote_brokers(
         listening: our listening addresses as (host, port).
 
     Raises:
-        ConfigErrors: a password is missing, a certificate is unusable, or a broker is this sidecar.
+        ConfigErrors: a password is missing, a certificate is unusable, or a broker's address is that of this sidecar.
     """
     faults = Faults()
     brokers = {

@@ -113,7 +113,7 @@ def admitted_connections(connections: int, kept: int = 0, asked: bool = True) ->
 
 
 class TlsListener:
-    """TLS of one listening address.
+    """TLS contexts and counters of one listening address.
 
     Args:
         context: returns the context for a new connection.

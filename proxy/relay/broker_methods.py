@@ -212,7 +212,7 @@ class BrokerMethods:
 
 
 def _naming_the_request(channel: Channel, close: bytes) -> bytes:
-    """Return the close, changed to name the producer's own method if it refuses our passive declare."""
+    """Return the broker's Channel.Close; one that refuses our passive declare names the producer's own method then."""
     request_method = channel.replies.next.request_method if channel.replies else 0
     if not request_method or U32.unpack_from(close, len(close) - 1 - U32.size)[0] not in _LOOKS:
         return close

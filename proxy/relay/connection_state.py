@@ -593,7 +593,7 @@ class ConnectionState:
         )
 
     def close_upstream(self) -> None:
-        """Send Connection.Close to the broker; its close-ok, or the loss of the link, ends that side."""
+        """Send Connection.Close to the broker; the upstream connection ends with CloseOk, or when the link is lost."""
         if not self.upstream.closing:
             self.upstream.closing = True
             self.to_upstream.append(method_frames.connection_close(200, b"Goodbye", 0, 0))

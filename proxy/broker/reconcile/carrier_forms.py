@@ -179,7 +179,7 @@ class CarrierForms:
     def removable(self, exchange: OwnedExchange, former: Collection[BindingInfo]) -> list[BindingInfo]:
         """Return the bindings with former tokens that may be removed at the end of a pass.
 
-        Tokens of one word stay bound until other sidecars have changed as well.
+        One-word tokens stay bound until the other sidecars have also switched to eight-word tokens.
         """
         one_word = [
             info for info in former if not is_eight_words(info.routing_key) and exchange.form is TokenForm.EIGHT_WORDS

@@ -64,8 +64,8 @@ class Copy(NamedTuple):
         moved: whether exchange or key differ from the producer's: our header contains the original.
         hide_cc: whether the producer's CC must be hidden, since that exchange would route by it.
         plain: whether none of our keys route it: the producer's CC and BCC have their usual meaning.
-        keys_per_destination: number of consecutive keys for one destination; they must stay in one publish, for which
-            the broker delivers once.
+        keys_per_destination: number of consecutive keys for one destination; they must stay in one publish, so that
+            the broker delivers to it only once.
     """
 
     exchange: bytes
