@@ -2,7 +2,7 @@
 
 The binding is checked as the plugin would check it, then made on the carrier, on the client's own channel, which stores
 it on the broker. The first binding of a destination has the destination's token as key and routes messages to it;
-further ones have storage keys. RabbitMQ before 3.11 compares every binding of an exchange for each message with a BCC
+further ones have storage keys. RabbitMQ before 3.13 compares every binding of an exchange for each message with a BCC
 header: a separate binding of the token for each destination would double their number. Each sidecar makes its own first
 binding, or a pin: another sidecar may remove its rows before this one knows (`relay.token_table`). Clients can't change
 bindings of rules files.
