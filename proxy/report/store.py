@@ -27,13 +27,18 @@ from proxy.report.storage import Segment, Storage, StorageError, literal
 
 #: Compression ratio of text in a segment (gzip, level 3).
 PACKING = 12
-#: Limit of text read by one Spark job, so that most results of a killed run are kept; and minimum size of a task.
-_JOB_TEXT, _TASK_BYTES = 8 << 30, 8 << 20
+#: Limit of text read by one Spark job, so that most results of a killed run are kept.
+_JOB_TEXT = 8 << 30
+#: Each core reads one task, or up to three that have at least this number of stored bytes: starting a task takes about
+#: as long as reading 1 MiB, and the end of a long job is even if its tasks are small.
+_TASK_BYTES, _TASKS_PER_CORE = 12 << 20, 3
 #: Stored segments up to this size are held in memory, one per core; larger ones are read line by line. A sidecar's
 #: segments have at most 128 MiB of text, a tenth of that when compressed.
 _WHOLE_BYTES = 24 << 20
 #: Files up to this size are joined if there are more than this number.
 _SMALL_FILE, _MOST_FILES = 8 << 20, 60
+#: Cost of opening a file, as a number of bytes.
+_OPEN_BYTES = 64 << 10
 _ROW = "batch STRING, name STRING, data BINARY"
 _EMPTY = "nothing"
 
@@ -104,11 +109,13 @@ class Partials:
 
     def _run(self, job: Sequence[Segment], traced: bool) -> None:
         spark = self._spark
-        size = sum(segment.size for segment in job)
-        # A task never reads part of a file.
-        task = max(_TASK_BYTES, size // (3 * spark.sparkContext.defaultParallelism), max(at.size for at in job))
-        spark.conf.set("spark.sql.files.maxPartitionBytes", str(task))
-        spark.conf.set("spark.sql.files.openCostInBytes", str(64 << 10))
+        cores = spark.sparkContext.defaultParallelism
+        size = sum(segment.size + _OPEN_BYTES for segment in job) // cores
+        tasks = min(_TASKS_PER_CORE, 1 + size // _TASK_BYTES)
+        largest = max(segment.size + _OPEN_BYTES for segment in job)
+        # A task never reads part of a file. Files rarely add up to exactly the size of a task.
+        spark.conf.set("spark.sql.files.maxPartitionBytes", str(max(largest, size // tasks + largest // 2)))
+        spark.conf.set("spark.sql.files.openCostInBytes", str(_OPEN_BYTES))
         if max(at.size for at in job) <= _WHOLE_BYTES:
             files = spark.read.format("binaryFile").load([literal(at.path) for at in job])
             rows = files.select("path", F.unix_millis("modificationTime"), "content").rdd
@@ -135,11 +142,16 @@ class Partials:
         for batch in batches:
             if not (self._work / "traffic" / f"{batch}.parquet").exists():
                 self._put(self._pieces(batch), batch)
+        # Usually empty, and a join with an empty table costs nothing. A join with `live` would copy all rows.
+        self._duck.execute(
+            "CREATE OR REPLACE TEMP TABLE superseded AS SELECT sid FROM segments ANTI JOIN live USING (sid)"
+        )
         for name in partials.PARTIALS:
             files = [self._work / name / f"{batch}.parquet" for batch in (_EMPTY, *batches)]
             listed = ", ".join(f"'{file}'" for file in files if file.exists())
             self._duck.execute(
-                f"CREATE OR REPLACE TEMP VIEW p_{name} AS FROM read_parquet([{listed}]) SEMI JOIN live USING (sid)"
+                f"""CREATE OR REPLACE TEMP VIEW p_{name} AS
+                    FROM read_parquet([{listed}]) ANTI JOIN superseded USING (sid)"""
             )
 
     def _pieces(self, batch: str) -> list[tuple[str, str, bytes]]:
