@@ -48,12 +48,11 @@ class ListenTls(FileModel):
     )
     key: Text | None = Field(
         default=None,
-        description="file with the private key of the certificate (PEM, no passphrase); required with `tls`",
+        description="file with the certificate's private key (PEM, no passphrase); required with `tls`",
     )
     client_ca: Text | None = Field(
         default=None,
-        description="file with CA certificates (PEM) used to verify producers' certificates; `null`: producers need no "
-        "certificate",
+        description="file with CA certificates (PEM) for verifying producers' certificates; `null`: not verified",
     )
     client_verify: Literal["required", "optional"] = Field(
         default="required",
@@ -66,7 +65,7 @@ class UpstreamTls(FileModel):
     """TLS to the broker, and to its management API if that uses https."""
 
     ca: Text | None = Field(
-        default=None, description="file with trusted CA certificates (PEM); `null`: the system's CA certificates"
+        default=None, description="file with trusted CA certificates (PEM); `null`: the system's certificates"
     )
     verify: bool = Field(
         default=True, description="whether the chain and host name of the broker's certificate are verified"
@@ -77,9 +76,7 @@ class UpstreamTls(FileModel):
     certificate: Text | None = Field(
         default=None, description="file with a client certificate (PEM), for a broker that requests one"
     )
-    key: Text | None = Field(
-        default=None, description="file with the private key of the client certificate (PEM, no passphrase)"
-    )
+    key: Text | None = Field(default=None, description="file with the certificate's private key (PEM, no passphrase)")
 
 
 class ControlSection(FileModel):
@@ -99,12 +96,8 @@ class ControlSection(FileModel):
 class SecretSource(FileModel):
     """Source of one secret: a file or a variable; `value` holds its 32 bytes."""
 
-    file: Text | None = Field(
-        default=None, description="file that contains a secret of 32 random bytes, raw or in hexadecimal or base64"
-    )
-    env: Text | None = Field(
-        default=None, description="environment variable that contains a secret in hexadecimal or base64"
-    )
+    file: Text | None = Field(default=None, description="file that contains a secret of 32 random bytes")
+    env: Text | None = Field(default=None, description="environment variable that contains a secret")
     value: Annotated[bytes, Field(alias="\0value", repr=False), NO_KEY] = b""
 
 
@@ -129,8 +122,8 @@ class UpstreamSection(FileModel):
     reuse_seconds: Annotated[float, Duration(1, 3600)] | None = Field(
         default=None,
         alias="reuse",
-        description="how long an upstream connection is kept after its producer disconnects, so that a producer with "
-        "the same login can reuse it; `null`: not kept",
+        description="how long an upstream connection is kept for reuse by the same login after its producer "
+        "disconnects; `null`: not kept",
     )
     tls: UpstreamTls | None = None
     control: ControlSection = Field(default_factory=ControlSection)
@@ -186,7 +179,7 @@ class AdminSection(FileModel):
     """The port for operators."""
 
     address: ListenAddress | None = Field(
-        default=_ADMIN, description="address of metrics, probes, Admin API and console; `null`: disabled"
+        default=_ADMIN, description="address of the Admin API, metrics and console; `null`: disabled"
     )
     allow: Annotated[tuple[Network, ...], ONE_OR_MORE] = Field(
         default=(),
@@ -195,8 +188,8 @@ class AdminSection(FileModel):
     )
     hosts: Texts = Field(
         default=(),
-        description="host names accepted in requests to the restricted endpoints, in addition to `localhost`, IP "
-        "addresses and the name of this host",
+        description="host names accepted by the restricted endpoints, in addition to `localhost`, IP addresses and the "
+        "name of this host",
     )
 
 
@@ -216,8 +209,8 @@ class AuditSection(FileModel):
     )
     mode: Literal["best_effort", "backpressure", "strict"] = Field(
         default="best_effort",
-        description="if the disk or the writer can't keep up, `best_effort` drops and counts records, and "
-        "`backpressure` pauses producers; `strict` also confirms a publish only after its record is on disk",
+        description="if the disk can't keep up, `best_effort` drops and counts records, and `backpressure` pauses "
+        "producers; `strict` also confirms a publish only after its record is on disk",
     )
     instance: Text | None = Field(
         default=None, description="name of this sidecar in records and file names; `null`: the host name"
@@ -236,7 +229,7 @@ class AuditSection(FileModel):
     )
     keep_mib: Annotated[int, Whole(1, 2**40)] | None = Field(
         default=None,
-        description="maximum total size of retained segments in MiB, the oldest are deleted first; `null`: no limit",
+        description="maximum total size of retained segments in MiB; the oldest are deleted first; `null`: no limit",
     )
     headers: Texts = Field(default=(), description="headers whose values may appear in records")
     hash: Annotated[tuple[Literal["message_id", "user", "rk"], ...], ONE_OR_MORE] = Field(
@@ -286,13 +279,13 @@ class LimitsSection(FileModel):
     patience_seconds: Wait | None = Field(
         default=60.0,
         alias="patience",
-        description="how long a user that exceeds a rate is only slowed down; then the channel is closed with 406 or "
-        "the connection with 320; `null`: no limit",
+        description="how long a user may exceed a rate before the channel (406) or connection (320) is closed; "
+        "`null`: no limit",
     )
     idle_timeout_seconds: Annotated[float, Duration(0.1, 604_800)] | None = Field(
         default=None,
         alias="idle_timeout",
-        description="time without frames other than heartbeats after which a connection is closed with 320; `null`: no "
+        description="time without frames other than heartbeats after which a connection is closed (320); `null`: no "
         "limit",
     )
     regex_budget: Annotated[int, Whole(1000, 1_000_000_000)] = Field(

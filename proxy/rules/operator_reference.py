@@ -237,7 +237,7 @@ EFFECTS = OperatorSection(
 )
 
 PERMISSIONS = OperatorSection(
-    "What producers may choose",
+    "Permissions for message headers",
     "Permits these headers of the producer:",
     "permitted headers of the producer",
     "permission",
