@@ -56,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--broker",
         metavar="URL",
         help="also check conflicts and destinations on a broker: amqp(s)://USER:PASSWORD@HOST:5672, or, for an "
-        "administrator, http(s)://USER:PASSWORD@HOST:15672, which also prints the plan and the missing permissions of "
-        "the control user. TLS settings are taken from upstream.tls",
+        "administrator, http(s)://USER:PASSWORD@HOST:15672, which also prints the changes at startup and the missing "
+        "permissions of the control user. TLS settings are taken from upstream.tls",
     )
 
 

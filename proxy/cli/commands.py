@@ -76,8 +76,7 @@ COMMANDS = {
         "check configuration and rules files, and run their tests",
         "Validates configuration and rules files, reports errors with file, line and column, warns about definitions "
         "without effect, and runs the tests in the rules files. For each failed test, it prints the evaluation of the "
-        "message. With --broker, it also compares the files with a broker, and prints the changes that a sidecar would "
-        "make at startup and the permissions that the control user lacks.",
+        "message. With --broker, it also compares the files with a broker.",
         (
             ("oxproxy check oxproxy.yaml", "the configuration and its rules files"),
             ("oxproxy check rules/*.yaml", "rules files alone, as one set"),
@@ -94,9 +93,8 @@ COMMANDS = {
         "explain the routing of one message",
         "Shows which bindings are visited for a message, which values their conditions compare, and which queues "
         "receive the message. With --rules, files are evaluated; otherwise, a running sidecar evaluates the message, "
-        "including client declarations. Specify the message with --message, or with --exchange, --key, --header and "
-        "similar options. A header is NAME=VALUE for a string, or NAME:TYPE=VALUE with the type string, int, "
-        "int8 to int64, uint8 to uint32, float, float32, bool, null, timestamp, bytes (hexadecimal) or yaml.",
+        "including client declarations. A header is NAME=VALUE for a string, or NAME:TYPE=VALUE with the type string, "
+        "int, int8 to int64, uint8 to uint32, float, float32, bool, null, timestamp, bytes (hexadecimal) or yaml.",
         (
             (
                 "oxproxy explain --rules rules/orders.yaml --exchange orders --header amount:int=2000",
@@ -146,9 +144,8 @@ COMMANDS = {
     ),
     "routes": CommandEntry(
         "show exchanges, bindings and destinations as a tree",
-        "Shows the bindings of each exchange in evaluation order, with conditions, effects and destination. With FILE, "
-        "it reads rules files or a configuration. Otherwise, it queries a running sidecar and includes client bindings "
-        "and missing destinations.",
+        "Shows the bindings of each exchange in evaluation order, with conditions, effects and destination. For a "
+        "running sidecar, it also shows client bindings and missing destinations.",
         (
             ("oxproxy routes rules/*.yaml", "routes in files"),
             ("oxproxy routes --exchange orders", "one exchange of the running sidecar"),
@@ -169,8 +166,7 @@ COMMANDS = {
     ),
     "operators": CommandEntry(
         "describe the operators of bindings, with examples",
-        "Describes an operator, effect, permission or filter with an example. Without NAME, it lists all of them. "
-        "NAME is a key or part of a key.",
+        "Describes operators, effects, permissions and filters, with examples.",
         (("oxproxy operators", "list"), ("oxproxy operators 'x-?hkv>='", "one operator with an example")),
         no="no operator matches",
         wrong="invalid usage",
