@@ -41,7 +41,7 @@ def add_days_and_spark(parser: argparse.ArgumentParser, master: str) -> None:
         master: help text of ``--master``.
     """
     parser.add_argument(
-        "--since", metavar="DAY", help="first day, such as 2026-11-21 (UTC) or yesterday; default: all days"
+        "--since", metavar="DAY", help="first day (UTC): 2026-11-21, today or yesterday; default: all days"
     )
     parser.add_argument("--until", metavar="DAY", help="last day; default: the latest")
     parser.add_argument("--master", metavar="URL", help=master)

@@ -221,7 +221,7 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "side result",
         connections_total,
-        "Attempts to open a connection: ok, refused, unavailable, timeout, protocol_error or tls_error.",
+        "Attempts to open a connection by result: ok, refused, unavailable, timeout, protocol_error or tls_error.",
     ),
     _metric(
         "connections_kept",
@@ -281,7 +281,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "Publishes to evaluated exchanges by cache result: hit, miss, or bypassed if the decision can't be cached.",
     ),
     _histogram("decision_seconds", "Duration of sampled decisions, including the cache lookup."),
-    _histogram("confirm_seconds", "Time from a sampled publish to its confirm by RabbitMQ."),
+    _histogram("confirm_seconds", "Time from a sampled publish to its confirm from RabbitMQ."),
     _metric(
         "confirms_total",
         COUNTER,
