@@ -83,7 +83,7 @@ COMMANDS = {
             ("oxproxy check --strict --fail-under 90 --format junit oxproxy.yaml > report.xml", "in a pipeline"),
             (
                 "oxproxy check --broker http://guest:guest@127.0.0.1:15672 oxproxy.yaml",
-                "conflicts on the broker, and the plan",
+                "conflicts on the broker, and changes at startup",
             ),
         ),
         no="a test failed; with --strict: a warning; with --fail-under: insufficient coverage",
@@ -103,12 +103,12 @@ COMMANDS = {
             ("oxproxy explain --exchange orders --key a.b --header amount=2000", "with the running sidecar"),
             ("oxproxy explain --rules rules/orders.yaml --message - --expect orders.big < message.yaml", "in a script"),
         ),
-        no="an expected queue is not reached, no address rule applies, or results of workers differ",
+        no="an expected queue is not reached, no address rule applies, or the results of workers differ",
     ),
     "status": CommandEntry(
         "show the state of a running sidecar",
         "Shows the state of a running sidecar: readiness, active rules, last reload, connections, missing "
-        "destinations, other brokers.",
+        "destinations and other brokers.",
         (
             ("oxproxy status", "the sidecar of ./oxproxy.yaml or /etc/oxproxy/oxproxy.yaml"),
             ("oxproxy status --admin http://127.0.0.1:15693 --json", "the response of /status"),
@@ -153,8 +153,8 @@ COMMANDS = {
     ),
     "rules": CommandEntry(
         "show the active rules of a running sidecar, or compare them with files",
-        "show prints the active rules files, with passwords masked. diff compares them with files on this machine, by "
-        "default with the rules files of the configuration.",
+        "Prints the active rules files, with passwords masked, or compares them with files on this machine, by default "
+        "those of the configuration.",
         (
             ("oxproxy rules show", "all active files"),
             ("oxproxy rules diff", "effect of a reload"),
