@@ -86,7 +86,7 @@ def _codes(texts: Iterable[str]) -> str:
 
 #: The page, the head of its table, and a function that returns its rows.
 TABLES = (
-    ("reference/configuration.md", "| key | default | what it does |\n|---|---|---|\n", settings),
+    ("reference/configuration.md", "| key | default | meaning |\n|---|---|---|\n", settings),
     ("reference/metrics.md", "| metric | type | labels | meaning |\n|---|---|---|---|\n", metrics),
     *map(_operators, SECTIONS),
 )

@@ -24,14 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exchange", metavar="NAME", action="append", default=[], help="only this exchange; can be repeated"
     )
-    parser.add_argument("--dry-run", action="store_true", help="list without changes")
+    parser.add_argument("--dry-run", action="store_true", help="list the bindings without changing them")
     parser.add_argument(
         "--doubtful", action="store_true", help="also sign bindings whose signature matches no configured secret"
     )
     parser.add_argument(
         "--finish",
         action="store_true",
-        help="then remove the tokens of version 0.1 and of previous secrets",
+        help="afterwards, remove the tokens of version 0.1 and of previous secrets",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -47,14 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="exit status 1 if there are warnings")
     parser.add_argument("--coverage", action="store_true", help="list bindings that no test matches")
     parser.add_argument(
-        "--fail-under", metavar="N", type=_percentage, help="exit status 1 unless tests match N percent of the bindings"
+        "--fail-under",
+        metavar="N",
+        type=_percentage,
+        help="exit status 1 unless tests match at least N percent of the bindings",
     )
     parser.add_argument(
         "--broker",
         metavar="URL",
-        help="check conflicts and destinations on a broker: amqp(s)://USER:PASSWORD@HOST:5672, or, as administrator, "
-        "http(s)://USER:PASSWORD@HOST:15672, which also prints the plan and missing permissions of the control user. "
-        "TLS settings are those of upstream.tls",
+        help="also check conflicts and destinations on a broker: amqp(s)://USER:PASSWORD@HOST:5672, or, for an "
+        "administrator, http(s)://USER:PASSWORD@HOST:15672, which also prints the changes at startup and the missing "
+        "permissions of the control user. TLS settings are taken from upstream.tls",
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-_INPUT = "wrong usage, configuration or rules; errors on standard error"
+_INPUT = "invalid usage, configuration or rules; errors on standard error"
 
 
 class CommandModule(Protocol):
@@ -57,7 +57,7 @@ class CommandEntry:
         return tuple((status, meaning) for status, meaning in listed if meaning)
 
 
-_ASKED = "the sidecar is unreachable, or wrong usage"
+_ASKED = "invalid usage, or the sidecar is unreachable"
 _DIRECTORY = "/var/lib/oxproxy/audit"
 
 COMMANDS = {
@@ -75,29 +75,26 @@ COMMANDS = {
     "check": CommandEntry(
         "check configuration and rules files, and run their tests",
         "Validates configuration and rules files, reports errors with file, line and column, warns about definitions "
-        "without effect, and runs the tests in the rules files. A failed test is followed by the evaluation of its "
-        "message. --broker also compares the files with a broker and prints the changes at startup and missing "
-        "permissions of the control user.",
+        "without effect, and runs the tests in the rules files. For each failed test, it prints the evaluation of the "
+        "message. With --broker, it also compares the files with a broker.",
         (
             ("oxproxy check oxproxy.yaml", "the configuration and its rules files"),
             ("oxproxy check rules/*.yaml", "rules files alone, as one set"),
             ("oxproxy check --strict --fail-under 90 --format junit oxproxy.yaml > report.xml", "in a pipeline"),
             (
                 "oxproxy check --broker http://guest:guest@127.0.0.1:15672 oxproxy.yaml",
-                "conflicts on the broker, and the plan",
+                "conflicts on the broker, and changes at startup",
             ),
         ),
-        no="a test fails; a warning with --strict; less coverage than --fail-under",
+        no="a test failed; with --strict: a warning; with --fail-under: insufficient coverage",
         done="a sidecar would start with these files",
     ),
     "explain": CommandEntry(
         "explain the routing of one message",
-        "Shows the visited bindings of one message, the values compared by their conditions, and the queues. "
-        "--rules evaluates files; without it, a running sidecar evaluates the message with its client declarations. "
-        "The message comes from --message or from the options --exchange, --key, --header and so on. A header is "
-        "NAME=VALUE for a string, or NAME:TYPE=VALUE with the type "
-        "string, int, int8 to int64, uint8 to uint32, float, float32, bool, null, timestamp, bytes (hexadecimal) or "
-        "yaml.",
+        "Shows which bindings are visited for a message, which values their conditions compare, and which queues "
+        "receive the message. With --rules, files are evaluated; otherwise, a running sidecar evaluates the message, "
+        "including client declarations. A header is NAME=VALUE for a string, or NAME:TYPE=VALUE with the type string, "
+        "int, int8 to int64, uint8 to uint32, float, float32, bool, null, timestamp, bytes (hexadecimal) or yaml.",
         (
             (
                 "oxproxy explain --rules rules/orders.yaml --exchange orders --header amount:int=2000",
@@ -106,12 +103,12 @@ COMMANDS = {
             ("oxproxy explain --exchange orders --key a.b --header amount=2000", "with the running sidecar"),
             ("oxproxy explain --rules rules/orders.yaml --message - --expect orders.big < message.yaml", "in a script"),
         ),
-        no="an expected queue is not reached, no address rule applies, or workers differ",
+        no="an expected queue is not reached, no address rule applies, or the results of workers differ",
     ),
     "status": CommandEntry(
         "show the state of a running sidecar",
         "Shows the state of a running sidecar: readiness, active rules, last reload, connections, missing "
-        "destinations, other brokers.",
+        "destinations and other brokers.",
         (
             ("oxproxy status", "the sidecar of ./oxproxy.yaml or /etc/oxproxy/oxproxy.yaml"),
             ("oxproxy status --admin http://127.0.0.1:15693 --json", "the response of /status"),
@@ -127,7 +124,7 @@ COMMANDS = {
         "otherwise one table is printed per interval.",
         (
             ("oxproxy top", "runs until Ctrl-C"),
-            ("oxproxy top --interval 10 --count 1 --json", "rates of ten seconds, for a script"),
+            ("oxproxy top --interval 10 --count 1 --json", "rates over ten seconds, for a script"),
         ),
         wrong=_ASKED,
         done="done, or interrupted by Ctrl-C",
@@ -136,8 +133,8 @@ COMMANDS = {
     "tail": CommandEntry(
         "show the last publishes that were unroutable, rejected, nacked or returned",
         "Prints the last 200 failed publishes of a running sidecar with exchange, routing key, size, reason and header "
-        "names. Only values of headers in audit.headers are included. Unroutable publishes are recorded from the first "
-        "call until five minutes after the last.",
+        "names. Header values are included only if audit.headers lists the header. Unroutable publishes are recorded "
+        "only from the first call until five minutes after the last one.",
         (
             ("oxproxy tail --follow", "runs until Ctrl-C"),
             ("oxproxy tail --json", "one JSON object per line, for a script"),
@@ -147,9 +144,8 @@ COMMANDS = {
     ),
     "routes": CommandEntry(
         "show exchanges, bindings and destinations as a tree",
-        "Shows the bindings of each exchange in evaluation order, with conditions, effects and destination. With FILE, "
-        "it reads rules files or a configuration. Otherwise it queries a running sidecar, including client bindings "
-        "and missing destinations.",
+        "Shows the bindings of each exchange in evaluation order, with conditions, effects and destination. For a "
+        "running sidecar, it also shows client bindings and missing destinations.",
         (
             ("oxproxy routes rules/*.yaml", "routes in files"),
             ("oxproxy routes --exchange orders", "one exchange of the running sidecar"),
@@ -157,8 +153,8 @@ COMMANDS = {
     ),
     "rules": CommandEntry(
         "show the active rules of a running sidecar, or compare them with files",
-        "show: prints the active rules files, with passwords masked. diff: compares them with files on this machine, "
-        "by default those of the configuration.",
+        "Prints the active rules files, with passwords masked, or compares them with files on this machine, by default "
+        "those of the configuration.",
         (
             ("oxproxy rules show", "all active files"),
             ("oxproxy rules diff", "effect of a reload"),
@@ -170,16 +166,15 @@ COMMANDS = {
     ),
     "operators": CommandEntry(
         "describe the operators of bindings, with examples",
-        "Describes an operator, effect, permission or filter with an example. Without NAME, it lists all of them. "
-        "NAME is a key or part of a key.",
+        "Describes operators, effects, permissions and filters, with examples.",
         (("oxproxy operators", "list"), ("oxproxy operators 'x-?hkv>='", "one operator with an example")),
         no="no operator matches",
-        wrong="wrong usage",
+        wrong="invalid usage",
     ),
     "shadow": CommandEntry(
         "compare candidate rules with the active rules on live traffic",
         "Sends rules files to a running sidecar, which evaluates them for its live traffic in addition to its active "
-        "rules, and prints the messages with different destinations. Delivery is not affected.",
+        "rules, and prints messages whose destinations differ. Delivery is not affected.",
         (("oxproxy shadow rules/*.yaml --seconds 60", "compares for a minute"),),
         no="differences found",
         done="no differences",
@@ -187,14 +182,14 @@ COMMANDS = {
     ),
     "report": CommandEntry(
         "create tables and pages from audit logs with Spark",
-        "Reads audit logs and writes Parquet tables and HTML pages: traffic, destinations, unroutable messages, "
-        "latency, bindings without a match. Requires Java and the extra `report`.",
+        "Reads audit logs and writes Parquet tables and HTML pages about traffic, destinations, unroutable messages, "
+        "latency and bindings without a match. Requires Java and the extra `report`.",
         ((f"oxproxy report --input {_DIRECTORY} --output report --rules rules/orders.yaml", "all days"),),
         no="Spark failed",
     ),
     "trace": CommandEntry(
         "print all audit records of one message",
-        "Prints all records with a message_id as JSON lines. Reads only segments that can contain them.",
+        "Prints all records with the given message_id as JSON lines. Segments that cannot contain it are skipped.",
         ((f"oxproxy trace 4711 --input {_DIRECTORY}", "records with message_id 4711"),),
         no="no record found",
     ),
@@ -218,7 +213,7 @@ COMMANDS = {
         "print a JSON Schema of the configuration or of rules files",
         "Prints a JSON Schema (draft 2020-12) for editors. It accepts every file that oxproxy check accepts.",
         (("oxproxy schema rules > rules.schema.json", "schema of rules files"),),
-        wrong="wrong usage",
+        wrong="invalid usage",
     ),
     "cleanup": CommandEntry(
         "list or remove the objects that sidecars created on the broker",
@@ -247,7 +242,7 @@ COMMANDS = {
             ("oxproxy completion zsh > ~/.zfunc/_oxproxy", "in a directory of $fpath"),
             ("oxproxy completion fish > ~/.config/fish/completions/oxproxy.fish", "for fish"),
         ),
-        wrong="wrong usage",
+        wrong="invalid usage",
     ),
 }
 

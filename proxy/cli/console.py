@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from proxy.config.settings import Settings
     from proxy.rules.loader import LoadedRules
 
-#: Exit statuses: done; the answer is no; wrong usage, invalid configuration or rules.
+#: Exit statuses: done; the answer is no; invalid usage, configuration or rules.
 DONE, NO, WRONG = 0, 1, 2
 
 #: Width of output that is not to a terminal: scripts need whole lines.

@@ -76,12 +76,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="property such as priority=5; can be repeated",
     )
     message.add_argument("--size", metavar="BYTES", type=int, help="size of the body")
-    message.add_argument("--queue", metavar="NAME", action="append", default=[], help="additional existing queue")
     message.add_argument(
-        "--vhost", metavar="NAME", help="virtual host, if several define the exchange or address table"
+        "--queue", metavar="NAME", action="append", default=[], help="queue to treat as existing; can be repeated"
     )
-    message.add_argument("--address", metavar="TEXT", help="evaluate only the address table")
-    parser.add_argument("--at", metavar="TIME", type=_instant, help="time such as 2026-11-21T08:00:00Z; default: now")
+    message.add_argument(
+        "--vhost", metavar="NAME", help="virtual host, if the exchange or address table is defined in several"
+    )
+    message.add_argument("--address", metavar="TEXT", help="evaluate only the address table, for this address")
+    parser.add_argument(
+        "--at", metavar="TIME", type=_instant, help="time of the publish, such as 2026-11-21T08:00:00Z; default: now"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--expect",

@@ -23,14 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=Path,
         action="append",
-        help="rules file, to report dead bindings; - for standard input; can be repeated",
+        help="rules file, for detecting dead bindings; - for standard input; can be repeated",
     )
     parser.add_argument("--stream", action="store_true", help="process new segments every minute until SIGTERM")
     parser.add_argument("--once", action="store_true", help="with --stream: exit after one round")
     parser.add_argument("--trace", action="store_true", help="also write the table trace, which is as large as the log")
-    parser.add_argument("--forget", action="store_true", help="drop segments that no longer exist")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line and run")
-    add_days_and_spark(parser, "Spark master; default: this machine, or the setting of spark-submit")
+    parser.add_argument("--forget", action="store_true", help="drop the data of segments that no longer exist")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+    add_days_and_spark(parser, "Spark master; default: as set by spark-submit, or this machine")
 
 
 def add_days_and_spark(parser: argparse.ArgumentParser, master: str) -> None:
@@ -41,9 +41,9 @@ def add_days_and_spark(parser: argparse.ArgumentParser, master: str) -> None:
         master: help text of ``--master``.
     """
     parser.add_argument(
-        "--since", metavar="DAY", help="first day, such as 2026-11-21 (UTC) or yesterday; default: all days"
+        "--since", metavar="DAY", help="first day (UTC): 2026-11-21, today or yesterday; default: all days"
     )
-    parser.add_argument("--until", metavar="DAY", help="last day; default: the newest")
+    parser.add_argument("--until", metavar="DAY", help="last day; default: the latest")
     parser.add_argument("--master", metavar="URL", help=master)
     parser.add_argument(
         "--conf", metavar="NAME=VALUE", action="append", default=[], help="Spark setting; can be repeated"

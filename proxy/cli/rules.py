@@ -18,7 +18,7 @@ _COLORS = {"+": "32", "-": "31", "@": "36"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("show", "diff"), help="show: print the rules; diff: compare them with files")
+    parser.add_argument("action", choices=("show", "diff"), help="show: print; diff: compare")
     parser.add_argument(
         "files",
         metavar="FILE",

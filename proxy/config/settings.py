@@ -43,14 +43,20 @@ _GUEST = SecretStr("guest")
 class ListenTls(FileModel):
     """TLS for producers."""
 
-    certificate: Text | None = Field(default=None, description="certificate chain file of the sidecar (PEM); required")
-    key: Text | None = Field(default=None, description="file of its private key (PEM, without a passphrase); required")
+    certificate: Text | None = Field(
+        default=None, description="file with the sidecar's certificate chain (PEM); required with `tls`"
+    )
+    key: Text | None = Field(
+        default=None,
+        description="file with the certificate's private key (PEM, no passphrase); required with `tls`",
+    )
     client_ca: Text | None = Field(
-        default=None, description="file of CA certificates (PEM): producers need a certificate signed by one of them"
+        default=None,
+        description="file with CA certificates (PEM) for verifying producers' certificates; `null`: not verified",
     )
     client_verify: Literal["required", "optional"] = Field(
         default="required",
-        description="with `client_ca`: whether producers without a certificate are refused (`required`) or not "
+        description="with `client_ca`: whether producers without a certificate are refused (`required`) or accepted "
         "(`optional`)",
     )
 
@@ -58,15 +64,19 @@ class ListenTls(FileModel):
 class UpstreamTls(FileModel):
     """TLS to the broker, and to its management API if that uses https."""
 
-    ca: Text | None = Field(default=None, description="file of trusted CA certificates (PEM); `null`: the system's")
-    verify: bool = Field(default=True, description="whether chain and name of the broker's certificate are verified")
+    ca: Text | None = Field(
+        default=None, description="file with trusted CA certificates (PEM); `null`: the system's certificates"
+    )
+    verify: bool = Field(
+        default=True, description="whether the chain and host name of the broker's certificate are verified"
+    )
     server_name: Text | None = Field(
-        default=None, description="name that the certificate must have; `null`: the host of the address"
+        default=None, description="host name expected in the broker's certificate; `null`: the host in the address"
     )
     certificate: Text | None = Field(
-        default=None, description="client certificate file (PEM), for a broker that requests one"
+        default=None, description="file with a client certificate (PEM), for a broker that requests one"
     )
-    key: Text | None = Field(default=None, description="file of its private key (PEM, without a passphrase)")
+    key: Text | None = Field(default=None, description="file with the certificate's private key (PEM, no passphrase)")
 
 
 class ControlSection(FileModel):
@@ -74,21 +84,20 @@ class ControlSection(FileModel):
 
     username: Text = Field(default="guest", description="name of the control user")
     password: Password = Field(
-        default=_GUEST, description="its password; a warning is logged unless all broker addresses are loopback"
+        default=_GUEST,
+        description="password of the control user; a warning is logged unless all broker addresses are loopback",
     )
     password_env: Text | None = Field(default=None, description="environment variable that contains the password")
     password_file: Text | None = Field(
-        default=None, description="file that contains the password; one line break at its end is removed"
+        default=None, description="file that contains the password; a trailing line break is removed"
     )
 
 
 class SecretSource(FileModel):
     """Source of one secret: a file or a variable; `value` holds its 32 bytes."""
 
-    file: Text | None = Field(
-        default=None, description="file with a secret of 32 random bytes: raw, in hexadecimal or base64"
-    )
-    env: Text | None = Field(default=None, description="environment variable with a secret in hexadecimal or base64")
+    file: Text | None = Field(default=None, description="file that contains a secret of 32 random bytes")
+    env: Text | None = Field(default=None, description="environment variable that contains a secret")
     value: Annotated[bytes, Field(alias="\0value", repr=False), NO_KEY] = b""
 
 
@@ -113,13 +122,13 @@ class UpstreamSection(FileModel):
     reuse_seconds: Annotated[float, Duration(1, 3600)] | None = Field(
         default=None,
         alias="reuse",
-        description="how long an upstream connection is kept for reuse by the same login after its producer has "
-        "disconnected; `null`: not kept",
+        description="how long an upstream connection is kept for reuse by the same login after its producer "
+        "disconnects; `null`: not kept",
     )
     tls: UpstreamTls | None = None
     control: ControlSection = Field(default_factory=ControlSection)
     management: HttpUrl | None = Field(
-        default=None, description="address of the management API, which lists queues and exchanges"
+        default=None, description="URL of the management API, which is used to list queues and exchanges"
     )
 
 
@@ -130,7 +139,9 @@ class InventorySection(FileModel):
         default=5.0, alias="refresh", description="interval between reads of the management API"
     )
     foreign_bindings: Literal["report", "remove"] = Field(
-        default="report", description="foreign bindings on a carrier, which bypass the rules: `report` or `remove`"
+        default="report",
+        description="how to handle bindings on a carrier that were not created by a sidecar and bypass the rules: "
+        "`report` or `remove`",
     )
 
 
@@ -147,15 +158,16 @@ class DeclaredSection(FileModel):
     )
     client_routes: Literal["own", "any"] = Field(
         default="own",
-        description="reach of routes in clients' bindings and messages: queues that the client could bind (`own`) "
-        "or `any`",
+        description="queues that routes in client bindings and message headers can add: only those that the client may "
+        "bind (`own`), or all (`any`)",
     )
     regexes: Annotated[int, Whole(0, 1_000_000)] = Field(
-        default=100, description="limit of regular expressions in the bindings of one user in one virtual host"
+        default=100, description="maximum number of regular expressions in a user's bindings, per virtual host"
     )
     announce: bool = Field(
         default=False,
-        description="whether sidecars announce changes to each other at once, over a fanout exchange on the broker",
+        description="whether sidecars notify each other of changes immediately, through a fanout exchange on the "
+        "broker",
     )
     snapshot: Text | None = Field(
         default=None, description="file for state that the broker can't store; must not be shared between sidecars"
@@ -167,17 +179,17 @@ class AdminSection(FileModel):
     """The port for operators."""
 
     address: ListenAddress | None = Field(
-        default=_ADMIN, description="address of `/metrics`, `/livez`, `/readyz`; `null`: disabled"
+        default=_ADMIN, description="address of the Admin API, metrics and console; `null`: disabled"
     )
     allow: Annotated[tuple[Network, ...], ONE_OR_MORE] = Field(
         default=(),
-        description="addresses or networks (CIDR), in addition to loopback, that may read `/status`, reload, explain, "
-        "shadow",
+        description="addresses or networks (CIDR), in addition to loopback, that may use the restricted endpoints, "
+        "such as `/status` and reload",
     )
     hosts: Texts = Field(
         default=(),
-        description="host names accepted in requests to these endpoints, in addition to `localhost`, addresses and the "
-        "host's name",
+        description="host names accepted by the restricted endpoints, in addition to `localhost`, IP addresses and the "
+        "name of this host",
     )
 
 
@@ -191,17 +203,21 @@ class AuditSection(FileModel):
         default=None, description="directory of the audit log, created if its parent exists; `null`: no audit log"
     )
     scope: Literal["all", "ruled"] = Field(
-        default="all", description="`all` publishes, or only those to exchanges evaluated by the sidecar: `ruled`"
+        default="all",
+        description="which publishes are recorded: `all`, or only those to exchanges that the sidecar evaluates "
+        "(`ruled`)",
     )
     mode: Literal["best_effort", "backpressure", "strict"] = Field(
         default="best_effort",
-        description="if disk or writer can't keep up: `best_effort` drops and counts lines, `backpressure` pauses "
-        "producers, `strict` confirms a publish only when its line is on disk",
+        description="if the disk can't keep up, `best_effort` drops and counts records, and `backpressure` pauses "
+        "producers; `strict` also confirms a publish only after its record is on disk",
     )
     instance: Text | None = Field(
-        default=None, description="name of this sidecar in records and file names; `null`: the host's name"
+        default=None, description="name of this sidecar in records and file names; `null`: the host name"
     )
-    buffer_mib: Annotated[int, Whole(1, 4096)] = Field(default=32, description="limit of buffered lines in MiB")
+    buffer_mib: Annotated[int, Whole(1, 4096)] = Field(
+        default=32, description="maximum size of buffered records in MiB"
+    )
     segment_mib: Annotated[int, Whole(1, 128)] = Field(
         default=128, description="maximum size of one segment in MiB, before compression"
     )
@@ -213,16 +229,16 @@ class AuditSection(FileModel):
     )
     keep_mib: Annotated[int, Whole(1, 2**40)] | None = Field(
         default=None,
-        description="total size of retained segments in MiB, the oldest are deleted first; `null`: no limit",
+        description="maximum total size of retained segments in MiB; the oldest are deleted first; `null`: no limit",
     )
     headers: Texts = Field(default=(), description="headers whose values may appear in records")
     hash: Annotated[tuple[Literal["message_id", "user", "rk"], ...], ONE_OR_MORE] = Field(
-        default=(), description="fields written as keyed hashes: `message_id`, `user`, `rk`"
+        default=(), description="fields written as keyed hashes: any of `message_id`, `user`, `rk`"
     )
     hash_key_env: Text | None = Field(
-        default=None, description="environment variable that contains the key of the hashes"
+        default=None, description="environment variable that contains the key for the hashes"
     )
-    hash_key_file: Text | None = Field(default=None, description="file that contains the key of the hashes")
+    hash_key_file: Text | None = Field(default=None, description="file that contains the key for the hashes")
     hash_key: Annotated[bytes, Field(alias="\0hash_key", repr=False), NO_KEY] = b""
 
 
@@ -230,7 +246,8 @@ class MetricsSection(FileModel):
     """Limits of metrics."""
 
     bindings: Annotated[int, Whole(0, 1_000_000)] = Field(
-        default=500, description="number of bindings with their own series; the rest counts as `other`"
+        default=500,
+        description="maximum number of bindings with their own series; the others are counted as `other`",
     )
 
 
@@ -238,48 +255,52 @@ class LimitsSection(FileModel):
     """Limits for producers."""
 
     connections: Annotated[int, Whole(1, 1_000_000)] = Field(
-        default=10_000, description="limit of concurrent producer connections"
+        default=10_000, description="maximum number of concurrent producer connections"
     )
     connections_per_peer: Annotated[int, Whole(1, 1_000_000)] | None = Field(
-        default=None, description="limit of producer connections per client address; `null`: no separate limit"
+        default=None, description="maximum number of producer connections per client address; `null`: no separate limit"
     )
     channels: Annotated[int, Whole(1, 65535)] | None = Field(
-        default=None, description="limit of channels per connection; `null`: the broker's limit"
+        default=None, description="maximum number of channels per connection; `null`: the broker's limit"
     )
     message_size: Annotated[int, Whole(1, 2**40)] | None = Field(
         default=None, description="maximum size of a message body in bytes; `null`: the broker's limit"
     )
     publish_rate: Annotated[int, Whole(1, 2**40)] | None = Field(
-        default=None, description="messages per second of one user, over all its connections; `null`: no limit"
+        default=None,
+        description="maximum messages per second per user, over all of the user's connections; `null`: no limit",
     )
     publish_bytes: Annotated[int, Whole(1, 2**40)] | None = Field(
-        default=None, description="bytes per second of one user, including frames and headers; `null`: no limit"
+        default=None, description="maximum bytes per second per user, including frames and headers; `null`: no limit"
     )
     burst_seconds: Annotated[float, Duration(0.01, 3600)] = Field(
-        default=1.0, alias="burst", description="burst allowance, in seconds of either rate"
+        default=1.0, alias="burst", description="size of permitted bursts, as seconds at the configured rate"
     )
     patience_seconds: Wait | None = Field(
         default=60.0,
         alias="patience",
-        description="how long a user above its rate is only slowed down before 406 or 320; `null`: no limit",
+        description="how long a user may exceed a rate before the channel (406) or connection (320) is closed; "
+        "`null`: no limit",
     )
     idle_timeout_seconds: Annotated[float, Duration(0.1, 604_800)] | None = Field(
         default=None,
         alias="idle_timeout",
-        description="idle time, without frames other than heartbeats, before 320; `null`: no limit",
+        description="time without frames other than heartbeats after which a connection is closed (320); `null`: no "
+        "limit",
     )
     regex_budget: Annotated[int, Whole(1000, 1_000_000_000)] = Field(
         default=DEFAULT_BUDGET,
-        description="cost limit of the regular expressions of rules files, and of each client, in one decision, in "
-        "units of PCRE2's match limit; 1000000 is about 10 ms",
+        description="maximum cost of the regular expressions in one decision, separately for rules files, each user's "
+        "bindings and message headers, in units of PCRE2's match limit; 1000000 is about 10 ms",
     )
     frame_max: Annotated[int, Whole(4096, 2**31 - 1)] = Field(
-        default=131_072, description="frame_max offered to producers in bytes; the broker's may be lower"
+        default=131_072,
+        description="maximum frame size in bytes (frame_max) offered to producers, unless the broker's is lower",
     )
     handshake_timeout_seconds: Wait = Field(
         default=10.0,
         alias="handshake_timeout",
-        description="deadline from the TCP connection to Connection.OpenOk, including the broker's part",
+        description="maximum time from the TCP connection to Connection.OpenOk, including the time spent by the broker",
     )
 
 
@@ -314,12 +335,12 @@ class Settings(FileModel):
     )
     upstream: UpstreamSection = Field(default_factory=UpstreamSection)
     rules: Texts = Field(
-        default=(), description="rules files: a name or pattern such as `rules/*.yaml`, or a list of them"
+        default=(), description="rules files: a file name, a pattern such as `rules/*.yaml`, or a list of these"
     )
     workers: Annotated[int, Whole(1, 64)] = Field(
         default=1,
-        description="number of independent sidecars that share the addresses of `listen`; worker i, from 0, has the "
-        "port of `admin.address` + i. More than one needs Linux",
+        description="number of independent sidecars that share the addresses in `listen`. Worker i, counted from 0, "
+        "adds i to the port in `admin.address`. More than one worker requires Linux",
     )
     inventory: InventorySection = Field(default_factory=InventorySection)
     declared: DeclaredSection = Field(default_factory=DeclaredSection)

@@ -178,7 +178,7 @@ METRICS: tuple[MetricSpec, ...] = (
         INFO,
         "version build",
         lambda counters: [((counters.version, BUILD), 1)],
-        "Version of this sidecar, and whether its publish path is compiled or interpreted; always 1.",
+        "Version and build (compiled or interpreted) of this sidecar; always 1.",
     ),
     _metric(
         "rules_info",
@@ -187,7 +187,7 @@ METRICS: tuple[MetricSpec, ...] = (
         lambda counters: [((counters.rules.version,), 1)],
         "Version (short hash) of the rules in force; always 1.",
     ),
-    _metric("rules_reload_total", COUNTER, "result", reloads, "Loads of the rules files: ok or error."),
+    _metric("rules_reload_total", COUNTER, "result", reloads, "Loads of the rules files by result: ok or error."),
     _metric(
         "rules_last_reload_success_timestamp_seconds",
         GAUGE,
@@ -221,7 +221,7 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "side result",
         connections_total,
-        "Attempts to open a connection: ok, refused, unavailable, timeout, protocol_error or tls_error.",
+        "Attempts to open a connection by result: ok, refused, unavailable, timeout, protocol_error or tls_error.",
     ),
     _metric(
         "connections_kept",
@@ -235,14 +235,14 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "",
         single(lambda counters: counters.reused_connections),
-        "Producers that were given an idle upstream connection of an earlier producer.",
+        "Idle upstream connections that were reused for another producer.",
     ),
     _metric(
         "certificate_expiry_timestamp_seconds",
         GAUGE,
         "side file",
         certificates,
-        "Expiry time of a certificate of the sidecar: one for producers (downstream) or for brokers (upstream).",
+        "Expiry time of a certificate that the sidecar presents to producers (downstream) or brokers (upstream).",
     ),
     _metric("channels", GAUGE, "", relays("channels"), "Open channels of producers."),
     _metric(
@@ -278,10 +278,10 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "result",
         relays_by(("cache_hits", "hit"), ("cache_misses", "miss"), ("cache_bypassed", "bypassed")),
-        "Publishes to evaluated exchanges: hit, miss, or bypassed if the decision can't be cached.",
+        "Publishes to evaluated exchanges by cache result: hit, miss, or bypassed if the decision can't be cached.",
     ),
     _histogram("decision_seconds", "Duration of sampled decisions, including the cache lookup."),
-    _histogram("confirm_seconds", "Time from a sampled publish to its confirm by RabbitMQ."),
+    _histogram("confirm_seconds", "Time from a sampled publish to its confirm from RabbitMQ."),
     _metric(
         "confirms_total",
         COUNTER,
@@ -295,15 +295,15 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "",
         relays("regex_limit_hits"),
-        "Regular expression searches that reached the match limit and so did not match.",
+        "Regular expression searches that reached the match limit and were counted as no match.",
     ),
     _metric(
         "regex_budget_spent_total",
         COUNTER,
         "owner",
         regex_owners,
-        "Decisions in which the regular expressions of an owner exceeded limits.regex_budget, so that bindings "
-        "with them were false: rules (rules files), client (a user's bindings) or message (headers of the message).",
+        "Decisions in which regular expressions exceeded limits.regex_budget, by owner of the expressions: rules "
+        "(rules files), client (a user's bindings) or message (message headers).",
     ),
     _metric(
         "failed_translations_total",
@@ -346,51 +346,51 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "limit",
         limit_hits,
-        "How often an open connection reached a limit: publish_rate, publish_bytes, patience, message_size, idle or "
-        "regex_budget.",
+        "Number of times that an open connection reached a limit: publish_rate, publish_bytes, patience, "
+        "message_size, idle or regex_budget.",
     ),
     _metric(
         "topology_missing_destinations",
         GAUGE,
         "",
         single(lambda counters: counters.missing_destinations),
-        "Destinations named by the rules that do not exist on RabbitMQ or can't be reached.",
+        "Destinations named in the rules that do not exist or can't be reached.",
     ),
     _metric(
         "topology_foreign_bindings",
         GAUGE,
         "",
         single(lambda counters: counters.foreign_bindings),
-        "Bindings on carriers not made by the sidecar: they route regardless of the rules.",
+        "Bindings on carriers that were not created by a sidecar and bypass the rules.",
     ),
     _metric(
         "topology_unkeyed_tokens",
         GAUGE,
         "",
         single(lambda counters: counters.unkeyed_tokens),
-        "Bindings on carriers with unkeyed tokens of version 0.1, present until `oxproxy adopt --finish`.",
+        "Bindings on carriers with unkeyed tokens of version 0.1; `oxproxy adopt --finish` removes them.",
     ),
     _metric(
         "topology_carrier_bypasses",
         GAUGE,
         "",
         single(lambda counters: counters.carrier_bypasses),
-        "Alternate and dead-letter exchanges on RabbitMQ that route to a carrier without its rules.",
+        "Alternate and dead-letter exchanges on RabbitMQ that route messages to a carrier and bypass its rules.",
     ),
     _metric(
         "carrier_bindings",
         GAUGE,
         "vhost type fits",
         lambda counters: list(counters.carrier_bindings.items()),
-        "Bindings of carriers by type, direct or topic; fits is no if the other type costs RabbitMQ less, or "
-        "is configured.",
+        "Bindings on carriers by type of the carrier (direct or topic); fits is no if the other type is configured or "
+        "costs RabbitMQ less.",
     ),
     _metric(
         "topology_unsigned_bindings",
         GAUGE,
         "",
         single(lambda counters: counters.unsigned_bindings),
-        "Stored client bindings without a valid signature: they route to their own destination only.",
+        "Stored client bindings without a valid signature, which route only to their own destination.",
     ),
     _metric(
         "control_loop_failures_total",
@@ -429,7 +429,7 @@ METRICS: tuple[MetricSpec, ...] = (
         COUNTER,
         "broker result",
         remote_publishes,
-        "Publishes to another broker: acked, nacked, returned or lost.",
+        "Publishes to another broker by result: acked, nacked, returned or lost.",
     ),
     _metric(
         "protocol_errors_total",

@@ -72,7 +72,12 @@ MATCH_TYPES = OperatorSection(
             "header, and at least N header operators (0 for `set`) are true",
             "x-match: set 2",
         ),
-        _ENTRY(("eq",), "", "the same as for `set`, and each header is used by an operator", "x-match: eq"),
+        _ENTRY(
+            ("eq",),
+            "",
+            "the same as for `all`, and each header of the message is used by an operator",
+            "x-match: eq",
+        ),
     ),
 )
 
@@ -82,8 +87,8 @@ HEADERS = OperatorSection(
     "true if the header ...",
     "operator",
     (
-        _ENTRY(("x-?hkv= NAME",), "any", "exists and is equal", '"x-?hkv= type": report'),
-        _ENTRY(("x-?hkv!= NAME",), "any", "exists and is different", '"x-?hkv!= type": draft'),
+        _ENTRY(("x-?hkv= NAME",), "any", "exists and equals the value", '"x-?hkv= type": report'),
+        _ENTRY(("x-?hkv!= NAME",), "any", "exists and differs from the value", '"x-?hkv!= type": draft'),
         _ENTRY(
             ("x-?hkv< NAME", "x-?hkv<= NAME", "x-?hkv>= NAME", "x-?hkv> NAME"),
             "number",
@@ -95,7 +100,7 @@ HEADERS = OperatorSection(
         _ENTRY(
             tuple(f"x-?hk?v{sign} NAME" for sign in ("=", "!=", "<", "<=", ">=", ">", "re", "!re")),
             "as for `x-?hkv`",
-            "is missing, or fulfils the `x-?hkv` operator (for `all` and `eq`)",
+            "is missing (only for `all` and `eq`), or fulfils the corresponding `x-?hkv` operator",
             '"x-?hk?v= tenant": acme',
         ),
         _ENTRY(("x-?hkex",), "name", "exists", "x-?hkex: customer"),
@@ -115,7 +120,7 @@ HEADERS = OperatorSection(
         _ENTRY(
             ("NAME",),
             "any",
-            "exists and is equal, like `x-?hkv=`; for keys that do not begin with `x-`",
+            "exists and equals the value, as for `x-?hkv=`; only for names that do not begin with `x-`",
             "type: report",
         ),
     ),
@@ -127,7 +132,7 @@ MESSAGE = OperatorSection(
     "true if",
     "operator",
     (
-        _ENTRY(("x-?rk=", "x-?rk!="), "string", "the key is equal (different)", "x-?rk=: invoice.eu"),
+        _ENTRY(("x-?rk=", "x-?rk!="), "string", "the key equals (differs from) the value", "x-?rk=: invoice.eu"),
         _ENTRY(("x-?rkre", "x-?rk!re"), "regex", "the key matches (does not match)", r"x-?rkre: ^invoice\."),
         _ENTRY(
             ("x-?rkta", "x-?rk!ta"),
@@ -145,7 +150,7 @@ MESSAGE = OperatorSection(
         _ENTRY(
             ("x-?pr= NAME", "x-?pr!= NAME"),
             "string or integer",
-            "the property is set and equal (different)",
+            "the property is set and equals (differs from) the value",
             '"x-?pr= content_type": text/plain',
         ),
         _ENTRY(
@@ -218,13 +223,13 @@ EFFECTS = OperatorSection(
         _ENTRY(
             ("x-order",),
             "100 to 999999",
-            "is visited in ascending order; default: 10000; equal values from top to bottom",
+            "is visited after bindings with a lower value (default: 10000); equal values: from top to bottom",
             "x-order: 200",
         ),
         _ENTRY(
             _both("x-goto"),
             "100 to 999999",
-            "skips all following bindings with a lower order",
+            "skips the following bindings whose order is lower than this value",
             "x-goto-ontrue: 400",
         ),
         _ENTRY(_both("x-stop"), '`""`', "ends the evaluation of the exchange", 'x-stop-ontrue: ""'),
@@ -232,7 +237,7 @@ EFFECTS = OperatorSection(
 )
 
 PERMISSIONS = OperatorSection(
-    "What producers may choose",
+    "Permissions for message headers",
     "Permits these headers of the producer:",
     "permitted headers of the producer",
     "permission",
@@ -279,13 +284,13 @@ FILTERS = OperatorSection(
         _ENTRY(
             ("max-headers-size",),
             "bytes",
-            "the headers are larger; default: 16384 if a depth is given",
+            "the headers are larger; default: 16384 if `max-headers-depth` is set",
             "max-headers-size: 4096",
         ),
         _ENTRY(
             ("max-headers-depth",),
             "levels",
-            "lists are nested deeper; default: 2 if a size is given",
+            "lists are nested deeper; default: 2 if `max-headers-size` is set",
             "max-headers-depth: 1",
         ),
     ),

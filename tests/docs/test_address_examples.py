@@ -35,7 +35,7 @@ def test_a_rule_makes_of_an_address_what_the_manual_says(
     assert (found.address.decode() if found is not None and found.address is not None else "no match") == result
 
 
-@pytest.mark.parametrize(("publish", "address"), rows("publish", "its address"))
+@pytest.mark.parametrize(("publish", "address"), rows("publish", "address"))
 def test_a_publish_has_the_address_that_the_manual_says(publish: str, address: str) -> None:
     said = re.fullmatch(r"(?:default exchange|exchange `(.*)`), key (?:`(.*)|empty)", publish)
     assert said is not None
@@ -60,7 +60,7 @@ def test_a_name_leads_where_the_manual_says(row: list[str]) -> None:
 def test_every_table_is_asked() -> None:
     counts = [
         len(rows("pattern", "translation", "address", "result")),
-        len(rows("publish", "its address")),
+        len(rows("publish", "address")),
         len(rows("name", "publish to exchange", "key")),
     ]
     assert counts == [26, 5, 14]

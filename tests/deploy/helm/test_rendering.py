@@ -437,7 +437,7 @@ def test_the_namespace_is_that_of_the_release() -> None:
 def test_notes_of_a_sidecar_say_what_the_pods_need() -> None:
     notes = rendered(variant("sidecar"))["oxproxy/templates/NOTES.txt"]
     assert "restartPolicy: Always" in notes
-    assert "of the pod by 40:" in notes
+    assert "terminationGracePeriodSeconds by 40:" in notes
 
 
 def test_the_number_of_pods_is_left_to_the_autoscaler() -> None:
