@@ -144,8 +144,9 @@ COMMANDS = {
     ),
     "routes": CommandEntry(
         "show exchanges, bindings and destinations as a tree",
-        "Shows the bindings of each exchange in evaluation order, with conditions, effects and destination. For a "
-        "running sidecar, it also shows client bindings and missing destinations.",
+        "Shows the bindings of each exchange in evaluation order, with conditions, effects and destination. With FILE, "
+        "it reads rules files or a configuration. Otherwise it queries a running sidecar and also shows client "
+        "bindings and missing destinations.",
         (
             ("oxproxy routes rules/*.yaml", "routes in files"),
             ("oxproxy routes --exchange orders", "one exchange of the running sidecar"),
@@ -166,7 +167,8 @@ COMMANDS = {
     ),
     "operators": CommandEntry(
         "describe the operators of bindings, with examples",
-        "Describes operators, effects, permissions and filters, with examples.",
+        "Describes an operator, effect, permission or filter, with an example. NAME is a key or part of a key. Without "
+        "NAME, all are listed.",
         (("oxproxy operators", "list"), ("oxproxy operators 'x-?hkv>='", "one operator with an example")),
         no="no operator matches",
         wrong="invalid usage",
