@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
-
-from proxy.app import sidecar
-from proxy.app.workers import WorkerSlot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,5 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    # structlog would import rich for its colored tracebacks: 5 MiB of memory that a sidecar does not need.
+    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+    from proxy.app import sidecar
+    from proxy.app.workers import WorkerSlot
+
     slot = None if options.worker is None else WorkerSlot(*options.worker)
     return sidecar.run(options.config, os.environ, slot, options.dry_run)
