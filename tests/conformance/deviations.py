@@ -127,8 +127,8 @@ DEVIATIONS = (
         "headers exchanges of RabbitMQ 4.0",
         "RabbitMQ 4.0",
         17,
-        "evaluated by the broker: an integer never equals a float, a timestamp equals nothing, and the last of "
-        "several headers with the same name is used",
+        "the broker evaluates these exchanges: an integer never equals a float, a timestamp equals nothing, and the "
+        "last of several headers with the same name is used",
         _rabbitmq_4,
         _of_the_broker,
     ),
@@ -136,7 +136,7 @@ DEVIATIONS = (
         "delivery modes other than 1 and 2",
         "RabbitMQ 4.0",
         3,
-        "the broker accepts them, while 3.10 refuses the message; rules are evaluated as usual",
+        "the broker accepts these modes, while 3.10 refuses the message; rules are evaluated as usual",
         _rabbitmq_4,
         _any_mode,
     ),
@@ -144,7 +144,7 @@ DEVIATIONS = (
         "duplicate header names",
         "RabbitMQ 4.0",
         6,
-        "rules are evaluated with all of them, as on 3.10, but the broker stores only the first",
+        "rules are evaluated with all duplicates, as on 3.10, but the broker stores only the first",
         _rabbitmq_4,
         _first_of_a_name,
     ),

@@ -24,7 +24,7 @@ def section(title: str) -> list[str]:
 
 
 def test_deviations_found_by_vectors_stand_there_word_by_word() -> None:
-    assert section("Deviations from the vectors") == [deviation.row for deviation in DEVIATIONS]
+    assert section("Deviations from the test vectors") == [deviation.row for deviation in DEVIATIONS]
 
 
 def test_reasons_to_follow_the_specification_are_those_of_the_vectors() -> None:

@@ -157,7 +157,8 @@ def test_the_audit_log_has_the_message_in_the_segment_that_is_open_and_when_it_i
 
 
 def test_panels_that_the_page_names_are_there() -> None:
-    named = {title for line in re.findall(r"Dashboard:[^.]*\.", PAGE) for title in re.findall(r'"([^"]+)"', line)}
+    sentences = re.findall(r"(?:The panels? (?:is|are)|in the panel) [^.]*\.", " ".join(PAGE.split()))
+    named = {title for sentence in sentences for title in re.findall(r'"([^"]+)"', sentence)}
     board = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "oxproxy-overview.json").read_text())
     titles = {panel["title"] for panel in board["panels"]}
     assert named

@@ -3,7 +3,7 @@
 `relay.remote.link` gets the bytes and decides what to send. Lanes outlive a connection: waiting messages are sent over
 the next one or, at their deadline, reported to their producer as lost. Nothing is sent twice.
 
-Sources: the messenger-addressing specification, 3.4; architecture, "What may never happen" (bounded buffers).
+Sources: the messenger-addressing specification, 3.4; architecture, "Invariants" (bounded buffers).
 """
 
 from __future__ import annotations
