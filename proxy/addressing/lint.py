@@ -105,7 +105,7 @@ def _check_domain(
     address: Address, translation: bytes, brokers: Collection[bytes]
 ) -> Iterator[tuple[Severity, str, str]]:
     if address.passive:
-        yield Severity.ERROR, "translation", "~ requests listening; a translation can only name a target"
+        yield Severity.ERROR, "translation", "~ marks an address to listen on, expected an address to send to"
     elif not address.local and not address.host:
         yield Severity.ERROR, "translation", "scheme, credentials or port without a host"
     if address.host and address.host not in brokers and not re.search(rb"[/.:]", translation):

@@ -175,7 +175,7 @@ class AdminServer:
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
             if not self._is_allowed(request.remote):
-                raise web.HTTPForbidden(text="only available to loopback and to networks in admin.allow\n")
+                raise web.HTTPForbidden(text="available only from loopback and from the networks in admin.allow\n")
             host = request.headers.get("Host", "")
             # Any web page in an operator's browser can reach loopback; browsers send an Origin header, tools never do.
             if request.headers.get("Origin", f"http://{host}") != f"http://{host}":

@@ -123,7 +123,7 @@ def method_of(payload: bytes) -> int:
         raise ProtocolError(502, f"method frame of {len(payload)} bytes, expected 4 or more")
     method: int = _METHOD.unpack_from(payload)[0]
     if method not in _LAYOUTS:
-        text = f"method {method & 0xFFFF} of class {method >> 16} is not known"
+        text = f"unknown method {method & 0xFFFF} of class {method >> 16}"
         raise ProtocolError(540, text).about(method)
     return method
 
@@ -176,7 +176,7 @@ def method_frame(channel: int, method: int, *values: Argument) -> bytes:
                 octet = bits = 0
             parts.append(_written(kind, value))
     except (struct.error, ValueError, TypeError) as error:
-        raise LocalProtocolError(f"arguments that don't fit {NAMES[method]}") from error
+        raise LocalProtocolError(f"arguments do not match {NAMES[method]}") from error
     if bits:
         parts.append(bytes((octet,)))
     return frame(METHOD, channel, b"".join(parts))

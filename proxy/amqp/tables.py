@@ -197,7 +197,7 @@ def encode_value(value: Value) -> bytes:
             return letter.encode() + codec.pack(*parts)
         return letter.encode() + _encode_sized(letter, content)
     except (struct.error, OverflowError, TypeError, ValueError) as error:
-        raise LocalProtocolError(f"no field value of type {letter!r}: {type(content).__name__}") from error
+        raise LocalProtocolError(f"can't encode {type(content).__name__} as field value of type {letter!r}") from error
 
 
 def _encode_sized(letter: str, content: object) -> bytes:
@@ -217,7 +217,7 @@ def _encode_sized(letter: str, content: object) -> bytes:
 
 def _encode_name(name: bytes) -> bytes:
     if len(name) > MAX_NAME_BYTES:
-        raise LocalProtocolError(f"a name of {len(name)} bytes in a field table, at most {MAX_NAME_BYTES} fit")
+        raise LocalProtocolError(f"a name in a field table has {len(name)} bytes, expected at most {MAX_NAME_BYTES}")
     return bytes((len(name),)) + name
 
 

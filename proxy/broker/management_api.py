@@ -188,7 +188,7 @@ _EXCHANGE_COLUMNS = "name,type,internal,durable,auto_delete,arguments"
 _STEP = 500
 
 #: Clients can declare arguments of any depth directly on the broker.
-_NESTED = "the answer is nested too deeply to be decoded: look for a queue, exchange or binding with such arguments"
+_NESTED = "the answer can't be decoded: look for a queue, exchange or binding with deeply nested arguments"
 
 T = TypeVar("T")
 

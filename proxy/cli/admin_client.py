@@ -97,7 +97,7 @@ def admin_urls(settings: Settings) -> list[str]:
         ConfigErrors: the configuration has no admin address.
     """
     if not settings.admin_addresses:
-        raise ConfigErrors([settings.fault("admin.address", "seen none, expected the address of a running sidecar")])
+        raise ConfigErrors([settings.fault("admin.address", "not set, expected the address of a running sidecar")])
     hosts = [(_UNSPECIFIED.get(address.host, address.host), address.port) for address in settings.admin_addresses]
     return [f"http://{f'[{host}]' if ':' in host else host}:{port}" for host, port in hosts]
 

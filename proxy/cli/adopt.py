@@ -99,8 +99,9 @@ async def _finish(adoption: Adoption, vhost: str, options: argparse.Namespace) -
     lacking = await adoption.lacking_tokens(vhost)
     if lacking or options.dry_run:
         return not lacking, [
-            f"exchange {carrier.decode(errors='replace')}: {kind} {name.decode(errors='replace')} is bound with tokens "
-            "of 0.1 or of a previous secret only: not finished; every sidecar must run with the current secret first"
+            f"exchange {carrier.decode(errors='replace')}: {kind} {name.decode(errors='replace')} is bound only "
+            "with tokens of version 0.1 or of a previous secret, so the transition is not finished: every sidecar must "
+            "first run with the current secret"
             for carrier, (kind, name) in lacking
         ]
     old = await adoption.retire_tokens(vhost)

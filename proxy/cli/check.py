@@ -176,7 +176,7 @@ def _kind(path: Path, sources: _Sources, faults: Faults) -> str | None:
         return None
     root = source.root
     if not isinstance(root, Mapping):
-        message = "seen neither a configuration nor a rules file, expected a mapping with the keys of either"
+        message = "seen neither a configuration nor a rules file, expected a mapping with the keys of one of them"
         place = Place(str(path), 1, 1) if root is None else root.place
         if not source.faults.errors:
             faults.error(place, "", message)

@@ -66,7 +66,7 @@ def control_of(settings: Settings) -> tuple[ControlSettings, str]:
     """
     management = settings.upstream.management
     if management is None:
-        message = "seen nothing, expected the management API, which is needed to list created objects"
+        message = "not set, expected the address of the management API, which is needed to list created objects"
         raise ConfigErrors([ConfigError("configuration", 0, "upstream.management", message)])
     tls = SidecarTls(settings)
     tls.read({})()

@@ -112,7 +112,7 @@ def print_tables(report: Report, console: Console | None = None) -> None:
     )
     for count, outcome in (
         (report["random"], "not comparable: a rule picks a queue at random"),
-        (report["skipped"], "skipped: above the limit of comparisons under load, or with a malformed header"),
+        (report["skipped"], "skipped: too many publishes to compare all of them, or a malformed header"),
     ):
         if count:
             console.print(f"{count} {outcome}", soft_wrap=True)

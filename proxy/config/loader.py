@@ -33,7 +33,7 @@ from proxy.yamlfile.models import read_model, warn_of_variables
 #: Names standard input where a file is expected.
 STANDARD_INPUT = Path("-")
 _NO_SECRETS = (
-    "seen nothing, expected a secret for a broker that is not on loopback: without one the key that signs clients' "
+    "missing, expected a secret, because the broker is not on loopback: without a secret, the key that signs clients' "
     "bindings is derived from the control user's password"
 )
 
@@ -149,7 +149,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
                 settings.place(key), key, "port 0 would be a different port for each worker, expected a fixed port"
             )
         elif not address.port:
-            message = "port 0 is any free port, a different one at each start; see the log"
+            message = "port 0 means any free port, which differs at each start; see the log"
             faults.warn(settings.place(key), key, message)
     here = [(address.host, address.port) for _, address in listening]
     for address in settings.upstream.addresses:
@@ -167,7 +167,7 @@ def _check_tls(settings: Settings, faults: Faults, required: bool) -> None:
         for key in ("certificate", "key"):
             if getattr(server, key) is None:
                 place = settings.place(join(section, key), section)
-                faults.error(place, join(section, key), "seen nothing, expected the name of a file")
+                faults.error(place, join(section, key), "missing, expected the name of a file")
         verify = join(section, "client_verify")
         if server.client_ca is None and verify in settings.places:
             faults.error(settings.place(verify), verify, "has no effect without client_ca")
@@ -245,7 +245,7 @@ def rules_files(settings: Settings) -> list[Path]:
         if not paths:
             problem = "pattern matches no file" if _is_pattern(pattern) else "file does not exist"
             if is_tests_file(pattern):
-                problem = "is a test file according to its name; expected a rules file, whose key tests can name it"
+                problem = "is a test file according to its name, expected a rules file that names it under tests"
             errors.append(ConfigError(str(settings.folder / pattern), 0, "rules", f"this {problem}"))
         files.update(paths)
     if errors:

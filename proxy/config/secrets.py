@@ -67,9 +67,9 @@ class SecretReader:
     def _secret(self, source: SecretSource, path: str) -> bytes:
         given = [key for key in ("file", "env") if getattr(source, key) is not None]
         if len(given) != 1:
-            seen = "file and env, expected one of them" if given else "nothing, expected file or env"
+            problem = "seen file and env, expected one of them" if given else "missing, expected file or env"
             place = self.places[f"{path}.{given[-1]}" if given else "declared.secrets"]
-            self.faults.error(place, path, f"seen {seen}")
+            self.faults.error(place, path, problem)
             return b""
         origin = source.env if source.file is None else self.folder / source.file
         data = self._kept(f"{path}.{given[0]}", origin)
@@ -137,9 +137,9 @@ class SecretReader:
         place = place or Place("configuration", 0)
         if control.username != ControlSection.model_fields["username"].default:
             expected = "expected password_env, password_file or password"
-            self._missing(place, key, f'seen nothing for the user "{control.username}", {expected}')
+            self._missing(place, key, f'no password for the user "{control.username}", {expected}')
         elif not loopback:
-            message = "seen nothing: guest with its default password works for brokers on loopback only"
+            message = "no password is set: the default password of guest works only for brokers on loopback"
             self.faults.warn(place, key, message)
 
     def _password(self, place: Place, key: str, source: str | Path) -> str:

@@ -59,7 +59,9 @@ class UpstreamTls(FileModel):
     """TLS to the broker, and to its management API if that uses https."""
 
     ca: Text | None = Field(default=None, description="file of trusted CA certificates (PEM); `null`: the system's")
-    verify: bool = Field(default=True, description="whether chain and name of the broker's certificate are verified")
+    verify: bool = Field(
+        default=True, description="whether the chain and the name of the broker's certificate are verified"
+    )
     server_name: Text | None = Field(
         default=None, description="name that the certificate must have; `null`: the host of the address"
     )
@@ -151,7 +153,7 @@ class DeclaredSection(FileModel):
         "or `any`",
     )
     regexes: Annotated[int, Whole(0, 1_000_000)] = Field(
-        default=100, description="limit of regular expressions in the bindings of one user in one virtual host"
+        default=100, description="maximum number of regular expressions in the bindings of one user in one virtual host"
     )
     announce: bool = Field(
         default=False,
@@ -195,13 +197,13 @@ class AuditSection(FileModel):
     )
     mode: Literal["best_effort", "backpressure", "strict"] = Field(
         default="best_effort",
-        description="if disk or writer can't keep up: `best_effort` drops and counts lines, `backpressure` pauses "
-        "producers, `strict` confirms a publish only when its line is on disk",
+        description="behaviour if the disk or the writer can't keep up: `best_effort` drops and counts lines, "
+        "`backpressure` pauses producers, `strict` confirms a publish only when its line is on disk",
     )
     instance: Text | None = Field(
         default=None, description="name of this sidecar in records and file names; `null`: the host's name"
     )
-    buffer_mib: Annotated[int, Whole(1, 4096)] = Field(default=32, description="limit of buffered lines in MiB")
+    buffer_mib: Annotated[int, Whole(1, 4096)] = Field(default=32, description="maximum size of buffered lines in MiB")
     segment_mib: Annotated[int, Whole(1, 128)] = Field(
         default=128, description="maximum size of one segment in MiB, before compression"
     )
@@ -213,7 +215,7 @@ class AuditSection(FileModel):
     )
     keep_mib: Annotated[int, Whole(1, 2**40)] | None = Field(
         default=None,
-        description="total size of retained segments in MiB, the oldest are deleted first; `null`: no limit",
+        description="maximum total size of retained segments in MiB; the oldest are deleted first; `null`: no limit",
     )
     headers: Texts = Field(default=(), description="headers whose values may appear in records")
     hash: Annotated[tuple[Literal["message_id", "user", "rk"], ...], ONE_OR_MORE] = Field(
@@ -230,7 +232,7 @@ class MetricsSection(FileModel):
     """Limits of metrics."""
 
     bindings: Annotated[int, Whole(0, 1_000_000)] = Field(
-        default=500, description="number of bindings with their own series; the rest counts as `other`"
+        default=500, description="number of bindings with their own series; the others are counted as `other`"
     )
 
 
@@ -238,13 +240,13 @@ class LimitsSection(FileModel):
     """Limits for producers."""
 
     connections: Annotated[int, Whole(1, 1_000_000)] = Field(
-        default=10_000, description="limit of concurrent producer connections"
+        default=10_000, description="maximum number of concurrent producer connections"
     )
     connections_per_peer: Annotated[int, Whole(1, 1_000_000)] | None = Field(
-        default=None, description="limit of producer connections per client address; `null`: no separate limit"
+        default=None, description="maximum number of producer connections per client address; `null`: no separate limit"
     )
     channels: Annotated[int, Whole(1, 65535)] | None = Field(
-        default=None, description="limit of channels per connection; `null`: the broker's limit"
+        default=None, description="maximum number of channels per connection; `null`: the broker's limit"
     )
     message_size: Annotated[int, Whole(1, 2**40)] | None = Field(
         default=None, description="maximum size of a message body in bytes; `null`: the broker's limit"
@@ -261,12 +263,14 @@ class LimitsSection(FileModel):
     patience_seconds: Wait | None = Field(
         default=60.0,
         alias="patience",
-        description="how long a user above its rate is only slowed down before 406 or 320; `null`: no limit",
+        description="how long a user that exceeds its rate is only slowed down before its channel (406) or connection "
+        "(320) is closed; `null`: no limit",
     )
     idle_timeout_seconds: Annotated[float, Duration(0.1, 604_800)] | None = Field(
         default=None,
         alias="idle_timeout",
-        description="idle time, without frames other than heartbeats, before 320; `null`: no limit",
+        description="time without frames other than heartbeats after which a connection is closed (320); "
+        "`null`: no limit",
     )
     regex_budget: Annotated[int, Whole(1000, 1_000_000_000)] = Field(
         default=DEFAULT_BUDGET,
@@ -318,8 +322,8 @@ class Settings(FileModel):
     )
     workers: Annotated[int, Whole(1, 64)] = Field(
         default=1,
-        description="number of independent sidecars that share the addresses of `listen`; worker i, from 0, has the "
-        "port of `admin.address` + i. More than one needs Linux",
+        description="number of independent sidecars that share the addresses of `listen`; worker i (counting from "
+        "0) uses admin port p + i, where p is the port in `admin.address`. More than one worker requires Linux",
     )
     inventory: InventorySection = Field(default_factory=InventorySection)
     declared: DeclaredSection = Field(default_factory=DeclaredSection)

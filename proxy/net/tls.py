@@ -255,7 +255,7 @@ def _content(path: Path, mark: bytes, expected: str) -> bytes:
     except OSError as error:
         raise _wrong(path, f"can't be read: {error.strerror or error}") from error
     if b"-----BEGIN " not in content or mark + b"-----" not in content:
-        raise _wrong(path, f"seen no {mark.decode()} in PEM, expected {expected}")
+        raise _wrong(path, f"no {mark.decode()} in PEM, expected {expected}")
     return content
 
 

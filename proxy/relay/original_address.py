@@ -117,7 +117,7 @@ def refuse_forged(state: VhostState, entries: bytes) -> None:
     except ProtocolError:  # no sidecar restores a malformed header
         return
     if addresses is not None and can_produce(state, *addresses):
-        text = f"header '{ADDRESS_HEADER.decode()}' names an address that only the proxy may give"
+        text = f"header '{ADDRESS_HEADER.decode()}' names an address that only the proxy may set"
         raise ProtocolError(403, text, Scope.CHANNEL, *divmod(methods.BASIC_PUBLISH, 1 << 16))
 
 

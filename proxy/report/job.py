@@ -80,7 +80,7 @@ class Summary:
         figures = self.figures
         published = several(figures.publishes, "publish", "publishes")
         yield f"{published} in {several(figures.segments, 'segment')}, {figures.range}"
-        yield f"read {several(self.read, 'new segment')}, made the tables of {several(len(self.made), 'day')}"
+        yield f"read {several(self.read, 'new segment')}, created the tables of {several(len(self.made), 'day')}"
         if self.rebuilt:
             yield f"tables of an earlier version, rebuilt from the log (trace: --trace): {_listed(self.rebuilt)}"
         if self.is_first and self.kept:

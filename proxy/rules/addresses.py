@@ -116,7 +116,7 @@ def read_address(node: Node, path: str, faults: Faults) -> ParsedAddress | None:
     keys = Keys(node, path, faults)
     hosts = None if model.hosts is None else tuple(host.encode() for host in model.hosts)
     if hosts == ():
-        keys.error("hosts", "seen no host, expected a host, host:port, or *")
+        keys.error("hosts", "no host, expected a host, host:port, or *")
     return ParsedAddress(keys, AddressRule(model.pattern.encode(), model.translation.encode(), model.name or "", hosts))
 
 

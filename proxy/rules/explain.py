@@ -223,7 +223,7 @@ def read_question(data: bytes, source: str) -> ExplainRequest | AddressRequest:
 def _document(data: bytes, source: str, faults: Faults) -> Node:
     root = read_document(_ESCAPE.sub(_joined, data) if data.lstrip()[:1] == b"{" else data, source, faults)
     if root is None and not faults.errors:
-        faults.error(Place(source, 0), "", "seen nothing, expected a message: exchange, routing_key, headers, ...")
+        faults.error(Place(source, 0), "", "the file is empty, expected a message: exchange, routing_key, headers, ...")
     if root is None:
         raise ConfigErrors(faults.errors)
     return root
@@ -265,7 +265,7 @@ def explain(
     ]
     if len(homes) > 1:
         names = ", ".join(sorted(vhost.vhost for vhost in homes))
-        message = f"seen nothing, expected one of {names}: each has an exchange {text(name)}"
+        message = f"missing, expected one of {names}: each of them has an exchange {text(name)}"
         raise ConfigErrors([ConfigError(request.source, 0, "vhost", message)])
     if not homes:
         return _outside(loaded, request, at, live)
@@ -331,8 +331,9 @@ def explain_address(loaded: LoadedRules, address: bytes, vhost: str | None = Non
     """
     names = [name for name in sorted(loaded.books) if vhost in (None, name)]
     if len(names) != 1:
-        seen = f"one of {', '.join(names)}" if names else "a rules file with addresses:"
-        raise ConfigErrors([ConfigError("address", 0, "vhost", f"seen {vhost or 'nothing'}, expected {seen}")])
+        expected = f"one of {', '.join(names)}" if names else "a rules file with addresses:"
+        problem = f"seen {vhost}" if vhost else "missing"
+        raise ConfigErrors([ConfigError("address", 0, "vhost", f"{problem}, expected {expected}")])
     return look_up(loaded.books[names[0]], address)
 
 

@@ -22,7 +22,7 @@ from proxy.yamlfile.document import Faults, Mapping, Node, Place, Plain, Scalar,
 MAX_NAME_BYTES = 255
 _INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
-_NO_VALUE = "seen no value; put it in quotes if it begins with one of # * & ! | > % @ `, write null for the value void"
+_NO_VALUE = "no value; put it in quotes if it begins with one of # * & ! | > % @ `, write null for the value void"
 
 
 class _RefusedError(Exception):

@@ -55,7 +55,7 @@ class ExpectationModel(FileModel):
 class FileTestModel(FileModel):
     """One test of a rules file."""
 
-    name: Annotated[str, Expected("a sentence: what must hold")]
+    name: Annotated[str, Expected("a sentence that states what must hold")]
     publish: MessageModel = Field(description="the message to publish")
     at: Time = NOTHING
     queues: Annotated[tuple[Annotated[str, Expected("the name of a queue")], ...], LISTED] = Field(

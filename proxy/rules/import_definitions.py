@@ -176,7 +176,7 @@ def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:
                     yield (
                         f"exchange {text(exchange.name)}",
                         f"{len(alike)} bindings have order {order}, and those to {names} stop, jump or remove "
-                        f"destinations: definitions do not contain the order of declaration; give each its own x-order",
+                        f"destinations; definitions do not contain the order of declaration: give each its own x-order",
                     )
 
 

@@ -363,7 +363,7 @@ def read_tests_file(source: RulesSource, vhost: str, faults: Faults) -> list[Rul
     faults.errors += source.faults.errors
     if source.root is None:
         if not source.faults.errors:
-            faults.error(Place(source.name, 1, 1), "", "seen nothing, expected a mapping with the key tests")
+            faults.error(Place(source.name, 1, 1), "", "the file is empty, expected a mapping with the key tests")
         return []
     tests = _numbered(Keys(source.root, "", faults), "tests")
     read_model(TestsModel, source.root, faults)

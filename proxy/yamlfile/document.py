@@ -307,7 +307,7 @@ class _Composer:
         if event.anchor is not None:
             kind, sign = ("alias", "*") if isinstance(event, AliasEvent) else ("anchor", "&")
             plural = "aliases" if kind == "alias" else "anchors"
-            message = f"seen the {kind} {sign}{event.anchor}; there are no {plural} here: put a string in quotes"
+            message = f"seen the {kind} {sign}{event.anchor}; {plural} are not supported: put a string in quotes"
             self._fault(self._place(event), message)
         if isinstance(event, ScalarEvent):
             if event.tag is None:

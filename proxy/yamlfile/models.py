@@ -212,7 +212,7 @@ def _message(model: type[BaseModel], node: Node | None, detail: ErrorDetails) ->
     key = key_type(model, *detail["loc"])
     stated = next((mark for mark in key.marks if isinstance(mark, Expected)), None)
     if kind == "missing":
-        return f"seen nothing, expected {stated.expected if stated else key.description or 'a value'}"
+        return f"missing, expected {stated.expected if stated else key.description or 'a value'}"
     if kind in ("model_type", "dict_type"):
         return f"seen {_shape(node)}, expected a mapping"
     seen = describe(node)

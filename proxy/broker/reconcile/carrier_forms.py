@@ -169,7 +169,7 @@ class CarrierForms:
         exchange.form = TokenForm.EIGHT_WORDS
         self._state.changed()
         log.info(
-            "carrier changed to tokens of eight words",
+            "carrier switched to eight-word tokens",
             vhost=self._state.name,
             carrier=exchange.carrier.decode(errors="replace"),
             destinations=len(exchange.bound),

@@ -251,7 +251,7 @@ class Observer:
         self._note_foreign(exchange.carrier, foreign_bindings(bindings, tokens))
         if store is not None:
             self.superfluous[exchange.carrier] = [
-                RemoveBinding(exchange.carrier, copy, "second copy of a binding removed")
+                RemoveBinding(exchange.carrier, copy, "duplicate binding removed")
                 for copy in await store.listings.take(exchange, known, bindings)
             ]
 
@@ -295,7 +295,7 @@ class Observer:
         fresh = [text for text in self.bypasses if text not in last]
         if fresh:
             log.warning(
-                "messages can reach carriers without their rules",
+                "messages can reach carriers without being evaluated",
                 vhost=self._vhost,
                 count=len(self.bypasses),
                 ways=fresh[:_SHOWN],

@@ -167,7 +167,7 @@ class RelayRequests:
                 await self._forms.change(exchange)
         except (UpstreamError, TimeoutError) as error:
             log.warning(
-                "carrier not changed to tokens of eight words yet",
+                "carrier not yet switched to eight-word tokens",
                 vhost=self._state.name,
                 exchange=exchange.name.decode(errors="replace"),
                 error=str(error) or "the broker did not answer in time",

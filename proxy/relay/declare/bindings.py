@@ -593,8 +593,8 @@ class ClientBindings:
         owned = self._evaluated_destination(request)
         if owned is not None and (owned.declared is not None or owned.carrier == owned.name):
             text = (
-                f"exchange '{shown(request.destination)}' is evaluated by the proxy; the broker alone would route from "
-                f"'{shown(request.source)}' to it"
+                f"exchange '{shown(request.destination)}' is evaluated by the proxy, but the broker would route "
+                f"messages from '{shown(request.source)}' to it without the proxy"
             )
             raise ProtocolError(540, text)
 

@@ -118,7 +118,7 @@ class PublishFrames:
         body_size: int = U64.unpack_from(header, 11)[0]
         remote_targets = out.remote_targets
         if remote_targets is not None and channel.mode is TX:
-            text = "a transaction can't include other brokers, to which the address table redirects"
+            text = "a transaction can't include publishes that the address table redirects to other brokers"
             raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
         original = out.address_of(publish.routing_key)
         frames = copy_frames(out.copies[0], original, publish.frame, header) if len(out.copies) == 1 else None

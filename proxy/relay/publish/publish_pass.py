@@ -458,7 +458,8 @@ class PublishPass:
                         | data[table_at + 3]
                     )
             if entries_at > last or table_end > last:
-                raise ProtocolError(502, "the header table ends after its frame", Scope.CONNECTION, *PUBLISH)
+                text = "the header table extends past the end of its frame"
+                raise ProtocolError(502, text, Scope.CONNECTION, *PUBLISH)
 
             # The scan. An entry is the length of its name, the name, a letter, and a value: its size depends on the
             # letter, or follows the letter. Most names are ruled out by their length alone.

@@ -171,7 +171,7 @@ class Lane:
     def _write(self, link: LaneTransport, message: RemoteMessage) -> None:
         number = self.number
         if len(message.header) + OVERHEAD > link.frame_max:
-            self._settle(message, RemoteResult.NACKED, "its headers are larger than a frame of that broker")
+            self._settle(message, RemoteResult.NACKED, "its headers exceed the maximum frame size of that broker")
             return
         self._tag = tag = self._tag + 1
         self.unconfirmed[tag] = message
