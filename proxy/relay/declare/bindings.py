@@ -186,7 +186,9 @@ class ClientReach:
         return self.is_needed(owned, stored.destination, stored.binding.identity in owned.clients)
 
     def is_needed(self, owned: OwnedExchange, destination: Destination, uses: int = 0) -> bool:
-        """Return True if a route, an alternate exchange or more than `uses` bindings need a destination."""
+        """Return True if a route, an exchange evaluated after this one, or more than `uses` bindings need a
+        destination.
+        """
         router = self._state.router
         exchange = router.exchanges[owned.name]
         if exchange.uses(destination) > uses or any(destination in reach.allowed for reach in owned.reaches.values()):

@@ -225,7 +225,9 @@ class Lane:
         self._settle(message, result, "" if result is not RemoteResult.NACKED else "refused by that broker")
 
     def returned(self, exchange: bytes, routing_key: bytes, header: bytes) -> None:
-        """Handle a returned message, which is found by its position, since returns arrive in the order of publishes."""
+        """Handle a return. Messages sent before the returned one are no longer tracked, since returns arrive in
+        order.
+        """
         seen = _fingerprint(header)
         while self._mandatory:
             message = self._mandatory.popleft()
