@@ -1,10 +1,10 @@
 """Explains how one message is routed, as text and as JSON.
 
-The steps are the trace of package `routing`, and the lookups in the address table with rule, captures, result and
-target, without passwords. No broker is queried: it is unknown whether a chosen queue exists, and regex routes choose
+The steps are the trace from the package `routing`, and the lookups in the address table with rule, captures, result and
+target, without passwords. No broker is queried, so it is unknown whether a chosen queue exists, and regex routes choose
 among the queues named by the rules and the request.
 
-Source: the messenger-addressing specification, 3.4 (a dry run that prints rule number, captures, result and target).
+Source: the messenger-addressing specification, 3.4 (which requires a dry run that prints these data).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ExplainRequest:
     """One message to explain.
 
     Args:
-        vhost: the virtual host; None for the only one that has the exchange.
+        vhost: the virtual host; None for the only virtual host that has the exchange.
         queues: queues that exist in addition to those named by the rules.
         at: time of the publish in seconds since the epoch; None for now.
     """
@@ -160,7 +160,9 @@ class ExplainRequest:
 
 @dataclass(frozen=True, slots=True)
 class AddressRequest:
-    """An address to look up in the address table of a virtual host; None for the only one that has a table."""
+    """An address to look up in the address table of `vhost`, or of the only virtual host with a table if that is
+    None.
+    """
 
     address: bytes
     vhost: str | None = None
@@ -168,7 +170,7 @@ class AddressRequest:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The result for a message, with its reasons.
+    """The result for a message, and the reasons for it.
 
     Args:
         matched: exchange and id of the bindings that were true.
@@ -238,7 +240,7 @@ def _message(root: Node, source: str, faults: Faults) -> ExplainRequest:
 
 
 def _joined(escape: re.Match[bytes]) -> bytes:
-    """Replace a surrogate pair, as in JSON, with the single character that YAML requires."""
+    """Replace a surrogate pair, which JSON permits, with the single character that YAML requires."""
     high, low = escape.group(1), escape.group(2)
     if high is None:
         return escape.group()
