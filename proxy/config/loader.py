@@ -1,6 +1,6 @@
-"""Loads the configuration: the file, overridden by the environment, with defaults; every error has its line.
+"""Loads the configuration from the file, the environment, which overrides it, and defaults. Errors name the line.
 
-TLS files are only checked for existence: they are read when contexts are created. No rules file is read and no socket
+TLS files are only checked for existence; they are read when contexts are created. No rules file is read and no socket
 is opened.
 """
 
@@ -30,7 +30,7 @@ from proxy.yamlfile.document import (
 from proxy.yamlfile.hosts import MOST_PORT, is_own_address, listen_conflict
 from proxy.yamlfile.models import read_model, warn_of_variables
 
-#: Names standard input where a file is expected.
+#: Stands for standard input where a file is expected.
 STANDARD_INPUT = Path("-")
 _NO_SECRETS = (
     "missing, expected a secret, because the broker is not on loopback: without a secret, the key that signs clients' "
@@ -45,16 +45,16 @@ def load_settings(
 
     Args:
         path: the file; - is standard input.
-        environ: the environment; variables with the prefix ``OXPROXY_`` override keys.
+        environ: the environment, whose variables with the prefix ``OXPROXY_`` override keys.
         secrets_required: whether passwords stored outside the file, and TLS files, must exist. False is for checks on a
-            machine that must not have them: a missing password, TLS file or parent of the audit directory is then a
-            warning.
+            machine that must not have them; a missing password, TLS file or parent of the audit directory is then only
+            a warning.
 
     Returns:
         The settings, and warnings.
 
     Raises:
-        ConfigErrors: the file can't be read, or contains errors; all of them are reported.
+        ConfigErrors: the file can't be read, or contains errors, all of which are reported.
     """
     faults = Faults()
     try:
@@ -75,7 +75,7 @@ def parse_settings(
 def read_settings(
     root: Node | None, path: Path, environ: Environment[str, str], faults: Faults, secrets_required: bool = True
 ) -> Settings:
-    """Read settings from a file's document, None if it is empty; see `load_settings`."""
+    """Read settings from a file's document, which is None if the file is empty; see `load_settings`."""
     if root is None:
         faults.check()
         root = Mapping(Place(str(path), 1), [])
@@ -129,13 +129,13 @@ def _note_places(node: Node, path: str, places: dict[str, Place]) -> None:
 
 
 def _check_addresses(settings: Settings, faults: Faults) -> None:
-    """Report listen addresses that conflict, and a broker address that this sidecar listens on."""
+    """Report listen addresses that conflict, and broker addresses on which this sidecar itself listens."""
     listening = [(f"listen[{index}].address", listener.address) for index, listener in enumerate(settings.listen)]
     listening += [("admin.address", address) for address in settings.admin_addresses]
     for index, (key, address) in enumerate(listening):
         other = next((earlier for earlier in listening[:index] if listen_conflict(earlier[1], address)), None)
         if other is not None:
-            if key not in settings.places:  # a default: report the line of the other key
+            if key not in settings.places:  # it has its default value: report the line of the other key
                 (key, address), other = other, (key, address)
             message = f"{address} conflicts with {other[0]} {other[1]}"
             if settings.workers > 1 and "admin.address" in (key, other[0]):

@@ -1,6 +1,6 @@
 """Reads passwords, the secrets that sign clients' bindings and the key of the audit log's hashes.
 
-Each value is in the configuration, in an environment variable or in a file. No error contains a value.
+Each value is stored in the configuration, in an environment variable or in a file. Errors never contain a value.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from proxy.yamlfile.secret_sources import MissingSecret, read_password_source, r
 
 #: Size of each secret that signs clients' bindings.
 SECRET_BYTES = 32
-#: Size limits of the key of the audit log's hashes, as in `audit.record`.
+#: Size limits for the key of the audit log's hashes, as in `audit.record`.
 HASH_KEY_BYTES = (16, 64)
 
 
 def read_secret(data: bytes) -> bytes | None:
-    """Return the 32 bytes of a secret, None if it is malformed.
+    """Return the 32 bytes of a secret; None if it is malformed.
 
     Args:
         data: 32 bytes, or their hexadecimal or base64 form, optionally surrounded by whitespace.
@@ -58,7 +58,7 @@ class SecretReader:
     required: bool
 
     def secrets(self, sources: Sequence[SecretSource]) -> tuple[SecretSource, ...]:
-        """Return the sources of `declared.secrets` with their values; b"" for values that can't be read."""
+        """Return the sources in `declared.secrets` with their values, which are b"" if they can't be read."""
         return tuple(
             source.model_copy(update={"value": self._secret(source, f"declared.secrets[{index}]")})
             for index, source in enumerate(sources)

@@ -31,7 +31,7 @@ _SECRET_KEY = re.compile(r"passw|secret|authorization|credential", re.IGNORECASE
 #: user:password@ in an address. The match is greedy, since a password may contain an unescaped @ and masking too much
 #: is safe.
 _ADDRESS = re.compile(r"(://[^\s:/@]*):\S*@")
-#: Maximum number of tracked keys of repeated events; the least recently used key is dropped first.
+#: Maximum number of tracked keys of repeated events; the least recently seen key is dropped first.
 _REPEAT_KEYS = 1024
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
