@@ -1,4 +1,4 @@
-"""``oxproxy adopt``: signs bindings left on the broker by earlier versions, or by sidecars with a previous secret."""
+"""``oxproxy adopt``: signs bindings on the broker made by earlier versions, or by sidecars with a previous secret."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the files and print their names.
 
     Raises:
-        ConfigErrors: a file exists, so that nothing is written, or a file can't be written.
+        ConfigErrors: a file already exists, in which case nothing is written, or a file can't be written.
     """
     directory: Path = options.directory
     files = {
