@@ -627,7 +627,7 @@ class DeclarationStore:
             self.log_fault(record.name, f"its snapshot is damaged: {error}")
 
     def _remembered(self, owned: OwnedExchange, record: BindingRecord) -> StoredBinding:
-        """Create a binding from a snapshot; the signatures of copies on the broker are verified as usual."""
+        """Create a binding from a snapshot. The signatures of copies on the broker are verified as usual."""
         key = record.routing_key
         names = record.exchange, record.destination_type, record.destination
         stored = stored_binding(*names, key, record.entries, [], one_word=owned.is_topic)
@@ -637,11 +637,11 @@ class DeclarationStore:
         return with_copies(stored, copies)
 
     def bindings(self) -> list[StoredBinding]:
-        """Return a copy of the current bindings, since a pass in progress can't judge later ones."""
+        """Return a copy of the current bindings, since a pass in progress can't judge later bindings."""
         return [stored for owned in self.state.exchanges.values() for stored in owned.clients.values()]
 
     def binding_gone(self, stored: StoredBinding) -> bool:
-        """Forget a client's binding unless it was replaced meanwhile; return whether it was forgotten."""
+        """Forget a client's binding unless it was replaced in the meantime; return whether it was forgotten."""
         binding = stored.binding
         owned = self.state.exchanges.get(binding.exchange)
         if owned is None or owned.clients.get(binding.identity) is not stored:
