@@ -67,9 +67,9 @@ def _any_of(patterns: Mapping[str, str]) -> re.Pattern[str]:
 
 
 _MARKUP = r"```.*?```|`[^`\n]*`"
-#: Code in a page: also targets of links, and indented lines.
+#: Code in a page, which includes targets of links, and indented lines.
 _PAGE_CODE = re.compile(rf"{_MARKUP}|\]\([^)]*\)|^    [^\n]*$", re.DOTALL | re.MULTILINE)
-#: Code in a docstring, comment or message. Their indented lines are text: sections of docstrings are indented.
+#: Code in a docstring, comment or message. Indented lines are text, since sections of docstrings are indented.
 _TEXT_CODE = re.compile(_MARKUP, re.DOTALL)
 #: First words of function docstrings that are clauses instead of sentences.
 _CLAUSES = ("Whether", "Where", "Who", "What", "How")
@@ -85,7 +85,7 @@ _PLAIN = (
 
 
 def _pages() -> Iterator[tuple[Path, int, str, Mapping[str, str]]]:
-    """Yield file, first line, text and words to avoid, of everything that is checked."""
+    """Yield file, first line, text and words to avoid for everything that is checked."""
     for pattern in _PAGES:
         for path in sorted(ROOT.glob(pattern)):
             yield path, 1, _without_code(path.read_text(), _PAGE_CODE), LEFT_OUT | PAGE_HABITS
@@ -105,7 +105,7 @@ def _without_code(text: str, code: re.Pattern[str]) -> str:
 
 
 def _strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield line and text of the string literals that contain a blank, including docstrings, without SQL."""
+    """Yield line and text of the string literals that contain a blank, including docstrings but not SQL."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             if not re.search(r"\b(?:SELECT|WHERE|IS NULL|DATE)\b", node.value):
