@@ -1,4 +1,5 @@
-# Image of the report on audit logs. It is separate because the report needs Java and Spark, which the sidecar does not need.
+# Image of the report on audit logs. It is separate because the report needs Java and Spark, which the sidecar does not
+# need.
 #
 #   docker build -f deploy/docker/report.Dockerfile -t oxproxy-report:0.2.0 .
 ARG BUILD_BASE=python:3.13-slim-bookworm
@@ -23,8 +24,8 @@ FROM ${BASE}
 LABEL org.opencontainers.image.title="oxproxy-report" \
       org.opencontainers.image.description="Report on the audit logs of oxproxy, by Apache Spark" \
       org.opencontainers.image.licenses="Apache-2.0"
-# No Java version is pinned, so that security updates are installed when the image is rebuilt. Hadoop requires a name for
-# the user that runs it.
+# No Java version is pinned, so that security updates are installed when the image is rebuilt. Hadoop requires a name
+# for the user that runs it.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \
