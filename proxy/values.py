@@ -9,7 +9,7 @@ letter     Python value
 t          bool
 b B s u    int (8 bits signed, unsigned, 16 bits signed, unsigned)
 I i        int (32 bits signed, unsigned)
-l L        int (64 bits; RabbitMQ reads ``L`` as signed as well)
+l L        int (64 bits; RabbitMQ also reads ``L`` as signed)
 T          int (seconds)
 f d        float (``f`` holds a single-precision number exactly)
 D          (scale: int, unsigned: int)

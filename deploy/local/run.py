@@ -24,7 +24,7 @@ def overrides(broker: Broker) -> dict[str, str]:
 
 
 def main() -> int:
-    """Replace this process by ``oxproxy serve``; return 2 if RABBITMQ_URL is missing or invalid."""
+    """Replace this process with ``oxproxy serve``; return 2 if RABBITMQ_URL is missing or invalid."""
     try:
         broker = broker_of_environment()
     except ValueError as error:

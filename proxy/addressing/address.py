@@ -33,7 +33,7 @@ class Address:
         host: without brackets.
         port: None for the scheme's default.
         name: everything after the slash that ends the domain, not decoded.
-        passive: True if the address is one to listen on, not one to connect to.
+        passive: True if the address is to be listened on, not connected to.
         local: True if the domain is empty, so that the address is on this proxy's own broker.
     """
 

@@ -172,7 +172,7 @@ class AddressRule:
 
     Args:
         pattern: compared with the whole address.
-        translation: the new address; None if the rule does not specify one.
+        translation: the new address; None if the rule has no translation.
         name: the operator's name for the rule, or empty.
         hosts: hosts that results may have, ``*`` for any; None if the host in the translation is fixed.
     """

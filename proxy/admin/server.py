@@ -125,7 +125,7 @@ class AdminServer:
 
         Args:
             host: address to bind.
-            port: port to bind, 0 for a free one.
+            port: port to bind; 0 for any free port.
 
         Returns:
             The bound address and port. `stop` must be called at the end, even if this method raises an error.
@@ -178,7 +178,8 @@ class AdminServer:
             if not self._is_allowed(request.remote):
                 raise web.HTTPForbidden(text="available only from loopback and from the networks in admin.allow\n")
             host = request.headers.get("Host", "")
-            # Any web page in an operator's browser can reach loopback; browsers send an Origin header, tools never do.
+            # Any web page in an operator's browser can reach loopback. Browsers send an Origin header, but tools do
+            # not.
             if request.headers.get("Origin", f"http://{host}") != f"http://{host}":
                 raise web.HTTPForbidden(text="not available to other pages in a browser\n")
             site, mode = request.headers.get("Sec-Fetch-Site", "none"), request.headers.get("Sec-Fetch-Mode")

@@ -284,7 +284,7 @@ def look_for(channel: int, destination: Destination) -> bytes:
     kind, name = destination
     if kind == QUEUE:
         return queue_declare(channel, name, passive=True, durable=False)
-    # A passive declare does not compare the type, but it must be one that the broker knows.
+    # A passive declare does not compare the type, but the broker must support the type.
     return exchange_declare(channel, name, b"direct", passive=True, durable=False)
 
 

@@ -86,7 +86,7 @@ def without(data: bytes, start: int, end: int, names: frozenset[bytes]) -> bytes
     """Return the entries except those with the given names; all other bytes are unchanged.
 
     Raises:
-        ProtocolError: 502 as in `pick`.
+        ProtocolError: 502, as for `pick`.
     """
     kept: list[bytes] = []
     kept_from = start
@@ -164,7 +164,7 @@ def decode_value(raw: bytes) -> Value:
     """Decode one value.
 
     Raises:
-        ProtocolError: 502 as in `decode_table`.
+        ProtocolError: 502, as for `decode_table`.
     """
     try:
         value, stop = _decode(raw, 0, len(raw), MAX_NESTING)

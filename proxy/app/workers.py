@@ -251,7 +251,7 @@ def _reserve(address: HostPort) -> socket.socket:
     """Bind an address that workers will listen on, to keep it reserved while no worker is running.
 
     Raises:
-        OSError: the address is in use. If another sidecar used it, some of the connections would go there.
+        OSError: the address is in use. If another sidecar uses it, that sidecar would get some of the connections.
     """
     family, *_, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as alone:

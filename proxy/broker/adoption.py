@@ -40,7 +40,7 @@ class UnsignedBinding:
 
     @property
     def foreign_signature(self) -> bool:
-        """True if the binding has a signature made with none of our secrets, which no version of oxproxy creates."""
+        """True if the binding has a signature that none of our secrets made, which no version of oxproxy creates."""
         return self.secret is None and bool(self.info.signature)
 
     def as_json(self) -> dict[str, Any]:  # Any: JSON
@@ -55,7 +55,7 @@ class UnsignedBinding:
         }
 
     def __str__(self) -> str:
-        """Format the data of `as_json` as one line for operators."""
+        """Return the data of `as_json` as one line for operators."""
         exchange, binding, user, arguments, reason = self.as_json().values()
         names = ", ".join(arguments) or "none"
         return f"vhost {self.vhost}: exchange {exchange}: {binding}, user {user!r}, arguments {names}: {reason}"
@@ -90,7 +90,7 @@ class Adoption:
         """Find bindings that are not signed with the current secret, except damaged bindings, which sidecars ignore.
 
         Args:
-            exchanges: the exchanges to search; empty: all.
+            exchanges: the exchanges to search; empty for all.
 
         Raises:
             UpstreamError: the management API is unavailable.
@@ -111,7 +111,7 @@ class Adoption:
         return bindings
 
     async def sign(self, unsigned: UnsignedBinding) -> str | None:
-        """Replace a binding with a signed one; return the reason if the broker refuses it.
+        """Replace a binding with a signed binding; return the reason if the broker refuses it.
 
         Raises:
             UpstreamError: the broker is unreachable; the old binding remains.

@@ -4,9 +4,9 @@ A refused declaration closes its channel. Each channel in the pool is therefore 
 a batch, and is discarded after a refusal, so that a refusal affects nothing else. `log_in` classifies a refused login:
 the broker closes the connection with 403 if the client has announced that capability, and otherwise just drops it.
 
-The connection is a plain one of aio-pika, and `vhost_loop` reconnects it. A robust connection would redeclare the
-objects that it remembers, which would be a second desired state. aiormq, on which aio-pika is built, is used directly
-only here and in `methods`:
+The connection is one of aio-pika's plain connections, and `vhost_loop` reconnects it. A robust connection would
+redeclare the objects that it remembers, which would be a second desired state. aiormq, on which aio-pika is built, is
+used directly only here and in `methods`:
 
 - `_Transport`: aiormq drops a Channel.CloseOk if ten frames wait to be written, and the broker then refuses the
   channel's number forever. aio-pika has no option for that length or for the expected server name in a certificate. It
@@ -282,7 +282,7 @@ _CODES: dict[type[BaseException], int] = {
 
 
 class Refusal(NamedTuple):
-    """The reason why the broker closed one of our channels: reply code and text."""
+    """The reason why the broker closed one of our channels, as reply code and text."""
 
     code: int
     text: str

@@ -276,7 +276,7 @@ class Topology:
 
         Args:
             vhost: name of the virtual host; may be managed already.
-            state: its shared state; None to create one (see `state_of`).
+            state: its shared state; None to create it (see `state_of`).
         """
         known = self._vhosts.get(vhost)
         if known is None:

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """List bindings that are not signed with the current secret, sign them, and end the transition with ``--finish``.
 
-    Returns NO if a binding could not be signed, or the transition could not be ended.
+    Returns NO if a binding could not be signed or the transition could not be ended.
 
     Raises:
         ConfigErrors: the management API is not configured, the broker is unreachable or refuses a request, or a virtual

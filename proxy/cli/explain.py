@@ -1,7 +1,7 @@
 """``oxproxy explain``: explains how one message is routed, as a tree, as text or as JSON.
 
-The rules are those of files, or those in force in a running sidecar. In the latter case, each of its workers is
-queried, and the answers are compared.
+The rules are read from files, or are the rules in force in a running sidecar. In the latter case, all workers are
+queried, and their answers are compared.
 """
 
 from __future__ import annotations

@@ -94,7 +94,9 @@ def _diff(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
 
 
 def _pairs(in_force: list[dict[str, str]], options: argparse.Namespace) -> list[tuple[str, dict[str, str] | None]]:
-    """Return the names of files on this machine, each with its counterpart in force; a missing one is empty or None."""
+    """Return the names of files on this machine, each with its counterpart in force; a missing file is empty or
+    None.
+    """
     if options.files:
         if options.files == ["-"] and len(in_force) == 1:
             return [("-", in_force[0])]

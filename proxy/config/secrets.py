@@ -43,7 +43,7 @@ def read_secret(data: bytes) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class SecretReader:
-    """Reads the secrets of one configuration and reports malformed ones.
+    """Reads the secrets of one configuration and reports malformed secrets.
 
     Args:
         `folder`: directory of the configuration.

@@ -22,7 +22,7 @@ from proxy.net.vhosts import ControlPlane
 from proxy.relay.handshake.lease import Lease, LeaseNegotiation
 from proxy.relay.handshake.machine import Handshake, HandshakeLimits, HandshakeSide, HandshakeState
 
-#: Reply codes from this one on are errors of the peer (AMQP 0-9-1 spec, 1.2 "Constants").
+#: Reply codes from this value on are errors of the peer (AMQP 0-9-1 spec, 1.2 "Constants").
 _FAULTS = 500
 
 

@@ -106,7 +106,7 @@ class ServerTls:
         """Read the files.
 
         Raises:
-            ConfigError: a file can't be used, with the reason.
+            ConfigError: a file can't be used; the message contains the reason.
         """
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = _OLDEST
@@ -139,7 +139,7 @@ class ClientTls:
         """Read the files.
 
         Raises:
-            ConfigError: a file can't be used, with the reason.
+            ConfigError: a file can't be used; the message contains the reason.
         """
         context = ssl.create_default_context() if self.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = _OLDEST

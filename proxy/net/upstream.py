@@ -83,8 +83,8 @@ class Upstream:
         }
 
 
-#: Maximum number of kept connections; the oldest is dropped for a new one. Each connection uses a socket here and about
-#: 100 kB on the broker.
+#: Maximum number of kept connections; the oldest is dropped for a new connection. Each connection uses a socket here
+#: and about 100 kB on the broker.
 MOST_KEPT = 256
 #: Timeout for the broker's answer to our Connection.Close.
 _CLOSE_OK_SECONDS = 5.0

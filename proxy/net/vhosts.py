@@ -55,7 +55,7 @@ class ClientConnections:
         return any(name == vhost for name, _ in self._open)
 
     async def ask(self, vhost: str, asked: Iterable[PermissionCheck]) -> None:
-        """Check what clients may bind. A client without a connection is refused until it opens one."""
+        """Check what clients may bind. A client without a connection is refused until it opens a connection."""
         waiting = []
         for check in asked:
             client_connections = self._open.get((vhost, check.reach.client))
@@ -121,7 +121,7 @@ class Vhosts:
 
     Args:
         states: virtual hosts named by rules.
-        control: the control plane; None if no rules need one.
+        control: the control plane; None if no rules need it.
         counters: counters of the process.
         sources: clocks and random numbers.
         rules: settings for client declarations.

@@ -50,8 +50,7 @@ class Exposition:
         """Write the page.
 
         Args:
-            accept: the request's Accept header, which selects OpenMetrics or the plain text format, which is the
-                default.
+            accept: the request's Accept header, which selects OpenMetrics or, by default, the plain text format.
 
         Returns:
             The page and its content type. The values are not an atomic snapshot.

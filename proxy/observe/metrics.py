@@ -3,8 +3,8 @@
 The names are a documented interface (docs/reference/metrics.md). Label values come from closed sets or from the rules
 files, never from routing keys, users, peers or queues named by producers.
 
-Nothing is counted here. Rows are read in a different thread from the one that counts, so numbers are read without a
-lock, and dictionaries that may grow are copied first, which is atomic in CPython.
+Nothing is counted here. Rows are not read in the thread that counts, so numbers are read without a lock, and
+dictionaries that may grow are copied first, which is atomic in CPython.
 """
 
 from __future__ import annotations

@@ -115,8 +115,9 @@ class BrokerFrames:
                         if channel is not None and channel.confirms.ledger is None:
                             confirms = channel.confirms
                             first = at
-                            # Confirms come in runs: loop while the next frame is one on the same channel. Inlined:
-                            # compiled, reading a number this way takes a tenth of the time of a call.
+                            # Confirms often follow each other: loop while the next frame is a confirm on the same
+                            # channel. Inlined, since in compiled code reading a number this way takes a tenth of the
+                            # time of a call.
                             head = data[at : at + _ACK_HEAD_BYTES]
                             while True:
                                 tag: int = (

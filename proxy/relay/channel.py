@@ -228,7 +228,7 @@ class ChannelAudit:
     origin: str = ""
     #: number of the channel's last line, if confirms wait for lines
     line: int = 0
-    #: (number, exchange, routing key) of mandatory publishes, for identifying returned ones
+    #: (number, exchange, routing key) of mandatory publishes, with which returns are identified
     mandatory: deque[tuple[int, bytes, bytes]] | None = None
 
     def forget_mandatory(self, settled: int) -> None:
@@ -265,7 +265,7 @@ class Replies:
 
     @property
     def next(self) -> ExpectedReply:
-        """The next outstanding answer; there must be one."""
+        """The next outstanding answer, which must exist."""
         return self._expected[0]
 
     def append(self, expected: ExpectedReply) -> None:

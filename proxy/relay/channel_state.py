@@ -3,7 +3,7 @@
 A channel of the producer and the upstream channel with the same number share one record with one state. `next_state`
 looks up (state, event) in `TRANSITIONS`; `ConnectionState.change` is its only caller and carries out the consequences
 of a change. An event without an entry is a protocol error with the reply code and text of RabbitMQ (seen with 3.10.8).
-Frames from the producer in a state in `HOLDING` are buffered: they become events when the channel resumes.
+In the states in `HOLDING`, frames from the producer are buffered; they become events when the channel resumes.
 
 Either side may close a channel, and the closes may cross. Each close is answered by a close-ok, and a side may use the
 number again once no close-ok is outstanding on that side (spec, 1.5.2.5 and 1.5.2.6). RabbitMQ answers a close that
@@ -64,7 +64,7 @@ class ChannelEvent(Enum):
     BROKER_CLOSE_OK = "Channel.CloseOk of the broker"
     #: destinations of a publish are not bound yet
     WAIT = "wait for destinations"
-    #: a declaration of the producer requires methods of our own
+    #: a declaration from the producer requires our own methods
     DECLARE = "run methods of ours"
     #: destinations were bound, or our own methods were answered
     RESUME = "resume"

@@ -28,7 +28,7 @@ class Settled:
     __slots__ = ("_above", "count", "low")
 
     def __init__(self) -> None:
-        #: every tag up to this one is settled
+        #: greatest tag up to which all tags are settled
         self.low = 0
         #: settled tags above `low`
         self._above: set[int] = set()
@@ -40,7 +40,7 @@ class Settled:
 
         Args:
             tag: delivery tag of the ack or nack; 0 with `multiple` means all outstanding tags.
-            multiple: non-zero if it settles all tags up to this one.
+            multiple: non-zero if it settles all tags up to `tag`.
             published: highest tag in use.
         """
         above = self._above

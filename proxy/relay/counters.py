@@ -107,7 +107,7 @@ class TrafficLabels(NamedTuple):
 
     Args:
         exchanges: (vhost, exchange).
-        bindings: (vhost, exchange, binding id): the first ones, up to the limit.
+        bindings: (vhost, exchange, binding id) of the first bindings, up to the limit.
         kept: bindings that have totals already, anywhere in the files.
         destinations: (vhost, name).
     """
@@ -141,7 +141,7 @@ class Traffic:
         """Choose the names to which `name` gives totals. May run in another thread, since there may be 100,000
         bindings.
 
-        Bindings are given in the order of the files, and the first ones get the totals.
+        Bindings are given in the order of the files, and the first bindings get the totals.
         """
         first: dict[tuple[str, bytes, str], None] = {}
         kept = set()
@@ -225,8 +225,8 @@ class Traffic:
     def publishes(self) -> Iterator[tuple[str, bytes, str, int, int]]:
         """Yield (vhost, exchange, outcome, publishes, body bytes).
 
-        The first row of an exchange has the bytes of all outcomes. This method and the next two may run in a different
-        thread from the one that counts, since they read copies and copying a dictionary is atomic.
+        The first row of an exchange has the bytes of all outcomes. This method and the next two need not run in the
+        thread that counts, since they read copies and copying a dictionary is atomic.
         """
         for counters in (*self._exchanges.copy().values(), *self._others.copy().values()):
             body_bytes = counters.body_bytes
@@ -405,7 +405,7 @@ class Counters:
         self.carrier_bindings: Mapping[tuple[str, str, str], int] = {}
         self.unkeyed_tokens = 0
         self.unsigned_bindings = 0
-        #: processes that share the addresses, and restarts of this one
+        #: number of processes that share the addresses, and restarts of this process
         self.workers = 1
         self.worker_restarts = 0
         #: number of unexpected exceptions, by task of the control plane

@@ -111,7 +111,7 @@ def refuse_forged(state: VhostState, entries: bytes) -> None:
     harmless.
 
     Raises:
-        ProtocolError: 403 on the channel.
+        ProtocolError: the header is forged; 403 on the channel.
     """
     try:
         addresses = read(entries)

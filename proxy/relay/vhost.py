@@ -64,8 +64,8 @@ class BindingCopy(NamedTuple):
     key: bytes
     #: as stored on the broker; b"" if there is none
     signature: bytes = b""
-    #: index of the secret that it was signed with, 0 for the current one; None if it is none of ours, so that the user
-    #: is not trusted
+    #: index of the secret used for the signature, 0 for the current secret; None if it is not one of ours, so that the
+    #: user is not trusted
     secret: int | None = 0
 
     @property
@@ -398,7 +398,7 @@ class VhostState:
         self.changed()
 
     def add_binding(self, stored: StoredBinding, compiled: CompiledBinding | None = None) -> bool:
-        """Add a client's binding to an exchange, or merge its copies with those of the same binding.
+        """Add a client's binding to an exchange or, if the exchange has the same binding, merge their copies.
 
         Returns:
             Whether the binding or its effective copy is new.

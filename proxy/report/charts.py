@@ -15,7 +15,7 @@ from typing import NamedTuple
 #: Pixels from the top of a plot to its time axis.
 DEPTH = 200
 _MOST_MARKS = 8
-#: Minimum number of columns, so that a small amount of data is not shown as large blocks.
+#: Minimum number of columns, so that few data are not shown as large blocks.
 _LEAST_COLUMNS = 30
 #: Share of a step that a column fills.
 _COLUMN_SHARE = 0.9

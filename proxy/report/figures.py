@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any, NamedTuple
 
-#: A row of a list by column, as in `sql/page.sql`.
+#: A row of a list, by column name; see `sql/page.sql`.
 Row = dict[str, Any]
 
 #: Outcomes of publishes without a destination.

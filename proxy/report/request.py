@@ -31,7 +31,7 @@ class Request:
     """One run of the report."""
 
     input: str  # directory of the audit log: a path, or a URI that Hadoop supports
-    output: str  # directory of tables and pages: a path or URI, too
+    output: str  # directory for tables and pages, as for `input`
     since: date | None = None  # first day (UTC); None: the oldest in the log
     until: date | None = None  # last day; None: the newest
     master: str | None = None  # Spark master; None for that of spark-submit or else all cores of this machine

@@ -80,7 +80,7 @@ class Selection:
         return step, [steps[begin] for begin in sorted(steps)]
 
     def _largest(self, name: str, by: str, most: int = MOST_ROWS) -> list[Row]:
-        """Return the rows with the greatest values, and record their number, or one more if there are further rows."""
+        """Return the rows with the greatest values, and record their number, plus 1 if there are further rows."""
         rows = self._rows(f"FROM ({_SQL[name]}) ORDER BY {by} DESC, COLUMNS(* EXCLUDE {by}) LIMIT {most + 1}")
         self._found[name] = len(rows)
         return rows[:most]

@@ -44,7 +44,7 @@ FIXED = {
 }
 
 _QUIET = Path(__file__).with_name("log4j2.properties")
-#: Settings for a run on this machine only.
+#: Settings that apply only to runs on this machine.
 LOCAL = {
     "spark.master": "local[*]",
     "spark.driver.bindAddress": "127.0.0.1",

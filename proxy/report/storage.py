@@ -151,7 +151,7 @@ class Storage:
     def move(self, source: str, target: str) -> None:
         """Rename a file or directory to a new path on the same file system."""
         with self._at(target) as (files, new):
-            # Hadoop would move a directory into an existing one.
+            # Hadoop would move a directory into an existing directory.
             moved = not files.exists(new) and files.rename(self._path(source), new)
         if not moved:
             raise StorageError(f"{target}: {source} can't be moved there")

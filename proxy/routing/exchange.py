@@ -125,7 +125,7 @@ class Exchange:
         alternate: name of the alternate exchange.
 
     Raises:
-        ProtocolError: 406 on the channel, a filter's value is not an integer.
+        ProtocolError: a filter's value is not an integer; 406 on the channel.
         ValueError: the type is unknown.
     """
 
@@ -179,7 +179,7 @@ class Exchange:
             False if the binding already exists, so that nothing changes.
 
         Raises:
-            ProtocolError: 406 on the channel, the binding is not valid.
+            ProtocolError: the binding is not valid; 406 on the channel.
         """
         if compiled is None:
             compiled = compile_binding(self.type, binding, self._local_time)

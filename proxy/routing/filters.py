@@ -96,7 +96,7 @@ def read_filters(arguments: Table) -> tuple[Filter, ...]:
     """Return the filters among an exchange's arguments, in the order in which they are checked.
 
     Raises:
-        ProtocolError: 406 on the channel, a filter's value is not an integer.
+        ProtocolError: a filter's value is not an integer; 406 on the channel.
     """
     filters: list[Filter] = []
     bounds = dict(_HEADERS)

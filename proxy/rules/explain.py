@@ -320,7 +320,7 @@ def _evaluated(
 
 
 def _book(loaded: LoadedRules, vhost: str) -> AddressBook | None:
-    """Return the address table of a virtual host, with caches separate from those of publishes."""
+    """Return the address table of a virtual host, with separate caches from those used for publishes."""
     book = loaded.books.get(vhost)
     return None if book is None else book.with_empty_cache()
 
@@ -329,7 +329,7 @@ def explain_address(loaded: LoadedRules, address: bytes, vhost: str | None = Non
     """Look up an address in the address table of one virtual host.
 
     Raises:
-        ConfigErrors: no virtual host has a table, or several have one.
+        ConfigErrors: no virtual host has a table, or several virtual hosts have tables.
     """
     names = [name for name in sorted(loaded.books) if vhost in (None, name)]
     if len(names) != 1:

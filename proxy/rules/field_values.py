@@ -89,8 +89,7 @@ def _scalar(node: Scalar) -> Value:
     content = node.value
     value = plain_value(content)
     if value is None:  # a number
-        # RabbitMQ drops the connection on a bind with a double that is not finite, and answers a publish with one with
-        # 541.
+        # If a double is not finite, RabbitMQ drops the connection on a bind, and answers a publish with 541.
         infinite = isinstance(content, float)
         expected = "a finite number" if infinite else "a signed 64-bit whole number"
         raise _RefusedError(node.place, f"seen {node.text if infinite else describe(node)}, expected {expected}")

@@ -347,7 +347,7 @@ def _operators() -> dict[str, OperatorValue]:
                 name, _, named = key.partition(" ")
                 if name == "NAME":
                     continue
-                # An operator for an optional header takes the same value as the one for a required header.
+                # An operator for an optional header takes the same value as the operator for a required header.
                 plain = operators.get(name.replace("x-?hk?v", "x-?hkv"))
                 expected, schema = _VALUES[entry.value] if entry.value in _VALUES else (plain or operators[name])[:2]
                 of = "property" if name.startswith("x-?pr") else "header"

@@ -205,7 +205,7 @@ class PackedPlaces:
         self._packed = array("Q")
 
     def extend(self, places: Iterable[Place]) -> int:
-        """Add positions in this file; return the index of the first one."""
+        """Add positions in this file; return the index of the first position."""
         first = len(self._packed)
         self._packed.extend([place.line << 32 | place.column for place in places])
         return first
@@ -345,7 +345,7 @@ def read_rules_file(root: Node, source: RulesSource, faults: Faults) -> ParsedFi
 
 
 def _take_tests_file(root: Node, source: str, faults: Faults) -> TestsFile | None:
-    """Remove and return the name of a test file if the key `tests` has one instead of a list."""
+    """Remove and return the name of a test file if the key `tests` contains a name instead of a list."""
     entry = root.entry("tests") if isinstance(root, Mapping) else None
     if entry is None or not isinstance(root, Mapping) or not isinstance(entry[1], Scalar) or entry[1].absent:
         return None

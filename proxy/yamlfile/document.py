@@ -109,7 +109,7 @@ Plain: TypeAlias = bool | int | float | str | None
 
 @dataclass(slots=True, eq=False)
 class Scalar:
-    """One scalar: its text, its notation and its position."""
+    """A scalar, with its text, notation and position."""
 
     place: Place
     text: str

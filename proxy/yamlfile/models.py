@@ -50,7 +50,7 @@ class Keys:
     """A mapping in a file with its dotted path, which locates the keys for errors that are found later.
 
     Args:
-        node: the mapping, or the node found instead of one.
+        node: the mapping, or the node that is there instead of a mapping.
         path: its dotted path, empty for the whole file.
     """
 
@@ -115,7 +115,7 @@ def read_model(model: type[M], node: Node, faults: Faults, path: str = "") -> M 
     """Read a node as a model and report every error in it.
 
     Args:
-        node: the mapping, or the node found instead of one.
+        node: the mapping, or the node that is there instead of a mapping.
 
     Returns:
         The model without the invalid values; None if required values are then missing.

@@ -288,7 +288,7 @@ class Observer:
         return sources
 
     def note_bypasses(self, desired: DesiredState) -> None:
-        """Find bypasses in the observed state, and log new ones."""
+        """Find bypasses in the observed state, and log new bypasses."""
         carriers = {exchange.carrier for exchange in desired.carriers}
         last, self.bypasses = self.bypasses, ()
         if carriers:

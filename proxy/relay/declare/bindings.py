@@ -8,8 +8,8 @@ Each sidecar makes its own first binding, or a pin, since other sidecars may rem
 it (`relay.token_table`). Clients can't change bindings of rules files.
 
 A client's routes reach only destinations that the client has permission to bind (`ClientReach`). Existing destinations
-are checked before the binding is stored, and later ones when a message chooses them. Tokens bound for the routes are
-removed with the client's last binding.
+are checked before the binding is stored; other destinations are checked when a message chooses them. Tokens bound for
+the routes are removed with the client's last binding.
 
 Source: architecture, "The broker is the store"; delivery notes, "Tokens and bindings"; the open-exchange specification,
 7, 11 and 13; AMQP 0-9-1 spec, 1.7.2.3 and 1.7.2.5; RabbitMQ guides "Exchange to exchange bindings" and "Queues" (an

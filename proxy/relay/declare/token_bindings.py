@@ -177,7 +177,7 @@ def withdraw(
 ) -> None:
     """Unbind tokens and grants that nothing needs any more; the control plane retries unbinds that are refused.
 
-    With `plain`, the control plane's rows are unbound as well.
+    With `plain`, the control plane's rows are also unbound.
     """
     state, channel = connection.plans.state, connection.upstream.sidecar_channel
     number = channel.number or 0

@@ -396,7 +396,7 @@ def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] 
         names: headers with further keys; includes BCC if ours does not replace it.
 
     Raises:
-        ProtocolError: 403 on the channel.
+        ProtocolError: a key has a reserved prefix; 403 on the channel.
     """
     keys = [routing_key]
     if b"CC" in entries and any(prefix in entries for prefix in RESERVED_PREFIXES):
@@ -421,7 +421,7 @@ def copy_frames(copy: Copy, original: OriginalAddress, method: bytes, header: by
         header: the producer's whole content header frame.
 
     Raises:
-        ProtocolError: 502, the header is malformed.
+        ProtocolError: the header is malformed (502).
     """
     flags: int = U16.unpack_from(header, 19)[0]
     span = table_span(header, 21, flags, len(header) - 1)

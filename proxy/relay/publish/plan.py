@@ -391,7 +391,7 @@ class Plan:
             stop: offset after that frame.
 
         Raises:
-            ProtocolError: 502, malformed properties.
+            ProtocolError: the properties are malformed (502).
         """
         parts: list[object] = []
         if self._properties:
@@ -420,7 +420,7 @@ class Plan:
             The outgoing form, and the microseconds that the decision took.
 
         Raises:
-            ProtocolError: 502 malformed header.
+            ProtocolError: the header is malformed (502).
         """
         if self.routing_key is not None:
             routing_key = self.routing_key

@@ -42,7 +42,8 @@ class PublishFrames:
         """Hold a Basic.Publish until its header frame arrives; then both are sent upstream or refused.
 
         Raises:
-            ProtocolError: 502 on the connection, 403 on the channel.
+            ProtocolError: the method is malformed (502 on the connection), or the routing key has a reserved prefix
+                (403 on the channel).
         """
         exchange, routing_key, mandatory, _ = read_method(Publish, frame[7:-1])
         refuse_reserved(routing_key, b"")
@@ -86,7 +87,7 @@ class PublishFrames:
         """Refuse a message that is larger than the configured limit.
 
         Raises:
-            ProtocolError: 406 on the channel.
+            ProtocolError: the message is too large; 406 on the channel.
         """
         connection = self._connection
         connection.plans.counters.oversized += 1
@@ -159,7 +160,7 @@ class PublishFrames:
             took_us: duration of the decision in microseconds, negative if it was cached.
 
         Raises:
-            ProtocolError: 502 on the connection, the header is malformed.
+            ProtocolError: the header is malformed; 502 on the connection.
         """
         connection = self._connection
         channel = publish.channel

@@ -325,7 +325,7 @@ class PublishPass:
         """Reject an invalid frame as soon as its head is read.
 
         Raises:
-            ProtocolError: 501 on the connection.
+            ProtocolError: the frame is invalid; 501 on the connection.
         """
         kind, number, size = FRAME_HEAD.unpack_from(data, at)
         check_head(kind, number, size, self._largest - FRAME_SIZE_FUDGE + OVERHEAD, FRAME_SIZE_FUDGE)

@@ -42,7 +42,7 @@ def fitting(
         out: its outgoing form.
 
     Raises:
-        ProtocolError: 311 on the channel, body or headers are too large to be split.
+        ProtocolError: the body or the headers are too large to be split; 311 on the channel.
     """
     limits = connection.terms.limits
     if body_size > limits.replay_bytes or connection.backlog.collected + body_size > limits.collected_bytes:
@@ -88,7 +88,7 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
         header: the content header frame.
 
     Raises:
-        ProtocolError: 502, the header is malformed.
+        ProtocolError: the header is malformed (502).
     """
     span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
     if span is None:
@@ -99,7 +99,7 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
 
 
 def ledger_of(channel: Channel) -> Ledger:
-    """Return the channel's ledger; the first call adds all publishes before the current one."""
+    """Return the channel's ledger. The first call adds all publishes before the current publish."""
     confirms = channel.confirms
     if confirms.ledger is None:
         before = confirms.published - 1

@@ -46,7 +46,7 @@ class ObservedDecision(NamedTuple):
         """Return all facts of the message.
 
         Raises:
-            ProtocolError: 502, the header is malformed.
+            ProtocolError: the header is malformed (502).
         """
         header = self.header
         flags = U16.unpack_from(header, _FLAGS_AT)[0]
@@ -59,7 +59,7 @@ class ObservedDecision(NamedTuple):
         """Return the headers with the given names as letter and value bytes.
 
         Raises:
-            ProtocolError: 502, the header is malformed.
+            ProtocolError: the header is malformed (502).
         """
         span = _table_span(self.header)
         return [] if span is None else pick(self.header, *span, names)
@@ -111,7 +111,7 @@ class FailedPublish(NamedTuple):
         """Return the names of the headers, in order.
 
         Raises:
-            ProtocolError: 502, the header is malformed.
+            ProtocolError: the header is malformed (502).
         """
         span = _table_span(self.header) if self.header else None
         return [] if span is None else [name for name, _ in decode_table(self.header, *span)]
@@ -120,7 +120,7 @@ class FailedPublish(NamedTuple):
         """Return the headers with the given names as letter and value bytes.
 
         Raises:
-            ProtocolError: 502, the header is malformed.
+            ProtocolError: the header is malformed (502).
         """
         span = _table_span(self.header) if self.header else None
         return [] if span is None else pick(self.header, *span, names)

@@ -225,8 +225,8 @@ class Lane:
         self._settle(message, result, "" if result is not RemoteResult.NACKED else "refused by that broker")
 
     def returned(self, exchange: bytes, routing_key: bytes, header: bytes) -> None:
-        """Handle a return. Messages sent before the returned one are no longer tracked, since returns arrive in
-        order.
+        """Handle a return. Messages sent before it are no longer tracked, since returns arrive in the order of
+        publishes.
         """
         seen = _fingerprint(header)
         while self._mandatory:

@@ -390,7 +390,7 @@ def read_arguments(arguments: Table, draft: Draft) -> MatchType:
         The match type.
 
     Raises:
-        ProtocolError: 406 on the channel, for the first error in the order of the specification.
+        ProtocolError: an argument is not valid; 406 on the channel, for the first error in the specified order.
     """
     match_type = match_type_of(arguments)
     if any(value.letter == "A" for _, value in arguments):
@@ -491,7 +491,7 @@ def refuse_unreal_numbers(arguments: Sequence[tuple[bytes, Value]]) -> None:
     """Reject infinities and NaN, since RabbitMQ drops connections that send them.
 
     Raises:
-        ProtocolError: 406 on the channel, naming the argument.
+        ProtocolError: a number is infinite or NaN; 406 on the channel, with the name of the argument.
     """
     for key, value in arguments:
         if value.letter in "fdAF" and not _is_real(value):

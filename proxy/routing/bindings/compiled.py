@@ -314,8 +314,8 @@ def is_regex_key(key: bytes) -> bool:
     return head.startswith((b"x-addq", b"x-delq", b"x-add1q")) and b"re-on" in head
 
 
-#: Values of `index_place` for a binding that is always visited, and for one that is indexed by all keys of `either`.
-#: Any other number is the position of the binding's key in `required`.
+#: Values of `index_place` for a binding that is always visited, and for a binding that is indexed by all keys of
+#: `either`. Any other number is the position of the binding's key in `required`.
 ALWAYS_VISITED, UNDER_EITHER = -1, -2
 
 
@@ -430,6 +430,6 @@ class CompiledBinding:
 
     @property
     def destinations(self) -> frozenset[Destination]:
-        """Every destination that the binding names: the declared one and those of its routes."""
+        """All destinations that the binding names: the declared destination and those of its routes."""
         named = (effects.add for effects in self.effects)
         return frozenset(((self.binding.destination_type, self.binding.destination),)).union(*named)

@@ -134,7 +134,7 @@ def compile_binding(exchange_type: str, binding: Binding, local_time: tzinfo) ->
         The binding, which is not in an index yet.
 
     Raises:
-        ProtocolError: 406 on the channel, with the text of the broker or the plugin.
+        ProtocolError: the binding is not valid; 406 on the channel, with the text of the broker or the plugin.
     """
     compiled = COMPILERS[exchange_type](binding, local_time)
     refuse_unreal_numbers(binding.arguments)

@@ -71,9 +71,9 @@ _NESTING_LIMIT = 1000
 _HEAP_KIB = 4096
 _STACK_BYTES = 4 << 20
 
-#: Estimated work: of a match step; the number of copied bytes of the interpreter's frame that count as 1; and of a
-#: scanned character if the pattern contains a `_SLOW` construct. Otherwise a scanned character, like a compared one,
-#: counts as 1.
+#: Estimated work for a match step, number of copied bytes of the interpreter's frame that count as 1, and work for a
+#: scanned character if the pattern contains a `_SLOW` construct. Otherwise a scanned character counts as 1, like a
+#: compared character.
 _DECISION, _FRAME_BYTES, _SLOW_WALK = 40, 6, 8
 #: Default budget for a decision in units, about 10 ms.
 DEFAULT_BUDGET = 1_000_000

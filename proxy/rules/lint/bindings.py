@@ -81,7 +81,7 @@ def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[Compiled
 
 
 def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
-    """Yield the bindings that duplicate an earlier binding, each with the earlier one.
+    """Yield the bindings that duplicate an earlier binding, each with that binding.
 
     This considers only exchanges whose bindings do nothing but add their destination, so that the order can't matter.
     """
@@ -110,7 +110,7 @@ def _effect(compiled: CompiledBinding) -> Hashable:
     return compiled.destination, compiled.binding.routing_key, typed_arguments(arguments)
 
 
-#: Strings that a pattern should handle within the limit: one character repeated, followed by a different one.
+#: Strings that a pattern should handle within the limit: a repeated character, followed by a different character.
 _SIMPLE = (b"a" * 200 + b"!", b"0" * 200 + b"!", b" " * 200 + b"!", b"a." * 100 + b"!", b"a b " * 50 + b"!")
 #: Number of times that a character of the pattern is repeated in a trial string.
 _REPEATED = 200
