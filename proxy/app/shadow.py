@@ -150,13 +150,13 @@ class Shadow:
     async def report(self, _body: bytes) -> tuple[int, object]:
         """Return the report; 404 if there is no candidate."""
         state = self.state()
-        return (_NOT_FOUND, {"errors": ["there is no shadow"]}) if state is None else (_OK, state)
+        return (_NOT_FOUND, {"errors": ["no candidate rules are being compared"]}) if state is None else (_OK, state)
 
     async def end(self, _body: bytes) -> tuple[int, object]:
         """Drop the candidate and return its report; 404 if there is no candidate."""
         run = self._run
         if run is None:
-            return _NOT_FOUND, {"errors": ["there is no shadow"]}
+            return _NOT_FOUND, {"errors": ["no candidate rules are being compared"]}
         self._stop(run)
         deadline = self._timer() + _LAST_SECONDS
         while run.waiting and self._timer() < deadline:

@@ -237,7 +237,9 @@ class AuditWriter:
                 return open_segments(directory).get(self._instance, [])
         except OSError as error:
             raise self._fault(f"can't be written: {error.strerror or error}") from error
-        raise self._fault(f"another process already writes here as {self._policy.instance}; names must be unique")
+        raise self._fault(
+            f"another process already writes to this directory as {self._policy.instance}; names must be unique"
+        )
 
     def _fault(self, message: str) -> ConfigError:
         return ConfigError(str(self._policy.directory), 0, "audit.directory", message)

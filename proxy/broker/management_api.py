@@ -390,7 +390,7 @@ class ManagementApi:
         user = self._settings.username
         if status in (401, 403):
             says = (
-                f"answered {status}: user {user!r} needs the right password, a tag (monitoring or management), "
+                f"answered {status}: user {user!r} needs the correct password, a tag (monitoring or management), "
                 "and permissions in the virtual host"
             )
             return self._error(UpstreamFailure.REFUSED, path, says)

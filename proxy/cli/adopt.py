@@ -105,7 +105,7 @@ async def _finish(adoption: Adoption, vhost: str, options: argparse.Namespace) -
             for carrier, (kind, name) in lacking
         ]
     old = await adoption.retire_tokens(vhost)
-    return True, [f"transition finished; running sidecars remove {old} bindings with old tokens"]
+    return True, [f"transition finished; running sidecars will remove {old} bindings with old tokens"]
 
 
 async def _sign(adoption: Adoption, binding: UnsignedBinding, options: argparse.Namespace) -> str | None:

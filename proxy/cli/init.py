@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     }
     present = [path for path in files if os.path.lexists(path)]
     if present:
-        raise ConfigErrors([ConfigError(str(path), 0, "", "exists already; nothing was written") for path in present])
+        raise ConfigErrors([ConfigError(str(path), 0, "", "already exists; nothing was written") for path in present])
     for path, (content, mode) in files.items():
         _write(path, content, mode)
         if not options.json:

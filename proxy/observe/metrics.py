@@ -390,7 +390,7 @@ METRICS: tuple[MetricSpec, ...] = (
         GAUGE,
         "",
         single(lambda counters: counters.unsigned_bindings),
-        "Stored client bindings without a valid signature: they route to their own destination only.",
+        "Stored client bindings without a valid signature, which route only to their own destination.",
     ),
     _metric(
         "control_loop_failures_total",

@@ -315,7 +315,7 @@ class BindingListings:
         fresh = sorted(set(unsigned).difference(last))
         if fresh:
             log.warning(
-                "bindings without a valid signature: they route to their own destination only",
+                "bindings without a valid signature route only to their own destination",
                 vhost=self._state.name,
                 exchange=name.decode(errors="replace"),
                 count=len(unsigned),

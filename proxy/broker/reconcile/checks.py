@@ -40,7 +40,7 @@ def carrier_conflict(exchange: OwnedExchange, info: ExchangeInfo | None) -> str 
     if info.type not in CARRIER_TYPES:
         return f"{_shown(exchange)} exists on the broker with type {info.type}: {_WAYS_OUT}"
     if info.arguments.get(MARK.decode()) is not True:
-        return f"{_shown(exchange)} exists on the broker as a {info.type} exchange that is not ours: {_WAYS_OUT}"
+        return f"{_shown(exchange)} exists on the broker as a {info.type} exchange that no sidecar created: {_WAYS_OUT}"
     return None
 
 
@@ -184,7 +184,7 @@ def dead_letter_warnings(queues: Iterable[QueueInfo]) -> list[str]:
     """Find destinations of `delivery: queue` whose dead letters would be routed to another queue."""
     return [
         f"queue {queue.name.decode(errors='replace')} dead-letters to the default exchange without "
-        "x-dead-letter-routing-key: with delivery: queue a dead letter is sent to the first queue of its message"
+        "x-dead-letter-routing-key; with delivery: queue, a dead letter is sent to the first queue of its message"
         for queue in queues
         if queue.arguments.get("x-dead-letter-exchange") == "" and "x-dead-letter-routing-key" not in queue.arguments
     ]

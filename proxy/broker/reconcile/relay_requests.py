@@ -195,7 +195,7 @@ class RelayRequests:
             return why
         extra = not self.named(destination)
         if extra and self.bound_count >= self._settings.bind_limit:
-            return f"{self._settings.bind_limit} destinations are already bound on demand"
+            return f"{self._settings.bind_limit} destinations are already bound on demand, which is the limit"
         # Counted before the request, since many attempts may be in progress.
         self.bound_count += extra
         why = None

@@ -38,7 +38,7 @@ OXPROXY_PEER = b"oxproxy_peer"
 #: producer as the user of that certificate, so the mechanism is neither offered nor relayed.
 EXTERNAL = b"EXTERNAL"
 _NOT_EXTERNAL = (
-    "SASL EXTERNAL can't pass a proxy: the broker would see its certificate, not yours; "
+    "SASL EXTERNAL can't be used with a proxy: the broker would see its certificate, not yours; "
     "log in with PLAIN or AMQPLAIN, over TLS"
 )
 #: Length to which user and connection names are truncated in logs.

@@ -159,7 +159,7 @@ def _bindings(exchange: LintedExchange) -> Iterator[ConfigWarning]:
     for compiled, other in unreachable(exchange.entries):
         parsed = bindings[compiled.label[1]]
         line = exchange.place(other).line
-        message = f"this binding is never visited: the one on line {line} skips it"
+        message = f"this binding is never visited: the binding on line {line} skips it"
         yield ConfigWarning(parsed.place, parsed.path, message)
     for compiled, key, reason in invalid_gotos(exchange.entries):
         parsed = bindings[compiled.label[1]]
@@ -167,7 +167,7 @@ def _bindings(exchange: LintedExchange) -> Iterator[ConfigWarning]:
     for compiled, other in redundant(exchange.entries):
         parsed = bindings[compiled.label[1]]
         line = exchange.place(other).line
-        yield ConfigWarning(parsed.place, parsed.path, f"this binding adds nothing to the one on line {line}")
+        yield ConfigWarning(parsed.place, parsed.path, f"this binding adds nothing to the binding on line {line}")
 
 
 def _patterns(parsed: ParsedBinding) -> Iterator[ConfigWarning]:
