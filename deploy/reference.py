@@ -107,7 +107,6 @@ def pages() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Write the pages."""
     for path, text in pages().items():
         path.write_text(text)
     return 0

@@ -143,7 +143,6 @@ def findings() -> list[str]:
 
 
 def main() -> int:
-    """Print the findings."""
     messages = findings()
     print("\n".join(messages), end="\n" if messages else "")
     return 1 if messages else 0

@@ -87,7 +87,6 @@ def without_heading_comment(path: Path) -> str:
 
 
 def readme() -> str:
-    """Return the chart's README."""
     parts = {
         "gateway": without_heading_comment(CHART / "ci" / "gateway-values.yaml"),
         "sidecar": snippet(),

@@ -69,7 +69,6 @@ class Mark:
     color: str
 
     def json(self) -> JSON:
-        """Return the annotation."""
         return {
             "name": self.name,
             "datasource": SOURCE,

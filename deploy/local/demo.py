@@ -139,7 +139,6 @@ class Consumers:
             connection.process_data_events(time_limit=0)
 
     def close(self) -> None:
-        """Close all open connections."""
         for connection in self._connections:
             if connection.is_open:
                 connection.close()

@@ -25,7 +25,6 @@ _NO_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def write(target: Path) -> None:
-    """Write the archive."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         libraries = [Path(str(module.__file__)).parent for module in (yaml, pamqp, jinja2, markupsafe)]

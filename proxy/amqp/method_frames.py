@@ -215,7 +215,6 @@ def reply_text(reply_code: int, text: bytes) -> bytes:
 
 
 def connection_close(reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> bytes:
-    """Build ``Connection.Close``."""
     return method_frame(0, methods.CONNECTION_CLOSE, reply_code, text, class_id, method_id)
 
 

@@ -52,7 +52,6 @@ class CommandEntry:
 
     @property
     def statuses(self) -> tuple[tuple[int, str], ...]:
-        """Exit statuses and their meanings."""
         listed = [(0, self.done), (1, self.no), (2, self.wrong), (130, self.interrupted), *self.more]
         return tuple((status, meaning) for status, meaning in listed if meaning)
 

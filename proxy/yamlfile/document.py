@@ -71,7 +71,6 @@ class Faults:
         self.errors.append(ConfigError(place.source, place.line, key, message, place.column))
 
     def warn(self, place: Place, key: str, message: str) -> None:
-        """Add a warning."""
         self.warnings.append(ConfigWarning(place, key, message))
 
     def check(self) -> None:
