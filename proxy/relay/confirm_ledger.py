@@ -1,10 +1,10 @@
 """Tracks which publishes on a channel are settled, and joins several upstream confirms or returns into one.
 
-While every publish of the producer is one upstream publish, the tags on both sides are equal, the broker's acks are
-relayed, and `Settled` counts them. `Ledger` takes over on a channel with the first publish that needs several upstream
-publishes. From then on, the tags differ: a producer's tag is settled when all copies are settled, and a nack of one
-copy nacks the publish. `Returns` relays a return when every copy has been returned. A return has no tag, so it is
-identified by its content, which also works on channels without confirms.
+While every publish from the producer results in one upstream publish, the tags on both sides are equal, the broker's
+acks are relayed, and `Settled` counts them. `Ledger` takes over on a channel with the first publish that needs several
+upstream publishes. From then on, the tags differ: a producer's tag is settled when all copies are settled, and a nack
+of one copy nacks the publish. `Returns` relays a return when every copy has been returned. A return has no tag, so it
+is identified by its content, which also works on channels without confirms.
 
 `broker_methods` handles the broker's acks and nacks, settles them here and relays them.
 

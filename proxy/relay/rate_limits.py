@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Number of users from which users without connections and debt are forgotten. Users in debt are kept, so that
+#: When there are this many users, those without connections and debt are forgotten. Users in debt are kept, so that
 #: reconnecting does not clear the debt.
 REMEMBERED = 1024
 

@@ -7,7 +7,7 @@ the next listing contains it again. No requests are made here (see `reconcile.ob
 
 Parts of the module, in this order:
 
-- conversion of the raw bytes stored on the broker or in a snapshot (`relay.declare.stored`) into exchanges and
+- conversion of the raw bytes stored on the broker or in a snapshot (`relay.declare.storage`) into exchanges and
   bindings; damaged bytes raise a ``ValueError`` with the reason;
 - `BindingListings`: applies a listing of the bindings of one exchange. Only new bindings are decoded, since there may
   be ten thousand bindings, and relays run between two steps;

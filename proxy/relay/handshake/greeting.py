@@ -67,8 +67,8 @@ class Tuning:
 
     #: highest channel number of the producer
     channel_max_producer: int
-    #: highest channel number on the broker's side: one more than the producer's, for our own channel. If the broker
-    #: permits only one channel, it equals the producer's and we have no channel.
+    #: highest channel number on the broker's side, which is one more than the producer's, for our own channel. If the
+    #: broker permits only one channel, the two numbers are equal and we have no channel.
     channel_max_upstream: int
     #: largest whole frame on the producer's side, in bytes
     frame_max_producer: int

@@ -440,8 +440,8 @@ class PublishPass:
             if plan is None:
                 return self._pass(data, at, flags_at, body_at, exchange, routing_key, body_size, channel)
 
-            # The header table follows content type and content encoding. `last` is the offset of the frame-end octet,
-            # which also leads beyond the frame when it is read as a length.
+            # The header table follows content type and content encoding. `last` is the offset of the frame-end octet.
+            # If this octet is read as a length, the result also points beyond the frame.
             last = body_at - 1
             flags = (data[header_at + 19] << 8) | data[header_at + 20]
             table_at = header_at + 21
