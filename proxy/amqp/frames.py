@@ -104,7 +104,9 @@ class PartialFrame:
         self._whole = FRAME_HEAD.size if size < FRAME_HEAD.size else FRAME_HEAD.unpack_from(data)[2] + OVERHEAD
 
     def join(self, data: bytes) -> bytes:
-        """Add a read; once the first frame, or its head if that was incomplete, is complete, return all bytes."""
+        """Add a read; return all bytes once the first frame is complete or, if its head was incomplete, once the head
+        is.
+        """
         self._pieces.append(data)
         self._size += len(data)
         return self.take() if self._size >= self._whole else b""

@@ -257,7 +257,7 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
 
 
 def cause_of(error: BaseException) -> str:
-    """Describe an exception of aiormq or of a socket briefly."""
+    """Return a brief description of an exception of aiormq or of a socket."""
     text = str(error.args[-1]) if error.args else ""
     return text or type(error).__name__
 

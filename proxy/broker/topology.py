@@ -2,8 +2,8 @@
 
 The control plane manages the virtual hosts named by rules, those with client declarations, and those to which clients
 log in. `app` creates a `Topology`, awaits `start` and runs `run` as a task; sessions and relays call the other methods.
-Rules files are not read here: the shared states are arguments. `VhostStatus` is the content of the status page for one
-virtual host. Source: architecture, "The broker is the store".
+Rules files are not read here, since the shared states are arguments. `VhostStatus` is the content of the status page
+for one virtual host. Source: architecture, "The broker is the store".
 """
 
 from __future__ import annotations

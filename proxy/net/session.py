@@ -352,7 +352,7 @@ class Session:
             self.relay.connection.plans.counters.paused_producers += self.producer.paused - before
 
     def _producer_lost(self, error: Exception | None) -> None:
-        # Only whole frames were sent upstream: the broker drops an incomplete publish.
+        # Only whole frames were sent upstream, and the broker drops an incomplete publish.
         self._upstream.close()
         if self._opening is not None:
             self._opening.producer_lost()

@@ -69,7 +69,7 @@ class LookResult(NamedTuple):
     Args:
         missing: destinations named by rules that can't be reached, with the reasons.
         tokens_changed: whether tokens were bound or unbound.
-        unbound: whether orphan tokens were unbound, since an auto-delete exchange is deleted with its last binding.
+        unbound: whether orphan tokens were unbound, because of which auto-delete exchanges may have been deleted.
     """
 
     missing: Mapping[Destination, str]

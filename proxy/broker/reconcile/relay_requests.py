@@ -216,7 +216,7 @@ class RelayRequests:
             try:
                 info = await self._management.find(self._state.name, kind, name)
             except UpstreamError:
-                return None  # leave the answer to the broker
+                return None  # the broker will answer
             if info is None:
                 return why
             if isinstance(info, QueueInfo):

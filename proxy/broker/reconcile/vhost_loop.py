@@ -56,7 +56,7 @@ class RefreshSchedule:
         self._requested_at = 0.0
 
     def request_refresh(self, names: set[bytes] | None = None) -> None:
-        """Request that a pass is run soon, for the given exchanges or, if None, for everything."""
+        """Request that a pass be run soon, for the given exchanges or, if None, for everything."""
         if names is None:
             self._everything = True
         else:

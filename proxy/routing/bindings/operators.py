@@ -193,7 +193,7 @@ PROPERTY = "property"
 TOPIC = "topic"
 CLOCK = "clock"
 
-#: A fact that can change a result: family and name.
+#: A fact that can change a result, given as family and name.
 FactName: TypeAlias = tuple[str, bytes | str]
 
 ALL_HEADERS: FactName = ("headers", "")
