@@ -359,7 +359,7 @@ def test_changed_rules_can_be_left_to_the_running_sidecar() -> None:
         ({"control": {}}, "control: no password for the control user oxproxy, expected control.password or"),
         (
             {"control": {}, "config": {"upstream": {"control": {"username": None}}}},
-            "of the control user guest, expected",
+            "for the control user guest, expected",
         ),
         ({"declared": {"keys": ["a", "b"]}}, "declared.keys: seen several keys, expected declared.existingSecret"),
         ({"existingConfig": {"configMap": "a", "secret": "b"}}, "existingConfig: seen configMap and secret"),
