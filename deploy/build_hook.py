@@ -17,7 +17,7 @@ class CompiledModules(BuildHookInterface[Any]):
         """Compile the modules.
 
         Args:
-            version: kind of wheel; an editable one runs from the project's directory and contains no modules.
+            version: kind of wheel. An editable wheel runs from the project's directory and contains no modules.
             build_data: hatchling's description of the wheel.
         """
         if version == "editable":

@@ -3,7 +3,7 @@
 The convention (CONTRIBUTING.md) applies to commits after the one that added this file. Without history, nothing is
 checked.
 
-Exit status: 0 all subjects follow the convention, 1 some do not; they are printed.
+Exit status: 0 if all subjects follow the convention, 1 if some do not; these are printed.
 """
 
 from __future__ import annotations

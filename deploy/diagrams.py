@@ -118,7 +118,6 @@ def pictures() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Write every picture."""
     for path, text in pictures().items():
         path.write_text(text)
     return 0

@@ -2,10 +2,10 @@
 
 ``compiled`` in ``[tool.oxproxy]`` of ``pyproject.toml`` lists the modules. The extension modules and their manifest are
 written to ``proxy/_native``, where `proxy.native` finds them. Nothing is done if the existing modules are up to date.
-Of the project, only `proxy.native` is imported; of other packages, only mypy and setuptools are needed.
+Only `proxy.native` is imported from the project, and only mypy and setuptools are needed from other packages.
 
-Exit status: 0 compiled, or nothing to do; 1 compilation failed; 3 there is no C compiler, or Python's headers are
-missing.
+Exit status: 0 if the modules were compiled or there was nothing to do; 1 if compilation failed; 3 if there is no C
+compiler or Python's headers are missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FAILED, NO_COMPILER = 1, 3
 LOG = ROOT / "build" / "native.log"
 #: Third-party modules need not be installed, and the project's settings for mypy are not needed for compilation.
 MYPY = ("--config-file=", "--ignore-missing-imports", "--follow-untyped-imports", "--no-incremental")
-#: Level 3 makes a publish 7 % cheaper in the relay (1.35 instead of 1.45 us), but compilation takes 50 % longer.
+#: Level 3 would make a publish 7 % cheaper in the relay (1.35 instead of 1.45 us), but compilation takes 50 % longer.
 OPTIMIZATION = "1"
 
 
@@ -58,12 +58,14 @@ def with_imports(names: Iterable[str]) -> list[str]:
 
 
 def settings(names: Iterable[str]) -> str:
-    """Describe the compiler, its options and the compiled modules; a change requires compiling again."""
+    """Describe the compiler, its options and the compiled modules. If the result changes, the modules are compiled
+    again.
+    """
     return f"mypy {version('mypy')}, -O{OPTIMIZATION}, Python {sys.version.split()[0]}, {SUFFIX}: {' '.join(names)}"
 
 
 def missing() -> str:
-    """Return what is missing for compilation, "" if nothing is."""
+    """Return what is missing for compilation; "" if nothing is missing."""
     command = os.environ.get("CC") or str(sysconfig.get_config_var("CC") or "cc")
     if shutil.which(command.split()[0]) is None:
         return f"no C compiler ({command.split()[0]})"
@@ -104,7 +106,7 @@ def main() -> int:
     target.mkdir()
     LOG.parent.mkdir(exist_ok=True)
     with LOG.open("wb") as log:
-        # In a separate process, since mypyc ends the process at an error and changes global state.
+        # In a separate process, since mypyc ends the process after an error and changes global state.
         done = subprocess.run([sys.executable, __file__, str(target)], cwd=ROOT, stdout=log, stderr=log, check=False)
     if done.returncode:
         print(LOG.read_text(errors="replace")[-3000:], f"Compilation failed (full log: {LOG})", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""Draws docs/pictures/packages.svg, the packages of ``proxy`` and their imports: ``python -m deploy.package_map``.
+"""Draws the packages of ``proxy`` and their imports as docs/pictures/packages.svg: ``python -m deploy.package_map``.
 
-An arrow points from a package to one that it imports. Arrows implied by others are omitted (transitive reduction), and
-so are arrows to the bottom row, which any package may import.
+An arrow points from a package to a package that it imports. Arrows implied by other arrows are omitted (transitive
+reduction), as are arrows to the bottom row, which any package may import.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "pictures" / "packages.svg"
 PAGE = ROOT / "docs" / "explanation" / "architecture.md"
-#: The link to the picture in the page: alternative text, then file.
+#: The link to the picture in the page, which has the alternative text and then the file.
 SHOWN = re.compile(r"!\[([^\]]*)\](\(\.\./pictures/packages\.svg\))")
 
 
@@ -25,7 +25,7 @@ class Place(NamedTuple):
     """Position of a package in the picture, and its caption.
 
     Args:
-        column: column of its centre; 0 is the middle.
+        column: column of the package's centre; 0 is the middle.
         row: row from the top; arrows point downwards.
         caption: purpose of the package.
     """
@@ -55,7 +55,7 @@ PLACES = {
     "errors": Place(0.5, 8, "error families"),
     "native": Place(1.5, 8, "compiled or sources"),
 }
-#: Modules that any package may import; no arrows are drawn to them.
+#: Modules that any package may import, to which no arrows are drawn.
 FOUNDATION = frozenset(("yamlfile", "values", "errors", "native"))
 
 _WIDTH, _BOX_WIDTH, _BOX_HEIGHT, _COLUMN_WIDTH, _ROW_HEIGHT = 960, 160, 46, 190, 96
@@ -104,7 +104,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def reduced(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Return the graph without the edges implied by others."""
+    """Return the graph without the edges that other edges imply."""
     return {
         name: {target for target in targets if not any(target in _reached(graph, via) for via in targets - {target})}
         for name, targets in graph.items()

@@ -1,4 +1,4 @@
-"""Generates the reference of settings, metrics, operators and commands in docs: ``python -m deploy.reference``."""
+"""Generates the reference for settings, metrics, operators and commands in docs: ``python -m deploy.reference``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class KeyEntry(NamedTuple):
 
 
 def entries(section: FileModel, path: str = "") -> Iterator[KeyEntry]:
-    """Yield every key of a section that contains the defaults."""
+    """Yield every key of a section; the values in the section are the defaults."""
     for key, (attribute, field) in key_names(type(section)).items():
         value, here = getattr(section, attribute), join(path, key)
         kind = key_type(type(section), key)
@@ -62,7 +62,7 @@ def metrics() -> str:
 
 
 def _operators(section: OperatorSection) -> tuple[str, str, Callable[[], str]]:
-    """Return page, head and rows of the table of a section."""
+    """Return the page, head and rows of the table for a section."""
     if section is MATCH_TYPES:
         head = f"| {section.first} | {section.column} |\n|---|---|\n"
         return (
@@ -107,7 +107,6 @@ def pages() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Write the pages."""
     for path, text in pages().items():
         path.write_text(text)
     return 0

@@ -1,7 +1,7 @@
 """Sets the base URL of the runbooks in all alerts: ``python -m deploy.runbooks https://wiki.example/oxproxy/``.
 
-It rewrites every ``runbook_url`` in deploy/prometheus and in the series that test the alerts, and the chart's default,
-and copies the result into the chart. Exit status: 0 done, 2 no URL.
+It rewrites the chart's default and every ``runbook_url`` in deploy/prometheus and in the series that test the alerts,
+and copies the result into the chart. Exit status: 0 if done, 2 if there is no URL.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from deploy.chart import build
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Globs of the files that name runbooks, and patterns of the text before the URL and of the URL.
+#: Globs for the files that name runbooks, and patterns for the text before the URL and for the URL.
 _PLACES = (
     ("deploy/prometheus/alerts/*.yaml", r"(runbook_url: )\S*/(?=Oxproxy)"),
     ("tests/deploy/series/*.yaml", r"(runbook_url: )\S*/(?=Oxproxy)"),
@@ -22,7 +22,7 @@ _PLACES = (
 
 
 def point(base: str, root: Path = ROOT) -> None:
-    """Rewrite the URL before the name of each page."""
+    """Rewrite the URL that precedes the name of each page."""
     for glob, pattern in _PLACES:
         for path in sorted(root.glob(glob)):
             path.write_text(re.sub(pattern, lambda match: match[1] + base, path.read_text()))
@@ -31,7 +31,8 @@ def point(base: str, root: Path = ROOT) -> None:
 def main(arguments: list[str]) -> int:
     """Rewrite the URLs and build the chart's copies."""
     if len(arguments) != 1 or not re.fullmatch(r"https?://\S+", arguments[0]):
-        print(f"seen {' '.join(arguments) or 'nothing'}, expected a URL such as https://wiki.example/oxproxy/")
+        seen = f"seen {' '.join(arguments)}" if arguments else "missing argument"
+        print(f"{seen}, expected a URL such as https://wiki.example/oxproxy/")
         return 2
     point(arguments[0].rstrip("/") + "/")
     return build.main()

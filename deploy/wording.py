@@ -40,6 +40,7 @@ LEFT_OUT = {
     r"(?:ask|asks|asked) (?:the|a) (?:broker|sidecar)": "query",
     r"(?:messages|bytes|publishes|connections|logins|times|lines) a second": "per second",
     r"that is not there|are not there|is not there": "missing, does not exist",
+    r"seen (?:none|nothing)": "missing, not set, empty",
 }
 #: Further words to avoid in pages, examples, alerts, the chart and the console.
 PAGE_HABITS = {
@@ -67,9 +68,9 @@ def _any_of(patterns: Mapping[str, str]) -> re.Pattern[str]:
 
 
 _MARKUP = r"```.*?```|`[^`\n]*`"
-#: Code in a page: also targets of links, and indented lines.
+#: Code in a page, which includes targets of links, and indented lines.
 _PAGE_CODE = re.compile(rf"{_MARKUP}|\]\([^)]*\)|^    [^\n]*$", re.DOTALL | re.MULTILINE)
-#: Code in a docstring, comment or message. Their indented lines are text: sections of docstrings are indented.
+#: Code in a docstring, comment or message. Indented lines are text, since sections of docstrings are indented.
 _TEXT_CODE = re.compile(_MARKUP, re.DOTALL)
 #: First words of function docstrings that are clauses instead of sentences.
 _CLAUSES = ("Whether", "Where", "Who", "What", "How")
@@ -85,7 +86,7 @@ _PLAIN = (
 
 
 def _pages() -> Iterator[tuple[Path, int, str, Mapping[str, str]]]:
-    """Yield file, first line, text and words to avoid, of everything that is checked."""
+    """Yield file, first line, text and words to avoid for everything that is checked."""
     for pattern in _PAGES:
         for path in sorted(ROOT.glob(pattern)):
             yield path, 1, _without_code(path.read_text(), _PAGE_CODE), LEFT_OUT | PAGE_HABITS
@@ -105,7 +106,7 @@ def _without_code(text: str, code: re.Pattern[str]) -> str:
 
 
 def _strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield line and text of the string literals that contain a blank, including docstrings, without SQL."""
+    """Yield line and text of the string literals that contain a blank, including docstrings but not SQL."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             if not re.search(r"\b(?:SELECT|WHERE|IS NULL|DATE)\b", node.value):
@@ -142,7 +143,6 @@ def findings() -> list[str]:
 
 
 def main() -> int:
-    """Print the findings."""
     messages = findings()
     print("\n".join(messages), end="\n" if messages else "")
     return 1 if messages else 0

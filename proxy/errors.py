@@ -1,9 +1,9 @@
 """The four families of errors.
 
-``ProtocolError``: a peer violated AMQP 0-9-1, or another rule whose violation is answered the same way, with
-Channel.Close or Connection.Close. ``LocalProtocolError``: our own code attempted something that the protocol forbids
-(a bug). ``ConfigError``: an operator's file is invalid; the error contains file, line and key. ``UpstreamError``:
-RabbitMQ is unreachable or refused us. Results of normal traffic (no route, nack, return) are values, never exceptions.
+``ProtocolError``: a peer violated AMQP 0-9-1, or another rule whose violation is also answered with Channel.Close or
+Connection.Close. ``LocalProtocolError``: our own code attempted something that the protocol forbids, which is a bug.
+``ConfigError``: an operator's file is invalid; the error contains file, line and key. ``UpstreamError``: RabbitMQ is
+unreachable or refused a request. Results of normal traffic (no route, nack, return) are values, never exceptions.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class ProtocolError(ProxyError):
 
     Args:
         reply_code: AMQP 0-9-1 reply code (spec, 1.2 "Constants").
-        text: reply text without the code's name, e.g. ``Max size payload hit.``; str, or encoded bytes.
+        text: reply text without the code's name, such as ``Max size payload hit.``, as str or as encoded bytes.
         scope: what is closed.
-        class_id: class of the offending method, 0 if unknown.
-        method_id: offending method, 0 if unknown.
+        class_id: class of the offending method; 0 if unknown.
+        method_id: offending method; 0 if unknown.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class LocalProtocolError(ProxyError):
 
 
 def located(file: str, line: int, column: int = 0) -> str:
-    """Return ``file:line:column``; a line or column of 0 is left out."""
+    """Return ``file:line:column``. A line or column of 0 is omitted."""
     numbers = [line, column] if line and column else [line] if line else []
     return ":".join((file, *map(str, numbers)))
 
@@ -75,10 +75,10 @@ class ConfigError(ProxyError):
 
     Args:
         file: path as the operator wrote it, or the name of an environment variable.
-        line: line number from 1, 0 for the whole file.
+        line: line number, counting from 1; 0 for the whole file.
         key: dotted path of the key, e.g. ``exchanges[0].bindings[2].arguments``.
-        message: the seen and the expected value; it never contains a secret.
-        column: column number from 1, 0 if unknown.
+        message: the seen and the expected value; never contains a secret.
+        column: column number, counting from 1; 0 if unknown.
     """
 
     def __init__(self, file: str, line: int, key: str, message: str, column: int = 0) -> None:
@@ -116,7 +116,7 @@ class UpstreamFailure(Enum):
 
 
 class UpstreamError(ProxyError):
-    """RabbitMQ is unreachable, refused us, or did not answer in time."""
+    """RabbitMQ is unreachable, refused a request, or did not answer in time."""
 
     def __init__(self, failure: UpstreamFailure, message: str) -> None:
         super().__init__(failure, message)

@@ -1,4 +1,4 @@
-"""AMQP field values in Python (lossless, typed, hashable), and destinations of messages.
+"""AMQP field values in Python, which are lossless, typed and hashable, and destinations of messages.
 
 A value keeps its type letter until it is compared: ``I 1``, ``l 1`` and ``d 1.0`` are the same number to a rule but
 three different arguments of a binding. Letters are those of RabbitMQ (AMQP 0-9-1 errata, "Field types").
@@ -9,7 +9,7 @@ letter     Python value
 t          bool
 b B s u    int (8 bits signed, unsigned, 16 bits signed, unsigned)
 I i        int (32 bits signed, unsigned)
-l L        int (64 bits; RabbitMQ reads ``L`` as signed as well)
+l L        int (64 bits; RabbitMQ also reads ``L`` as signed)
 T          int (seconds)
 f d        float (``f`` holds a single-precision number exactly)
 D          (scale: int, unsigned: int)
@@ -44,11 +44,11 @@ def strings(value: Value) -> Iterator[bytes]:
 #: Entries in wire order; a name may occur twice.
 Table: TypeAlias = tuple[tuple[bytes, Value], ...]
 
-#: Prefixes of our own keys on carriers: one of several words, and a single word for topic exchanges, where every dot
-#: costs time.
+#: Prefixes of our own keys on carriers: one with several words, and a single word for topic exchanges, on which every
+#: dot costs time.
 RESERVED_PREFIX = b"x.o.p.e.n.x."
 RESERVED_WORD = RESERVED_PREFIX.replace(b".", b"-")
-#: Routing keys and CC entries of producers must not begin with these prefixes, which destination tokens have.
+#: Prefixes of destination tokens. Routing keys and CC entries from producers must not begin with them.
 RESERVED_PREFIXES = (RESERVED_PREFIX, RESERVED_WORD)
 
 #: The kinds of destinations.
@@ -60,7 +60,7 @@ Destination: TypeAlias = tuple[str, bytes]
 
 
 def reserved_prefix(name: bytes) -> bytes:
-    """Return the reserved prefix of a name or routing key, or b""."""
+    """Return the reserved prefix of a name or routing key; b"" if it has none."""
     for prefix in RESERVED_PREFIXES:
         if name.startswith(prefix):
             return prefix

@@ -1,1 +1,1 @@
-"""Generates files of the chart: its README (``readme``), and copies of rules and dashboards (``build``)."""
+"""Generates files of the chart: the README (``readme``), and copies of rules and dashboards (``build``)."""

@@ -1,6 +1,6 @@
 """Writes the generated files of the chart: ``python -m deploy.chart.build``.
 
-A chart can only read its own files, so it contains copies of recording rules, alerts and dashboards.
+A chart can read only its own files, so it contains copies of recording rules, alerts and dashboards.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Generates the chart's README from its values, their comments and its templates.
 
-Each key of values.yaml with a comment ``# -- TEXT`` above it becomes a row of a table. The examples are files that
+Each key in values.yaml with a comment ``# -- TEXT`` above it becomes a row of a table. The examples are files that
 tests render, and output of the Helm engine.
 """
 
@@ -35,7 +35,7 @@ class Value(NamedTuple):
 
 
 def documented(text: str) -> Iterator[tuple[str, str]]:
-    """Yield key (with dots) and comment of every documented key of a values file."""
+    """Yield the dotted path and the comment of every documented key in a values file."""
     path: list[str] = []
     about: list[str] = []
     for line in text.splitlines():
@@ -59,7 +59,7 @@ def values() -> list[Value]:
 
 
 def at(tree: Any, key: str) -> Any:  # YAML of any shape
-    """Return the value of a key with dots."""
+    """Return the value of a key given by its dotted path."""
     for name in key.split("."):
         tree = tree[name]
     return tree
@@ -87,7 +87,6 @@ def without_heading_comment(path: Path) -> str:
 
 
 def readme() -> str:
-    """Return the chart's README."""
     parts = {
         "gateway": without_heading_comment(CHART / "ci" / "gateway-values.yaml"),
         "sidecar": snippet(),

@@ -1,7 +1,7 @@
-"""Checks that the sidecar of this container is alive: requests /livez at the admin address of its configuration.
+"""Checks that the sidecar in this container is alive, by requesting /livez at the admin address in the configuration.
 
-Exit status: 0 alive, 1 no answer. With ``admin.address: null`` the sidecar counts as alive. Kubernetes does not use
-this program but sends its own probes.
+Exit status: 0 if it is alive, 1 if there is no answer. With ``admin.address: null``, the sidecar counts as alive.
+Kubernetes does not use this program but sends its own probes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from proxy.errors import ConfigErrors
 
 CONFIGURATION = Path("/etc/oxproxy/oxproxy.yaml")
 
-#: Seconds; the container's own limit for a check is 5.
+#: Timeout in seconds; the container's own limit for a check is 5 seconds.
 PATIENCE_SECONDS = 4.0
 
-#: Wildcard addresses, and the loopback address to use instead.
+#: The loopback address to use instead of each wildcard address.
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 

@@ -1,11 +1,12 @@
-# Image of the report on audit logs, separate because the report needs Java and Spark, which the sidecar does not.
+# Image of the report on audit logs. It is separate because the report needs Java and Spark, which the sidecar does not
+# need.
 #
 #   docker build -f deploy/docker/report.Dockerfile -t oxproxy-report:0.2.0 .
 ARG BUILD_BASE=python:3.13-slim-bookworm
 ARG BASE=python:3.13-slim-bookworm
 
 FROM ${BUILD_BASE} AS build
-# As in Dockerfile: a directory with wheels, and whether to use only these wheels.
+# A directory with wheels, and whether only these wheels are used, as in Dockerfile.
 ARG PIP_FIND_LINKS=
 ARG PIP_NO_INDEX=
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_CONSTRAINT=/src/deploy/local/requirements.txt
@@ -23,8 +24,8 @@ FROM ${BASE}
 LABEL org.opencontainers.image.title="oxproxy-report" \
       org.opencontainers.image.description="Report on the audit logs of oxproxy, by Apache Spark" \
       org.opencontainers.image.licenses="Apache-2.0"
-# No Java version is pinned, so that security updates are installed when the image is rebuilt. Hadoop requires a name for
-# the user that runs it.
+# No Java version is pinned, so that security updates are installed when the image is rebuilt. Hadoop requires a name
+# for the user that runs it.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \

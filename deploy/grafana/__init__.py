@@ -1,1 +1,3 @@
-"""Dashboards as code: their content (``overview``, ``rules``, ``broker``), and its conversion to JSON (the others)."""
+"""Dashboards as code: their content (``overview``, ``rules``, ``broker``), and its conversion to JSON (other
+modules).
+"""

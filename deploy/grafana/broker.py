@@ -1,6 +1,6 @@
 """The dashboard for the broker side: confirms, connections, other brokers, and RabbitMQ's own metrics.
 
-The last row needs RabbitMQ's plugin rabbitmq_prometheus; its metrics are those of RabbitMQ 3.10 and newer.
+The last row requires RabbitMQ's plugin rabbitmq_prometheus, and uses the metrics of RabbitMQ 3.10 and newer.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ def text(dashboard: Dashboard) -> str:
 
 
 def main() -> int:
-    """Write every dashboard."""
     for dashboard in DASHBOARDS:
         (DIRECTORY / f"{dashboard.uid}.json").write_text(text(dashboard))
     return 0

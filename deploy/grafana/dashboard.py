@@ -1,4 +1,4 @@
-"""Converts panels to a dashboard in the form of a file that Grafana reads.
+"""Converts panels to a dashboard in Grafana's file format.
 
 This module depends on Grafana's JSON (schema version 39: Grafana 10 and newer), not on metrics of the sidecar. Panels
 are laid out from left to right in the order given, on Grafana's grid of 24 columns. Source: Grafana's dashboard JSON
@@ -29,7 +29,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable at the top of a dashboard, whose values are those of a label.
+    """A variable at the top of a dashboard, whose values are the values of a label.
 
     Args:
         name: name without the dollar sign.
@@ -42,7 +42,7 @@ class Variable:
     query: str
 
     def json(self) -> JSON:
-        """Return the variable; several values and "All" can be selected."""
+        """Return the variable, for which several values and "All" can be selected."""
         return {
             "type": "query",
             "name": self.name,
@@ -62,14 +62,13 @@ class Variable:
 
 @dataclass(frozen=True)
 class Mark:
-    """Times that are marked in every panel: those at which the expression begins to have a value."""
+    """Times at which an expression begins to have a value, which are marked in every panel."""
 
     name: str
     query: Query
     color: str
 
     def json(self) -> JSON:
-        """Return the annotation."""
         return {
             "name": self.name,
             "datasource": SOURCE,
@@ -150,7 +149,7 @@ class Dashboard:
             y += height
 
 
-#: A menu with the other dashboards, which preserves time range and variables.
+#: A menu with the other dashboards, which preserves the time range and the variables.
 _LINK: JSON = {
     "type": "dashboards",
     "title": "More about the sidecar",

@@ -65,7 +65,7 @@ _WHERE = Row(
         ),
         Bars(
             "Publish rate by destination",
-            "The 15 queues and exchanges of the rules with the most messages.",
+            "The 15 queues and exchanges in the rules that receive the most messages.",
             [
                 Query(
                     f"topk(15, {total(rate('oxproxy_destination_publishes_total'), 'vhost', 'destination')})",
@@ -163,7 +163,7 @@ _AUDIT = Row(
         ),
         Lines(
             "Lines written and dropped",
-            "One line for each publish, and some for a later answer of the broker.",
+            "One line per publish, and further lines for later responses from the broker.",
             [
                 per_second("oxproxy_audit_lines_total", legend="written"),
                 per_second("oxproxy_audit_dropped_total", legend="dropped"),

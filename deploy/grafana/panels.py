@@ -16,7 +16,7 @@ JSON: TypeAlias = dict[str, Any]  # JSON of any shape
 SOURCE: JSON = {"type": "prometheus", "uid": "${datasource}"}
 
 GREEN, YELLOW, RED = "green", "yellow", "red"
-#: Colours of outcomes in every panel, by the last word of a series' name.
+#: Colours for outcomes in every panel, by the last word in the name of a series.
 OUTCOME_COLORS = {
     "routed": "green",
     "unrouted": "orange",
@@ -48,7 +48,7 @@ class Query:
     heatmap: bool = False
 
     def json(self, letter: str) -> JSON:
-        """Return the target with the reference ``letter``."""
+        """Return the query as a target with the reference ``letter``."""
         form = "table" if self.table else "heatmap" if self.heatmap else "time_series"
         return {
             "refId": letter,
@@ -271,7 +271,7 @@ class States(Panel):
 
 @dataclass(frozen=True)
 class Heatmap(Panel):
-    """A histogram over time; its query returns buckets by ``le``."""
+    """A histogram over time, whose query returns buckets by ``le``."""
 
     kind = "heatmap"
 

@@ -23,7 +23,7 @@ _CHANGES = Row(
     [
         States(
             "Rules versions over time",
-            "Several versions for a long time: sidecars with different rules.",
+            "Several versions for a long time mean that sidecars have different rules.",
             [Query(f"count by (instance, version) ({chosen('oxproxy_rules_info')})", "{{instance}} {{version}}")],
             width=12,
         ),
@@ -88,7 +88,7 @@ _BINDINGS = Row(
         ),
         Lines(
             "Publish rate by destination",
-            "The 15 queues and exchanges of the rules with the most messages.",
+            "The 15 queues and exchanges in the rules that receive the most messages.",
             [
                 Query(
                     f"topk(15, {total(rate('oxproxy_destination_publishes_total'), 'vhost', 'destination')})",

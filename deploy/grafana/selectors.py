@@ -1,6 +1,6 @@
 """Selectors and rates used in all dashboards.
 
-Every expression is limited to the jobs and instances that are selected at the top of the dashboard.
+All expressions are limited to the jobs and instances selected at the top of the dashboard.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _CHOSEN = 'job=~"$job", instance=~"$instance"'
 
 
 def chosen(metric: str, *matchers: str) -> str:
-    """Return a selector of the selected sidecars."""
+    """Return a selector for a metric of the selected sidecars."""
     return f"{metric}{{{', '.join((_CHOSEN, *matchers))}}}"
 
 
 def rate(metric: str, *matchers: str) -> str:
-    """Return the increase of a counter per second."""
+    """Return the expression for the increase of a counter per second."""
     return f"rate({chosen(metric, *matchers)}[$__rate_interval])"
 
 
 def increase(metric: str, *matchers: str) -> str:
-    """Return the increase of a counter over the displayed time range."""
+    """Return the expression for the increase of a counter over the displayed time range."""
     return f"increase({chosen(metric, *matchers)}[$__range])"
 
 
@@ -40,25 +40,25 @@ def total(expression: str, *labels: str) -> str:
 
 
 def per_second(metric: str, *labels: str, where: str = "", legend: str = "") -> Query:
-    """Return a query of the increase of counters per second, by ``labels``.
+    """Return a query for the increase of counters per second, by ``labels``.
 
     Args:
         metric: name of the counters.
         labels: labels that the result has.
-        where: further matcher; empty: none.
-        legend: name of a series; empty: the values of its labels.
+        where: further matcher; empty if there is none.
+        legend: name of a series; empty for the values of its labels.
     """
     matchers = (where,) if where else ()
     return Query(total(rate(metric, *matchers), *labels), legend or _values(labels))
 
 
 def summed(metric: str, *labels: str, legend: str = "") -> Query:
-    """Return a query of the sum of gauges, by ``labels``; see `per_second`."""
+    """Return a query for the sum of gauges, by ``labels``; see `per_second`."""
     return Query(total(chosen(metric), *labels), legend or _values(labels))
 
 
 def each(metric: str, suffix: str = "") -> Query:
-    """Return a query of a gauge of each sidecar; ``suffix`` follows the sidecar's address in the legend."""
+    """Return a query for a gauge of each sidecar; ``suffix`` follows the sidecar's address in the legend."""
     return Query(chosen(metric), f"{{{{instance}}}} {suffix}".rstrip())
 
 
@@ -67,7 +67,7 @@ def _values(labels: Sequence[str]) -> str:
 
 
 def quantile(share: float, histogram: str) -> str:
-    """Return the value below which a ``share`` of the observations lies."""
+    """Return the expression for the value below which a ``share`` of the observations lies."""
     return f"histogram_quantile({share}, {total(rate(f'{histogram}_bucket'), 'le')})"
 
 

@@ -1,1 +1,3 @@
-"""Programs for this machine: set-up (``setup``, ``pins``), demo (``demo``), ``run`` with a given broker."""
+"""Programs for this machine: set-up (``setup``, ``pins``), the demo (``demo``), and running with a given broker
+(``run``).
+"""

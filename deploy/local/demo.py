@@ -1,11 +1,11 @@
 """Demonstrates routing with an ordinary producer and consumers, a real sidecar and a real broker.
 
-``make demo`` runs it. It starts a private RabbitMQ (or uses a separate virtual host of the one that RABBITMQ_URL names)
-and ``oxproxy serve`` with the sample rules. The messages are those of the tests in the rules file: they are published
-by pika with confirms, and the messages that each consumer received are compared with those that the file expects. At
-the end, Spark creates the report on the audit log. Configuration, logs, metrics and report remain in build/demo. With
-KEEP=1 in the environment (``make demo KEEP=1``), broker and sidecar then run until Ctrl-C.
-Exit status: 0 as expected, 1 not as expected, 2 no broker or invalid RABBITMQ_URL.
+``make demo`` runs it. It starts a private RabbitMQ, or uses a separate virtual host on the RabbitMQ that RABBITMQ_URL
+names, and runs ``oxproxy serve`` with the sample rules. The messages are those of the tests in the rules file. They are
+published by pika with confirms, and the messages that each consumer received are compared with the messages that the
+file expects. At the end, Spark creates the report on the audit log. Configuration, logs, metrics and report remain in
+build/demo. With KEEP=1 in the environment (``make demo KEEP=1``), the broker and the sidecar then run until Ctrl-C.
+Exit status: 0 if all results are as expected, 1 if some are not, 2 if there is no broker or RABBITMQ_URL is invalid.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "config" / "rules" / "documents.yaml"
 OUTPUT = ROOT / "build" / "demo"
 AUDIT, REPORT = OUTPUT / "audit", OUTPUT / "report"
-#: Also for the small Java program that starts Spark.
+#: Options for all Java programs, including the small one that starts Spark.
 QUICK_JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 #: Metrics that a few messages change.
 SHOWN_METRICS = ("publishes_total", "binding_matches_total", "destination_publishes_total", "returns_total")
 
-#: Variable that keeps broker and sidecar running at the end.
+#: Environment variable that keeps the broker and the sidecar running at the end.
 KEEP = "KEEP"
 
-#: Seconds until the consumers must have received all confirmed messages.
+#: Seconds within which the consumers must have received all confirmed messages.
 DELIVERY_SECONDS = 10.0
 
 CONFIRMED, RETURNED, REFUSED = "confirmed", "returned", "refused"
@@ -56,7 +56,7 @@ CONFIRMED, RETURNED, REFUSED = "confirmed", "returned", "refused"
 
 @dataclass
 class Message:
-    """One message of the rules file's tests, with its expected and its actual result.
+    """One message from the tests in the rules file, with the expected and the actual result.
 
     Args:
         name: description of the message.
@@ -79,13 +79,13 @@ class Message:
 
     @property
     def right(self) -> bool:
-        """True if the result is the expected one."""
+        """True if the result is as expected."""
         same_queues = sorted(self.seen_queues) == sorted(self.queues)
         return same_queues and self.seen_outcome == self.outcome and self.error in self.seen_text and self.explained
 
     @property
     def facts(self) -> str:
-        """The facts that rules can test, on one line."""
+        """The message's facts that rules can test, on one line."""
         publish = self.publish
         seen = {"key": publish.get("routing_key", ""), **publish.get("headers", {}), **publish.get("properties", {})}
         if "body_size" in publish:
@@ -126,7 +126,7 @@ class Consumers:
         return receive
 
     def finish(self) -> None:
-        """Receive all confirmed messages, then cancel the consumers; unexpected messages are received as well."""
+        """Receive all confirmed messages, then cancel the consumers. Unexpected messages are also received."""
         deadline = time.monotonic() + DELIVERY_SECONDS
         while time.monotonic() < deadline and any(
             len(message.seen_queues) < len(message.queues) for message in self._messages
@@ -139,7 +139,6 @@ class Consumers:
             connection.process_data_events(time_limit=0)
 
     def close(self) -> None:
-        """Close all open connections."""
         for connection in self._connections:
             if connection.is_open:
                 connection.close()
@@ -213,7 +212,7 @@ def told(number: int, message: Message) -> str:
 
 @contextlib.contextmanager
 def virtual_host(broker: Broker) -> Iterator[str]:
-    """Yield ``/`` of a private broker; on a given broker, a temporary virtual host, which is deleted afterwards."""
+    """Yield ``/`` on a private broker, or a temporary virtual host on a given broker, which is deleted afterwards."""
     if isinstance(broker, PrivateBroker):
         yield "/"
         return
@@ -226,7 +225,7 @@ def virtual_host(broker: Broker) -> Iterator[str]:
 
 
 def rules_for(vhost: str) -> Path:
-    """Return the sample rules; for a virtual host other than ``/``, a copy that names it."""
+    """Return the sample rules or, for a virtual host other than ``/``, a copy that names the virtual host."""
     if vhost == "/":
         return RULES
     copy = OUTPUT / RULES.name
@@ -235,7 +234,7 @@ def rules_for(vhost: str) -> Path:
 
 
 def demonstrate(broker: Broker, vhost: str) -> bool:
-    """Publish the messages, print the results and return whether they are as the rules file expects."""
+    """Publish the messages, print the results, and return whether they are as the rules file expects."""
     rules = rules_for(vhost)
     messages = sample(rules)
     version = broker.api("GET", "overview")["rabbitmq_version"]

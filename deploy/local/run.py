@@ -1,7 +1,7 @@
 """Runs the sidecar in front of the broker that RABBITMQ_URL names (``make run``).
 
 The URL is converted to environment variables that override the configuration file, so that the file need not be
-changed. No other broker is used: the variable is required.
+changed. The variable is required, since no other broker is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def overrides(broker: Broker) -> dict[str, str]:
 
 
 def main() -> int:
-    """Replace this process by ``oxproxy serve``; return 2 if RABBITMQ_URL is missing or invalid."""
+    """Replace this process with ``oxproxy serve``; return 2 if RABBITMQ_URL is missing or invalid."""
     try:
         broker = broker_of_environment()
     except ValueError as error:

@@ -1,9 +1,10 @@
-"""Writes an archive with all that the report needs in addition to Spark: ``python -m deploy.spark.archive FILE``.
+"""Writes an archive with everything that the report needs in addition to Spark:
+``python -m deploy.spark.archive FILE``.
 
-spark-submit distributes it with ``--py-files``. It contains this package, PyYAML and pamqp, which are needed to read
-rules files, and Jinja, which is needed to write pages: only Python and text, so that it works on every machine.
-Executors use it to convert segments to partials. Rules files also need pydantic, which is compiled: install it on the
-driver's machine.
+spark-submit distributes the archive with ``--py-files``. It contains this package, PyYAML and pamqp, which are needed
+to read rules files, and Jinja, which is needed to write pages. All of these are only Python and text, so that the
+archive works on every machine. Executors use it to convert segments to partials. Reading rules files also requires
+pydantic, which is compiled and has to be installed on the driver's machine.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ import pamqp
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The earliest date of zip archives, so that equal content results in equal archives.
+#: The earliest possible date in zip archives, used so that equal content results in equal archives.
 _NO_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def write(target: Path) -> None:
-    """Write the archive."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         libraries = [Path(str(module.__file__)).parent for module in (yaml, pamqp, jinja2, markupsafe)]

@@ -1,6 +1,6 @@
-"""Messenger addresses: the table that translates the address of a publish.
+"""Messenger addresses, and the table that translates the address of a publish.
 
-The package is pure and does not depend on exchanges and bindings: `routing` looks up destinations, `relay` publishes.
+The package is pure and independent of exchanges and bindings: `routing` looks up destinations, and `relay` publishes.
 
 | question | module |
 |---|---|

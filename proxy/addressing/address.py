@@ -1,7 +1,7 @@
 """Parses addresses and masks their passwords.
 
-The syntax is Messenger's, ``[scheme://][user[:password]@]host[:port][/name]``, but stricter where Messenger could send
-a message or a password to the wrong place. Source: the messenger-addressing specification, 1.4 and Part 2.
+The syntax is Messenger's, ``[scheme://][user[:password]@]host[:port][/name]``, but stricter in cases in which Messenger
+could send a message or a password to the wrong place. Source: the messenger-addressing specification, 1.4 and Part 2.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Address:
         host: without brackets.
         port: None for the scheme's default.
         name: everything after the slash that ends the domain, not decoded.
-        passive: True if the address requests listening, not connecting.
-        local: True if the domain is empty: the address is on this proxy's own broker.
+        passive: True if the address is to be listened on, not connected to.
+        local: True if the domain is empty, so that the address is on this proxy's own broker.
     """
 
     scheme: bytes | None
@@ -59,8 +59,8 @@ def parse_address(address: bytes) -> Address:
     """Split an address into its parts.
 
     Raises:
-        InvalidAddress: for everything that Part 2 of the specification rejects: other schemes, invalid ports, a second
-            ``@`` or colon outside brackets, unclosed brackets, text after brackets, NUL in credentials.
+        InvalidAddress: Part 2 of the specification rejects the address: other schemes, invalid ports, a second ``@`` or
+            colon outside brackets, unclosed brackets, text after brackets, or NUL in credentials.
     """
     scheme, rest = _split_scheme(address)
     domain, slash, name = rest.partition(b"/")
@@ -127,8 +127,8 @@ def _scheme_end(address: bytes) -> int:
 def without_password(address: bytes) -> bytes:
     """Return an address or a translation in which everything that could be a password is masked.
 
-    Accepts any text. If ``parse_address`` rejects it because of an unescaped slash in the password, the password is
-    assumed to end at the last ``@``.
+    Accepts any text. If ``parse_address`` would reject the text because of an unescaped slash in the password, the
+    password is assumed to end at the last ``@``.
     """
     start = _scheme_end(address)
     domain = address[start:].partition(b"/")[0]

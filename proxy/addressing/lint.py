@@ -1,7 +1,7 @@
 """Errors and warnings about an address table, reported before the table is used.
 
-Findings are data: the loader adds file and line. A table with an error is not loaded. No finding quotes a translation,
-which may contain a password. Source: the messenger-addressing specification, Part 2 and 3.2.
+Findings are plain data, to which the loader adds file and line. A table with an error is not loaded. No finding quotes
+a translation, which may contain a password. Source: the messenger-addressing specification, Part 2 and 3.2.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DOLLAR = re.compile(rb"\$\$")
 
 
 class Severity(Enum):
-    """An ERROR prevents the table from being loaded; a WARNING does not."""
+    """An ERROR prevents the table from being loaded, a WARNING does not."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -42,7 +42,7 @@ class AddressFinding:
         rule: index of the rule.
         severity: whether the table can be loaded.
         key: the key that the finding is about: pattern, translation or hosts.
-        message: what was seen and what was expected; rules are numbered from 0, as in explain and audit.
+        message: what was seen and what was expected. Rules are numbered from 0, as in explanations and audit records.
         other: index of the other rule that the message names.
     """
 
@@ -105,7 +105,7 @@ def _check_domain(
     address: Address, translation: bytes, brokers: Collection[bytes]
 ) -> Iterator[tuple[Severity, str, str]]:
     if address.passive:
-        yield Severity.ERROR, "translation", "~ requests listening; a translation can only name a target"
+        yield Severity.ERROR, "translation", "~ marks an address to listen on, expected an address to send to"
     elif not address.local and not address.host:
         yield Severity.ERROR, "translation", "scheme, credentials or port without a host"
     if address.host and address.host not in brokers and not re.search(rb"[/.:]", translation):

@@ -1,16 +1,16 @@
-"""The address table: matches an address against patterns, selects its rule and applies the translation.
+"""The address table, which matches an address against patterns, selects a rule and applies its translation.
 
-The first rule whose pattern matches wins; its result is final. `targets` resolves results.
+The first rule whose pattern matches wins, and its result is final. `targets` resolves results.
 
-In a pattern, ``*`` matches any run of bytes, ``%`` any run without a slash, and every other byte matches itself. If
-there are several ways to match, the first wildcard takes its longest run, then the second, and so on. There is no
-recursion, no regular expression and no backtracking: the cost is at most proportional to the product of the two
-lengths. A pattern whose wildcards are all ``*`` is matched literal by literal from the right. For other patterns, the
-set of offsets from which the rest can match is computed from the end of the pattern, as one big integer; then one pass
-from the left extends each wildcard to the farthest of these offsets.
+In a pattern, ``*`` matches any run of bytes, ``%`` matches any run without a slash, and every other byte matches
+itself. If there are several ways to match, the first wildcard takes its longest run, then the second, and so on. There
+is no recursion, no regular expression and no backtracking: the cost is at most proportional to the product of the two
+lengths. If all wildcards of a pattern are ``*``, its literals are matched one after another from the right. For other
+patterns, the set of offsets from which the rest can match is computed from the end of the pattern, as one big integer.
+A single pass from the left then extends each wildcard to the farthest of these offsets.
 
-`AddressIndex` preselects patterns by their prefix, then by their suffix, then by a few bytes of an inner literal; an
-address is looked up by its own prefixes, suffixes and substrings. Not every candidate matches.
+`AddressIndex` preselects patterns by their prefix, then by their suffix, then by a few bytes of an inner literal. An
+address is looked up by its prefixes, suffixes and substrings. Not every candidate matches.
 
 Source: the messenger-addressing specification, 1.1 to 1.3, and 1.6 for the bound.
 """
@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from proxy.addressing.address import Address, InvalidAddress, parse_address, without_password
 
-#: Wildcards with a number; later ones match but are not captured.
+#: Number of wildcards that are captured; further wildcards match but are not captured.
 MOST_VARIABLES = 64
 _WILDCARD = re.compile(rb"[*%]")
 _STAR, _PERCENT = b"*%"
@@ -63,7 +63,7 @@ class AddressPattern:
     def covers(self, other: AddressPattern) -> bool:
         """Return True only if every address that matches `other` matches this pattern.
 
-        A wildcard of the other pattern can only match within a wildcard of this one, and ``%`` can't match a ``*``.
+        A wildcard of the other pattern can match only within a wildcard of this pattern, and ``%`` can't match a ``*``.
         """
         return self._match(other.source, b"/*") is not None
 
@@ -80,7 +80,9 @@ class AddressPattern:
         return tuple(taken[:MOST_VARIABLES]) if taken is not None else None
 
     def _fit_stars(self, address: bytes, end: int) -> list[bytes] | None:
-        """Place each literal as far right as possible, the last one first: every wildcard then has its longest run."""
+        """Place each literal as far right as possible, starting with the last, so that every wildcard has its longest
+        run.
+        """
         start = len(self.prefix)
         taken: list[bytes] = []
         for literal in reversed(self.literals):
@@ -99,7 +101,7 @@ class AddressPattern:
         size = len(middle)
         passable = _offsets(middle, _passable(barriers))
         places: dict[int, int] = {}
-        reachable = 1  # the offsets from which the rest of the pattern can match: initially only the end
+        reachable = 1  # the offsets from which the rest of the pattern can match, initially only the end
         rests: list[int] = []
         for index in range(len(self.wildcards) - 1, -1, -1):
             rests.append(reachable)
@@ -113,7 +115,7 @@ class AddressPattern:
         return self._walk(middle, rests, barriers) if reachable >> size & 1 else None
 
     def _walk(self, middle: bytes, rests: list[int], barriers: bytes) -> list[bytes]:
-        """Extend each wildcard, from the left, to the farthest offset from which the rest still matches."""
+        """Extend each wildcard, starting at the left, to the farthest offset from which the rest still matches."""
         size, at = len(middle), 0
         taken: list[bytes] = []
         for wildcard, literal in zip(self.wildcards, [*self.literals, b""], strict=True):
@@ -158,7 +160,7 @@ def _passable(barriers: bytes) -> bytes:
 _VARIABLE = re.compile(rb"\$(?:([0-9]+)|(\$))?")
 #: Replaces each variable when the literal parts of a translation are parsed.
 _PLACEHOLDER = b"v"
-#: Lengths of the substrings that distinguish patterns, preferred length first.
+#: Lengths of the substrings that distinguish patterns; the first is preferred.
 _PIECES = (4, 2)
 #: Up to this many patterns with the same prefix and suffix are tried without an index.
 _FEW = 4
@@ -170,9 +172,9 @@ class AddressRule:
 
     Args:
         pattern: compared with the whole address.
-        translation: the new address; None if the rule does not specify one.
+        translation: the new address; None if the rule has no translation.
         name: the operator's name for the rule, or empty.
-        hosts: permitted hosts of results, ``*`` for any; None if the host in the translation is fixed.
+        hosts: hosts that results may have, ``*`` for any; None if the host in the translation is fixed.
     """
 
     pattern: bytes
@@ -187,7 +189,7 @@ class AddressRule:
 
 
 class Translation(NamedTuple):
-    """The result of the table for an address. It may contain a password: display only ``shown``.
+    """The result of the table for an address. It may contain a password, so only ``shown`` may be displayed.
 
     Args:
         rule: index of the rule.
@@ -209,10 +211,10 @@ class Translation(NamedTuple):
 
 
 class TranslationTemplate:
-    """A translation split at its variables; ``$`` without a digit or a second ``$`` after it is the whole address.
+    """A translation split at its variables. A ``$`` that is not followed by a digit or by ``$`` is the whole address.
 
     Attributes:
-        parts: literals, and numbers of variables, in order; 0 is the whole original address.
+        parts: literals and variable numbers, in order; number 0 is the whole original address.
     """
 
     __slots__ = ("parts",)
@@ -222,7 +224,7 @@ class TranslationTemplate:
         end = 0
         for variable in _VARIABLE.finditer(translation):
             parts.append(translation[end : variable.start()])
-            # Numbers of four or more digits are above the greatest variable: their value is always empty.
+            # Numbers of four or more digits are greater than the last variable, so their value is always empty.
             digits = (variable[1] or b"").lstrip(b"0")
             parts.append(b"$" if variable[2] else int(digits or b"0") if len(digits) < 4 else MOST_VARIABLES + 1)
             end = variable.end()
@@ -322,7 +324,7 @@ class AddressTable:
 
 
 class AddressIndex:
-    """Finds the patterns that an address may match; patterns are identified by their position."""
+    """Finds the patterns that an address may match. Patterns are identified by their positions."""
 
     def __init__(self, patterns: Sequence[AddressPattern]) -> None:
         self._exact: dict[bytes, int] = {}
@@ -387,7 +389,9 @@ class _Bucket:
             self._by_piece.setdefault(len(piece), {}).setdefault(piece, []).append(position)
 
     def add_candidates(self, address: bytes, pieces: dict[int, set[bytes]], positions: list[int]) -> None:
-        """Add the positions of patterns whose substring is in the address; `pieces` caches the address's substrings."""
+        """Add the positions of patterns whose substring occurs in the address; `pieces` caches the address's
+        substrings.
+        """
         positions += self._others
         for length, by_piece in self._by_piece.items():
             if length not in pieces:

@@ -1,8 +1,8 @@
 """Maps a publish to its address, and a translated address to broker, exchange and routing key.
 
-Each publish has a unique address. A result of the table consists of a domain (the broker) and a name (exchange and
-routing key on that broker). An ambiguous result is not an exception: it becomes a `FailedTranslation` with the reason.
-Source: the messenger-addressing specification, 3.1 and 3.2.
+Each combination of exchange and routing key has exactly one address. A result of the table consists of a domain (the
+broker) and a name (the exchange and routing key on that broker). For an ambiguous result, no exception is raised: it
+becomes a `FailedTranslation` with the reason. Source: the messenger-addressing specification, 3.1 and 3.2.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ _LONGEST_NAME = 255  # AMQP 0-9-1 spec, 4.2.5.3: short strings
 _QUEUE, _EXCHANGE = b"/queue/", b"/exchange/"
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
-#: Limit of publishes whose target is cached: a few megabytes with keys of 255 bytes.
+#: Maximum number of cached targets, which take a few megabytes if keys have 255 bytes.
 _KEPT_TARGETS = 8192
-#: Limit of rules' destinations whose target is cached; the control plane looks up all of them in every reconcile pass.
+#: Maximum number of cached targets for destinations in rules, all of which the control plane looks up in every
+#: reconcile pass.
 _KEPT_FIXED_TARGETS = 1 << 16
-#: Limit of exchanges whose translated destinations are cached.
+#: Maximum number of exchanges whose translated destinations are cached.
 _KEPT_REWRITES = 1024
 ANY_HOST = b"*"
 #: Sample values of a variable: a part of a name, and the digits of an escape such as ``%2F``.
@@ -47,7 +48,7 @@ def address_of(publication: Publication) -> bytes:
 
 
 def publication_at(address: bytes) -> Publication | None:
-    """Return the publish with this address; None if there is none."""
+    """Return the exchange and routing key that have this address; None if there are none."""
     if address.startswith(_EXCHANGE):
         exchange, slash, key = address[len(_EXCHANGE) :].partition(b"/")
         publication = Publication(_plain_exchange(exchange), key)
@@ -65,10 +66,10 @@ class Remote:
     Args:
         broker: name of a configured broker, or empty.
         host: host to connect to; for a configured broker, its name.
-        port: None for the configured port.
+        port: port; None for the configured port.
         tls: whether the address requests TLS; None for the configured setting.
-        user: None for the configured user.
-        password: None for the configured password.
+        user: user name; None for the configured user.
+        password: password; None for the configured password.
     """
 
     broker: bytes
@@ -116,7 +117,7 @@ class FailedTranslation:
 
 
 class _NowhereError(Exception):
-    """Internal: the reason why an address has no usable target."""
+    """Raised internally with the reason why an address has no usable target."""
 
 
 class Rewrites:
@@ -128,7 +129,7 @@ class Rewrites:
     Args:
         book: resolves destinations.
         destinations: destinations of the exchange; compared by identity, see `AddressBook.rewrites`.
-        before: the previous translations; reused for destinations that remain.
+        before: the previous translations, which are reused for destinations that remain.
     """
 
     __slots__ = ("_book", "_exchanges", "_queues", "_targets", "destinations")
@@ -148,7 +149,7 @@ class Rewrites:
         self._exchanges = [name for kind, name in destinations if kind == EXCHANGE and book.may_rewrite(name)]
 
     def leads_to(self, routing_key: bytes, publication: Publication) -> bool:
-        """Return True if any destination, with this routing key, is translated to a publication."""
+        """Return True if, with this routing key, any destination is translated to the publication."""
         if publication in self._targets:
             return True
         sought = (None, publication)
@@ -172,7 +173,7 @@ class AddressBook:
         self.stays_here = any(domain is None or domain.local for domain in self._domains)
         self._kept: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
         self._fixed_targets: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
-        #: by name of the exchange
+        #: translations of destinations, by name of the exchange
         self._rewrites: dict[bytes, Rewrites] = {}
         #: rules that have matched an address that contains a password, and whether this was reported
         self._exposing: dict[int, bool] = {}
@@ -182,7 +183,7 @@ class AddressBook:
         return AddressBook(self.table, self._brokers)
 
     def look_up(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
-        """Return the target of a publish; None if no rule applies. Equal publishes get the same object."""
+        """Return the target of a publish; None if no rule applies. The same object is returned for equal publishes."""
         try:
             return self._kept[exchange, routing_key]
         except KeyError:
@@ -201,7 +202,7 @@ class AddressBook:
 
         Args:
             exchange: an exchange of the rules.
-            destinations: its destinations; nothing is recomputed if they are the same object as in the last call.
+            destinations: the destinations; nothing is recomputed if this is the same object as in the last call.
         """
         kept = self._rewrites.get(exchange)
         if kept is None or kept.destinations is not destinations:
@@ -244,7 +245,9 @@ class AddressBook:
         )
 
     def rules_exposing_passwords(self) -> list[int]:
-        """Return rules that matched an address with a password, which receivers will see; each rule only once."""
+        """Return the rules that matched an address with a password, which receivers will see. Each rule is returned
+        only once.
+        """
         rules = [rule for rule, reported in tuple(self._exposing.items()) if not reported]
         self._exposing.update(dict.fromkeys(rules, True))
         return rules
@@ -270,7 +273,7 @@ class AddressBook:
         return Target(rule, remote, publication)
 
     def certain_failure(self, rule: int) -> str:
-        """Return why a rule's translation fails for all values of its variables; "" if it may succeed."""
+        """Return why a rule's translation fails for all values of the variables; "" if it may succeed."""
         address_rule = self.table.rules[rule]
         if address_rule.translation is None or fixed_domain(address_rule) is None:
             return ""
@@ -300,7 +303,9 @@ class AddressBook:
 
 
 def _permitted(address: Address, hosts: tuple[bytes, ...]) -> bool:
-    """Return True if a rule's list contains a host, with or without its port; names are compared case-insensitively."""
+    """Return True if a rule's list contains the host, with or without its port. Names are compared
+    case-insensitively.
+    """
     host = address.host.lower()
     bracketed = b"[" + host + b"]" if b":" in host else host
     accepted = {ANY_HOST, host, bracketed, b"%s:%d" % (bracketed, address.effective_port)}
@@ -308,7 +313,7 @@ def _permitted(address: Address, hosts: tuple[bytes, ...]) -> bool:
 
 
 def _named(name: bytes, original: Publication) -> Publication:
-    """Parse a name; an additional leading slash, which users of Messenger had to write, is ignored."""
+    """Parse a name. An additional leading slash, which users of Messenger had to write, is ignored."""
     inner = name[1:] if name.startswith(b"/") else name
     if not inner:
         return original
@@ -319,7 +324,7 @@ def _named(name: bytes, original: Publication) -> Publication:
 
 
 def _may_name(translation: bytes, exchange: bytes) -> bool:
-    """Return True if a local translation can name an exchange, judged by the literal before its first variable."""
+    """Return True if, judging by the literal before its first variable, a local translation can name the exchange."""
     fixed, variable, _ = translation.partition(b"$")
     fixed = b"/" + fixed.lstrip(b"/")
     plain = exchange.replace(b"%", b"%25").replace(b"/", b"%2F")

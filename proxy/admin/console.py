@@ -1,8 +1,8 @@
-"""The console at ``/``: a page for browsers, based on the documented pages of the admin address; and the OpenAPI
+"""The console at ``/``, a page for browsers that uses the documented pages of the admin address, and the OpenAPI
 description of these pages.
 
-Plain HTML, CSS and JavaScript modules, served unmodified from the package. The content security policy permits no
-requests to other servers and no inline scripts.
+The console consists of plain HTML, CSS and JavaScript modules, served unmodified from the package. The content security
+policy permits no requests to other servers and no inline scripts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiohttp import web
 from proxy.admin.server import GuardedRoute
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
-#: Paths of files that differ from the file's name.
+#: Paths that differ from the name of the file.
 _PATHS = {"index.html": "/", "openapi.json": "/api/openapi.json"}
 _HEADERS = {
     "Content-Security-Policy": (
@@ -31,7 +31,7 @@ _HEADERS = {
 
 
 def console_routes() -> list[GuardedRoute]:
-    """Return the routes of the page and its files; the files are read once, in this call."""
+    """Return the routes of the page and its files, which are read once, in this call."""
     return [
         GuardedRoute(
             "GET",

@@ -1,7 +1,8 @@
-"""``POST /explain``: which queues a message would reach according to the rules in force, and why.
+"""``POST /explain``, which returns the queues that a message would reach according to the rules in force, and the
+reasons.
 
-Client declarations and the known queues are included. `proxy.rules.explain` does the work, so ``oxproxy explain`` gives
-the same answer for the same message, rules and queues.
+Client declarations and the known queues are included. `proxy.rules.explain` does the work, so ``oxproxy explain``
+returns the same answer for the same message, rules and queues.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _OK, _UNUSABLE = 200, 422
 
 
 class ExplainPage:
-    """Explains messages by the rules in force.
+    """Explains messages according to the rules in force.
 
     Args:
         loaded: returns the rules in force.
@@ -99,7 +100,7 @@ def live_rules(loaded: LoadedRules, states: Iterable[VhostState]) -> tuple[Loade
 
 
 def _rule(owned: OwnedExchange) -> ExchangeRule:
-    """Return an exchange declared by a client as an exchange of a rules file; its bindings are in the router."""
+    """Return an exchange declared by a client as an exchange of a rules file. Its bindings are in the router."""
     return ExchangeRule(
         owned.name,
         owned.type,

@@ -1,8 +1,8 @@
-"""``GET /api/live``: server-sent events of changes while a client is connected; ``GET /api/traffic``: rates as a page.
+"""``GET /api/live``, which sends events of changes to connected clients, and ``GET /api/traffic``, which returns rates.
 
-One task samples the counters, and renders each event once for all streams. A stream has a short queue of events: a
-client that does not read them is disconnected, and nothing waits for it. The number of streams is limited; further ones
-get 503.
+One task samples the counters, and renders each event once for all streams. A stream has a short queue of events. A
+client that does not read them is disconnected, and nothing waits for it. The number of streams is limited; further
+requests get 503.
 
 Source: HTML Living Standard, 9.2 "Server-sent events".
 """
@@ -21,13 +21,14 @@ from aiohttp import web
 from proxy.admin.server import GuardedRoute, json_response
 from proxy.admin.traffic import SAMPLE_SECONDS, TrafficSampler
 
-#: Limit of streams: half of the connections of the admin address, so that the others remain for probes and Prometheus.
+#: Maximum number of streams, which is half of the connections to the admin address. The other half is for probes and
+#: Prometheus.
 MOST_STREAMS = 32
-#: Limit of queued events for a client, above which it is disconnected.
+#: Number of queued events above which a client is disconnected.
 QUEUED_EVENTS = 8
 #: Seconds between two samples without clients.
 QUIET_SECONDS = 10.0
-#: Minimum pause as a multiple of the duration of the last sample: with clients, and without.
+#: Minimum pause as a multiple of the duration of the last sample, with clients and without.
 RESTS, QUIET_RESTS = 100, 500
 #: How long after a request for `/api/traffic` the rates of bindings are sampled for the next request, in seconds.
 _LOOKING_SECONDS = 10.0
@@ -42,7 +43,8 @@ class LiveTopic:
 
     Args:
         whole: returns all data, for a new stream.
-        news: returns the changes since the last call, None if there are none; default: all data, if any has changed.
+        news: returns the changes since the last call, None if there are none; by default, all data if any data have
+            changed.
     """
 
     def __init__(self, whole: Callable[[], object], news: Callable[[], object] | None = None) -> None:
@@ -65,7 +67,7 @@ class _Stream:
 
     Args:
         topics: its topics.
-        request: the request, which has the connection.
+        request: the request, which contains the connection.
         events: queued events; None ends the stream.
     """
 
@@ -74,7 +76,7 @@ class _Stream:
     events: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue(QUEUED_EVENTS))
 
     def put(self, event: bytes) -> None:
-        """Queue an event; disconnect a client that has not read earlier ones."""
+        """Queue an event; disconnect a client that has not read earlier events."""
         try:
             self.events.put_nowait(event)
         except asyncio.QueueFull:
@@ -166,7 +168,7 @@ class LiveFeed:
             while (event := await stream.events.get()) is not None:
                 await response.write(event)
         except ConnectionError:
-            pass  # the client has left, or was disconnected
+            pass  # the client has disconnected, or was disconnected
         finally:
             self._streams.discard(stream)
         return response

@@ -1,9 +1,9 @@
-"""``GET /api/recent``: the last publishes that were unroutable, rejected, nacked or returned.
+"""``GET /api/recent``, which returns the last publishes that were unroutable, rejected, nacked or returned.
 
-Rejected, nacked and returned publishes are rare, and always kept. Publishes that reach no queue may be frequent: they
+Rejected, nacked and returned publishes are rare and always kept. Publishes that reach no queue may be frequent. They
 are recorded only until `WATCHED_SECONDS` after a request, so that they cost nothing at other times; the same applies to
-the size and header names of returned publishes. The broker's nack identifies a publish by its number only, so the
-address and headers of a nacked publish are unknown here; the audit log has them.
+the size and header names of returned publishes. A nack from the broker identifies a publish only by its number, so the
+address and headers of a nacked publish are unknown here; the audit log contains them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proxy.audit.record import LineRenderer, Privacy, TimestampText, text
 from proxy.errors import ProtocolError
 from proxy.relay.publish.tap import FailedPublish, FailureSink
 
-#: Limits of kept publishes, and of their header frames in bytes; the oldest are dropped first.
+#: Maximum number of kept publishes, and maximum size of their header frames in bytes; the oldest are dropped first.
 KEPT, KEPT_BYTES = 200, 2 << 20
 #: How long after the last request publishes that reach no queue are recorded, in seconds.
 WATCHED_SECONDS = 300.0
@@ -53,11 +53,11 @@ class RecentPublishes:
 
     @property
     def route(self) -> GuardedRoute:
-        """``GET /api/recent``; `after`: only publishes with a higher number."""
+        """``GET /api/recent``; with `after`, only publishes with a higher number are returned."""
         return GuardedRoute("GET", "/api/recent", self._get)
 
     def add(self, failed: FailedPublish) -> None:
-        """Add a publish; called on the publish path, so it is formatted on request only."""
+        """Add a publish. Called on the publish path, so the publish is formatted only on request."""
         self._count += 1
         self._kept.append(failed)
         self._bytes += len(failed.header)
@@ -65,7 +65,7 @@ class RecentPublishes:
             self._bytes -= len(self._kept.popleft().header)
 
     def watch(self) -> None:
-        """For `WATCHED_SECONDS`, record publishes that reach no queue as well."""
+        """For `WATCHED_SECONDS`, also record publishes that reach no queue."""
         if self._end is not None:
             self._end.cancel()
         self._end = asyncio.get_running_loop().call_later(WATCHED_SECONDS, self._set_watched, False)
@@ -73,7 +73,7 @@ class RecentPublishes:
             self._set_watched(True)
 
     def after(self, number: int) -> dict[str, object]:
-        """Return kept publishes, the oldest first.
+        """Return the kept publishes, oldest first.
 
         Args:
             number: number of the last publish that the client has.
@@ -100,7 +100,7 @@ class RecentPublishes:
         before = self.watched
         self.watch()
         number = int(asked)
-        # A greater number is from before a restart: all publishes are new.
+        # A greater number is from before a restart, so all publishes are new.
         return json_response({"watched": before, **self.after(number if number <= self._count else 0)})
 
     def _set_watched(self, watched: bool) -> None:
@@ -110,7 +110,7 @@ class RecentPublishes:
         self._changed(self)
 
     def _shown(self, number: int, failed: FailedPublish) -> dict[str, object]:
-        """Return the parts of a publish that may be shown: those in an audit line, and the names of its headers."""
+        """Return the parts of a publish that may be shown: those in an audit line, and the header names."""
         privacy = self._records.privacy
         key = None if failed.routing_key is None else text(failed.routing_key)
         if failed.routing_key is not None and "rk" in privacy.hashed:
@@ -120,7 +120,7 @@ class RecentPublishes:
             names: list[str] | None = [text(name) for name in failed.header_names()] if failed.header else None
             headers = json.loads(self._records.headers(failed.raw_headers(privacy.headers)))
             size = failed.size()
-        except ProtocolError:  # possibly the reason of its rejection
+        except ProtocolError:  # possibly the reason why it was rejected
             names, headers, size = None, {}, None
         return {
             "number": number,

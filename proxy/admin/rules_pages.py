@@ -32,7 +32,7 @@ class RulesPages:
     Args:
         loaded: returns the rules in force.
         states: returns the shared states of the virtual hosts.
-        missing: returns missing destinations with the reason, by virtual host.
+        missing: returns missing destinations with the reasons, by virtual host.
         files: lists the rules files of the configuration.
         compiling: runs compilations.
     """
@@ -50,7 +50,7 @@ class RulesPages:
         self._missing = missing
         self._files = files
         self._compiling = compiling
-        #: version of the rules, and the notes on them, cached because computing them requires a compilation
+        #: version of the rules, and the notes on them, which are cached because computing them requires a compilation
         self._noted = ("", "")
 
     @property
@@ -83,7 +83,7 @@ class RulesPages:
         return _OK, notes
 
     async def changes(self, _body: bytes) -> tuple[int, object]:
-        """Return how the files on disk differ from those in force, with secrets masked."""
+        """Return how the files on disk differ from the files in force, with secrets masked."""
         loaded = self._loaded()
         try:
             return _OK, await asyncio.to_thread(lambda: _changes(loaded, self._files()))

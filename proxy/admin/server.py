@@ -1,16 +1,16 @@
 """The HTTP server of the admin address: probes, metrics, status, and the pages that the application adds.
 
-``/metrics`` for Prometheus, ``/livez`` (the event loop is responsive), ``/readyz`` (producers may connect) and
-``/status``. The server calls functions of the application and does not interpret their results. It answers from the
-start of the process to the end of the drain.
+The pages are ``/metrics`` for Prometheus, ``/livez`` (the event loop is responsive), ``/readyz`` (producers may
+connect) and ``/status``. The server calls functions of the application and does not interpret their results. It answers
+from the start of the process to the end of the drain.
 
-Connections are limited in number and time, so that they don't exhaust the file descriptors that producers need: a
-request must be received within `REQUEST_SECONDS` of the connection or of the previous answer, which must also have been
+Connections are limited in number and time, so that they don't exhaust the file descriptors that producers need. A
+request must be received within `REQUEST_SECONDS` after the connection or the previous answer, which must also have been
 read by then. There is no deadline while a page is being rendered.
 
-Guarded pages answer requests from loopback and from `admin.allow`. They reject requests by web pages other than the
-console: those with a different origin, and those of a host name that resolves to this address (DNS rebinding), which is
-detected by the Host header.
+Guarded pages answer requests from loopback and from `admin.allow`. They reject requests made by web pages other than
+the console. Such requests have a different origin, or a host name that resolves to this address (DNS rebinding), which
+is detected with the Host header.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ from proxy.observe.exposition import Exposition
 _log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-#: A result, or an awaitable of one.
+#: A result, or an awaitable result.
 Soon: TypeAlias = T | Awaitable[T]
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Network: TypeAlias = IPv4Network | IPv6Network
 
 #: Peers that have access to guarded pages without `admin.allow`.
 LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
-#: How long `stop` waits for answers in progress, in seconds; a client must not delay the exit of the process.
+#: How long `stop` waits for answers in progress, in seconds, since a client must not delay the exit of the process.
 STOP_SECONDS = 1.0
-#: Size limit of a request's body: a message for `/explain` with its headers, not its body. Larger ones get 413.
+#: Maximum size of a request's body, such as a message for `/explain` with its headers. Larger requests get 413.
 MAX_BODY_BYTES = 1 << 20
-#: Limit of connections; for a new one, the one that has been idle for longest is closed (`net.listener` reserves
-#: descriptors).
+#: Maximum number of connections, for which `net.listener` reserves descriptors. If it is reached, the connection that
+#: has been idle for the longest time is closed for a new connection.
 MOST_CONNECTIONS = 64
-#: Age in seconds up to which a connection does not count as idle, since its request may be in transit. If all are new,
-#: a further connection gets 503. Short, so that successive silent connections don't lock probes out.
+#: Age in seconds up to which a connection does not count as idle, since its request may be in transit. If all
+#: connections are new, a further connection gets 503. The time is short, so that successive silent connections don't
+#: lock out probes.
 NEW_SECONDS = 0.05
-#: Limit of connections waiting for a 503, and the seconds in which their request must arrive.
+#: Maximum number of connections waiting for a 503, and the seconds within which their request must arrive.
 MOST_REFUSED, REFUSED_SECONDS = 32, 1.0
 #: Seconds to receive a whole request, and to send its answer.
 REQUEST_SECONDS = 30.0
@@ -67,7 +68,7 @@ class GuardedRoute:
     Args:
         method: HTTP method.
         path: path with a leading slash.
-        handler: answers requests; exceptions become a 500 without text.
+        handler: answers requests; exceptions become a 500 response without text.
     """
 
     method: str
@@ -80,12 +81,12 @@ class AdminServer:
 
     Args:
         exposition: renders the metrics page.
-        readiness: returns the reasons why the sidecar is not ready; empty if it is.
+        readiness: returns the reasons why the sidecar is not ready; empty if it is ready.
         status: returns the content of `/status`; values that JSON can't represent become strings.
         allow: networks other than loopback that may use guarded pages, as addresses or CIDR.
         routes: further guarded pages.
         degraded: returns limitations that don't prevent readiness.
-        hosts: further host names accepted for guarded pages.
+        hosts: additional host names accepted for guarded pages.
 
     Raises:
         ValueError: a network of `allow` is invalid.
@@ -103,7 +104,7 @@ class AdminServer:
     ) -> None:
         self._hosts = frozenset(name.lower() for name in (*_LOCAL_NAMES, socket.gethostname(), *hosts))
         self._servers: list[asyncio.Server] = []
-        #: by aiohttp's protocol; idle ones first, longest idle first
+        #: connections by aiohttp's protocol, starting with the connection that has been idle for the longest time
         self._connections: dict[asyncio.BaseProtocol, _Connection] = {}
         self._refused: set[_Refused] = set()
         self._exposition = exposition
@@ -124,10 +125,10 @@ class AdminServer:
 
         Args:
             host: address to bind.
-            port: port to bind, 0 for a free one.
+            port: port to bind; 0 for any free port.
 
         Returns:
-            The bound address and port. Call `stop` at the end, even if this raises.
+            The bound address and port. `stop` must be called at the end, even if this method raises an error.
 
         Raises:
             OSError: the address can't be bound.
@@ -175,9 +176,10 @@ class AdminServer:
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
             if not self._is_allowed(request.remote):
-                raise web.HTTPForbidden(text="only available to loopback and to networks in admin.allow\n")
+                raise web.HTTPForbidden(text="available only from loopback and from the networks in admin.allow\n")
             host = request.headers.get("Host", "")
-            # Any web page in an operator's browser can reach loopback; browsers send an Origin header, tools never do.
+            # Any web page in an operator's browser can reach loopback. Browsers send an Origin header, but tools do
+            # not.
             if request.headers.get("Origin", f"http://{host}") != f"http://{host}":
                 raise web.HTTPForbidden(text="not available to other pages in a browser\n")
             site, mode = request.headers.get("Sec-Fetch-Site", "none"), request.headers.get("Sec-Fetch-Mode")
@@ -200,9 +202,9 @@ class AdminServer:
         return any(address in network for network in self._allowed)
 
     def _is_named(self, host: str) -> bool:
-        """Return True if a Host header is an address or one of our names, which foreign web pages can't send.
+        """Return True if a Host header is an address or one of our names, which web pages of other sites can't send.
 
-        HTTP/1.0 requires no such header, and no browser uses it.
+        HTTP/1.0, which browsers do not use, requires no such header.
         """
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         with suppress(ValueError):
@@ -236,10 +238,10 @@ class AdminServer:
 
 
 class _Refused(asyncio.Protocol):
-    """A connection beyond the limit; if its request arrives soon, the answer is 503.
+    """A connection that exceeds the limit. If its request arrives soon, the answer is 503.
 
     Args:
-        among: all such connections; beyond their limit, new ones are closed at once.
+        among: all such connections. If their number reaches its limit, new connections are closed at once.
     """
 
     def __init__(self, among: set[_Refused]) -> None:
@@ -351,7 +353,7 @@ def _as_text(value: Any) -> object:  # Any: any type that json can't encode
     return str(value)
 
 
-#: Receives a request's body, returns status and answer: plain data, or encoded JSON.
+#: Receives a request's body; returns the status, and the answer as plain data or encoded JSON.
 Answering: TypeAlias = Callable[[bytes], Awaitable[tuple[int, object]]]
 
 
@@ -364,8 +366,8 @@ def json_route(
         method: HTTP method.
         path: path with a leading slash.
         answering: its handler.
-        body_bytes: size limit of a request's body; larger ones get 413.
-        texting: handler for text (``Accept: text/plain``); an answer that is not a string is sent as JSON.
+        body_bytes: maximum size of a request's body; larger requests get 413.
+        texting: handler for text (``Accept: text/plain``). An answer that is not a string is sent as JSON.
     """
 
     async def handle(request: web.Request) -> web.Response:

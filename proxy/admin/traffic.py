@@ -1,8 +1,8 @@
 """Publish rates of the last 15 minutes, and totals and rates by exchange, binding and destination.
 
-Totals by outcome are always sampled; without clients, at long intervals (`live`). The numbers of each binding and
-destination are more expensive: they are read for clients only, and in a thread. The event loop folds tallies in steps,
-as for the metrics page.
+Totals by outcome are always sampled, but at long intervals if there are no clients (`live`). The numbers for each
+binding and destination are more expensive, so they are read only for clients, and in a thread. The event loop folds
+tallies in steps, as for the metrics page.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 from proxy.observe.metrics import Row, binding_matches, destination_publishes, publishes
 from proxy.relay.counters import OUTCOMES, Counters, Histogram
 
-#: In seconds: interval of samples for clients, minimum interval for a rate, and length of the history.
+#: Interval between samples for clients, minimum interval for a rate, and length of the history, in seconds.
 SAMPLE_SECONDS, LEAST_SECONDS, HISTORY_SECONDS = 2.0, 1.0, 900.0
 #: Period of confirms that the confirm latency covers, in seconds.
 LATENCY_SECONDS = 60.0
@@ -30,7 +30,7 @@ _LISTS: tuple[tuple[str, tuple[str, ...], Callable[[Counters], Iterable[Row]]], 
     ("bindings", ("vhost", "exchange", "binding"), binding_matches),
     ("destinations", ("vhost", "destination"), destination_publishes),
 )
-#: By list and labels: total, and rate per second (None: unknown yet).
+#: Total and rate per second (None if not known yet), by list and labels.
 _Numbers: TypeAlias = dict[tuple[str, tuple[str, ...]], tuple[float, float | None]]
 
 
@@ -67,7 +67,7 @@ class TrafficSampler:
         self._wall = wall
         self._timer = timer
         self._samples: deque[_Sample] = deque()
-        #: rates by interval: its end, and the rates in the order of SERIES
+        #: for each interval, its end and the rates in the order of SERIES
         self._history: deque[tuple[float, ...]] = deque()
         self._numbers: _Numbers = {}
         self._numbers_at: float | None = None
@@ -75,7 +75,7 @@ class TrafficSampler:
         self._one_at_a_time = asyncio.Lock()
 
     async def sample(self, detailed: bool) -> None:
-        """Record totals; with `detailed`, including those of each binding and destination."""
+        """Record totals; with `detailed`, also the totals of each binding and destination."""
         async with self._one_at_a_time:
             for _ in self._counters.traffic.folding():
                 await asyncio.sleep(0)
@@ -151,7 +151,9 @@ class TrafficSampler:
         }
 
     def _latency(self) -> dict[str, float | None]:
-        """Return confirm latency of the last minute: median and 99th percentile, None if nothing was confirmed."""
+        """Return the median and 99th percentile of confirm latency in the last minute; None if nothing was
+        confirmed.
+        """
         if not self._samples:
             return {"p50": None, "p99": None}
         new, old = self._samples[-1].confirms, self._samples[0].confirms
@@ -171,7 +173,7 @@ class TrafficSampler:
 
 
 def quantile(histogram: Histogram, counts: Sequence[int], share: float) -> float | None:
-    """Return a quantile of durations, linear within its bucket, as Prometheus' histogram_quantile.
+    """Return a quantile of durations, interpolated linearly within its bucket, like Prometheus' histogram_quantile.
 
     Args:
         histogram: has the bounds of the buckets.
@@ -185,7 +187,7 @@ def quantile(histogram: Histogram, counts: Sequence[int], share: float) -> float
     rank = share * total
     index = next(index for index, count in enumerate(cumulative) if count >= rank)
     bounds = histogram.bounds
-    if index == len(bounds):  # above the last bound: no better estimate
+    if index == len(bounds):  # above the last bound, where there is no better estimate
         return bounds[-1]
     lower = bounds[index - 1] if index else 0.0
     inside = (rank - (cumulative[index] - counts[index])) / counts[index]

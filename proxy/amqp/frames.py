@@ -1,7 +1,7 @@
 """Frames: layout, limits, builders, and buffers that extract whole frames from a stream.
 
-`FrameBuffer` serves the handshake, which is not performance-critical: it buffers received bytes until they are
-requested. `PartialFrame` serves the relay, which reads frames in place and buffers only an incomplete one.
+The handshake, which is not performance-critical, uses `FrameBuffer`, which buffers received bytes until they are
+requested. The relay uses `PartialFrame`: it reads frames in place and buffers only an incomplete frame.
 
 Source: AMQP 0-9-1 spec, 4.2.3 "General frame format": type (1 byte), channel (2), size (4), payload, frame-end (206).
 """
@@ -22,15 +22,15 @@ FRAME_END: Final = 206
 FRAME_HEAD = Struct(">BHI")
 #: type, channel, size, class, weight, body size: the fixed part of a content header frame
 CONTENT_HEAD = Struct(">BHIHHQ")
-#: bytes of a frame around its payload: head and frame-end
+#: bytes of a frame in addition to its payload: head and frame-end
 OVERHEAD: Final = 8
 U16 = Struct(">H")
 U32 = Struct(">I")
 U64 = Struct(">Q")
-#: a whole frame of Basic.Ack, and the size of its payload: class, method, delivery tag, bits
+#: a whole Basic.Ack frame, and the size of its payload, which consists of class, method, delivery tag and bits
 ACK_FRAME = Struct(">BHIIQBB")
 ACK_BYTES: Final = 13
-#: Bytes above frame-max that RabbitMQ tolerates in a frame (FRAME_SIZE_FUDGE of its rabbit_reader), and so do we: some
+#: Number of bytes by which a frame may exceed frame-max, as on RabbitMQ (FRAME_SIZE_FUDGE in rabbit_reader), since some
 #: clients, such as AMQPStorm, split bodies into parts of frame-max bytes.
 FRAME_SIZE_FUDGE: Final = 8
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
@@ -51,10 +51,10 @@ def shortstr(text: bytes) -> bytes:
 
 
 def check_head(kind: int, channel: int, size: int, frame_max: int, fudge: int = 0) -> None:
-    """Reject a frame as soon as its head is read, before any of it is buffered.
+    """Reject a frame as soon as its head is read, before its payload is buffered.
 
     Raises:
-        ProtocolError: 501 for an unknown type or a frame above frame-max (spec, 4.2.3; RabbitMQ answers the same).
+        ProtocolError: 501 for an unknown type or a frame larger than frame-max (spec, 4.2.3), as on RabbitMQ.
     """
     if kind not in KINDS:
         raise ProtocolError(501, f"unknown frame type {kind} on channel {channel}, expected 1, 2, 3 or 8")
@@ -65,7 +65,7 @@ def check_head(kind: int, channel: int, size: int, frame_max: int, fudge: int = 
 
 
 def body_frames(channel: int, body: bytes, frame_max: int) -> list[bytes]:
-    """Split a body (or a part of one) into body frames."""
+    """Split a body, or part of a body, into body frames."""
     piece = frame_max - OVERHEAD
     return [frame(BODY, channel, body[at : at + piece]) for at in range(0, len(body), piece)]
 
@@ -82,8 +82,8 @@ class RawFrame(NamedTuple):
 class PartialFrame:
     """Buffers the reads of an incomplete frame and joins them once.
 
-    A frame may be as large as frame-max and arrives in reads of about 100 KiB: joining at each read would take
-    quadratic time.
+    A frame may be as large as frame-max and arrives in reads of about 100 KiB, so joining the buffer at each read would
+    take quadratic time.
     """
 
     __slots__ = ("_pieces", "_size", "_whole")
@@ -91,7 +91,7 @@ class PartialFrame:
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._size = 0
-        #: bytes needed to continue: the whole first frame, or its head while that is incomplete
+        #: bytes needed to continue: the whole first frame, or only its head while the head is incomplete
         self._whole = 0
 
     def __len__(self) -> int:
@@ -104,7 +104,9 @@ class PartialFrame:
         self._whole = FRAME_HEAD.size if size < FRAME_HEAD.size else FRAME_HEAD.unpack_from(data)[2] + OVERHEAD
 
     def join(self, data: bytes) -> bytes:
-        """Add a read; return all bytes once the first frame, or its head if that was incomplete, is complete."""
+        """Add a read; return all bytes once the first frame is complete or, if its head was incomplete, once the head
+        is.
+        """
         self._pieces.append(data)
         self._size += len(data)
         return self.take() if self._size >= self._whole else b""
@@ -120,7 +122,8 @@ class FrameBuffer:
     """Extracts whole frames from received bytes.
 
     Args:
-        limit_bytes: limit of buffered bytes (506 above it), and of a frame (501 as soon as its length is read).
+        limit_bytes: maximum number of buffered bytes (506 if exceeded), and maximum size of a frame (501 as soon as its
+            length is read).
     """
 
     __slots__ = ("_limit_bytes", "_waiting")
@@ -151,7 +154,7 @@ class FrameBuffer:
         """Return the next whole frame, or None if it is incomplete.
 
         Raises:
-            ProtocolError: 501, unknown type, too large, or no frame-end at the expected place.
+            ProtocolError: 501: the type is unknown, the frame is too large, or there is no frame-end at its end.
         """
         waiting = self._waiting
         if len(waiting) < FRAME_HEAD.size:
@@ -171,7 +174,7 @@ class FrameBuffer:
         """Reject a peer that sends more than may be buffered.
 
         Raises:
-            ProtocolError: 506.
+            ProtocolError: 506: too many bytes are buffered.
         """
         if len(self._waiting) > self._limit_bytes:
             text = f"{len(self._waiting)} bytes are buffered, expected at most {self._limit_bytes}"

@@ -1,10 +1,10 @@
 """Reads the methods that the proxy inspects, and builds the methods that it sends itself.
 
-Strings and tables are bytes; a table is given as its entries, without its own length. Builders take names and keys of
-at most 255 bytes. ``methods.method_frame`` builds all other methods.
+Strings and tables are bytes. A table is given as its entries, without the table's length. Builders take names and keys
+of at most 255 bytes. ``methods.method_frame`` builds all other methods.
 
-Source: AMQP 0-9-1 spec, 1.2 "Constants" (reply codes), 1.3 to 1.8; reply texts as RabbitMQ writes them; RabbitMQ
-"Exchange to exchange bindings".
+Source: AMQP 0-9-1 spec, 1.2 "Constants" (reply codes), 1.3 to 1.8; RabbitMQ's reply texts; RabbitMQ "Exchange to
+exchange bindings".
 """
 
 from __future__ import annotations
@@ -161,15 +161,16 @@ Fields = TypeVar("Fields", bound=NamedTuple)
 
 
 def read_method(method: type[Fields], payload: bytes) -> Fields:
-    """Read the payload (ids included) of a method frame that is known to have this method; omit reserved arguments.
+    """Read the payload, including the ids, of a method frame that is known to contain this method; omit reserved
+    arguments.
 
     Raises:
-        ProtocolError: 502 with class and method ids, the arguments don't fill the payload.
+        ProtocolError: 502, with class and method ids: the arguments don't fill the payload.
     """
     return method._make(arguments(payload)[-len(method._fields) :])  # reserved arguments come first
 
 
-#: Reply code -> its name, with which RabbitMQ's reply texts begin.
+#: Names of the reply codes, with which RabbitMQ's reply texts begin.
 REPLY_NAMES = {
     200: b"REPLY_SUCCESS",
     311: b"CONTENT_TOO_LARGE",
@@ -192,7 +193,7 @@ REPLY_NAMES = {
     541: b"INTERNAL_ERROR",
 }
 
-#: A reply text is a short string (spec, 4.2.5.3); longer texts end in `_CUT`, as RabbitMQ's do.
+#: A reply text is a short string (spec, 4.2.5.3). Longer texts are cut and end in `_CUT`, as on RabbitMQ.
 MAX_REPLY_TEXT_BYTES = 255
 _CUT = b"..."
 
@@ -200,21 +201,20 @@ _UTF8_LONGEST = 4
 
 
 def reply_text(reply_code: int, text: bytes) -> bytes:
-    """Return a reply text in RabbitMQ's form: name of the code, `` - ``, text, cut to 255 bytes."""
+    """Return a reply text in RabbitMQ's form: the name of the code, `` - `` and the text, cut to 255 bytes."""
     name = REPLY_NAMES.get(reply_code)
     whole = name + b" - " + text if name else text
     if len(whole) <= MAX_REPLY_TEXT_BYTES:
         return whole
     cut = MAX_REPLY_TEXT_BYTES - len(_CUT)
     for at in range(cut, cut - _UTF8_LONGEST, -1):
-        if whole[at] & 0xC0 != 0x80:  # never cut within a character; text that is not UTF-8 is cut anyway
+        if whole[at] & 0xC0 != 0x80:  # never cut within a character, unless the text is not UTF-8
             cut = at
             break
     return whole[:cut] + _CUT
 
 
 def connection_close(reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> bytes:
-    """Build ``Connection.Close``."""
     return method_frame(0, methods.CONNECTION_CLOSE, reply_code, text, class_id, method_id)
 
 
@@ -227,7 +227,7 @@ def channel_open(channel: int) -> bytes:
 
 
 def channel_close(channel: int, reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> bytes:
-    """Build ``Channel.Close``; arguments as in `connection_close`."""
+    """Build ``Channel.Close``, with the same arguments as `connection_close`."""
     return method_frame(channel, methods.CHANNEL_CLOSE, reply_code, text, class_id, method_id)
 
 
@@ -264,14 +264,14 @@ def queue_declare(
 def bind(
     channel: int, destination: Destination, source: bytes, key: bytes, entries: bytes = b"", *, nowait: bool = False
 ) -> bytes:
-    """Build the bind of a queue or an exchange to an exchange, with the given argument entries."""
+    """Build a method that binds a queue or an exchange to an exchange, with the given argument entries."""
     kind, name = destination
     method = methods.QUEUE_BIND if kind == QUEUE else methods.EXCHANGE_BIND
     return method_frame(channel, method, 0, name, source, key, nowait, entries)
 
 
 def unbind(channel: int, destination: Destination, source: bytes, key: bytes, entries: bytes = b"") -> bytes:
-    """Build the reverse of `bind`."""
+    """Build a method that removes a binding made with `bind`."""
     kind, name = destination
     if kind == QUEUE:
         return method_frame(channel, methods.QUEUE_UNBIND, 0, name, source, key, entries)
@@ -279,11 +279,11 @@ def unbind(channel: int, destination: Destination, source: bytes, key: bytes, en
 
 
 def look_for(channel: int, destination: Destination) -> bytes:
-    """Build a passive declare, which the broker refuses with 404 if the queue or exchange does not exist."""
+    """Build a passive declare, which the broker refuses with 404 if the queue or exchange is missing."""
     kind, name = destination
     if kind == QUEUE:
         return queue_declare(channel, name, passive=True, durable=False)
-    # A passive declare does not compare the type, but it must be one that the broker knows.
+    # A passive declare does not compare the type, but the broker must support the type.
     return exchange_declare(channel, name, b"direct", passive=True, durable=False)
 
 

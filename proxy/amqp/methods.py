@@ -1,12 +1,12 @@
-"""Methods: numbers, argument layouts, replies; reads the arguments of any method and builds its frame.
+"""Numbers, argument layouts and replies of methods; reads the arguments of any method and builds its frame.
 
-Only the layouts come from pamqp, which no other module uses: pamqp converts strings to ``str`` (which fails on binary
-names) and tables to ``dict`` (which loses types, order and duplicates). Here both stay bytes. There is no state:
-handshake and relay decide which methods are allowed at a given time.
+Only the layouts are taken from pamqp, which no other module uses. pamqp converts strings to ``str``, which fails on
+binary names, and tables to ``dict``, which loses types, order and duplicates. Here both stay bytes. There is no state:
+the handshake and the relay decide which methods are allowed at a given time.
 
-Source: AMQP 0-9-1 spec, 1.3 to 1.8 (classes), RabbitMQ "Protocol extensions". A method is identified by one number,
-class id << 16 | method id, which is the value of its first four bytes. All lengths are in bytes. Only methods that the
-proxy inspects have a constant.
+A method is identified by one number, class id << 16 | method id, which is the value of its first four bytes. All
+lengths are in bytes. Only methods that the proxy inspects have a constant. Source: AMQP 0-9-1 spec, 1.3 to 1.8
+(classes); RabbitMQ "Protocol extensions".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from proxy.amqp.frames import FRAME_HEAD, METHOD, frame
 from proxy.amqp.tables import pick
 from proxy.errors import LocalProtocolError, ProtocolError
 
-#: An argument: number, bit, string (short or long), or the entries of a table.
+#: An argument: a number, a bit, a string (short or long), or the entries of a table.
 Argument: TypeAlias = int | bool | bytes
 
 CONNECTION_START: Final = 10 << 16 | 10
@@ -72,20 +72,20 @@ TX_COMMIT_OK: Final = 90 << 16 | 21
 
 _KINDS = cast("dict[int, type[base.Frame]]", commands.INDEX_MAPPING)
 
-#: Method -> its name, e.g. ``Queue.DeclareOk``.
+#: Names of the methods, such as ``Queue.DeclareOk``.
 NAMES: Final[dict[int, str]] = {method: kind.name for method, kind in _KINDS.items()}
 
 _BY_NAME = {name: method for method, name in NAMES.items()}
 
-#: Synchronous method -> its possible replies. A method with its nowait bit set gets none; a ``Basic.Cancel`` of the
-#: broker always has it set.
+#: The possible replies to each synchronous method. A method whose nowait bit is set gets no reply; a ``Basic.Cancel``
+#: from the broker always has this bit set.
 REPLIES: Final[dict[int, frozenset[int]]] = {
     method: frozenset(_BY_NAME[name] for name in kind.valid_responses)
     for method, kind in _KINDS.items()
     if kind.synchronous
 }
 
-#: Methods that only a broker sends; a producer that sends one gets a 503.
+#: Methods that only a broker sends; a producer that sends such a method gets a 503.
 ONLY_FROM_BROKER: Final = frozenset(
     {CONNECTION_START, CONNECTION_SECURE, CONNECTION_TUNE, CONNECTION_BLOCKED, CONNECTION_UNBLOCKED}
     | {BASIC_RETURN, BASIC_DELIVER}
@@ -107,7 +107,7 @@ _NUMBERS = {
 }
 _LENGTHS = {"shortstr": _NUMBERS["octet"], "longstr": _NUMBERS["long"], "table": _NUMBERS["long"]}
 
-#: Method -> kinds of its arguments in wire order.
+#: Kinds of the arguments of each method, in wire order.
 _LAYOUTS: dict[int, tuple[str, ...]] = {
     method: tuple(kind.amqp_type(argument) for argument in kind.attributes()) for method, kind in _KINDS.items()
 }
@@ -117,13 +117,14 @@ def method_of(payload: bytes) -> int:
     """Return the method of a method frame's payload.
 
     Raises:
-        ProtocolError: 502, shorter than the two ids; 540, unknown (RabbitMQ drops the connection without a reply).
+        ProtocolError: 502: shorter than the two ids; 540: unknown method (RabbitMQ drops the connection without a
+            reply).
     """
     if len(payload) < 4:
         raise ProtocolError(502, f"method frame of {len(payload)} bytes, expected 4 or more")
     method: int = _METHOD.unpack_from(payload)[0]
     if method not in _LAYOUTS:
-        text = f"method {method & 0xFFFF} of class {method >> 16} is not known"
+        text = f"unknown method {method & 0xFFFF} of class {method >> 16}"
         raise ProtocolError(540, text).about(method)
     return method
 
@@ -132,10 +133,10 @@ def arguments(payload: bytes) -> tuple[Argument, ...]:
     """Read the arguments of a method.
 
     Returns:
-        Arguments in wire order, including reserved ones; a table as its entries, checked but not decoded.
+        Arguments in wire order, including reserved ones. A table is returned as its entries, checked but not decoded.
 
     Raises:
-        ProtocolError: 502 with class and method ids, the arguments don't fill the payload exactly or a table is
+        ProtocolError: 502, with class and method ids: the arguments don't fill the payload exactly, or a table is
             malformed; 540 as in `method_of`.
     """
     method = method_of(payload)
@@ -161,7 +162,7 @@ def method_frame(channel: int, method: int, *values: Argument) -> bytes:
     """Build a method frame.
 
     Raises:
-        LocalProtocolError: the values don't fit the method.
+        LocalProtocolError: the values don't match the method's arguments.
     """
     parts = [_METHOD.pack(method)]
     octet = bits = 0
@@ -176,14 +177,14 @@ def method_frame(channel: int, method: int, *values: Argument) -> bytes:
                 octet = bits = 0
             parts.append(_written(kind, value))
     except (struct.error, ValueError, TypeError) as error:
-        raise LocalProtocolError(f"arguments that don't fit {NAMES[method]}") from error
+        raise LocalProtocolError(f"arguments do not match {NAMES[method]}") from error
     if bits:
         parts.append(bytes((octet,)))
     return frame(METHOD, channel, b"".join(parts))
 
 
 def reply_of(method: int) -> int:
-    """Return the reply to a synchronous method that has one possible reply."""
+    """Return the reply to a synchronous method that has only one possible reply."""
     (reply,) = REPLIES[method]
     return reply
 

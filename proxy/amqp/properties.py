@@ -1,12 +1,12 @@
 """Locates the header table and the other properties of a content header, without decoding them.
 
-Only handles the layout of class basic's properties, independently of frames and rules. Property bytes are never written
-here: callers cut and insert at the returned offsets.
+This module handles only the layout of the properties of class basic, independently of frames and rules. It never writes
+property bytes: callers cut and insert at the returned offsets.
 
-Source: AMQP 0-9-1 spec, 4.2.6.1 "The content header". The two low bits of the flags, including the continuation bit,
-are ignored, as RabbitMQ ignores them: there is no second word of flags (seen with 3.10.8, which delivers the flags
-unchanged and answers 541 to a second word). The table must be located as the broker locates it, or our tokens would be
-inserted at the wrong offset.
+Source: AMQP 0-9-1 spec, 4.2.6.1 "The content header". As on RabbitMQ, the two low bits of the flags, including the
+continuation bit, are ignored, so there is no second word of flags (seen with 3.10.8, which delivers the flags unchanged
+and answers 541 to a second word). The table must be located in the same way as the broker locates it; otherwise our
+tokens would be inserted at the wrong offset.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _MALFORMED = (IndexError, struct.error)
 _TEXT: Final = "short string"
 _TABLE: Final = "table"
 _OCTET: Final = "octet"
-#: In wire order, from the highest bit of the flags down. ``cluster_id`` is RabbitMQ's name for the reserved property.
+#: Properties in wire order, starting with the highest bit of the flags. ``cluster_id`` is RabbitMQ's name for the
+#: reserved property.
 _LAYOUT = (
     ("content_type", _TEXT),
     ("content_encoding", _TEXT),
@@ -57,11 +58,11 @@ def table_span(data: bytes, start: int, flags: int, end: int | None = None) -> t
         end: offset after the last property; None: the end of ``data``.
 
     Returns:
-        Offset of the first entry (four after the table's length) and offset after the last one, as arguments for
-        `pick`; None if the message has no table.
+        The offset of the first entry, which follows the table's length, and the offset after the last entry, as
+        arguments for `pick`; None if the message has no table.
 
     Raises:
-        ProtocolError: 502, the table exceeds ``end``.
+        ProtocolError: 502: the table extends past ``end``.
     """
     if not flags & HEADERS:
         return None
@@ -80,10 +81,10 @@ def table_span(data: bytes, start: int, flags: int, end: int | None = None) -> t
 
 
 def strings_end(data: bytes, start: int, flags: int, end: int) -> int:
-    """Return the offset at which the header table is or would be: after content type and content encoding.
+    """Return the offset after content type and content encoding, at which the header table begins if there is one.
 
     Raises:
-        ProtocolError: 502, these two exceed ``end``.
+        ProtocolError: 502: these two properties extend past ``end``.
     """
     for flag in (CONTENT_TYPE, CONTENT_ENCODING):
         if flags & flag:
@@ -108,10 +109,10 @@ def decode_properties(
         wanted: names to read; None: all that are set.
 
     Returns:
-        The properties among ``wanted`` that are set, by name; strings as bytes, possibly empty.
+        The properties in ``wanted`` that are set, by name. Strings are bytes, which may be empty.
 
     Raises:
-        ProtocolError: 502, the properties don't fill ``start`` to ``end`` exactly.
+        ProtocolError: 502: the properties don't fill ``start`` to ``end`` exactly.
     """
     if end > len(data):
         _malformed()

@@ -1,10 +1,10 @@
-"""Field tables, read in place: selecting, cutting, decoding and encoding entries.
+"""Selects, cuts, decodes and encodes entries of field tables, which are read in place.
 
-Received bytes are never re-encoded: rules get decoded values, the broker gets the producer's own bytes, cut or extended
-at the boundaries of entries. Independent of frames, methods and rules.
+Received bytes are never re-encoded: rules get decoded values, and the broker gets the producer's own bytes, cut or
+extended at the boundaries of entries. This module is independent of frames, methods and rules.
 
-Source: AMQP 0-9-1 spec, 4.2.5.5 "Field tables"; letters as RabbitMQ reads them (errata, "Field types"). All lengths are
-in bytes. Malformed bytes raise a ``ProtocolError`` 502 for the connection, as on the broker.
+Source: AMQP 0-9-1 spec, 4.2.5.5 "Field tables"; letters as interpreted by RabbitMQ (errata, "Field types"). All lengths
+are in bytes. Malformed bytes raise a ``ProtocolError`` 502 for the connection, as on the broker.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Final, NoReturn, cast
 from proxy.errors import LocalProtocolError, ProtocolError
 from proxy.values import Table, Value
 
-#: Nesting limit of tables and arrays. Real headers have a handful of levels (x-death has 2); more is a 502, so that
-#: producers can't exhaust the stack.
+#: Nesting limit for tables and arrays. Real headers have a few levels (x-death has 2). Deeper nesting is refused with
+#: 502, so that producers can't exhaust the stack.
 MAX_NESTING = 128
 
 #: AMQP 0-9-1 spec, 4.2.5.5: names of entries are short strings.
@@ -30,11 +30,11 @@ _FIXED = {
         "T": ">Q", "f": ">f", "d": ">d", "D": ">BI",
     }.items()
 }  # fmt: skip
-#: Octet of the letter -> letter, codec, size of the value.
+#: (letter, codec, size of the value) by octet of the letter.
 _FIXED_BY_OCTET = {ord(letter): (letter, codec, codec.size) for letter, codec in _FIXED.items()}
 _LENGTH = struct.Struct(">I")
 
-#: Octet of the letter -> size of letter and value if it is fixed; 0: a length of four bytes follows.
+#: Size of letter and value, by octet of the letter; 0 if the size is not fixed and a length of four bytes follows.
 VALUE_SIZES = (
     {ord(letter): 1 + codec.size for letter, codec in _FIXED.items()} | {ord("V"): 1} | dict.fromkeys(b"SxAF", 0)
 )
@@ -43,7 +43,7 @@ VALUE_SIZES = (
 _VOID = Value("V", None)
 _NEW_TUPLE: Final[Any] = tuple.__new__
 
-#: Exceptions raised by reading out of bounds, and by an unknown letter.
+#: Exceptions caused by reading out of bounds, and by an unknown letter.
 _MALFORMED = (IndexError, KeyError, struct.error)
 
 
@@ -52,15 +52,16 @@ def pick(data: bytes, start: int, end: int, wanted: frozenset[bytes]) -> list[tu
 
     Args:
         data: bytes that contain the table.
-        start: offset of the first entry (after the table's own length).
+        start: offset of the first entry, after the table's length.
         end: offset after the last entry.
         wanted: names to find.
 
     Returns:
-        (name, raw value: letter and value bytes) of each of these entries, in order, including duplicates.
+        (name, raw value) of the found entries, in order, including duplicates. A raw value is the letter and the value
+        bytes.
 
     Raises:
-        ProtocolError: 502, the entries don't fill ``start`` to ``end`` exactly or a letter is unknown.
+        ProtocolError: 502: the entries don't fill ``start`` to ``end`` exactly, or a letter is unknown.
     """
     picked: list[tuple[bytes, bytes]] = []
     sizes = VALUE_SIZES
@@ -85,7 +86,7 @@ def without(data: bytes, start: int, end: int, names: frozenset[bytes]) -> bytes
     """Return the entries except those with the given names; all other bytes are unchanged.
 
     Raises:
-        ProtocolError: 502 as in `pick`.
+        ProtocolError: 502, as for `pick`.
     """
     kept: list[bytes] = []
     kept_from = start
@@ -112,7 +113,7 @@ def decode_table(data: bytes, start: int, end: int) -> Table:
     """Decode every entry.
 
     Raises:
-        ProtocolError: 502, malformed, or nested deeper than `MAX_NESTING`.
+        ProtocolError: 502: the table is malformed, or nested deeper than `MAX_NESTING`.
     """
     if end > len(data):
         _malformed()
@@ -125,13 +126,13 @@ def decode_table(data: bytes, start: int, end: int) -> Table:
 def too_deep(entries: bytes) -> bytes | None:
     """Find an argument that `decode_table` would reject because tables and arrays nest deeper than `MAX_NESTING`.
 
-    Iterative, not recursive. Malformed values are left to the broker to reject.
+    The search is iterative, not recursive. Malformed values are ignored, since the broker rejects them.
 
     Returns:
         The name of the first such top-level argument; None if there is none.
     """
     argument = b""
-    #: end offset of every open table or array, and whether its elements have names
+    #: end offset of every table or array that has not ended yet, and whether its elements have names
     open_values: list[tuple[int, bool]] = [(len(entries), True)]
     at = 0
     try:
@@ -163,7 +164,7 @@ def decode_value(raw: bytes) -> Value:
     """Decode one value.
 
     Raises:
-        ProtocolError: 502 as in `decode_table`.
+        ProtocolError: 502, as for `decode_table`.
     """
     try:
         value, stop = _decode(raw, 0, len(raw), MAX_NESTING)
@@ -175,19 +176,19 @@ def decode_value(raw: bytes) -> Value:
 
 
 def encode_table(table: Table) -> bytes:
-    """Encode entries, without the table's own length.
+    """Encode entries, without the table's length.
 
     Raises:
-        LocalProtocolError: a name is too long or a value does not fit its letter.
+        LocalProtocolError: a name is too long, or a value does not match its letter.
     """
     return b"".join([_encode_name(name) + encode_value(value) for name, value in table])
 
 
 def encode_value(value: Value) -> bytes:
-    """Encode one value: letter and value bytes.
+    """Encode one value as letter and value bytes.
 
     Raises:
-        LocalProtocolError: the value does not fit its letter.
+        LocalProtocolError: the value does not match its letter.
     """
     letter, content = value
     codec = _FIXED.get(letter)
@@ -197,7 +198,7 @@ def encode_value(value: Value) -> bytes:
             return letter.encode() + codec.pack(*parts)
         return letter.encode() + _encode_sized(letter, content)
     except (struct.error, OverflowError, TypeError, ValueError) as error:
-        raise LocalProtocolError(f"no field value of type {letter!r}: {type(content).__name__}") from error
+        raise LocalProtocolError(f"can't encode {type(content).__name__} as field value of type {letter!r}") from error
 
 
 def _encode_sized(letter: str, content: object) -> bytes:
@@ -217,7 +218,7 @@ def _encode_sized(letter: str, content: object) -> bytes:
 
 def _encode_name(name: bytes) -> bytes:
     if len(name) > MAX_NAME_BYTES:
-        raise LocalProtocolError(f"a name of {len(name)} bytes in a field table, at most {MAX_NAME_BYTES} fit")
+        raise LocalProtocolError(f"a name in a field table has {len(name)} bytes, expected at most {MAX_NAME_BYTES}")
     return bytes((len(name),)) + name
 
 

@@ -1,7 +1,8 @@
 """Converts sections of the configuration to the arguments of other packages.
 
-Other packages do not use `Settings`. Nothing is opened here. Other brokers named by the rules are checked as well:
-their passwords and certificates, and that none of them is this sidecar (messenger-addressing specification, 3.2).
+Other packages do not use `Settings`. Nothing is opened here. Other brokers named by the rules are also checked: their
+passwords and certificates, and that their addresses are not those of this sidecar (messenger-addressing specification,
+3.2).
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from proxy.rules.loader import LoadedRules
 from proxy.rules.ruleset import BrokerRule
 from proxy.yamlfile.document import Faults
 
-#: "no limit": channel numbers have 16 bits
+#: meaning of "no limit", since channel numbers have 16 bits
 _MOST_CHANNELS = 65535
-#: Parameter n of scrypt: 16 MiB and about 50 ms, once at startup.
+#: Parameter n of scrypt, with which it takes 16 MiB and about 50 ms, once at startup.
 _SCRYPT_COST = 2**14
 _MIB = 1 << 20
 _SECONDS_OF_A_DAY = 86400.0
@@ -53,7 +54,9 @@ def session_limits(settings: Settings) -> SessionLimits:
 
 
 def listener_limits(settings: Settings, shared: bool = False) -> ListenerLimits:
-    """Return the limits on all producers of a process together; `shared`: the process is one of several workers."""
+    """Return the limits for all producers of a process together; `shared` is True if the process is one of several
+    workers.
+    """
     limits = settings.limits
     deadline_seconds = settings.shutdown.deadline_seconds
     per_peer = limits.connections_per_peer or 0
@@ -71,7 +74,7 @@ def rates(settings: Settings) -> RateLimits:
 
 
 def control_settings(settings: Settings, tls: SidecarTls, secrets: Secrets) -> ControlSettings:
-    """Return the settings of the control plane; `secrets` sign client declarations."""
+    """Return the settings of the control plane, which uses `secrets` to sign client declarations."""
     upstream, declared = settings.upstream, settings.declared
     return ControlSettings(
         hosts=tuple((address.host, address.port) for address in upstream.addresses),
@@ -93,7 +96,7 @@ def control_settings(settings: Settings, tls: SidecarTls, secrets: Secrets) -> C
 
 
 def client_rules(settings: Settings, secrets: Secrets) -> ClientRules:
-    """Return the rules for client declarations; `secrets` sign them."""
+    """Return the rules for client declarations, which are signed with `secrets`."""
     declared = settings.declared
     return ClientRules(
         Delivery(declared.delivery),
@@ -109,9 +112,9 @@ def client_rules(settings: Settings, secrets: Secrets) -> ClientRules:
 def secrets_of(settings: Settings) -> Secrets:
     """Return the secrets that sign clients' bindings.
 
-    Without `declared.secrets`, the only secret is derived from the control user's password, so that all sidecars of
-    this user have the same one. The derivation is slow because signatures, which can be read on the broker, can be used
-    to test guessed passwords.
+    Without `declared.secrets`, the only secret is derived from the control user's password, so that all sidecars with
+    this user have the same secret. The derivation is slow because signatures can be read on the broker and used to test
+    guessed passwords.
     """
     given = [source.value for source in settings.declared.secrets]
     if given:
@@ -149,7 +152,7 @@ def audit_privacy(settings: Settings) -> Privacy:
 
 def cannot_listen(settings: Settings, key: str, address: object, error: OSError) -> ConfigError:
     """Return the error for a key with an address on which the sidecar can't listen."""
-    # asyncio includes the address in the text; name resolution has its own negative numbers.
+    # asyncio includes the address in the text; name resolution uses negative error numbers.
     why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
     return settings.fault(key, f"can't listen on {address}: {why}")
 

@@ -33,15 +33,15 @@ from proxy.values import Destination
 
 _log = structlog.get_logger(__name__)
 
-#: Limit of missing destinations in a report.
+#: Maximum number of missing destinations in a report.
 _SHOWN = 100
-#: Bindings of old rules freed before other tasks run: about 0.1 ms.
+#: Number of bindings of old rules that are freed before other tasks run, which takes about 0.1 ms.
 _FREED_AT_ONCE = 64
 #: Attempts to free old rules that are still in use, at intervals of `POLL_SECONDS`.
 _FREE_ATTEMPTS = 60
-#: Seconds for which a compiling thread holds the interpreter while others wait.
+#: Seconds for which a compiling thread holds the interpreter while other threads wait.
 _TURN_SECONDS = 0.0005
-#: Seconds between two checks of the files; a change is loaded after two of them.
+#: Seconds between two checks of the files. A change is loaded after two checks.
 POLL_SECONDS = 1.0
 #: Seconds before another attempt to activate valid rules after the broker was unreachable.
 RETRY_SECONDS = 5.0
@@ -62,10 +62,10 @@ class ReloadReport:
 
     Args:
         version: version of the rules in force after the reload.
-        errors: why the new rules are not in force; empty if they are.
+        errors: why the new rules are not in force; empty if they are in force.
         at: time in seconds since the epoch.
         reason: cause of the reload: request, signal or file.
-        invalid: whether the errors are in the files, not at the broker.
+        invalid: whether the errors are in the files and not caused by the broker.
         missing: destinations of the new rules that can't be reached now, such as queues that no client has declared.
         restart: changed keys of the configuration that require a restart.
     """
@@ -110,22 +110,22 @@ class _Candidate:
 
 
 class Reload:
-    """Replaces the rules of a running sidecar on request and when files change, one reload at a time.
+    """Replaces the rules of a running sidecar on request and when files change. Reloads never run concurrently.
 
-    A reload reads, compiles and tests the files in a thread. First, everything that the new rules need is declared on
-    the broker; then all virtual hosts switch at once, so that each publish is decided by either the old or the new
+    A reload reads, compiles and tests the files in a thread. Everything that the new rules need is then declared on the
+    broker. Finally, all virtual hosts switch at once, so that each publish is decided by either the old or the new
     rules. A failure before the switch changes nothing.
 
     Args:
         files: lists the rules files of the configuration.
         loaded: the rules in force.
-        state_of: returns the shared state of a virtual host, created if there is none.
+        state_of: returns the shared state of a virtual host, which is created if there is none.
         topology: the control plane.
         counters: counters of the process.
-        tasks: runs reloads in the background, and cleanup after a reload.
+        tasks: runs reloads, and the cleanup after a reload, in the background.
         brokers_of: reads the brokers named by the rules, and the TLS files, in a thread; returns the activation.
-        tls_files: lists the TLS files, which are watched as well.
-        settings: compares the configuration with the one in use; called in a thread.
+        tls_files: lists the TLS files, which are also watched.
+        settings: compares the configuration file with the configuration in use; called in a thread.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Reload:
                 return await asyncio.to_thread(compiling)
 
     def request(self) -> None:
-        """Schedule a reload, whether or not the files have changed (SIGHUP)."""
+        """Schedule a reload, regardless of whether the files have changed (SIGHUP)."""
         self._tasks.start(self.reload("signal"), "reload")
 
     @property
@@ -234,7 +234,7 @@ class Reload:
         return await self._activate(loaded, activation)
 
     def _look(self) -> bool:
-        looks = [watch.look() for watch in self._watches]  # no short circuit: each watch must check its files
+        looks = [watch.look() for watch in self._watches]  # a list, so that every watch checks its files
         return any(looks)
 
     def _load(self) -> tuple[LoadedRules, list[str], Activation]:
@@ -254,7 +254,7 @@ class Reload:
         try:
             files = [*self._files(), *self._tls_files()]
             return [str(path) for path in lone_mounts(files, _MOUNTINFO.read_text(encoding="utf-8"))]
-        except (OSError, ConfigErrors):  # not Linux, or no file: the next load reports it
+        except (OSError, ConfigErrors):  # not Linux, or a missing file, which the next load reports
             return []
 
     async def _activate(self, loaded: LoadedRules, activation: Activation) -> ActivationResult:
@@ -298,16 +298,16 @@ class Reload:
 
 
 def _nothing() -> None:
-    """Activate nothing: there are no links to other brokers."""
+    """Activate nothing, since there are no links to other brokers."""
 
 
 @contextmanager
 def _beside_traffic() -> Iterator[None]:
     """Let a thread compile rules without delaying publishes.
 
-    The event loop gets the interpreter after a short time: a confirm waits for two or three switches. Garbage
-    collection is disabled, since it would stop all threads while it traverses all rules; objects that exist at the end
-    are excluded from it permanently.
+    The event loop gets the interpreter after a short time, since a confirm waits for two or three switches. Garbage
+    collection is disabled, since it would stop all threads while it traverses all rules. Objects that exist at the end
+    are permanently excluded from garbage collection.
     """
     collects, interval = gc.isenabled(), sys.getswitchinterval()
     gc.disable()
@@ -322,12 +322,12 @@ def _beside_traffic() -> Iterator[None]:
 
 
 async def free_exchanges(exchanges: list[Exchange]) -> None:
-    """Free old rules in steps: freeing large ones at once would block the event loop for too long."""
+    """Free old rules in steps, since freeing large rules at once would block the event loop for too long."""
     while exchanges:
         exchange = exchanges.pop()
         for _ in range(_FREE_ATTEMPTS):
-            # An explanation, a shadow run or an idle relay may still refer to it. The two references are those of this
-            # function and of `getrefcount`.
+            # An explanation, a shadow run or an idle relay may still refer to the exchange. The two references are
+            # those of this function and of `getrefcount`.
             if sys.getrefcount(exchange) <= 2:
                 break
             await asyncio.sleep(POLL_SECONDS)
@@ -374,7 +374,7 @@ def owned_exchanges(rules: VhostRules) -> dict[bytes, OwnedExchange]:
 
 
 def traffic_labels(counters: Counters, loaded: LoadedRules) -> TrafficLabels:
-    """Return which exchanges, bindings and destinations get their own series in the traffic metrics."""
+    """Return which exchanges, bindings and destinations have their own series in the traffic metrics."""
     rules = [(vhost.vhost, exchange) for vhost in loaded.rules.vhosts.values() for exchange in vhost.exchanges]
     destinations = {
         (vhost, name) for vhost, exchange in rules for _, name in loaded.routers[vhost].destinations(exchange.name)

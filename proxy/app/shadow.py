@@ -1,8 +1,8 @@
-"""Shadow rules: compares the decisions of a second rules file with those in force, on live traffic.
+"""Shadow rules: compares the decisions of a second rules file with those of the rules in force, on live traffic.
 
 The candidate is compiled in a thread. Publishes to exchanges in either set of rules are buffered, up to a limit, and
-compared later in short batches; under load, some are skipped and counted. Without a candidate there is no overhead. A
-candidate whose report is not read for an hour is dropped. The candidate has no effect on messages.
+compared later in short batches. Under load, some publishes are skipped and counted. Without a candidate there is no
+overhead. A candidate whose report is not read for an hour is dropped. The candidate has no effect on messages.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from proxy.rules.message import DescribedMessage
 _log = structlog.get_logger(__name__)
 
 _OK, _NOT_FOUND, _UNUSABLE = 200, 404, 422
-#: Size limit of uploaded rules files: about 50,000 bindings. Larger requests get 413.
+#: Size limit for uploaded rules files, which is reached with about 50,000 bindings. Larger requests get 413.
 RULES_BYTES = 16 << 20
-#: Limits of buffered publishes, and of their headers in bytes: the memory of a shadow, in addition to its counts.
+#: Maximum number of buffered publishes, and maximum size of their headers in bytes. They limit the memory that a shadow
+#: uses in addition to its counts.
 BUFFERED, BUFFERED_BYTES = 4096, 8 << 20
 #: Duration of a batch of comparisons, and minimum pause between batches, in seconds.
 TURN_SECONDS, REST_SECONDS = 0.001, 0.02
-#: Minimum pause as a multiple of the previous batch: one comparison may be slow.
+#: Minimum pause as a multiple of the duration of the previous batch, since a single comparison may be slow.
 RESTS = 19
 #: Time limit for comparing the remaining buffered publishes when a shadow ends, in seconds.
 _LAST_SECONDS = 2.0
@@ -55,11 +56,11 @@ class _Run:
     """One candidate being compared.
 
     Args:
-        candidate: its rules.
-        differences: the results so far.
-        owned: its exchanges including client declarations, by virtual host.
+        candidate: rules of the candidate.
+        differences: results so far.
+        owned: exchanges of the candidate, including client declarations, by virtual host.
         began: seconds since the epoch.
-        last_read: when its report was last requested, in seconds of the timer.
+        last_read: when the report was last requested, in seconds of the timer.
     """
 
     candidate: ComparedRules
@@ -74,7 +75,7 @@ class _Run:
 
 
 class Shadow:
-    """Compares one candidate at a time with the rules in force.
+    """Compares a single candidate with the rules in force.
 
     Args:
         reload: provides the rules in force.
@@ -116,7 +117,7 @@ class Shadow:
         return None if self._run is None else self._run.candidate.loaded.rules.version
 
     async def begin(self, body: bytes) -> tuple[int, object]:
-        """Compare a new candidate, replacing an earlier one: 200, or 422 with all errors.
+        """Compare a new candidate, which replaces an earlier candidate: 200, or 422 with all errors.
 
         Args:
             body: the text of one rules file, or several as JSON: ``{"files": [[name, text], ...]}``.
@@ -139,7 +140,7 @@ class Shadow:
         return _OK, self._report(run)
 
     def state(self) -> object:
-        """Return the report for event streams, None if there is no candidate."""
+        """Return the report for event streams; None if there is no candidate."""
         run = self._run
         if run is None:
             return None
@@ -149,13 +150,13 @@ class Shadow:
     async def report(self, _body: bytes) -> tuple[int, object]:
         """Return the report; 404 if there is no candidate."""
         state = self.state()
-        return (_NOT_FOUND, {"errors": ["there is no shadow"]}) if state is None else (_OK, state)
+        return (_NOT_FOUND, {"errors": ["no candidate rules are being compared"]}) if state is None else (_OK, state)
 
     async def end(self, _body: bytes) -> tuple[int, object]:
         """Drop the candidate and return its report; 404 if there is no candidate."""
         run = self._run
         if run is None:
-            return _NOT_FOUND, {"errors": ["there is no shadow"]}
+            return _NOT_FOUND, {"errors": ["no candidate rules are being compared"]}
         self._stop(run)
         deadline = self._timer() + _LAST_SECONDS
         while run.waiting and self._timer() < deadline:
@@ -166,7 +167,7 @@ class Shadow:
         return _OK, self._report(run)
 
     def wants(self, vhost: str, exchange: bytes) -> bool:
-        """Return True if decisions for an exchange can differ: see `Tap`. Client declarations are not compared."""
+        """Return True if decisions for an exchange can differ (see `Tap`). Client declarations are not compared."""
         run = self._run
         if run is None:
             return False
@@ -176,7 +177,7 @@ class Shadow:
         return owned is not None or run.candidate.touches(vhost, exchange) or vhost in self._reload.loaded.books
 
     def observe(self, observed: ObservedDecision) -> None:
-        """Buffer a publish, if there is room: see `Tap`."""
+        """Buffer a publish if there is room (see `Tap`)."""
         run = self._run
         if run is None:
             return
@@ -260,14 +261,14 @@ class Shadow:
 
 
 def uploaded_files(body: bytes) -> list[tuple[str, bytes]]:
-    """Return the files of a request: see `Shadow.begin`."""
+    """Return the files in a request (see `Shadow.begin`)."""
     if body.lstrip()[:1] == b"{":
         try:
             upload = json.loads(body)
             if upload.keys() == {"files"}:
                 return [(str(name), str(content).encode()) for name, content in upload["files"]]
         except (ValueError, TypeError, RecursionError):
-            pass  # probably a rules file: its loader reports a better error
+            pass  # probably a rules file, for which the loader reports a better error
     return [("candidate", body)]
 
 

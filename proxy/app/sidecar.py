@@ -1,6 +1,7 @@
-"""The sidecar as a process: loads configuration and rules, assembles all packages, runs until SIGTERM, drains.
+"""The sidecar as a process: loads the configuration and the rules, assembles all packages, runs until SIGTERM, and
+drains.
 
-The only module that imports all packages.
+Only this module imports all packages.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ from proxy.yamlfile.hosts import is_own_address
 
 _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
-#: Seconds between two updates of the gauges that no event updates.
+#: Seconds between two updates of the gauges that are not updated by events.
 _WATCH_SECONDS = 1.0
 #: How long another thread (compiling rules, writing the metrics page) may hold the interpreter while the event loop
 #: waits, in seconds. Waiting for Python's default of 5 ms several times per iteration would be noticeable.
@@ -101,7 +102,7 @@ def run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None = None
         dry_run: stop after all files have been read and checked.
 
     Returns:
-        Exit status: 0 drained, 1 an internal error, 2 invalid configuration or rules, or refused by the broker.
+        The exit status: 0 drained; 1 internal error; 2 invalid configuration or rules, or refused by the broker.
     """
     configure(LogSettings())
     try:
@@ -137,7 +138,7 @@ def _run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None, dry_
         _log.warning("configuration", text=str(warning))
     try:
         import uvloop
-    except ImportError:  # not available on this platform: the standard library's loop is slower but equivalent
+    except ImportError:  # not available on this platform; the standard library's loop is slower but equivalent
         runner = asyncio.Runner()
     else:
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -163,7 +164,7 @@ class Sidecar:
         self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], slot: WorkerSlot | None = None
     ) -> None:
         self._slot = slot
-        #: as in the file, to compare it with the file later
+        #: the settings as in the file, for a later comparison with the file
         self._written = settings
         self._settings = settings = settings if slot is None else slot.settings(settings)
         self._environ = environ
@@ -224,7 +225,7 @@ class Sidecar:
             if self._listening:
                 end = loop.time() + self._settings.shutdown.deadline_seconds
                 await listener.drain()
-                # Messages of producers that have disconnected; the deadline is the same.
+                # Messages from producers that have disconnected, with the same deadline.
                 await self._remotes.drain(end - loop.time())
         _log.info("stopped")
         return OK
@@ -259,7 +260,7 @@ class Sidecar:
                 ruled_only=self._settings.audit.scope == "ruled",
             )
             await self._audit.start()
-            # Closed last: until then, publishes are confirmed and audit lines are written.
+            # Closed last, since publishes are confirmed and audit lines are written until then.
             stack.push_async_callback(self._audit.close, self._settings.shutdown.deadline_seconds)
         rules_of_clients = client_rules(self._settings, self._secrets)
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, publish_log)
@@ -295,7 +296,7 @@ class Sidecar:
             self._following = tasks.start(self._topology.run(), "topology")
         while not self._topology.ready:  # noqa: ASYNC110 -- many events together make it ready
             await asyncio.sleep(0.05)
-        # The loaded objects are permanent: exclude them from garbage collection and its pauses.
+        # The loaded objects are permanent. Excluding them from garbage collection avoids pauses.
         gc.collect()
         gc.freeze()
         try:
@@ -315,7 +316,7 @@ class Sidecar:
 
     def _stop(self) -> None:
         self._signals += 1
-        if self._signals > 1 and self._slot is None:  # not for workers: the supervisor uses SIGKILL
+        if self._signals > 1 and self._slot is None:  # not for workers, for which the supervisor uses SIGKILL
             _log.warning("second signal: ending immediately")
             sys.stderr.flush()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -323,7 +324,7 @@ class Sidecar:
         self._stopping.set()
 
     def _on_supervisor_gone(self) -> None:
-        """Drain: the supervisor has exited without sending a signal to this worker."""
+        """Drain, since the supervisor has exited without sending a signal to this worker."""
         if not os.read(sys.stdin.fileno(), 1):
             asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
             self._stopping.set()
@@ -385,7 +386,7 @@ class Sidecar:
         return remotes
 
     def _control_settings_of_remote(self, vhost: str, remote: Remote) -> tuple[ControlSettings, str] | None:
-        """Return the settings for reading another broker's inventory; the login is that used for messages."""
+        """Return the settings for reading another broker's inventory, with the same login as for messages."""
         remotes = self._remotes
         place = endpoint(remote, remotes.brokers.get(vhost, {}), vhost)
         if not isinstance(place, Endpoint) or is_own_address(place.host, place.port, remotes.listening):
@@ -397,7 +398,7 @@ class Sidecar:
         login = place.credentials
         try:
             user, password, remote_vhost = login.user.decode(), login.password.decode(), login.vhost.decode()
-        except UnicodeDecodeError:  # an address may contain any bytes; the client library requires str
+        except UnicodeDecodeError:  # an address may contain any bytes, but the client library requires str
             return None
         return ControlSettings(
             hosts=((place.host, place.port),), username=user, password=password, tls=tls
@@ -442,7 +443,7 @@ class Sidecar:
         )
 
     def _missing(self) -> dict[str, Mapping[str, str]]:
-        """Return missing destinations with the reason, by virtual host."""
+        """Return the missing destinations with the reasons, by virtual host."""
         return {vhost.vhost: vhost.missing for vhost in self._topology.status()}
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:

@@ -1,13 +1,13 @@
-"""Supervises several workers: processes of ``oxproxy serve`` that listen on the same addresses (SO_REUSEPORT).
+"""Supervises several workers, which are ``oxproxy serve`` processes that listen on the same addresses (SO_REUSEPORT).
 
-Each worker is a complete sidecar with its own admin port, metrics, control connections and audit stream. This process
-serves no producers. It restarts a worker whenever it exits, with back-off and without a limit on attempts; it forwards
-SIGTERM and SIGHUP. Before SIGHUP is forwarded, and before a worker is restarted, another process reads and checks all
-files, as at startup. If a file is invalid, SIGHUP is not forwarded and no worker is started.
+Each worker is a complete sidecar with its own admin port, metrics, control connections and audit stream. The supervisor
+serves no producers. It restarts a worker whenever the worker exits, with back-off and without a limit on attempts, and
+forwards SIGTERM and SIGHUP. Before SIGHUP is forwarded, and before a worker is restarted, another process reads and
+checks all files, as at startup. If a file is invalid, SIGHUP is not forwarded and no worker is started.
 
-Signals are blocked and received one at a time. Workers inherit the blocked signals and unblock them once their handlers
+Signals are blocked and received individually. Workers inherit the blocked signals and unblock them once their handlers
 are installed, so that no signal reaches a worker that can't handle it yet. A worker exits when its standard input is
-closed, so it does not outlive this process.
+closed, so it does not outlive the supervisor.
 
 Sources: socket(7), SO_REUSEPORT; sigtimedwait(2); signal(7), "Execution of signal handlers".
 """
@@ -36,9 +36,9 @@ _log = structlog.get_logger(__name__)
 RETRY_SECONDS, RETRY_MOST_SECONDS = 0.5, 30.0
 #: Running time, in seconds, after which a worker is restarted with the initial back-off.
 STEADY_SECONDS = 60.0
-#: Timeout of reading and checking all files.
+#: Timeout for reading and checking all files.
 _CHECK_SECONDS = 120.0
-#: Time for a worker to exit in addition to `shutdown.deadline`: close-oks, audit log.
+#: Time for a worker to exit in addition to `shutdown.deadline`, for close-oks and the audit log.
 _END_SECONDS = 15.0
 #: Signals that a supervisor receives; workers unblock them.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
@@ -46,10 +46,10 @@ _EXIT_OK, _EXIT_FAULTY = 0, 2
 
 
 class WorkerSlot(NamedTuple):
-    """The place of a worker among several, passed by the supervisor on the command line.
+    """Identifies one of several workers; the supervisor passes it on the command line.
 
     Args:
-        number: its number, from 0.
+        number: number of the worker, counting from 0.
         restarts: how often it was restarted.
     """
 
@@ -57,7 +57,7 @@ class WorkerSlot(NamedTuple):
     restarts: int
 
     def settings(self, settings: Settings) -> Settings:
-        """Return the configuration of this worker: its admin port, and its own names for files."""
+        """Return the configuration of this worker, with its admin port and its own file names."""
         admin = settings.admin
         if settings.admin_addresses:
             admin = admin.model_copy(update={"address": settings.admin_addresses[self.number]})
@@ -71,7 +71,7 @@ class WorkerSlot(NamedTuple):
 
 @dataclass(slots=True)
 class _Worker:
-    """One worker: its process, or the time of its next start."""
+    """One worker, with its process or the time of its next start."""
 
     number: int
     process: subprocess.Popen[bytes] | None = None
@@ -101,7 +101,7 @@ class Workers:
         self._settings = settings
         self._command = [sys.executable, "-P", "-m", "proxy.cli.main", "serve", "--config", str(config)]
         self._workers = [_Worker(number) for number in range(settings.workers)]
-        #: When workers that are still running are killed; None before a stop is requested.
+        #: Time at which workers that are still running are killed; None before a stop is requested.
         self._kill_at: float | None = None
         self._status = _EXIT_OK
 
@@ -134,7 +134,9 @@ class Workers:
             raise cannot_listen(self._settings, f"listen[{index}].address", address, error) from error
 
     def _supervise(self) -> bool:
-        """Record workers that have exited and start those that are due; False when all have exited for good."""
+        """Record workers that have exited, and start workers that are due; return False when all have exited
+        permanently.
+        """
         for worker in self._workers:
             now = time.monotonic()
             if worker.process is not None:
@@ -162,11 +164,11 @@ class Workers:
                 worker.postpone(now)
                 return
             place = ["--worker", str(worker.number), str(worker.restarts)]
-            # Outside the terminal's process group: its signals would arrive in addition to the forwarded ones.
+            # Outside the terminal's process group, whose signals would arrive in addition to the forwarded signals.
             worker.process = subprocess.Popen(  # noqa: S603 -- this program
                 [*self._command, *place], stdin=subprocess.PIPE, start_new_session=True
             )
-        except OSError as error:  # for example, too many processes or no memory left
+        except OSError as error:  # for example, too many processes or not enough memory
             _log.error("worker can't be started", number=worker.number, error=error.strerror or str(error))
             worker.postpone(now)
             return
@@ -184,7 +186,7 @@ class Workers:
         if self._kill_at is not None:
             return
         if status == _EXIT_FAULTY and not worker.restarts:
-            # As for a single sidecar: an error that prevents the first start is not retried. A worker that has served
+            # As with a single sidecar, an error that prevents the first start is not retried. A worker that has served
             # producers never exits with this status.
             self._status = _EXIT_FAULTY
             self._stop(now)
@@ -215,7 +217,7 @@ class Workers:
             worker.signal(signal.SIGTERM)
 
     def _reload(self) -> None:
-        """Forward SIGHUP unless the files are invalid; waiting workers are then started at once."""
+        """Forward SIGHUP unless the files are invalid, and start waiting workers at once."""
         try:
             faults = self._check_files()
         except OSError as error:
@@ -246,10 +248,10 @@ class Workers:
 
 
 def _reserve(address: HostPort) -> socket.socket:
-    """Bind an address that workers will listen on, to keep it reserved while none of them runs.
+    """Bind an address that workers will listen on, to keep it reserved while no worker is running.
 
     Raises:
-        OSError: the address is in use, possibly by another sidecar, which would get some of the connections.
+        OSError: the address is in use. If another sidecar uses it, that sidecar would get some of the connections.
     """
     family, *_, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as alone:

@@ -1,6 +1,6 @@
 r"""Renders audit records: one JSON object per line, ASCII only.
 
-A line never contains a body, nor a header value that the operator did not list. The constant parts of a channel or a
+A line never contains a body, and only header values that the operator has listed. The constant parts of a channel or a
 decision are rendered once (`LineRenderer.origin`, `LineRenderer.template`) and joined for each publish. ``ts`` is
 first, so that the writer thread finds the hour of a line at a fixed offset. Fields: docs/reference/audit.md.
 
@@ -26,11 +26,11 @@ from proxy.values import Value
 VERSION = 1
 #: Fields that may be written as keyed hashes (setting `audit.hash`).
 HASHABLE = frozenset(("message_id", "user", "rk"))
-#: Length limit of one header value; longer values are cut. Headers used for routing are shorter.
+#: Maximum length of a header value; longer values are cut. Headers used for routing are shorter.
 HEADER_CHARACTERS = 1024
-#: Size of a hash: 96 bits suffice to distinguish ten billion values.
+#: Size of a hash in bytes. 96 bits suffice to distinguish ten billion values.
 HASH_BYTES = 12
-#: Smallest and largest size of a key: a shorter key could be guessed; BLAKE2b accepts at most 64 bytes.
+#: Smallest and largest size of a key. A shorter key could be guessed, and BLAKE2b accepts at most 64 bytes.
 KEY_BYTES = (16, 64)
 #: Position of the hour in a line: ``{"ts":"2026-11-21T07``.
 HOUR = slice(7, 20)
@@ -54,7 +54,7 @@ def _json(value: object) -> str:
 
 
 class TimestampText:
-    """Renders times as RFC 3339 in UTC with microseconds; caches the last second."""
+    """Renders times as RFC 3339 in UTC with microseconds, and caches the text for the last second."""
 
     __slots__ = ("_second", "_text")
 
@@ -77,7 +77,7 @@ class Privacy:
     Args:
         headers: names of the headers whose values may be written.
         hashed: fields that are written as keyed hashes, a subset of HASHABLE.
-        key: key of the hashes; a value can't be guessed from its hash without the key.
+        key: key of the hashes, without which a value can't be guessed from its hash.
 
     Raises:
         ConfigError: a field can't be hashed, or the key is missing, too short or too long.
@@ -99,12 +99,12 @@ class Privacy:
             )
 
     def hash(self, field: str, value: bytes) -> str:
-        """Return the keyed hash of a field's value; equal values of different fields have different hashes."""
+        """Return the keyed hash of a field's value. Equal values of different fields have different hashes."""
         return blake2b(value, digest_size=HASH_BYTES, key=self.key, person=field.encode()).hexdigest()
 
 
 class RecordTemplate(LineTemplate):
-    """The constant part of the lines of one decision. Created by `LineRenderer.template`."""
+    """The constant part of the lines for one decision. Created by `LineRenderer.template`."""
 
     __slots__ = ("_constant",)
 
@@ -119,16 +119,16 @@ class RecordTemplate(LineTemplate):
         headers: str,
         decide_us: float,
     ) -> str:
-        """Render the end of a line, after its number.
+        """Render the end of a line, which follows the publish's number.
 
         Args:
             routing_key: the routing key.
-            message_id: the message id, None if there is none.
+            message_id: the message id; None if there is none.
             size: size of the body in bytes.
             headers: allow-listed headers, from `LineRenderer.headers`.
             decide_us: duration of the decision in microseconds; negative if it was cached.
         """
-        # Inlined: a call would take a tenth of the total time.
+        # Inlined, since a call would take a tenth of the total time.
         try:
             key = encode_basestring_ascii(routing_key.decode())
             identity = "null" if message_id is None else encode_basestring_ascii(message_id.decode())
@@ -165,7 +165,7 @@ class _HashingTemplate(RecordTemplate):
 
 
 def opening(ts: str) -> str:
-    """Return the start of a line; `LineRenderer.origin`, the publish's number and `RecordTemplate.ending` follow.
+    """Return the start of a line, which `LineRenderer.origin`, the publish's number and `RecordTemplate.ending` follow.
 
     Args:
         ts: time of the publishes, from a `TimestampText`.
@@ -177,7 +177,7 @@ class LineRenderer:
     """Renders the records of one sidecar.
 
     Args:
-        instance: name of this sidecar, field ``proxy``.
+        instance: name of this sidecar, for the field ``proxy``.
         privacy: which data may appear in lines.
     """
 
@@ -186,7 +186,7 @@ class LineRenderer:
         self.privacy = privacy or Privacy()
 
     def origin(self, conn: str, user: Name, vhost: Name, ch: int) -> str:
-        """Render the constant fields of a channel; the caller caches them with the channel.
+        """Render the constant fields of a channel, which the caller caches with the channel.
 
         Args:
             conn: id of the connection.
@@ -217,16 +217,16 @@ class LineRenderer:
         rules: str = "",
         reason: str | None = None,
     ) -> RecordTemplate:
-        """Render the constant fields of a decision; the caller caches them with the decision's plan.
+        """Render the constant fields of a decision, which the caller caches with the decision's plan.
 
         Args:
             exchange: exchange of the publish.
-            outcome: a name of `proxy.relay.counters.OUTCOMES`.
+            outcome: one of `proxy.relay.counters.OUTCOMES`.
             queues: names of its destination queues.
             exchanges: names of its destination exchanges.
             remotes: names of its destinations at other brokers, without credentials.
             bindings: ids of the bindings that matched.
-            rule: index of the applied rule of the address table.
+            rule: index of the rule in the address table that was applied.
             rules: version of the rules.
             reason: short code of the reason, if there is one.
         """
@@ -247,7 +247,7 @@ class LineRenderer:
         return RecordTemplate(constant)
 
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
-        """Render those of the given headers that are allow-listed.
+        """Render the given headers that are allow-listed.
 
         Args:
             entries: (name, letter and value bytes), as returned by `proxy.amqp.tables.pick`.
@@ -309,7 +309,7 @@ class PublishLog:
         append: accepts lines, such as `AuditWriter.append`.
         rules: returns the version of the rules in force.
         wall: returns seconds since 1970.
-        ruled_only: whether publishes to exchanges without rules are left out.
+        ruled_only: whether publishes to exchanges without rules are omitted.
     """
 
     def __init__(
@@ -346,7 +346,7 @@ class PublishLog:
         remotes: Iterable[str] = (),
         rule: int | None = None,
     ) -> LineTemplate:
-        """Return the constant part of a decision's lines, including the version of the rules."""
+        """Return the constant part of the lines for a decision, including the version of the rules."""
         return self._records.template(
             exchange,
             outcome,
@@ -367,7 +367,7 @@ class PublishLog:
 def header_value(value: Value) -> object:
     """Convert a header's value to JSON, so that the number 2000 and the string "2000" differ.
 
-    Strings, lists and tables are cut at HEADER_CHARACTERS; a cut value becomes a string. Times are RFC 3339.
+    Strings, lists and tables are cut at HEADER_CHARACTERS, and a cut value becomes a string. Times are RFC 3339.
     """
     plain = _plain(value)
     if isinstance(plain, str):

@@ -1,11 +1,11 @@
 """Compresses closed segments and removes old ones, in a thread with low priority.
 
-Compressing a segment of 128 MiB takes half a second of CPU time; neither the event loop nor the writer thread may wait
-for it. If a segment can't be compressed (disk full), it remains uncompressed and compression is retried. At startup,
-segments left open by dead processes are closed first.
+Compressing a segment of 128 MiB takes half a second of CPU time, for which neither the event loop nor the writer thread
+may wait. If a segment can't be compressed, for example because the disk is full, it remains uncompressed and
+compression is retried. At startup, segments that dead processes left open are closed first.
 
-Retention identifies segments by their file names. It removes closed segments only, those of the oldest hour first. The
-size limit applies to the segments of all instances in the directory together, including open ones.
+Retention identifies segments by their file names. It removes only closed segments, starting with the oldest hour. The
+size limit applies to the segments of all instances in the directory together, including open segments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from proxy.audit.segments import compress_segment, orphaned_segments
 
 #: Seconds between two retention runs, and between two attempts to compress a segment.
 LOOK_SECONDS = 30.0
-#: Niceness: lower priority than other work, but not starved (per thread on Linux).
+#: Niceness, which is per thread on Linux: lower priority than other work, without starvation.
 _NICENESS = 10
 _FOLDER = re.compile(r"date=(\d{4}-\d\d-\d\d)/hour=(\d\d)")
 _SECONDS_OF_AN_HOUR = 3600
@@ -37,8 +37,8 @@ class Retention:
     """Retention limits.
 
     Args:
-        seconds: age limit: segments of hours that ended longer ago are removed; None: no age limit.
-        size_bytes: limit of the total size, above which the oldest segments are removed; None: no size limit.
+        seconds: age limit. Segments whose hour ended longer ago are removed; None: no age limit.
+        size_bytes: limit for the total size, above which the oldest segments are removed; None: no size limit.
     """
 
     seconds: float | None = None
@@ -54,7 +54,7 @@ class _Closed:
 
 
 def expire(directory: Path, retention: Retention, now: float) -> list[Path]:
-    """Remove files beyond the retention limits, and directories that became empty.
+    """Remove files that exceed the retention limits, and directories that became empty.
 
     Args:
         directory: the audit directory.
@@ -101,7 +101,7 @@ def _listed(directory: Path) -> tuple[list[_Closed], int]:
 
 
 def _end_of(directory: Path) -> float | None:
-    """Return the end of a directory's hour in seconds since 1970, None if its name is not an hour."""
+    """Return the end of a directory's hour in seconds since 1970; None if its name is not an hour."""
     match = _FOLDER.fullmatch(f"{directory.parent.name}/{directory.name}")
     if match is None:
         return None
@@ -143,24 +143,24 @@ class SegmentCloser:
         """Start the thread.
 
         Args:
-            left: segments that an earlier process of this instance left open; they are closed first.
+            left: segments that an earlier process of this instance left open, which are closed first.
         """
         for path in left:
             self._queue.put(path)
         self._thread.start()
 
     def close_segment(self, path: Path) -> None:
-        """Queue a finished segment; callable from any thread, never blocks."""
+        """Queue a finished segment. May be called from any thread, and never blocks."""
         self._queue.put(path)
 
     def stop(self, timeout_seconds: float) -> bool:
         """Finish the queued work, then stop.
 
         Args:
-            timeout_seconds: longest time to wait; the next start closes remaining segments.
+            timeout_seconds: longest time to wait. The next start closes remaining segments.
 
         Returns:
-            Whether all segments are closed and the thread has ended.
+            True if all segments are closed and the thread has ended.
         """
         self._queue.put(None)
         self._thread.join(timeout_seconds)

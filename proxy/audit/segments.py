@@ -1,12 +1,13 @@
-"""Files of the audit log: open and closed segments, their names, and the lock of an instance.
+"""Files of the audit log: open and closed segments, their names, and the lock on an instance.
 
 An open segment is ``date=YYYY-MM-DD/hour=HH/_audit-<instance>-<start>-<n>.jsonl``, a name that Spark ignores. A closed
-one is compressed in the same directory, and one rename makes it visible as ``audit-<instance>-<start>-<n>.jsonl.gz``.
-So a record is never visible in two files, and a crash at any time leaves either the whole open file or the closed one.
-The next process that starts closes the segments that dead processes left open; an `InstanceLock` distinguishes them
-from the open segments of running processes.
+segment is compressed in the same directory, and a single rename makes it visible as
+``audit-<instance>-<start>-<n>.jsonl.gz``. A record is therefore never visible in two files, and after a crash at any
+time there is either the whole open file or the closed file. The next process that starts closes the segments that dead
+processes left open; an `InstanceLock` distinguishes these from the open segments of running processes.
 
-File operations block: call them from threads other than the event loop's. The content of lines is not parsed.
+File operations block, so they must be called from threads other than the event loop's. The content of lines is not
+parsed.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ from pathlib import Path
 #: None if the extra `fast` is not installed; some platforms have no wheel for it.
 ISAL = import_module("isal.isal_zlib") if find_spec("isal") else None
 
-#: Bytes read at a time while compressing: other threads run in between.
+#: Number of bytes read at once during compression, so that other threads can run in the meantime.
 _CHUNK_BYTES = 1 << 20
-#: zlib's level 3 compresses by a factor of 10 at 300 MB/s; level 6 by a factor of 12 at half the speed; isal's level 1
-#: by a factor of 11 at 1.7 GB/s.
+#: zlib's level 3 compresses by a factor of 10 at 300 MB/s, level 6 by a factor of 12 at half that speed, and isal's
+#: level 1 by a factor of 11 at 1.7 GB/s.
 _GZIP_LEVEL, _ISAL_LEVEL = 3, 1
 #: Selects the gzip format.
 _GZIP_BITS = 16 + zlib.MAX_WBITS
-#: Audit lines are confidential: other users of the host can't read them.
+#: Audit lines are confidential, so other users of the host can't read them.
 _FILE_MODE, DIRECTORY_MODE = 0o640, 0o750
 _HOUR = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
-#: Attempts to create a directory that the retention of another instance may remove as empty at the same time.
+#: Attempts to create a directory, since the retention of another instance may remove it at the same time while it is
+#: empty.
 _ATTEMPTS = 5
 
 
@@ -100,10 +102,10 @@ class OpenSegment:
         return cls(path, hour, opened, descriptor)
 
     def write(self, data: bytes) -> None:
-        """Append data; call `restore` after an error.
+        """Append data. After an error, `restore` must be called.
 
         Raises:
-            OSError: disk full, a broken disk, or the file has been removed.
+            OSError: the disk is full or broken, or the file has been removed.
         """
         if not os.fstat(self.descriptor).st_nlink:
             raise FileNotFoundError(ENOENT, "the segment has been removed", str(self.path))
@@ -125,23 +127,24 @@ class OpenSegment:
         """Flush everything to disk.
 
         Raises:
-            OSError: the data may be lost. A retry could succeed nevertheless: the kernel reports a failed write once.
+            OSError: the data may be lost. A retry could still succeed, since the kernel reports a failed write only
+                once.
         """
         os.fdatasync(self.descriptor)
 
     def close(self) -> None:
-        """Close the file; call `compress_segment` next."""
+        """Close the file. `compress_segment` must be called next."""
         os.close(self.descriptor)
 
 
 def compress_segment(path: Path) -> Path | None:
-    """Compress a closed segment and make it visible; repeatable after a crash.
+    """Compress a closed segment and make it visible. Can be repeated after a crash.
 
     Args:
-        path: the open segment's path; it is not written to any more.
+        path: path of the open segment, which is not written to any more.
 
     Returns:
-        The visible path, None if the segment was empty and has been removed.
+        The visible path; None if the segment was empty and has been removed.
 
     Raises:
         OSError: the disk is full or broken; the segment is unchanged.
@@ -177,7 +180,7 @@ def _gzip(source: Path, target: Path) -> None:
 
 
 def sync_directory(folder: Path) -> None:
-    """Flush a directory, so that names in it survive a power failure, if the file system supports it."""
+    """Flush a directory, so that names in it survive a power failure if the file system supports this."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -187,7 +190,7 @@ def sync_directory(folder: Path) -> None:
 
 
 class InstanceLock:
-    """Lock for writing and closing segments of one instance; released when the process ends."""
+    """Lock for writing and closing segments of one instance, which is released when the process ends."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
@@ -210,7 +213,7 @@ class InstanceLock:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # The last holder of the lock may have removed the file between `os.open` and `flock`.
                 if _same_file(path, descriptor):
-                    # Writing also checks for space, so that a full disk is reported at startup.
+                    # Writing also checks whether there is space, so that a full disk is reported at startup.
                     os.ftruncate(descriptor, 0)
                     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
                     os.fsync(descriptor)
@@ -246,7 +249,7 @@ def open_segments(directory: Path) -> dict[str, list[Path]]:
 
 
 def orphaned_segments(directory: Path, own: str) -> Iterator[list[Path]]:
-    """Yield the open segments of each dead instance; the instance is locked until the next list is requested.
+    """Yield the open segments of each dead instance, which stays locked until the next list is requested.
 
     Args:
         directory: the audit directory.

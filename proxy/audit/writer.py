@@ -33,19 +33,19 @@ from proxy.audit.writer_thread import (
 from proxy.errors import ConfigError
 from proxy.relay.counters import AuditCounters
 
-#: Bytes handed to the thread at once: the cost per line is then negligible, and a write takes microseconds.
+#: Number of bytes handed to the thread at once, so that the cost per line is negligible and a write takes microseconds.
 BATCH_BYTES = 256 << 10
-#: Seconds that closing the last segment may take after the deadline; the next start finishes the rest.
+#: Seconds that closing the last segment may take after the deadline. The next start finishes the rest.
 _CLOSE_SECONDS = 1.0
-#: Seconds after which an unresponsive disk counts as failing: a hanging write raises no error.
+#: Seconds after which an unresponsive disk counts as failing, since a hanging write raises no error.
 STALL_SECONDS = 5.0
 
 
 class AuditMode(Enum):
-    """Behaviour if disk or thread can't keep up."""
+    """Behaviour if the disk or the thread can't keep up."""
 
     BEST_EFFORT = "best_effort"  # lines are dropped and counted
-    BACKPRESSURE = "backpressure"  # every line is written: producers wait
+    BACKPRESSURE = "backpressure"  # producers wait until their lines are written
     STRICT = "strict"  # every line is on disk before its publish is confirmed
 
 
@@ -54,10 +54,10 @@ class AuditPolicy:
     """Settings of the audit log.
 
     Args:
-        directory: the audit directory; created if its parent exists.
+        directory: the audit directory, which is created if its parent exists.
         instance: name of this sidecar, unique among writers to one directory.
         mode: see AuditMode.
-        buffer_bytes: limit of buffered lines, above which the mode applies.
+        buffer_bytes: size of buffered lines above which the mode applies.
         flush_seconds: longest time before a line is handed to the thread.
         segment_bytes: size limit of a segment's text, up to 128 MiB.
         segment_seconds: longest time that a segment is open.
@@ -76,7 +76,7 @@ class AuditPolicy:
 
 @dataclass(slots=True)
 class _Gap:
-    """Dropped lines: their number, times of the first and the last (seconds since 1970)."""
+    """Dropped lines: their number, and the times of the first and the last (seconds since 1970)."""
 
     dropped: int
     since: float
@@ -99,7 +99,7 @@ class AuditWriter:
 
     Attributes:
         full: True while producers should not be read (never in best_effort mode).
-        durable: sequence number up to which every line is written; in strict mode, is on disk.
+        durable: sequence number up to which every line is written or, in strict mode, is on disk.
         failure: error of the disk while it rejects lines or does not respond; otherwise None.
         on_full: called when `full` becomes True.
         on_drained: called when `full` becomes False again.
@@ -143,7 +143,7 @@ class AuditWriter:
         self._pending_size = 0
         self._pending_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        #: runs while the thread has lines and has not reported
+        #: timer that runs while the thread has lines and has not reported a result
         self._stall: asyncio.TimerHandle | None = None
         self._handed_size = 0
         self._sequence = 0
@@ -158,7 +158,7 @@ class AuditWriter:
 
     @property
     def appended(self) -> int:
-        """Sequence number of the last appended line; `durable` reaches it once the line is written."""
+        """Sequence number of the last appended line, which `durable` reaches when the line has been written."""
         return self._sequence + len(self._pending)
 
     async def start(self) -> None:
@@ -173,14 +173,14 @@ class AuditWriter:
         self._thread.start()
 
     def append(self, line: bytes) -> None:
-        """Append one line, which begins with ``ts`` and ends with a line break; called on the publish path."""
+        """Append a line, which begins with ``ts`` and ends with a line break. Called on the publish path."""
         self._pending.append(line)
         self._pending_size += len(line)
         if self._timer is None or self._pending_size >= self._batch_bytes:
             self._crossed()
 
     def commit_point(self) -> int:
-        """Hand over appended lines, and return the value that `durable` reaches once they are written."""
+        """Hand over appended lines; return the value that `durable` reaches when they have been written."""
         self._hand_over()
         return self._sequence
 
@@ -188,8 +188,8 @@ class AuditWriter:
         """Write appended lines, close the last segment and stop the threads.
 
         Args:
-            deadline_seconds: longest time to wait for the disk. Lines that the disk still rejects after it are lost and
-                counted; the next start closes segments that are written but not visible yet.
+            deadline_seconds: longest time to wait for the disk. Lines that the disk still rejects at the deadline are
+                lost and counted; the next start closes segments that are written but not visible yet.
         """
         if self._claim is None:
             return
@@ -210,7 +210,7 @@ class AuditWriter:
         if done and self._ended.is_set():
             self._claim.release()
         else:
-            # A thread is still running: the lock is released when the process exits, not before.
+            # A thread is still running, so the lock is released only when the process exits.
             _log().warning("audit segments are left open; the next start closes them")
 
     async def _wait_for_end(self, seconds: float) -> bool:
@@ -222,7 +222,8 @@ class AuditWriter:
         """Check the directory and lock the instance; return the segments that an earlier process left open."""
         directory = self._policy.directory
         try:
-            # Only the directory itself is created: without its parent, a volume is not mounted or a name is wrong.
+            # Only the directory itself is created. If its parent is missing, a volume is not mounted or a name is
+            # wrong.
             directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         except FileNotFoundError:
             raise self._fault(f"can't be created: there is no directory {directory.parent}") from None
@@ -236,7 +237,9 @@ class AuditWriter:
                 return open_segments(directory).get(self._instance, [])
         except OSError as error:
             raise self._fault(f"can't be written: {error.strerror or error}") from error
-        raise self._fault(f"another process already writes here as {self._policy.instance}; names must be unique")
+        raise self._fault(
+            f"another process already writes to this directory as {self._policy.instance}; names must be unique"
+        )
 
     def _fault(self, message: str) -> ConfigError:
         return ConfigError(str(self._policy.directory), 0, "audit.directory", message)
@@ -300,7 +303,7 @@ class AuditWriter:
 
     def _from_thread(self, report: WriteResult | None) -> None:
         """Pass a report from the thread to the event loop."""
-        with suppress(RuntimeError):  # the loop is closed: the report is not needed any more
+        with suppress(RuntimeError):  # the loop is closed, so the report is no longer needed
             self._loop.call_soon_threadsafe(self._on_report, report)
 
     def _on_report(self, report: WriteResult | None) -> None:

@@ -1,11 +1,11 @@
 """Writes batches of audit lines to the current segment, in a thread, and handles disk errors.
 
-The thread takes everything in its queue and writes it as one group: one system call, and in strict mode one sync (group
-commit). If lines may be lost, the lines of a failed write are reported as lost; otherwise the write is retried until
-the thread has to give up. A failed write leaves no partially written lines.
+The thread takes everything from its queue and writes it as one group, with one system call and, in strict mode, one
+sync (group commit). If lines may be lost, the lines of a failed write are reported as lost; otherwise the write is
+retried until the thread has to give up. A failed write leaves no partially written lines.
 
-Every line is written to the directory of its hour, read from its first field. A segment ends when the next lines
-would make it too large, when it has been open for long enough, and when its hour is over.
+Every line is written to the directory of its hour, which is read from the first field. A segment ends when the next
+lines would make it too large, when it has been open for the maximum time, or when its hour is over.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from queue import Empty, SimpleQueue
 from proxy.audit.record import HOUR
 from proxy.audit.segments import OpenSegment
 
-#: A gzip file can't be split: a segment is one task of the report, regardless of the size of the cluster.
+#: A gzip file can't be split, so a segment is one task of the report, regardless of the size of the cluster.
 MAX_SEGMENT_BYTES = 128 << 20
-#: Limit of bytes written by one system call and synced together; more would only use more memory.
+#: Maximum number of bytes written by one system call and synced together. A higher limit would only use more memory.
 GROUP_BYTES = 4 << 20
 #: Seconds between two attempts to write to a full or broken disk.
 RETRY_SECONDS = 1.0
-#: Seconds by which an hour's last lines may be late without needing another segment.
+#: Seconds by which an hour's last lines may be late without requiring another segment.
 _GRACE_SECONDS = 2.0
 _NO_SPACE = (ENOSPC, EDQUOT)
 _is_hour = re.compile(rb"\d{4}-\d\d-\d\dT\d\d").fullmatch
@@ -84,7 +84,7 @@ class RotatingLog:
         self._segment: OpenSegment | None = None
 
     def write(self, lines: list[bytes]) -> None:
-        """Write lines; written lines are removed from the list, even if an error is raised.
+        """Write lines. Written lines are removed from the list, even if an error is raised.
 
         Args:
             lines: whole lines ordered by time.
@@ -101,14 +101,14 @@ class RotatingLog:
                 if self._layout.sync:
                     segment.sync()
             except OSError as error:
-                # If only space is lacking, the segment stays open; after any other error its state is unknown.
+                # If the disk is full, the segment stays open. After any other error its state is unknown.
                 if not segment.restore(before) or error.errno not in _NO_SPACE:
                     self.end_segment()
                 raise
             del lines[:count]
 
     def wait_seconds(self) -> float | None:
-        """Return the seconds until `tick` has to be called, None while no segment is open."""
+        """Return the seconds until `tick` has to be called; None while no segment is open."""
         segment = self._segment
         if segment is None:
             return None
@@ -117,7 +117,7 @@ class RotatingLog:
         return max(0.0, min(by_age, by_hour))
 
     def tick(self) -> None:
-        """End the segment if it is due.
+        """End the segment if its time is over.
 
         Raises:
             OSError: see `end_segment`.
@@ -126,10 +126,10 @@ class RotatingLog:
             self.end_segment()
 
     def end_segment(self) -> None:
-        """Close the open segment, if any, and pass its path to `closed`; the next line opens another segment.
+        """Close the open segment, if there is one, and pass its path to `closed`. The next line opens another segment.
 
         Raises:
-            OSError: closing failed; `closed` has been called nevertheless.
+            OSError: closing failed; `closed` has still been called.
         """
         segment, self._segment = self._segment, None
         if segment is not None:
@@ -196,9 +196,9 @@ class WriteResult:
         sequence: sequence number of the last line.
         lines: number of lines; 0 while the write is being retried.
         size: size of the lines in bytes.
-        lost: number of dropped lines, at the end of the group.
+        lost: number of dropped lines, which are at the end of the group.
         lost_size: size of the dropped lines in bytes.
-        error: error of the disk, None if there was none.
+        error: the disk's error; None if there was none.
     """
 
     sequence: int
@@ -213,9 +213,9 @@ class WriterThread:
     """The writer thread.
 
     Args:
-        log: the log; used by this thread only.
+        log: the log, used only by this thread.
         may_lose: whether lines that the disk rejects are dropped without a retry.
-        report: called in this thread with the result of each group, and finally with None.
+        report: called in this thread with the result of each group, and at the end with None.
     """
 
     def __init__(self, log: RotatingLog, may_lose: bool, report: Callable[[WriteResult | None], None]) -> None:
@@ -230,7 +230,9 @@ class WriterThread:
         self._thread.start()
 
     def put(self, batch: Batch) -> None:
-        """Hand lines over; callable from any thread, never blocks. The caller limits the amount in progress."""
+        """Hand over lines. May be called from any thread, and never blocks. The caller limits the amount in
+        progress.
+        """
         self._queue.put(batch)
 
     def stop(self) -> None:

@@ -1,6 +1,6 @@
 """Finds client bindings that are not signed with the current secret, and signs them (`oxproxy adopt`).
 
-Version 0.1 did not sign bindings, and secrets may be replaced. The signed binding is made before the old one is
+Version 0.1 did not sign bindings, and secrets may be replaced. The signed binding is made before the old binding is
 removed, with the same routing key and sequence number, so that no message misses its queue and the order is unchanged.
 """
 
@@ -33,12 +33,14 @@ class UnsignedBinding:
 
     @property
     def secret(self) -> int | None:
-        """Index of the secret of its signature: 1 or more for previous secrets, None if it is not signed by us."""
+        """Index of the secret used for the signature: 1 or more for previous secrets, None if the binding is not signed
+        by us.
+        """
         return self.stored.copies[0].secret
 
     @property
     def foreign_signature(self) -> bool:
-        """True if it has a signature by none of our secrets: no version of oxproxy creates such a binding."""
+        """True if the binding has a signature that none of our secrets made, which no version of oxproxy creates."""
         return self.secret is None and bool(self.info.signature)
 
     def as_json(self) -> dict[str, Any]:  # Any: JSON
@@ -53,7 +55,7 @@ class UnsignedBinding:
         }
 
     def __str__(self) -> str:
-        """Format the data of `as_json` as one line for operators."""
+        """Return the data of `as_json` as one line for operators."""
         exchange, binding, user, arguments, reason = self.as_json().values()
         names = ", ".join(arguments) or "none"
         return f"vhost {self.vhost}: exchange {exchange}: {binding}, user {user!r}, arguments {names}: {reason}"
@@ -85,10 +87,10 @@ class Adoption:
         return sorted(name for name, info in (await self._management.exchanges(vhost)).items() if info.marked)
 
     async def find(self, vhost: str, exchanges: Collection[bytes] = ()) -> list[UnsignedBinding]:
-        """Find bindings that are not signed with the current secret, except damaged ones, which sidecars ignore.
+        """Find bindings that are not signed with the current secret, except damaged bindings, which sidecars ignore.
 
         Args:
-            exchanges: the exchanges to search; empty: all.
+            exchanges: the exchanges to search; empty for all.
 
         Raises:
             UpstreamError: the management API is unavailable.
@@ -109,7 +111,7 @@ class Adoption:
         return bindings
 
     async def sign(self, unsigned: UnsignedBinding) -> str | None:
-        """Replace a binding with a signed one; return the reason if the broker refuses it.
+        """Replace a binding with a signed binding; return the reason if the broker refuses it.
 
         Raises:
             UpstreamError: the broker is unreachable; the old binding remains.

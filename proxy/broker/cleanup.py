@@ -1,6 +1,6 @@
 """Finds and removes objects that sidecars have left on a broker (`oxproxy cleanup`).
 
-These are exchanges with our mark, and bindings with a reserved prefix. Exchanges with foreign bindings are kept.
+These objects are exchanges with our mark and bindings with a reserved prefix. Exchanges with foreign bindings are kept.
 Source: delivery notes, "Words" and "The store".
 """
 
@@ -42,7 +42,7 @@ class Leftover:
 
 
 class Cleanup(ManagementApi):
-    """Finds and removes these objects through the management API."""
+    """Finds and removes such objects with the management API."""
 
     async def leftovers(self, vhosts: Iterable[str] = ()) -> list[Leftover]:
         """Find our exchanges and bindings.
@@ -65,10 +65,10 @@ class Cleanup(ManagementApi):
         return sorted(leftovers, key=lambda leftover: (leftover.vhost, leftover.exchange))
 
     async def remove(self, leftover: Leftover) -> bool:
-        """Remove an exchange, or only our bindings if it has foreign ones.
+        """Remove an exchange, or only our bindings if it also has foreign bindings.
 
         Returns:
-            Whether the exchange was removed.
+            True if the exchange was removed.
 
         Raises:
             UpstreamError: the broker refused.

@@ -1,18 +1,18 @@
 """The control user's AMQP connection to one virtual host, and the settings of the control plane.
 
-A refused declaration closes its channel. Therefore any channel of a pool is used for one method or for one lane of a
-batch, and discarded after a refusal, so that a refusal affects nothing else. `log_in` classifies a refused login: the
-broker closes with 403 if the client has announced that capability, or just drops the connection.
+A refused declaration closes its channel. Each channel in the pool is therefore used for only one method or one lane of
+a batch, and is discarded after a refusal, so that a refusal affects nothing else. `log_in` classifies a refused login:
+the broker closes the connection with 403 if the client has announced that capability, and otherwise just drops it.
 
-The connection is aio-pika's plain one: `vhost_loop` reconnects, whereas a robust connection would redeclare the objects
-that it remembers, as a second desired state. aiormq, on which aio-pika is built, is used directly only here and in
-`methods`:
+The connection is one of aio-pika's plain connections, and `vhost_loop` reconnects it. A robust connection would
+redeclare the objects that it remembers, which would be a second desired state. aiormq, on which aio-pika is built, is
+used directly only here and in `methods`:
 
 - `_Transport`: aiormq drops a Channel.CloseOk if ten frames wait to be written, and the broker then refuses the
-  channel's number forever; aio-pika has no option for that length, for the expected server name of a certificate, or
-  for a virtual host called ``..`` or with ``%2F`` in its name, since it puts the name into a URL.
-- `_Channel`: aio-pika adds a callback to the connection for each channel and never removes it, 3 KiB per refusal until
-  the connection ends; and it waits to open a channel while the broker blocks publishers.
+  channel's number forever. aio-pika has no option for that length or for the expected server name in a certificate. It
+  also does not support a virtual host called ``..`` or with ``%2F`` in its name, since it puts the name into a URL.
+- `_Channel`: aio-pika adds a callback to the connection for each channel and never removes it, which costs 3 KiB per
+  refusal until the connection ends. It also does not open channels while the broker blocks publishers.
 - `methods.send`: raw bytes of argument tables, and names that pamqp refuses.
 - `methods.make_all`: several binds in one write, of which only the last is answered.
 
@@ -63,11 +63,11 @@ class DeclaredSettings:
     """Settings for client declarations.
 
     Args:
-        own_routes: whether routes of clients' bindings reach only queues that the client could have bound itself; in
-            this case, the control user binds no tokens for these routes.
+        own_routes: whether routes in clients' bindings reach only queues that the client has permission to bind. If so,
+            the control user binds no tokens for these routes.
         local_time: time zone of ``dtl`` operators.
         announce: whether sidecars announce changes to each other through a fanout exchange on the broker.
-        snapshot: file for state that the broker can't store, None if there is none.
+        snapshot: file for state that the broker can't store; None if there is none.
         secrets: sign data stored on the broker.
     """
 
@@ -84,7 +84,7 @@ class TlsSettings:
 
     Args:
         context: returns the context for a new connection.
-        server_name: expected name in the certificate, None for the host name.
+        server_name: expected name in the certificate; None for the host name.
         words: describes a TLS error.
     """
 
@@ -95,29 +95,31 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
-    """Address and credentials of the broker, and every limit of the control plane.
+    """Address of the broker, credentials, and all limits of the control plane.
 
     Args:
         hosts: (host, port) of each AMQP listener, tried in this order.
         username: the control user.
         password: its password; never shown.
-        tls: TLS to the AMQP listeners, None for plain TCP.
-        management: base URL of the management API, None if there is none.
-        management_tls: TLS to an ``https`` management API, None to trust the system's CA certificates.
+        tls: TLS settings for the AMQP listeners; None for plain TCP.
+        management: base URL of the management API; None if there is none.
+        management_tls: TLS settings for an ``https`` management API; None to trust the system's CA certificates.
         connection_name: name shown on the broker's management pages.
         refresh_seconds: interval between two reconcile passes.
-        deadline_seconds: timeout of one answer, and of binding a destination.
+        deadline_seconds: timeout for an answer, and for binding a destination.
         heartbeat_seconds: AMQP heartbeat of the control connections.
         retry_seconds: first pause before a lost connection is retried; doubles up to `retry_limit_seconds`.
         retry_limit_seconds: maximum pause before a lost connection is retried.
-        grace_seconds: how long tokens that new rules don't need stay bound.
-        lanes: concurrent channels for bulk declarations. The broker processes one declaration after another on a
-            channel and syncs each to disk; 32 channels bind four times as fast as one.
-        bind_limit: limit of destinations of one virtual host bound on demand for producers and regex routes.
-        remember_limit: limit of cached destinations that could not be bound on demand.
-        retries_per_look: limit of refused or unverified destinations retried in one pass, to spare the broker.
-        listing_bytes: size limit of an answer of the management API; 10,000 queues are 0.5 MB.
-        remove_foreign: whether foreign bindings on a carrier are removed (needs the management API).
+        grace_seconds: how long tokens that new rules no longer need stay bound.
+        lanes: number of concurrent channels for bulk declarations. The broker processes declarations on a channel in
+            sequence and syncs each to disk, so 32 channels bind four times as fast as one.
+        bind_limit: maximum number of destinations of one virtual host that are bound on demand for producers and regex
+            routes.
+        remember_limit: maximum number of cached destinations that could not be bound on demand.
+        retries_per_look: maximum number of refused or unverified destinations retried in one pass, which limits the
+            load on the broker.
+        listing_bytes: maximum size of an answer from the management API; 10,000 queues take 0.5 MB.
+        remove_foreign: whether foreign bindings on a carrier are removed, which requires the management API.
         patience_seconds: how long the startup waits for a management API that does not answer, before it continues
             without client declarations.
         declared: settings for client declarations.
@@ -158,7 +160,7 @@ class _Transport(aiormq.Connection):
 
 
 class _Channel(aio_pika.Channel):
-    """aio-pika's channel, except that its callback is removed when it is closed; see the module docstring."""
+    """aio-pika's channel, but the callback is removed when the channel is closed; see the module docstring."""
 
     async def _open(self) -> None:
         transport = self._connection.transport
@@ -193,7 +195,7 @@ class AmqpConnection(aio_pika.Connection):
         self._vhost = vhost
         if tls is not None and tls.server_name:
             self.kwargs["server_hostname"] = tls.server_name
-        #: Set when the connection is closed, or an answer is overdue, which heartbeats would take minutes to detect.
+        #: Set when the connection is closed or an answer is overdue, for which heartbeats would take minutes.
         self.lost = asyncio.Event()
         self.close_callbacks.add(lambda *_: self.lost.set())
 
@@ -228,7 +230,7 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
     """Open a connection to one host.
 
     Raises:
-        UpstreamError: REFUSED if the broker refused the user or the virtual host, TIMEOUT at the deadline, else
+        UpstreamError: REFUSED if the broker refused the user or the virtual host, TIMEOUT at the deadline, otherwise
             UNAVAILABLE.
     """
     place = f"{host}:{port}"
@@ -242,7 +244,7 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
         text = f"{place} refused user {settings.username!r} in vhost {vhost!r}: {error.args[-1]}"
         raise UpstreamError(UpstreamFailure.REFUSED, text) from error
     except InvalidFrameError as error:
-        # aiormq shows that the answer to Connection.Open was a Connection.Close, but not its content.
+        # aiormq reports that the answer to Connection.Open was a Connection.Close, but not the content of that method.
         text = f"{place} refused vhost {vhost!r}: it does not exist, or user {settings.username!r} may not use it"
         raise UpstreamError(UpstreamFailure.REFUSED, text) from error
     except (AMQPError, OSError) as error:
@@ -255,16 +257,16 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
 
 
 def cause_of(error: BaseException) -> str:
-    """Describe an exception of aiormq or of a socket briefly."""
+    """Return a brief description of an exception of aiormq or of a socket."""
     text = str(error.args[-1]) if error.args else ""
     return text or type(error).__name__
 
 
-#: Channels for single methods, so that a client's declare never waits for thousands of bulk bindings.
+#: Number of channels for single methods, so that a client's declare never waits for thousands of bulk bindings.
 _SINGLES = 8
-#: Idle channels kept open; others are closed after a bulk operation.
+#: Number of idle channels that are kept open; others are closed after a bulk operation.
 _KEPT_IDLE = 8
-#: Binds sent on a channel with a single answer: fewer round trips, but few enough that the answer is not late.
+#: Number of binds sent on a channel with a single answer. This saves round trips without making the answer late.
 _BINDS_AHEAD = 16
 #: AMQP 0-9-1 spec, 1.4.2.6: channel-max 0 means no limit; the number has 16 bits.
 _NO_LIMIT = 65535
@@ -280,14 +282,14 @@ _CODES: dict[type[BaseException], int] = {
 
 
 class Refusal(NamedTuple):
-    """The reason why the broker closed one of our channels: reply code and text."""
+    """The reason why the broker closed one of our channels, as reply code and text."""
 
     code: int
     text: str
 
 
 class ControlConnection:
-    """The control user's connection to one virtual host. It does not reconnect by itself: call `connect` again."""
+    """The control user's connection to one virtual host. To reconnect, `connect` must be called again."""
 
     def __init__(self, settings: ControlSettings, vhost: str) -> None:
         self._settings = settings
@@ -302,7 +304,7 @@ class ControlConnection:
 
     @property
     def connected(self) -> bool:
-        """True if the connection is up, as far as is known: not closed, and no answer overdue."""
+        """True if the connection is not closed and no answer is overdue."""
         connection = self._connection
         return connection is not None and not connection.lost.is_set() and not connection.opened.is_closed
 
@@ -316,8 +318,8 @@ class ControlConnection:
         """Connect to the first host that answers.
 
         Raises:
-            UpstreamError: REFUSED if a broker refused the user or the virtual host, else UNAVAILABLE with the error of
-                every host.
+            UpstreamError: REFUSED if a broker refused the user or the virtual host, otherwise UNAVAILABLE with the
+                error for each host.
         """
         await self.close()
         failures: list[str] = []
@@ -334,7 +336,9 @@ class ControlConnection:
         raise UpstreamError(UpstreamFailure.UNAVAILABLE, "; ".join(failures))
 
     async def wait_lost(self, timeout_seconds: float, wake: asyncio.Event | None = None) -> bool:
-        """Wait until the connection is lost, for the timeout, or until woken; return whether it is lost."""
+        """Wait until the connection is lost, the timeout expires or `wake` is set; return whether the connection is
+        lost.
+        """
         if self._connection is not None and self.connected:
             events = [self._connection.lost, wake] if wake is not None else [self._connection.lost]
             waiting = [asyncio.ensure_future(event.wait()) for event in events]
@@ -368,7 +372,7 @@ class ControlConnection:
         """Send many methods, in no particular order.
 
         Returns:
-            For each method None, or the broker's refusal.
+            None or the broker's refusal for each method.
 
         Raises:
             UpstreamError: the connection was lost; some methods may have been carried out.
@@ -402,7 +406,7 @@ class ControlConnection:
         return refusals
 
     async def find_missing(self, destinations: Iterable[Destination]) -> dict[Destination, str]:
-        """Return the given destinations that can't be found on the broker, with the reason.
+        """Return the given destinations that can't be found on the broker, with the reasons.
 
         Raises:
             UpstreamError: the connection was lost.
@@ -416,7 +420,7 @@ class ControlConnection:
         }
 
     async def _in_lanes(self, work: Callable[[], Awaitable[None]], count: int) -> None:
-        """Run the given number of workers, but at most one per lane."""
+        """Run the given number of workers, but at most one for each lane."""
 
         async def lane() -> None:
             async with self._bulk:
@@ -437,7 +441,7 @@ class ControlConnection:
         return await self._while_open(self._channel())
 
     async def close(self) -> None:
-        """Close the connection, waiting for the broker's close-ok no longer than the deadline."""
+        """Close the connection. Wait for the broker's close-ok until the deadline."""
         connection, self._connection = self._connection, None
         self._idle.clear()
         if connection is None:
@@ -452,7 +456,7 @@ class ControlConnection:
     async def _while_open(self, work: Coroutine[object, None, T]) -> T:
         """Run work that needs the connection, and cancel it when the connection is lost.
 
-        Occasionally, aiormq never completes a call whose connection closes at the same moment.
+        Occasionally, aiormq never completes a call if the connection closes at the same moment.
         """
         connection = self._connection
         if connection is None or connection.lost.is_set():
@@ -499,7 +503,7 @@ class ControlConnection:
         return channel
 
     def _number(self, connection: AmqpConnection) -> int:
-        # Round-robin: aiormq would reuse the number of a refused channel before its close-ok is written.
+        # Round-robin, since aiormq would reuse the number of a refused channel before the close-ok is written.
         for _ in range(self._channel_max):
             self._last_number = self._last_number % self._channel_max + 1
             if self._last_number not in connection.opened.channels:
@@ -515,7 +519,7 @@ class ControlConnection:
             self._cancelled(error)
         except ChannelClosed as error:
             code = _CODES.get(type(error), error.args[0])
-            if code is None:  # our own close: the connection is shutting down
+            if code is None:  # our own close, since the connection is shutting down
                 self._unavailable("connection closed", error)
             return Refusal(code, str(error.args[-1]))
         except Exception as error:  # noqa: BLE001 - aiormq ends waiters of a closing connection with a bare one
@@ -524,7 +528,7 @@ class ControlConnection:
         return None
 
     def _cancelled(self, error: asyncio.CancelledError) -> NoReturn:
-        # aiormq cancels waiters of a closed connection; only a cancellation of our own task is propagated.
+        # aiormq cancels tasks that wait for a closed connection. Only a cancellation of our own task is propagated.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise error

@@ -1,9 +1,9 @@
 """The declarations of the control plane, and the meaning of their refusals.
 
-They are sent through aio-pika. Two things that it can't express are encoded by `proxy.amqp` and sent as bytes, as the
-relays do: argument tables, whose integer types pamqp changes, and names that RabbitMQ allows but pamqp refuses
-(``orders~2``, ``Käse``). Sources: AMQP 0-9-1 spec, 1.6 (exchange class) and 1.7 (queue class); RabbitMQ's access
-control guide (permissions).
+Declarations are sent through aio-pika. Two kinds of data that it can't express are encoded by `proxy.amqp` and sent as
+bytes, as in relays: argument tables, whose integer types pamqp changes, and names that RabbitMQ allows but pamqp
+refuses (``orders~2``, ``Käse``). Sources: AMQP 0-9-1 spec, 1.6 (exchange class) and 1.7 (queue class); RabbitMQ's
+access control guide (permissions).
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from proxy.values import QUEUE, Destination, Table, Value
 
 #: AMQP 0-9-1 spec, 4.2.5.3: a short string has at most 255 octets.
 _LONGEST_NAME_BYTES = 255
-#: RabbitMQ quotes names in a reply text, which it truncates to 255 bytes, possibly within a character; pamqp then
-#: closes the connection. If the names have at most this number of bytes, only RabbitMQ's own ASCII text is truncated.
+#: RabbitMQ quotes names in a reply text and truncates the text to 255 bytes, possibly within a character, because of
+#: which pamqp closes the connection. If names have at most this number of bytes, only RabbitMQ's own ASCII text is
+#: truncated.
 _QUOTABLE_BYTES = 140
 _METHOD_BYTES = 4
 
@@ -51,7 +52,7 @@ class Method(Protocol):
         """The encoded method, for channel 0."""
 
     async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
-        """Send the declaration through aio-pika; a refusal closes the channel and raises, as does a timeout.
+        """Send the declaration through aio-pika. A refusal or a timeout closes the channel and raises an error.
 
         Raises:
             ValueError: aio-pika can't express it.
@@ -92,7 +93,7 @@ class DeclareQueue:
 
 @dataclass(frozen=True, slots=True)
 class DeclareExchange:
-    """Declares a durable exchange; its only arguments are a mark and an alternate exchange."""
+    """Declares a durable exchange, whose only arguments are a mark and an alternate exchange."""
 
     name: bytes
     type: bytes
@@ -116,9 +117,9 @@ class DeclareExchange:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """Binds a destination to an exchange with a key and the raw entries of an argument table; idempotent.
+    """Binds a destination to an exchange with a key and the raw entries of an argument table. Idempotent.
 
-    With `unbinds`, removes such a binding, also idempotently.
+    With `unbinds`, such a binding is removed, which is also idempotent.
     """
 
     source: bytes
@@ -153,7 +154,7 @@ async def make(method: Method, channel: AbstractChannel, limit_seconds: float) -
 
 
 async def make_all(binds: Sequence[Bind], channel: AbstractChannel, limit_seconds: float) -> None:
-    """Make many bindings on one channel, with an answer to the last bind only; any refusal closes the channel."""
+    """Make many bindings on one channel, with an answer only to the last bind. Any refusal closes the channel."""
     underlay = cast(Channel, await channel.get_underlay_channel())
     frames = b"".join(
         method_frames.bind(
@@ -164,7 +165,8 @@ async def make_all(binds: Sequence[Bind], channel: AbstractChannel, limit_second
 
     async def call() -> None:
         async with underlay.lock:
-            # One write: later methods could otherwise follow a channel's close-ok, which ends the connection.
+            # A single write, since later methods could otherwise follow a channel's close-ok, which ends the
+            # connection.
             await underlay.write_queue.put(ChannelFrame(frames, should_close=False))
             await underlay.rpc_frames.get()
             underlay.rpc_frames.task_done()
@@ -201,12 +203,12 @@ def declare_carrier(exchange: OwnedExchange) -> DeclareExchange:
 
 
 def declare_marker(name: bytes) -> DeclareExchange:
-    """Return the declaration of a durable exchange as a marker: only its existence matters."""
+    """Return the declaration of a durable exchange as a marker, of which only the existence matters."""
     return DeclareExchange(name, b"fanout")
 
 
 def unnameable(name: bytes) -> str | None:
-    """Return why a name can't be used in a declaration, None if it can."""
+    """Return why a name can't be used in a declaration; None if it can."""
     if not name:
         return "the name is empty"
     if len(name) > _LONGEST_NAME_BYTES:
@@ -221,7 +223,7 @@ def unnameable(name: bytes) -> str | None:
 
 
 def reason(code: int, text: str, kind: str) -> str:
-    """Describe for operators why a destination could not be bound or found."""
+    """Describe, for operators, why a destination could not be bound or found."""
     if code == 404:
         return f"no carrier exchange: {text}" if kind == "queue" and "no exchange" in text else ABSENT
     if code == LOCKED:

@@ -1,7 +1,7 @@
-"""Checks whether destinations at other brokers, named by the address table, exist.
+"""Checks whether destinations at other brokers that the address table names exist.
 
-Only destinations that are the same for every message can be checked. A broker that does not answer is reported by
-``oxproxy_remote_up``, not here: its destinations are unknown, not missing.
+Only destinations that are the same for every message can be checked. If a broker does not answer, its destinations are
+unknown, not missing; ``oxproxy_remote_up`` reports the broker.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from proxy.errors import UpstreamError
 from proxy.routing.destination_translation import StaticTranslation
 from proxy.values import EXCHANGE, QUEUE, Destination
 
-#: Limit of names in one log line.
+#: Maximum number of names in one log line.
 _SHOWN = 20
-#: Seconds before a broker that could not be queried is retried: the first pause, which doubles, and its limit.
+#: Seconds before a broker that could not be queried is retried: the first pause, which then doubles, and the maximum.
 _PAUSE_SECONDS = (30.0, 600.0)
 
 log = structlog.get_logger(__name__)
@@ -36,7 +36,7 @@ class RemoteObserver:
 
     def __init__(self, reach: Callable[[str, Remote], tuple[ControlSettings, str] | None]) -> None:
         self._reach = reach
-        #: Brokers that could not be queried: earliest time of a retry, and the next pause.
+        #: Earliest time of a retry, and the next pause, for brokers that could not be queried.
         self._resting: dict[tuple[str, Remote], tuple[float, float]] = {}
 
     async def observe(self, vhost: VhostTopology) -> None:

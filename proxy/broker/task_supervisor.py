@@ -1,8 +1,8 @@
 """Runs the tasks of the control plane so that none of them ends unnoticed.
 
 Any exception of a task is counted and logged with its traceback, and the sidecar is not ready until the task has
-succeeded again; the task is restarted after a pause that doubles. Expected failures (`UpstreamError`: the broker is
-unreachable or refuses a request) are handled by the tasks themselves.
+succeeded again. The task is restarted after a pause, which doubles after each failure. The tasks themselves handle
+expected failures (`UpstreamError`, if the broker is unreachable or refuses a request).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 
 def end_if_cancelled() -> None:
-    """Raise a lost cancellation: aiormq uses `asyncio.wait_for`, which in Python 3.11 can lose cancellations.
+    """Raise a lost cancellation, since aiormq uses `asyncio.wait_for`, which can lose cancellations in Python 3.11.
 
     Raises:
         asyncio.CancelledError: the task has been cancelled.
@@ -42,7 +42,7 @@ class Supervisor:
 
     @property
     def failing(self) -> list[str]:
-        """The tasks that have failed and not succeeded since, with the exception."""
+        """The tasks that have failed and have not succeeded since then, with the exceptions."""
         return [f"control task {task}{_of(vhost)}: {why}" for (task, vhost), why in sorted(self._failing.items())]
 
     def failed(self, task: str, error: BaseException, vhost: str = "") -> None:
@@ -55,18 +55,18 @@ class Supervisor:
             log.info("control task recovered", task=task, **({"vhost": vhost} if vhost else {}))
 
     def forget(self, vhost: str) -> None:
-        """Forget a virtual host that is no longer followed, so that it can't affect readiness."""
+        """Forget a virtual host that is no longer managed, so that it can't affect readiness."""
         self._failing = {key: why for key, why in self._failing.items() if key[1] != vhost}
 
     async def keep(
         self, task: str, work: Callable[[], Awaitable[None]], vhost: str = "", steady_seconds: float | None = None
     ) -> None:
-        """Run a task until it returns, restarting it after every failure.
+        """Run a task until it returns, and restart it after every failure.
 
         Args:
-            work: the task; if it does not return, it must call `recovered` when it has succeeded.
+            work: the task. If it does not return, it must call `recovered` when it has succeeded.
             vhost: the task's virtual host, if there are several such tasks.
-            steady_seconds: time without a failure after which the task counts as recovered; None: it never does.
+            steady_seconds: time without a failure after which the task counts as recovered; None for never.
         """
         pause_seconds = self._retry_seconds
         while True:

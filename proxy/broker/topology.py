@@ -1,9 +1,9 @@
-"""Interface of the control plane for other packages: all virtual hosts that it manages.
+"""Interface of the control plane for other packages, which contains all virtual hosts that it manages.
 
 The control plane manages the virtual hosts named by rules, those with client declarations, and those to which clients
 log in. `app` creates a `Topology`, awaits `start` and runs `run` as a task; sessions and relays call the other methods.
-Rules files are not read here: the shared states are arguments. `VhostStatus` is the content of the status page for one
-virtual host. Source: architecture, "The broker is the store".
+Rules files are not read here, since the shared states are arguments. `VhostStatus` is the content of the status page
+for one virtual host. Source: architecture, "The broker is the store".
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class VhostStatus:
     """Status of one virtual host for operators.
 
     Args:
-        missing: reasons by "queue NAME" or "exchange NAME", which for other brokers is followed by "at broker NAME".
-        foreign: by carrier, its foreign bindings.
-        failing: actions that the broker refused and that are retried, with the reason.
+        missing: reasons, by "queue NAME" or "exchange NAME", followed by "at broker NAME" for other brokers.
+        foreign: foreign bindings, by carrier.
+        failing: actions that the broker refused and that are retried, with the reasons.
         old_tokens: numbers of bindings with unkeyed tokens, and with tokens of previous secrets.
         bypasses: alternate and dead-letter exchanges that route to carriers.
-        unsigned: by exchange, bindings without a valid signature: they route to their own destination only.
-        previous_secret: by exchange, number of bindings signed with a previous secret.
+        unsigned: bindings without a valid signature, which route only to their own destination, by exchange.
+        previous_secret: number of bindings signed with a previous secret, by exchange.
         unfit_carriers: carriers whose type costs the broker more than the other type, or is not the requested type.
-        declared: number of clients' bindings, by exchange that clients declared or bound.
-        refreshed_at: time of the last pass in seconds since the epoch, None before the first.
+        declared: number of clients' bindings, by exchange.
+        refreshed_at: time of the last pass in seconds since the epoch; None before the first pass.
     """
 
     vhost: str
@@ -104,7 +104,7 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-#: Number of passes for each check of other brokers.
+#: Number of passes between two checks of other brokers.
 _PASSES_PER_REMOTE_CHECK = 6
 
 log = structlog.get_logger(__name__)
@@ -151,7 +151,7 @@ class Topology:
     # -- life --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Run the first pass of all virtual hosts; to be followed by `run`.
+        """Run the first pass of all virtual hosts. Must be followed by `run`.
 
         Raises:
             UpstreamError: the first failure. The operator has to resolve REFUSED (credentials, permissions, a
@@ -211,7 +211,9 @@ class Topology:
         self.released(name)
 
     async def _is_gone(self, vhost: VhostTopology) -> bool:
-        """Return True if a virtual host that refuses us does not exist, and neither rules nor clients need it."""
+        """Return True if a virtual host that refuses our login does not exist, and neither rules nor clients need
+        it.
+        """
         name = vhost.state.name
         if name in self._ruled or vhost.has_rules or self.in_use(name):
             return False
@@ -244,7 +246,9 @@ class Topology:
         return [vhost.state for vhost in self._vhosts.values()]
 
     def _is_bearable(self, name: str, outcome: BaseException) -> bool:
-        """Return True if a failure affects no other virtual host: the login to one without rules was refused."""
+        """Return True if a failure affects no other virtual host: the login to a virtual host without rules was
+        refused.
+        """
         if (
             name in self._ruled
             or not isinstance(outcome, UpstreamError)
@@ -266,13 +270,13 @@ class Topology:
         return known is not None and known.health.settled.is_set()
 
     async def adopt(self, vhost: str, state: VhostState | None = None) -> None:
-        """Manage another virtual host; when this returns, its client declarations are known.
+        """Manage another virtual host. Its client declarations are loaded when this method returns.
 
-        Returns also if they can't be read (the control user has no access), and at the deadline.
+        It also returns if they can't be read, because the control user has no access, and at the deadline.
 
         Args:
             vhost: name of the virtual host; may be managed already.
-            state: its shared state, None to create one (see `state_of`).
+            state: its shared state; None to create it (see `state_of`).
         """
         known = self._vhosts.get(vhost)
         if known is None:
@@ -288,7 +292,7 @@ class Topology:
     # -- requests and reports of relays ----------------------------------------------------------------------------
 
     def interested(self, vhost: str, queue: bytes) -> bool:
-        """Return True if a declare of the queue must wait for `ensure_queue`; cheap, never waits."""
+        """Return True if a declare of the queue must wait for `ensure_queue`. Cheap, and never waits."""
         known = self._vhosts.get(vhost)
         return known is not None and known.requests.interested(queue)
 
@@ -317,7 +321,7 @@ class Topology:
         return await self._vhosts[vhost].requests.bind(exchange, destinations) if vhost in self._vhosts else set()
 
     async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
-        """Look up an exchange on the broker; return its type if no client declared it, None if it does not exist.
+        """Look up an exchange on the broker; return its type if no client declared it, or None if it does not exist.
 
         If a client declared it through another sidecar, the result is None, and the exchange is in the state.
 
@@ -327,7 +331,7 @@ class Topology:
         return await self._vhosts[vhost].lookup_exchange(exchange) if vhost in self._vhosts else None
 
     def changed(self, vhost: str, exchange: bytes) -> None:
-        """Record that a client has declared, deleted, bound or unbound the exchange; cheap, never waits."""
+        """Record that a client has declared, deleted, bound or unbound the exchange. Cheap, and never waits."""
         if vhost in self._vhosts:
             self._vhosts[vhost].changed(exchange)
 
@@ -340,10 +344,10 @@ class Topology:
         router: Router,
         queues: Sequence[WantedQueue],
     ) -> Retired:
-        """Declare and bind everything that new rules need; to be followed by `swap` and `retire`.
+        """Declare and bind everything that new rules need. Must be followed by `swap` and `retire`.
 
         Raises:
-            UpstreamError: REFUSED with every conflict, else the broker is unreachable. The old rules stay in force.
+            UpstreamError: REFUSED with all conflicts, otherwise the broker is unreachable. The old rules stay in force.
         """
         return await self._vhosts[vhost].reconciler.prepare(exchanges, router, queues)
 
@@ -415,7 +419,7 @@ class Topology:
             for carrier in vhost.reconciler.carrier_bindings:
                 fits, unfit = (carrier.bindings, 0) if carrier.fits else (0, carrier.bindings)
                 counts[name, carrier.carrier_type.value, "yes"] += fits
-                counts[name, carrier.carrier_type.value, "no"] += unfit  # also 0, so that an alert can resolve
+                counts[name, carrier.carrier_type.value, "no"] += unfit  # also if 0, so that an alert can resolve
         return counts
 
     @property

@@ -1,12 +1,13 @@
-"""The command ``oxproxy``: one module per command, with its arguments, exit status and output.
+"""The command ``oxproxy``, with a module for each subcommand that defines its arguments, exit status and output.
 
 `main` imports and runs only the module of the given command. `commands` has the description, examples and exit statuses
-of every command, from which help, man page and docs/reference/cli.md are generated. `console` is shared by commands:
-exit statuses, standard output and standard error, input files, width.
+of every command, from which the help texts, the man page and docs/reference/cli.md are generated. All commands share
+`console`, which has exit statuses, standard output and standard error, input files, and the output width.
 
 `serve` runs a sidecar. `status`, `top`, `tail`, `routes`, `rules`, `explain` and `shadow` query a running sidecar with
-all its workers through `admin_client`; `top` and `status` read its metrics with `metrics_page`. Commands for files:
-`check` (results in `findings`; `check_broker` is for ``--broker``, `check_formats` for ``--format``), `explain` (with
-`explain_tree` for terminals), `routes`, `schema`, `init`, `import_rules` (the command ``import``). Help: `operators`,
-`completion`. Objects left on a broker: `cleanup`, `adopt`. Audit logs: `report`, `trace`.
+all its workers through `admin_client`; `top` and `status` read its metrics with `metrics_page`. The commands for files
+are `check` (with `findings` for results, `check_broker` for ``--broker`` and `check_formats` for ``--format``),
+`explain` (with `explain_tree` for terminals), `routes`, `schema`, `init`, and `import_rules` (the command ``import``).
+`operators` and `completion` help with the syntax. `cleanup` and `adopt` handle objects left on a broker. `report` and
+`trace` read audit logs.
 """

@@ -1,4 +1,4 @@
-"""HTTP requests to the admin pages of running sidecars; each worker has its own port."""
+"""HTTP requests to the admin pages of running sidecars. Each worker has its own port."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _DEFAULT_URL = "http://127.0.0.1:15693"
 #: Default locations of the configuration.
 _CONFIGURATIONS = (Path("oxproxy.yaml"), Path("/etc/oxproxy/oxproxy.yaml"))
 
-#: Timeout of one answer in seconds: compiling ten thousand bindings takes a second.
+#: Timeout for an answer in seconds. Compiling ten thousand bindings takes a second.
 _ANSWER_SECONDS = 60.0
 _UNUSABLE = 422
-#: ``file:line:column``, line and column if known
+#: ``file:line:column``; line and column only if known
 _PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
-#: Wildcard addresses, which clients can't connect to on every system, and loopback of the same family.
+#: The loopback address for each wildcard address, to which clients can't connect on every system.
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 -- nothing is bound
 
 
@@ -50,7 +50,7 @@ def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def admin_clients(options: argparse.Namespace, command: str) -> list[AdminClient]:
-    """Return the workers selected by the options; by default those of the configuration, else the default address.
+    """Return the workers selected by the options, by default those of the configuration or else the default address.
 
     Raises:
         ConfigErrors: the configuration is invalid, or has no admin address.
@@ -63,7 +63,7 @@ def admin_clients(options: argparse.Namespace, command: str) -> list[AdminClient
 
 
 def ask_workers(clients: Iterable[AdminClient], ask: Callable[[AdminClient], T]) -> tuple[dict[AdminClient, T], bool]:
-    """Query all workers; print the errors of those that can't be queried to standard error.
+    """Query all workers. If a worker can't be queried, print the error to standard error.
 
     Returns:
         The answers, and whether all workers have answered.
@@ -85,7 +85,7 @@ def ask_workers(clients: Iterable[AdminClient], ask: Callable[[AdminClient], T])
 
 
 def configuration(options: argparse.Namespace) -> Path | None:
-    """Return the configuration given by the options, else one in a default location."""
+    """Return the configuration given by the options, otherwise the configuration in a default location."""
     config: Path | None = options.config
     return config or next((path for path in _CONFIGURATIONS if path.is_file()), None)
 
@@ -97,7 +97,7 @@ def admin_urls(settings: Settings) -> list[str]:
         ConfigErrors: the configuration has no admin address.
     """
     if not settings.admin_addresses:
-        raise ConfigErrors([settings.fault("admin.address", "seen none, expected the address of a running sidecar")])
+        raise ConfigErrors([settings.fault("admin.address", "not set, expected the address of a running sidecar")])
     hosts = [(_UNSPECIFIED.get(address.host, address.host), address.port) for address in settings.admin_addresses]
     return [f"http://{f'[{host}]' if ':' in host else host}:{port}" for host, port in hosts]
 
@@ -118,7 +118,7 @@ class AdminClient:
         """Request a page as JSON.
 
         Raises:
-            ConfigErrors: as `request`, or the answer is not JSON.
+            ConfigErrors: as for `request`, or the answer is not JSON.
         """
         text = self.request("GET", page)
         try:
@@ -132,7 +132,7 @@ class AdminClient:
         """Request a page and return its text.
 
         Raises:
-            ConfigErrors: the sidecar is unreachable or refuses the request; errors in files keep their positions.
+            ConfigErrors: the sidecar is unreachable or refuses the request. Errors in files keep their positions.
         """
         address = self.url.rstrip("/") + page
         if not address.startswith(("http://", "https://")):

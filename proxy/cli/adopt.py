@@ -1,4 +1,4 @@
-"""``oxproxy adopt``: signs bindings left on the broker by earlier versions, or by sidecars with a previous secret."""
+"""``oxproxy adopt``: signs bindings on the broker made by earlier versions, or by sidecars with a previous secret."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """List bindings that are not signed with the current secret, sign them, and end the transition with ``--finish``.
 
-    Returns NO if a binding could not be signed, or the transition could not be ended.
+    Returns NO if a binding could not be signed or the transition could not be ended.
 
     Raises:
         ConfigErrors: the management API is not configured, the broker is unreachable or refuses a request, or a virtual
@@ -99,12 +99,13 @@ async def _finish(adoption: Adoption, vhost: str, options: argparse.Namespace) -
     lacking = await adoption.lacking_tokens(vhost)
     if lacking or options.dry_run:
         return not lacking, [
-            f"exchange {carrier.decode(errors='replace')}: {kind} {name.decode(errors='replace')} is bound with tokens "
-            "of 0.1 or of a previous secret only: not finished; every sidecar must run with the current secret first"
+            f"exchange {carrier.decode(errors='replace')}: {kind} {name.decode(errors='replace')} is bound only "
+            "with tokens of version 0.1 or of a previous secret, so the transition is not finished: every sidecar must "
+            "first run with the current secret"
             for carrier, (kind, name) in lacking
         ]
     old = await adoption.retire_tokens(vhost)
-    return True, [f"transition finished; running sidecars remove {old} bindings with old tokens"]
+    return True, [f"transition finished; running sidecars will remove {old} bindings with old tokens"]
 
 
 async def _sign(adoption: Adoption, binding: UnsignedBinding, options: argparse.Namespace) -> str | None:

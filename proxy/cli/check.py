@@ -1,6 +1,6 @@
 """``oxproxy check``: checks configuration and rules files and runs the tests in rules files.
 
-The kind of a file is recognized by its keys. A configuration includes the rules files that it names; further rules
+The kind of a file is recognised by its keys. A configuration includes the rules files that it names; further rules
 files are checked as one set, as a sidecar would load them.
 """
 
@@ -125,7 +125,8 @@ def _formatted(findings: Findings, form: str) -> str:
 
 
 class _Sources:
-    """Files that are read only once: standard input and pipes can't be read again, and large files are slow to read.
+    """Files that are read only once, since standard input and pipes can't be read again and reading large files is
+    slow.
 
     Args:
         read: reads a file.
@@ -155,7 +156,7 @@ def check_files(
     Args:
         paths: configuration and rules files.
         environ: the environment; missing passwords are only warnings.
-        read: reads a file; called once per file.
+        read: reads a file; called once for each file.
     """
     rules = [path for path in paths if not is_tests_file(path.name)]
     findings = Findings(files=set(rules))
@@ -173,13 +174,13 @@ def check_files(
 
 
 def _kind(path: Path, sources: _Sources, faults: Faults) -> str | None:
-    """Return the kind of a file, configuration or rules, according to its keys; other files are errors."""
+    """Return the kind of a file, configuration or rules, according to its keys. Other files are errors."""
     source = sources.of(path, faults)
     if source is None:
         return None
     root = source.root
     if not isinstance(root, Mapping):
-        message = "seen neither a configuration nor a rules file, expected a mapping with the keys of either"
+        message = "seen neither a configuration nor a rules file, expected a mapping with the keys of one of them"
         place = Place(str(path), 1, 1) if root is None else root.place
         if not source.faults.errors:
             faults.error(place, "", message)

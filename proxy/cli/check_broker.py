@@ -1,9 +1,9 @@
 """``oxproxy check --broker``: determines what a sidecar with these rules would change on a broker at startup, and what
-would prevent the startup.
+would prevent it from starting.
 
-Over the management API, queues, exchanges and permissions are listed to compute the plan. Over AMQP, queues and
+With the management API, queues, exchanges and permissions are listed to compute the plan. With AMQP, queues and
 exchanges are declared passively, and an existing carrier is declared as a sidecar would declare it, so that the broker
-compares them. Nothing is created. The TLS settings are those of the configuration. Failed queries are errors.
+compares the two. Nothing is created. The TLS settings are those of the configuration. Failed queries are errors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from proxy.yamlfile.document import ConfigWarning
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 _CARRIER = "carrier"
-#: The tokens of a virtual host without sidecars of version 0.1, so that carrier types are chosen.
+#: The tokens of a virtual host without sidecars of version 0.1, with which carrier types are chosen.
 _KEYED = Tokens(keys=[b"any"], retired=frozenset([UNKEYED]))
 
 
@@ -46,12 +46,12 @@ def ask_broker(address: str, findings: Findings) -> None:
 
     Args:
         address: ``http(s)://user:password@host:port`` of the management API, or ``amqp(s)://user:password@host:port``.
-        findings: the first configuration with `upstream.tls` defines TLS; if there is none, the system's CA
-            certificates are trusted. The first configuration defines the control user; without a configuration, it is
-            the user of the address.
+        findings: receives the results. The first configuration with `upstream.tls` defines TLS; if there is none, the
+            system's CA certificates are trusted. The first configuration defines the control user; without a
+            configuration, it is the user in the address.
 
     Raises:
-        ConfigErrors: the address is invalid, the broker could not be queried, or TLS files can't be used; the messages
+        ConfigErrors: the address is invalid, the broker could not be queried, or TLS files can't be used. The messages
             contain no password.
     """
     try:
@@ -120,7 +120,7 @@ def _add_conflict(exchange: EvaluatedExchange, reason: str, findings: Findings) 
 
 
 async def _ask_amqp(settings: ControlSettings, default_vhost: str, findings: Findings) -> None:
-    # A broker that was not queried must not be reported as fine, even if the rules need nothing on it.
+    # The broker is queried even if the rules need nothing on it, so that the result is not reported without a check.
     for vhost in _vhosts(findings) or [default_vhost]:
         connection = ControlConnection(settings, vhost)
         await connection.connect()
@@ -252,7 +252,7 @@ def _surplus(
     bindings: Sequence[BindingInfo],
     bound: Mapping[Destination, BindingInfo],
 ) -> Iterator[RemoveBinding]:
-    # Clients' bindings need tokens as well, which only a running sidecar determines.
+    # Clients' bindings also need tokens, which only a running sidecar determines.
     if not any(binding.stores for binding in bindings):
         for destination in bound.keys() - desired.tokens_of(exchange):
             yield RemoveBinding(exchange.carrier, bound[destination], "not needed by the rules")
@@ -282,7 +282,9 @@ async def _permissions(management: ManagementApi, vhost: str, user: str) -> Perm
     except UpstreamError as error:
         raise _wrong(f"{asked}: {error}; expected a user with the tag administrator in the address") from error
     if permissions is None:
-        raise _wrong(f"{asked}: the broker's own database has none, expected those of `rabbitmqctl set_permissions`")
+        raise _wrong(
+            f"{asked}: the broker's internal database has none, expected those of `rabbitmqctl set_permissions`"
+        )
     return permissions
 
 
@@ -308,7 +310,9 @@ def _needs(
 
 
 def _add_lacking(user: str, vhost: str, permissions: Permissions, needs: Iterable[_Need], findings: Findings) -> None:
-    """Add permissions that the control user lacks: errors if the sidecar would not start, else warnings."""
+    """Add permissions that the control user lacks, as errors if the sidecar would not start and otherwise as
+    warnings.
+    """
     for need in needs:
         lacks = [
             f"{permission} on {kind} {name.decode('utf-8', 'backslashreplace')}"
@@ -326,7 +330,7 @@ def _add_lacking(user: str, vhost: str, permissions: Permissions, needs: Iterabl
 
 
 def _matches(pattern: str, name: bytes) -> bool:
-    """Return True if a permission covers a name, as on the broker: an empty pattern matches the empty name only."""
+    """Return True if a permission covers a name. As on the broker, an empty pattern matches only the empty name."""
     try:
         return bool(compile_pattern(pattern.encode() or b"^$").search(name, Budget()))
     except InvalidPattern:

@@ -82,7 +82,7 @@ def _legal(text: str) -> str:
 
 
 def as_sarif(findings: Iterable[Finding], version: str) -> str:
-    """Return a log of one run."""
+    """Return a SARIF log with one run."""
     rules = [
         {"id": name, "shortDescription": {"text": text}, "defaultConfiguration": {"level": level}}
         for name, (text, level) in _RULES.items()

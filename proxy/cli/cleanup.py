@@ -32,8 +32,8 @@ def run(options: argparse.Namespace) -> int:
     """List our objects and remove them with ``--yes``; return NO if some could not be removed.
 
     Raises:
-        ConfigErrors: the management API is not configured or unreachable, or refuses a request; a virtual host does not
-            exist; a sidecar of this configuration is running and would declare the objects again.
+        ConfigErrors: the management API is not configured, is unreachable or refuses a request; a virtual host does not
+            exist; or a sidecar with this configuration is running and would declare the objects again.
     """
     settings = read_settings(options.config)
     control, management = control_of(settings)
@@ -66,7 +66,7 @@ def control_of(settings: Settings) -> tuple[ControlSettings, str]:
     """
     management = settings.upstream.management
     if management is None:
-        message = "seen nothing, expected the management API, which is needed to list created objects"
+        message = "not set, expected the address of the management API, which is needed to list created objects"
         raise ConfigErrors([ConfigError("configuration", 0, "upstream.management", message)])
     tls = SidecarTls(settings)
     tls.read({})()
@@ -74,7 +74,7 @@ def control_of(settings: Settings) -> tuple[ControlSettings, str]:
 
 
 async def _clean_up(removal: Cleanup, options: argparse.Namespace) -> bool:
-    """List or remove the objects; return True if no object is left that had to be removed."""
+    """List or remove the objects; return True if all objects that had to be removed are gone."""
     listed: list[dict[str, object]] = []
     try:
         unknown = sorted(set(options.vhost) - await removal.vhosts()) if options.vhost else []

@@ -1,7 +1,7 @@
 """Every command: its module, description, examples and exit statuses.
 
 ``--help``, the shell completion, the man page and docs/reference/cli.md are generated from this table and from the
-arguments that the modules define. It imports no module of a command; `load` imports one.
+arguments that the modules define. The table imports no module of a command; `load` imports a single module.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class CommandEntry:
         summary: one-line description.
         description: full description.
         examples: command lines, each with a description.
-        no: meaning of exit status 1; empty: never.
+        no: meaning of exit status 1; empty if it never occurs.
         done: meaning of exit status 0.
         wrong: meaning of exit status 2.
-        module: its module in this package, if it has another name.
-        interrupted: meaning of exit status 130; empty: never.
+        module: name of the module in this package, if it differs from the command's.
+        interrupted: meaning of exit status 130; empty if it never occurs.
         more: further exit statuses.
     """
 
@@ -52,7 +52,6 @@ class CommandEntry:
 
     @property
     def statuses(self) -> tuple[tuple[int, str], ...]:
-        """Exit statuses and their meanings."""
         listed = [(0, self.done), (1, self.no), (2, self.wrong), (130, self.interrupted), *self.more]
         return tuple((status, meaning) for status, meaning in listed if meaning)
 
@@ -263,13 +262,13 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def make_parser(loaded: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Return a parser with the names of all commands, and the arguments of the loaded ones.
+    """Return a parser with the names of all commands, and the arguments of the loaded commands.
 
     Args:
         loaded: the commands whose modules are imported.
 
     Returns:
-        The parser, and that of each loaded command.
+        The parser, and the parser of each loaded command.
     """
     parser = argparse.ArgumentParser(
         prog="oxproxy",

@@ -42,7 +42,7 @@ class ArgumentHelp:
 
 
 def listed(parser: argparse.ArgumentParser) -> Iterator[ArgumentHelp]:
-    for action in parser._actions:  # argparse has no other way to list them
+    for action in parser._actions:  # argparse has no public way to list the arguments
         if action.help == argparse.SUPPRESS:
             continue
         names = tuple(name for name in action.option_strings if name.startswith("--"))

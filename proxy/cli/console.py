@@ -1,4 +1,4 @@
-"""Shared by all commands: exit statuses, lines to standard output and standard error, input files."""
+"""Functions for all commands: exit statuses, lines on standard output and standard error, input files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Exit statuses: done; the answer is no; invalid usage, configuration or rules.
 DONE, NO, WRONG = 0, 1, 2
 
-#: Width of output that is not to a terminal: scripts need whole lines.
+#: Width of output if it is not a terminal, since scripts need whole lines.
 _UNBROKEN = 1000
 
 
@@ -51,9 +51,9 @@ def printable(text: str) -> str:
 
 
 def rich_console() -> Console:
-    """Return a console of rich; outside of a terminal it breaks no lines, unless COLUMNS is set.
+    """Return a console of rich. If the output is not a terminal, it breaks no lines unless COLUMNS is set.
 
-    rich is imported here, since that takes 0.2 s. It respects NO_COLOR itself.
+    rich is imported here because importing it takes 0.2 s. It respects NO_COLOR itself.
     """
     from rich.console import Console
 
@@ -80,7 +80,7 @@ def read_input(name: str) -> bytes:
 
 
 def rules_only(files: Sequence[Path]) -> list[Path]:
-    """Return the files except test files, which shell patterns match as well.
+    """Return the files except test files, which shell patterns also match.
 
     Raises:
         ConfigErrors: all files are test files.
@@ -95,7 +95,7 @@ def rules_only(files: Sequence[Path]) -> list[Path]:
 
 
 def load_rules_of(files: Sequence[Path], environ: Mapping[str, str]) -> LoadedRules:
-    """Load rules files as one set, or those that a configuration names; - is standard input.
+    """Load the given rules files, or the rules files that a configuration names, as one set; - is standard input.
 
     Raises:
         ConfigErrors: all errors in the files.
@@ -121,7 +121,7 @@ def load_rules_of(files: Sequence[Path], environ: Mapping[str, str]) -> LoadedRu
 
 
 def read_settings(path: Path, *, secrets_required: bool = True) -> Settings:
-    """Read the configuration, - for standard input, and write its warnings to standard error.
+    """Read the configuration, which is standard input for -, and write warnings to standard error.
 
     Raises:
         ConfigErrors: all errors in the configuration.

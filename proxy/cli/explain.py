@@ -1,7 +1,7 @@
 """``oxproxy explain``: explains how one message is routed, as a tree, as text or as JSON.
 
-The rules are those of files, or those in force in a running sidecar. In the latter case, each of its workers is
-queried, and the answers are compared.
+The rules are read from files, or are the rules in force in a running sidecar. In the latter case, all workers are
+queried, and their answers are compared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from proxy.rules.explain import (
 )
 from proxy.rules.field_values import instant
 
-#: Types of headers on the command line, with their YAML form; %s is the value.
+#: Types of headers on the command line, with their YAML form, in which %s is the value.
 _TYPES = {
     "string": None,  # a quoted string
     "int": "%s",
@@ -198,12 +198,12 @@ def _properties(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """Quote a string for YAML; JSON's escapes of surrogate pairs are invalid there."""
+    """Quote a string for YAML, in which JSON's escapes of surrogate pairs are invalid."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argparse.Namespace) -> int:
-    """Print the answer of the workers; return NO also if their answers differ, or if a worker can't be queried."""
+    """Print the workers' answer. Also return NO if their answers differ or if a worker can't be queried."""
     answers: dict[AdminClient, dict[str, Any]]  # Any: JSON
     answers, complete = ask_workers(clients, lambda client: json.loads(client.request("POST", "/explain", question)))
     distinct = list({_outcome(answer): client for client, answer in reversed(answers.items())}.values())[::-1]
@@ -225,7 +225,7 @@ def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argpa
 
 
 def _outcome(answer: dict[str, Any]) -> str:  # Any: JSON
-    """Return the part of an answer that must be equal for all workers: version of the rules, and routing."""
+    """Return the parts of an answer that must be equal for all workers: version of the rules, and routing."""
     if "address" in answer:
         return json.dumps(answer)
     return json.dumps([answer[key] for key in ("rules", "outcome", "queues", "exchanges", "remotes", "error")])

@@ -1,5 +1,5 @@
-"""The explanation of one message as a coloured tree, for terminals; its content is exactly that of the plain text,
-which is printed otherwise.
+"""Formats the explanation of one message as a coloured tree for terminals. The content is the same as that of the plain
+text, which is printed if the output is not a terminal.
 """
 
 from __future__ import annotations

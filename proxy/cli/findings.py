@@ -25,9 +25,9 @@ class Finding:
     Args:
         kind: ERROR, WARNING or TEST.
         file: file of the finding.
-        line: line from 1, 0 if unknown.
-        column: column from 1, 0 if unknown.
-        key: dotted path of the key, empty if there is none.
+        line: line, counting from 1; 0 if unknown.
+        column: column, counting from 1; 0 if unknown.
+        key: dotted path of the key; empty if there is none.
         message: what was seen and what was expected.
         walk: for a failed test, the explanation of its message.
         fails: whether the finding makes the check fail.
@@ -53,7 +53,7 @@ class Findings:
     """The results of a check.
 
     Args:
-        errors: errors, with any of which the sidecar would not start.
+        errors: errors, each of which would prevent the sidecar from starting.
         warnings: valid definitions that are probably not intended.
         failures: failed tests.
         files: the files that were read.
@@ -63,7 +63,7 @@ class Findings:
         queues: queues declared by the rules.
         exchanges: exchanges evaluated by the rules.
         settings: configurations that could be read.
-        walks: by the position of each failed test, the explanation of its message.
+        walks: explanations of the messages of failed tests, by the position of the test.
         strict: whether warnings make the check fail.
         coverage_fault: description of insufficient coverage, or empty.
         plan: actions of a sidecar at startup, each with its virtual host; None without a broker.
@@ -91,7 +91,7 @@ class Findings:
 
     @property
     def coverage(self) -> float:
-        """Percentage of the bindings that at least one test makes true; 100 without bindings."""
+        """Percentage of the bindings that at least one test makes true; 100 if there are no bindings."""
         bindings = sum(self._bindings())
         return 100.0 if not bindings else 100.0 * (bindings - sum(map(len, self.untested))) / bindings
 
@@ -119,7 +119,7 @@ class Findings:
             yield Finding(WARNING, first, 0, 0, "", self.coverage_fault)
 
     def add(self, faults: Faults) -> None:
-        """Add errors and warnings; errors stay ordered by file and position."""
+        """Add errors and warnings. Errors stay ordered by file and position."""
         self.warnings += faults.warnings
         self.errors += faults.errors
         self.errors.sort(key=lambda error: (error.file, error.line, error.column))

@@ -35,7 +35,7 @@ declared:                                # declarations of clients over AMQP
 admin:
   address: 127.0.0.1:15693               # /metrics /livez /readyz /status
 
-# audit: {directory: audit}              # one line per publish, in a directory that exists
+# audit: {directory: audit}              # one line per publish; the parent directory must exist
 """
 _RULES = """\
 # Rules that route messages to queues: docs/reference/rules.md. `oxproxy check` runs the tests at the end.
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the files and print their names.
 
     Raises:
-        ConfigErrors: a file exists, so that nothing is written, or a file can't be written.
+        ConfigErrors: a file already exists, in which case nothing is written, or a file can't be written.
     """
     directory: Path = options.directory
     files = {
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     }
     present = [path for path in files if os.path.lexists(path)]
     if present:
-        raise ConfigErrors([ConfigError(str(path), 0, "", "exists already; nothing was written") for path in present])
+        raise ConfigErrors([ConfigError(str(path), 0, "", "already exists; nothing was written") for path in present])
     for path, (content, mode) in files.items():
         _write(path, content, mode)
         if not options.json:

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: the command line without the program's name; None: that of the process.
+        arguments: the command line without the program's name; None for that of the process.
 
     Returns:
         The exit status.
@@ -35,16 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_errors(errors.errors)
         return WRONG
     except KeyboardInterrupt:
-        return 130  # as in a shell: 128 and the number of SIGINT
+        return 130  # as in a shell: 128 plus the number of SIGINT
     except BrokenPipeError:
-        # The reader of our output has closed the pipe; nothing may be written any more, not even at exit.
+        # The reader of our output has closed the pipe. Nothing may be written any more, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO
     return status
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Return a parser with the names of all commands and the arguments of the given one."""
+    """Return a parser with the names of all commands and the arguments of the given command."""
     # No option before the command takes a value, so the first argument that is not an option is the command.
     typed = next((argument for argument in arguments if not argument.startswith("-")), None)
     parser, _ = make_parser([typed] if typed in COMMANDS else [])
@@ -53,7 +53,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 class _PrintVersion(argparse.Action):
-    """Reads the version on request only: importlib.metadata takes longer to load than everything else here."""
+    """Reads the version only on request, since importlib.metadata takes longer to load than everything else here."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import importlib.metadata

@@ -1,4 +1,4 @@
-"""Reads the metrics page of a running sidecar: names, labels, values.
+"""Parses the metrics page of a running sidecar into names, labels and values.
 
 Source: Prometheus' text exposition format 0.0.4.
 """
@@ -15,14 +15,14 @@ _ESCAPES = {r"\n": "\n", r"\"": '"', r"\\": "\\"}
 
 
 class Sample(NamedTuple):
-    """One line of the page; labels are sorted by name."""
+    """One line of the page, with labels sorted by name."""
 
     name: str
     labels: tuple[tuple[str, str], ...]
     value: float
 
     def label(self, name: str) -> str:
-        """Return the value of a label, empty if it is absent."""
+        """Return the value of a label; empty if it is absent."""
         return dict(self.labels).get(name, "")
 
 

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a summary of all operators, or details of the matching ones; return NO if no operator matches."""
+    """Print a summary of all operators, or details of the operators that match; return NO if none matches."""
     text = " ".join(options.name)
     selected = _selected(text)
     if options.json:
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _selected(text: str) -> list[tuple[OperatorSection, OperatorEntry]]:
-    """Return the entries with this key, else the entries that contain the string in a key or in their meaning."""
+    """Return the entries with this key, otherwise the entries whose keys or meaning contain the string."""
     pairs = [(section, entry) for section in SECTIONS for entry in section.entries]
     if not text:
         return pairs
@@ -90,7 +90,7 @@ def _at_length(section: OperatorSection, entry: OperatorEntry) -> str:
 
 
 def _wrapped_keys(entry: OperatorEntry, width: int) -> list[str]:
-    """Break the list of keys into lines, never within a key."""
+    """Break the list of keys into lines, but never within a key."""
     keys = ", ".join(key.replace(" ", "\N{NO-BREAK SPACE}") for key in entry.keys)
     lines = textwrap.wrap(keys, width, subsequent_indent="  ", break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

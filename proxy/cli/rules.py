@@ -52,7 +52,7 @@ def _show(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
 
 
 def _named(files: list[dict[str, str]], name: str) -> dict[str, str]:
-    """Return the file in force with this path, else the only file in force with the same base name."""
+    """Return the file in force with this path, otherwise the only file in force with the same base name."""
     exact = [file for file in files if file["name"] in (name, os.path.abspath(name))]
     matches = exact or [file for file in files if Path(file["name"]).name == Path(name).name]
     if len(matches) != 1:
@@ -94,7 +94,9 @@ def _diff(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
 
 
 def _pairs(in_force: list[dict[str, str]], options: argparse.Namespace) -> list[tuple[str, dict[str, str] | None]]:
-    """Return names of files on this machine, each with its counterpart in force (empty or None if missing)."""
+    """Return the names of files on this machine, each with its counterpart in force; a missing file is empty or
+    None.
+    """
     if options.files:
         if options.files == ["-"] and len(in_force) == 1:
             return [("-", in_force[0])]

@@ -1,7 +1,7 @@
 """``oxproxy schema``: prints the JSON Schema of the configuration file or of rules files, for editors.
 
-The schemas are generated from the models that read these files. A schema accepts more than ``oxproxy check``, never
-less.
+The schemas are generated from the models that read these files. A schema accepts every file that ``oxproxy check``
+accepts, and some that it rejects.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class _Schema(GenerateJsonSchema):
     """Pydantic's schema, with defaults as written in a file and without titles that repeat names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
-        """Return False: the title would repeat the key."""
+        """Return False, since the title would only repeat the key."""
         return False
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        """Omit a default that can't be written in a file: a secret, a list of sections, the absence of a key."""
+        """Omit a default that can't be written in a file: a secret, a list of sections, or the absence of a key."""
         default = _written(schema.get("default"))
         described = self.generate_inner(schema["schema"])
         nullable = {"type": "null"} in described.get("anyOf", ())
@@ -47,7 +47,9 @@ def _written(default: object) -> object:
 
 
 def json_schema(model: type[FileModel], title: str) -> dict[str, object]:
-    """Return the JSON Schema of a file (draft 2020-12); it accepts more than `read_model`, never less."""
+    """Return the JSON Schema (draft 2020-12) of a file, which accepts everything that `read_model` accepts, and
+    more.
+    """
     schema = model.model_json_schema(schema_generator=_Schema)
     for section in (schema, *schema.get("$defs", {}).values()):
         section.pop("title", None)

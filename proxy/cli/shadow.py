@@ -1,6 +1,6 @@
 """``oxproxy shadow``: uploads rules files to a running sidecar and prints its report as tables or JSON.
 
-The admin port is used over HTTP, and the candidate is always removed at the end.
+It uses HTTP requests to the admin port, and always removes the candidate at the end.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from proxy.errors import ConfigError, ConfigErrors
 #: The sidecar's answer.
 Report: TypeAlias = dict[str, Any]  # Any: JSON
 
-#: Seconds between two requests for the report of a running shadow: the sidecar drops a shadow whose report is not read.
+#: Seconds between two requests for the report of a running shadow. The sidecar drops a shadow whose report is not read.
 _POLL_SECONDS = 30.0
-#: Limit of bindings in a table; JSON output has all of them.
+#: Maximum number of bindings in a table; JSON output contains all bindings.
 _BINDINGS = 30
 
 
@@ -61,9 +61,9 @@ def compare(files: Sequence[Path], admins: Sequence[AdminClient], seconds: float
     """Let running sidecars compare rules files with their rules in force.
 
     Args:
-        files: the candidate, as one set.
-        admins: the sidecars; if one of them rejects the candidate, all drop it.
-        seconds: duration; None: until Ctrl-C.
+        files: the candidate's files, which are compiled as one set.
+        admins: the sidecars. If one of them rejects the candidate, all drop it.
+        seconds: duration; None for until Ctrl-C.
 
     Raises:
         ConfigErrors: the files are invalid, or a sidecar can't be reached.
@@ -112,7 +112,7 @@ def print_tables(report: Report, console: Console | None = None) -> None:
     )
     for count, outcome in (
         (report["random"], "not comparable: a rule picks a queue at random"),
-        (report["skipped"], "skipped: above the limit of comparisons under load, or with a malformed header"),
+        (report["skipped"], "skipped: too many publishes to compare all of them, or a malformed header"),
     ):
         if count:
             console.print(f"{count} {outcome}", soft_wrap=True)

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print recorded publishes; with --follow, also new ones."""
+    """Print recorded publishes and, with --follow, new publishes."""
     admins = admin_clients(options, "oxproxy tail")
     counts = [0] * len(admins)
     try:

@@ -100,7 +100,9 @@ def run(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _output(admins: Sequence[AdminClient], options: argparse.Namespace) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield a function that displays rates: as JSON, as successive tables, or redrawn in a terminal."""
+    """Yield a function that displays rates as JSON, as successive tables, or as a table that is redrawn in a
+    terminal.
+    """
     if options.json:
         yield lambda result: print_line(json.dumps(result, ensure_ascii=False))
         return
@@ -120,7 +122,7 @@ def _output(admins: Sequence[AdminClient], options: argparse.Namespace) -> Itera
 
 
 def rates(before: _Reading, now: _Reading) -> dict[str, Any]:
-    """Return rates per second between two readings, highest first; a counter that decreased has been reset."""
+    """Return rates per second between two readings, highest first. A counter that has decreased was reset."""
     seconds = max(now.at - before.at, 1e-9)
     lists: dict[str, list[dict[str, Any]]] = {_EXCHANGES: [], _BINDINGS: [], _DESTINATIONS: []}
     total = 0.0

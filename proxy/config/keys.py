@@ -1,8 +1,8 @@
-"""Compares keys of the configuration and overrides them by environment variables.
+"""Compares keys of the configuration, and overrides them with environment variables.
 
 ``OXPROXY_UPSTREAM__ADDRESS`` overrides ``upstream.address``. Values of variables are inserted into the parsed tree of
-the file before settings are read from it, so the same checks and messages apply. The position of such a node is the
-name of the variable.
+the file before settings are read from it, so the same checks and messages apply. The position of an inserted node is
+the name of the variable.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def _sections(value: object) -> bool:
 
 
 PREFIX = "OXPROXY_"
-#: Variables that Kubernetes sets in each pod for a Service named oxproxy: addresses of that Service, not settings.
+#: Variables that Kubernetes sets in each pod for a Service named oxproxy. They are addresses of that Service, not
+#: settings.
 _KUBERNETES = re.compile(r"OXPROXY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 #: Keys whose value is the name of an environment variable: keys with the suffix ``_env``, and the key ``env``.
 _NAMES_VARIABLE, _VARIABLE = "_env", "env"
@@ -55,7 +56,7 @@ class _NoSuchKeyError(Exception):
 
 
 def override(root: Node, environ: Environment[str, str], faults: Faults) -> Node:
-    """Insert the values of all ``OXPROXY_`` variables into the tree; empty variables are ignored.
+    """Insert the values of all ``OXPROXY_`` variables into the tree. Empty variables are ignored.
 
     Args:
         root: the parsed file.
@@ -78,7 +79,7 @@ def override(root: Node, environ: Environment[str, str], faults: Faults) -> Node
 
 
 def _leaf(keys: list[str], name: str, text: str, faults: Faults) -> Node | None:
-    """Parse a variable as its key requires: lists and sections are YAML, strings are used unchanged."""
+    """Parse a variable as its key requires: lists and sections are YAML, and strings are used unchanged."""
     kind = key_type(Settings, *(int(key) if key.isdigit() else key for key in keys))
     if kind.is_section or (kind.several and text.lstrip().startswith("[")):
         return read_document(text, name, faults)
@@ -89,7 +90,9 @@ def _leaf(keys: list[str], name: str, text: str, faults: Faults) -> Node | None:
 
 
 def _named_variables(node: Node) -> Iterator[str]:
-    """Yield the variables that the file refers to; they do not override keys, even with the prefix ``OXPROXY_``."""
+    """Yield the variables that the file refers to, which do not override keys even if they have the prefix
+    ``OXPROXY_``.
+    """
     if isinstance(node, Mapping):
         for key, child in node.entries:
             if (key.text == _VARIABLE or key.text.endswith(_NAMES_VARIABLE)) and isinstance(child, Scalar):

@@ -1,6 +1,6 @@
-"""Loads the configuration: the file, overridden by the environment, with defaults; every error has its line.
+"""Loads the configuration from the file, the environment, which overrides it, and defaults. Errors name the line.
 
-TLS files are only checked for existence: they are read when contexts are created. No rules file is read and no socket
+TLS files are only checked for existence; they are read when contexts are created. No rules file is read and no socket
 is opened.
 """
 
@@ -30,10 +30,10 @@ from proxy.yamlfile.document import (
 from proxy.yamlfile.hosts import MOST_PORT, is_own_address, listen_conflict
 from proxy.yamlfile.models import read_model, warn_of_variables
 
-#: Names standard input where a file is expected.
+#: Stands for standard input where a file is expected.
 STANDARD_INPUT = Path("-")
 _NO_SECRETS = (
-    "seen nothing, expected a secret for a broker that is not on loopback: without one the key that signs clients' "
+    "missing, expected a secret, because the broker is not on loopback: without a secret, the key that signs clients' "
     "bindings is derived from the control user's password"
 )
 
@@ -45,16 +45,16 @@ def load_settings(
 
     Args:
         path: the file; - is standard input.
-        environ: the environment; variables with the prefix ``OXPROXY_`` override keys.
+        environ: the environment, whose variables with the prefix ``OXPROXY_`` override keys.
         secrets_required: whether passwords stored outside the file, and TLS files, must exist. False is for checks on a
-            machine that must not have them: a missing password, TLS file or parent of the audit directory is then a
-            warning.
+            machine that must not have them; a missing password, TLS file or parent of the audit directory is then only
+            a warning.
 
     Returns:
         The settings, and warnings.
 
     Raises:
-        ConfigErrors: the file can't be read, or contains errors; all of them are reported.
+        ConfigErrors: the file can't be read, or contains errors, all of which are reported.
     """
     faults = Faults()
     try:
@@ -75,7 +75,7 @@ def parse_settings(
 def read_settings(
     root: Node | None, path: Path, environ: Environment[str, str], faults: Faults, secrets_required: bool = True
 ) -> Settings:
-    """Read settings from a file's document, None if it is empty; see `load_settings`."""
+    """Read settings from a file's document, which is None if the file is empty; see `load_settings`."""
     if root is None:
         faults.check()
         root = Mapping(Place(str(path), 1), [])
@@ -129,13 +129,13 @@ def _note_places(node: Node, path: str, places: dict[str, Place]) -> None:
 
 
 def _check_addresses(settings: Settings, faults: Faults) -> None:
-    """Report listen addresses that conflict, and a broker address that this sidecar listens on."""
+    """Report listen addresses that conflict, and broker addresses on which this sidecar itself listens."""
     listening = [(f"listen[{index}].address", listener.address) for index, listener in enumerate(settings.listen)]
     listening += [("admin.address", address) for address in settings.admin_addresses]
     for index, (key, address) in enumerate(listening):
         other = next((earlier for earlier in listening[:index] if listen_conflict(earlier[1], address)), None)
         if other is not None:
-            if key not in settings.places:  # a default: report the line of the other key
+            if key not in settings.places:  # it has its default value: report the line of the other key
                 (key, address), other = other, (key, address)
             message = f"{address} conflicts with {other[0]} {other[1]}"
             if settings.workers > 1 and "admin.address" in (key, other[0]):
@@ -149,7 +149,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
                 settings.place(key), key, "port 0 would be a different port for each worker, expected a fixed port"
             )
         elif not address.port:
-            message = "port 0 is any free port, a different one at each start; see the log"
+            message = "port 0 means any free port, which differs at each start; see the log"
             faults.warn(settings.place(key), key, message)
     here = [(address.host, address.port) for _, address in listening]
     for address in settings.upstream.addresses:
@@ -167,7 +167,7 @@ def _check_tls(settings: Settings, faults: Faults, required: bool) -> None:
         for key in ("certificate", "key"):
             if getattr(server, key) is None:
                 place = settings.place(join(section, key), section)
-                faults.error(place, join(section, key), "seen nothing, expected the name of a file")
+                faults.error(place, join(section, key), "missing, expected the name of a file")
         verify = join(section, "client_verify")
         if server.client_ca is None and verify in settings.places:
             faults.error(settings.place(verify), verify, "has no effect without client_ca")
@@ -245,7 +245,7 @@ def rules_files(settings: Settings) -> list[Path]:
         if not paths:
             problem = "pattern matches no file" if _is_pattern(pattern) else "file does not exist"
             if is_tests_file(pattern):
-                problem = "is a test file according to its name; expected a rules file, whose key tests can name it"
+                problem = "is a test file according to its name, expected a rules file that names it under tests"
             errors.append(ConfigError(str(settings.folder / pattern), 0, "rules", f"this {problem}"))
         files.update(paths)
     if errors:

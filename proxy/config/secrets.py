@@ -1,6 +1,6 @@
 """Reads passwords, the secrets that sign clients' bindings and the key of the audit log's hashes.
 
-Each value is in the configuration, in an environment variable or in a file. No error contains a value.
+Each value is stored in the configuration, in an environment variable or in a file. Errors never contain a value.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from proxy.yamlfile.secret_sources import MissingSecret, read_password_source, r
 
 #: Size of each secret that signs clients' bindings.
 SECRET_BYTES = 32
-#: Size limits of the key of the audit log's hashes, as in `audit.record`.
+#: Size limits for the key of the audit log's hashes, as in `audit.record`.
 HASH_KEY_BYTES = (16, 64)
 
 
 def read_secret(data: bytes) -> bytes | None:
-    """Return the 32 bytes of a secret, None if it is malformed.
+    """Return the 32 bytes of a secret; None if it is malformed.
 
     Args:
         data: 32 bytes, or their hexadecimal or base64 form, optionally surrounded by whitespace.
@@ -43,7 +43,7 @@ def read_secret(data: bytes) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class SecretReader:
-    """Reads the secrets of one configuration and reports malformed ones.
+    """Reads the secrets of one configuration and reports malformed secrets.
 
     Args:
         `folder`: directory of the configuration.
@@ -58,7 +58,7 @@ class SecretReader:
     required: bool
 
     def secrets(self, sources: Sequence[SecretSource]) -> tuple[SecretSource, ...]:
-        """Return the sources of `declared.secrets` with their values; b"" for values that can't be read."""
+        """Return the sources in `declared.secrets` with their values, which are b"" if they can't be read."""
         return tuple(
             source.model_copy(update={"value": self._secret(source, f"declared.secrets[{index}]")})
             for index, source in enumerate(sources)
@@ -67,9 +67,9 @@ class SecretReader:
     def _secret(self, source: SecretSource, path: str) -> bytes:
         given = [key for key in ("file", "env") if getattr(source, key) is not None]
         if len(given) != 1:
-            seen = "file and env, expected one of them" if given else "nothing, expected file or env"
+            problem = "seen file and env, expected one of them" if given else "missing, expected file or env"
             place = self.places[f"{path}.{given[-1]}" if given else "declared.secrets"]
-            self.faults.error(place, path, f"seen {seen}")
+            self.faults.error(place, path, problem)
             return b""
         origin = source.env if source.file is None else self.folder / source.file
         data = self._kept(f"{path}.{given[0]}", origin)
@@ -137,9 +137,9 @@ class SecretReader:
         place = place or Place("configuration", 0)
         if control.username != ControlSection.model_fields["username"].default:
             expected = "expected password_env, password_file or password"
-            self._missing(place, key, f'seen nothing for the user "{control.username}", {expected}')
+            self._missing(place, key, f'no password for the user "{control.username}", {expected}')
         elif not loopback:
-            message = "seen nothing: guest with its default password works for brokers on loopback only"
+            message = "no password is set: the default password of guest works only for brokers on loopback"
             self.faults.warn(place, key, message)
 
     def _password(self, place: Place, key: str, source: str | Path) -> str:

@@ -1,7 +1,8 @@
-"""The configuration: every key with its default and description, one model per section. `Settings` has all sections.
+"""The configuration: every key with its default and description, with one model per section. `Settings` has all
+sections.
 
-Every key has an effect and unknown keys are errors. docs/reference/configuration.md lists every key; a test compares
-the two.
+Every key has an effect, and unknown keys are errors. docs/reference/configuration.md lists every key; a test compares
+that page with this module.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class ControlSection(FileModel):
 
 
 class SecretSource(FileModel):
-    """Source of one secret: a file or a variable; `value` holds its 32 bytes."""
+    """Source of one secret, which is a file or a variable; `value` contains the 32 bytes of the secret."""
 
     file: Text | None = Field(default=None, description="file that contains a secret of 32 random bytes")
     env: Text | None = Field(default=None, description="environment variable that contains a secret")
@@ -356,17 +357,17 @@ class Settings(FileModel):
 
     @property
     def admin_addresses(self) -> tuple[HostPort, ...]:
-        """Admin addresses of all workers, in order: worker i has port + i."""
+        """Admin addresses of all workers, in order. Worker i uses the configured port + i."""
         address = self.admin.address
         if address is None:
             return ()
         return tuple(HostPort(address.host, address.port + number) for number in range(self.workers))
 
     def place(self, *keys: str) -> Place:
-        """Return the position of the first of the given keys that is in the file; a default value has no line."""
+        """Return the position of the first of the given keys that is in the file. A default value has no line."""
         return next((self.places[key] for key in keys if key in self.places), Place("configuration", 0))
 
     def fault(self, key: str, message: str) -> ConfigError:
-        """Return an error at the position of a key, for problems that only occur when its value is used."""
+        """Return an error at the position of a key, for problems that occur only when its value is used."""
         place = self.place(key)
         return ConfigError(place.source, place.line, key, message, place.column)

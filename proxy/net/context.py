@@ -1,4 +1,4 @@
-"""Data shared by all sessions: upstream connections, virtual hosts, counters, limits, the audit log."""
+"""Data shared by all sessions: upstream connections, virtual hosts, counters, limits and the audit log."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class SessionLimits:
     """Deadlines and limits of one session.
 
     Args:
-        handshake_seconds: from accepting the connection to Connection.OpenOk.
-        close_seconds: from a Connection.Close to the closing of the socket.
+        handshake_seconds: deadline from accepting the connection to Connection.OpenOk.
+        close_seconds: deadline from a Connection.Close to the closing of the socket.
         bind_seconds: how long a publish or a declare waits for the control plane.
         frame_max: frame_max offered to producers, in bytes.
-        channels: limit of channels per connection.
-        idle_seconds: timeout without frames other than heartbeats; 0: none.
+        channels: maximum number of channels per connection.
+        idle_seconds: timeout without frames other than heartbeats; 0: no timeout.
         relay: limits of the relay.
     """
 

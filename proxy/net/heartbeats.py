@@ -1,8 +1,8 @@
 """Sends and monitors heartbeats on both sides of a connection, and applies the idle timeout.
 
-A side to which nothing was sent for half its interval gets a heartbeat; one from which nothing was received for two
-intervals is considered lost. A connection on which only heartbeats were received for the idle timeout is idle, unless
-publishes on it are unconfirmed. The timer of a socket that is not being read is stopped.
+A heartbeat is sent to a side to which nothing was sent for half its interval. A side from which nothing was received
+for two intervals is considered lost. A connection on which only heartbeats were received for the idle timeout is idle,
+unless it has unconfirmed publishes. The time in which a socket is not read does not count.
 
 Source: AMQP 0-9-1 spec, 4.2.7.
 """
@@ -20,7 +20,7 @@ from proxy.net.link import Link
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.relay import Relay
 
-#: Checks per interval.
+#: Number of checks per interval.
 _LOOKS = 4
 
 
@@ -28,7 +28,7 @@ class Heartbeats:
     """Monitors both sides of one connection.
 
     Args:
-        idle_seconds: timeout without frames other than heartbeats; 0: none.
+        idle_seconds: timeout without frames other than heartbeats; 0: no timeout.
         flush: sends the relay's output.
         idle: called at the idle timeout.
     """
@@ -67,7 +67,7 @@ class Heartbeats:
         self._idle_seconds = idle_seconds
         self._timer: asyncio.TimerHandle | None = None
         self._busy = 0.0
-        #: monotonic seconds of the last read and the last write
+        #: monotonic time of the last read and the last write on each side
         self.read_producer_at = self.read_upstream_at = self.wrote_producer_at = self.wrote_upstream_at = 0.0
         #: whether `saw` must be called with the bytes read
         self.watches_idle = bool(idle_seconds)
@@ -89,7 +89,7 @@ class Heartbeats:
             self._timer.cancel()
 
     def saw(self, data: bytes, now: float) -> None:
-        """Record a read of either side; a heartbeat split over two reads counts as another frame."""
+        """Record a read from either side. A heartbeat that is split over two reads counts as a different frame."""
         if data.replace(HEARTBEAT_FRAME, b""):
             self._busy = now
 

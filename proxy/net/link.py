@@ -1,7 +1,7 @@
 """One socket of a session: reading, writing, back-pressure. Independent of AMQP.
 
-Back-pressure: while a link can't be written, the other side's link is not read; reading resumes below the low water
-mark. Source: asyncio "Transports and Protocols", flow control.
+Back-pressure: while a link can't be written, the other side's link is not read; reading resumes when the write buffer
+is below the low-water mark. Source: asyncio "Transports and Protocols", flow control.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Callable
 from time import monotonic
 from typing import cast
 
-#: Size of the write buffer above which the other side is not read, and below which it is read again. The bytes of a few
-#: reads: enough for full speed on loopback, small enough for thousands of connections.
+#: Size of the write buffer above which the other side is not read, and below which it is read again. It holds a few
+#: reads, which is enough for full speed on loopback and small enough for thousands of connections.
 WRITE_HIGH_BYTES = 1 << 20
 WRITE_LOW_BYTES = 1 << 18
-#: Pause between reads while messages stream. Reading many small segments, such as RabbitMQ's confirms,
-#: at once costs a fraction of reading them one by one.
+#: Pause between reads while messages stream. Reading many small segments, such as RabbitMQ's confirms, at once costs a
+#: fraction of reading each of them separately.
 REST_SECONDS = 0.008
-#: After a read of this size no pause is worthwhile.
+#: After a read of this size, a pause is not worthwhile.
 _LARGE_READ_BYTES = 1 << 16
 _REST = frozenset(("rest",))
 
 
 def peer_address(name: object) -> tuple[str, str]:
-    """Return address, and address with port, of a peer from the result of `getpeername`.
+    """Return a peer's address, and the address with the port, from the result of `getpeername`.
 
     An IPv4-mapped IPv6 address is shown as IPv4.
     """
@@ -47,7 +47,7 @@ class Rests:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, link: Link, read_bytes: int) -> None:
-        """Pause a socket after a read of this size."""
+        """Pause a socket after a read of the given size."""
         if read_bytes < _LARGE_READ_BYTES and not link.paused_for("rest"):
             link.pause("rest", True)
             self._links.append(link)
@@ -92,7 +92,7 @@ class Link(asyncio.Protocol):
         self._paused_for: set[str] = set()
         self.transport: asyncio.Transport | None = None
         self.connected = False
-        #: time of the accept or the connection attempt, before TLS; monotonic seconds
+        #: monotonic time of the accept or of the connection attempt, before TLS
         self.begun = monotonic()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -123,7 +123,7 @@ class Link(asyncio.Protocol):
             self.transport.write(data)
 
     def pause(self, reason: str, paused: bool) -> None:
-        """Pause or resume reading; it resumes when there is no other reason to pause."""
+        """Pause or resume reading. Reading resumes only when there is no other reason to pause."""
         before = bool(self._paused_for)
         if paused:
             self._paused_for.add(reason)
@@ -155,7 +155,7 @@ class Link(asyncio.Protocol):
         return self.transport.get_write_buffer_size() if self.connected and self.transport is not None else 0
 
     def release(self) -> asyncio.Transport | None:
-        """Detach and return the socket, if it is open; this object receives nothing more from it."""
+        """Detach and return the socket if it is open. This object then receives nothing more from it."""
         transport, was_connected = self.transport, self.connected
         self.connected = False
         return transport if was_connected and transport is not None and not transport.is_closing() else None

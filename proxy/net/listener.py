@@ -1,8 +1,8 @@
-"""Accepts producers: listening sockets, TLS handshakes, the limits on connections, and the drain at shutdown.
+"""Accepts producers: listening sockets, TLS handshakes, limits on connections, and the drain at shutdown.
 
-A connection counts against the limits from the moment it is accepted, before TLS and before its first byte: otherwise
-silent peers would exhaust the file descriptors that admin pages and control plane need. For the same reason the number
-of connections is bounded by RLIMIT_NOFILE at startup.
+A connection counts towards the limits from the moment it is accepted, before TLS and before its first byte. Otherwise
+silent peers would exhaust the file descriptors that the admin pages and the control plane need. For the same reason,
+the number of connections is limited at startup according to RLIMIT_NOFILE.
 
 A TLS handshake has a deadline and uses the context that is current when the connection is accepted. A failed handshake
 has no session; it is counted and logged here.
@@ -37,20 +37,21 @@ from proxy.relay.counters import ConnectionCounters
 _log = structlog.get_logger(__name__)
 #: Interval between checks for unconfirmed publishes during a drain.
 _LOOK_SECONDS = 0.05
-#: Limit of producers that are being refused with a reason at the same time; further ones are closed without a reason,
-#: so that a flood of them does not exhaust file descriptors (`RESERVED_DESCRIPTORS` includes this number).
+#: Maximum number of producers that are being refused with a reason at the same time. Further connections are closed
+#: without a reason, so that a flood of them does not exhaust file descriptors (`RESERVED_DESCRIPTORS` includes this
+#: number).
 TOLD_AT_ONCE = 64
 _BACKLOG = 1024
-#: Connections accepted in one iteration of the event loop.
+#: Maximum number of connections accepted in one iteration of the event loop.
 _ACCEPTED_AT_ONCE = 64
-#: Seconds without accepting after the system ran out of sockets, as in asyncio.
+#: Seconds during which no connection is accepted after the system ran out of sockets, as in asyncio.
 _BREATH_SECONDS = 1.0
-#: Errors if the machine has no address of the address family.
+#: Errors that occur if the machine has no address of the address family.
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 #: A producer's own socket and its connection to the broker.
 DESCRIPTORS_PER_PRODUCER = 2
-#: For everything else: 64 refused producers (`TOLD_AT_ONCE`), 64 connections to the admin address
-#: (`admin.MOST_CONNECTIONS`), and 128 for listeners, control plane, audit log and remote brokers.
+#: Descriptors for everything else: 64 refused producers (`TOLD_AT_ONCE`), 64 connections to the admin address
+#: (`admin.MOST_CONNECTIONS`), and 128 for listeners, the control plane, the audit log and remote brokers.
 RESERVED_DESCRIPTORS = 256
 
 
@@ -59,11 +60,11 @@ class ListenerLimits:
     """Limits of the listener.
 
     Args:
-        connections: limit of producers; further ones are refused with 530.
-        connections_per_peer: limit per client address; 0: no separate limit.
+        connections: maximum number of producers; further producers are refused with 530.
+        connections_per_peer: maximum number per client address; 0: no separate limit.
         settle_seconds: how long a drain waits for unconfirmed publishes.
-        close_seconds: how long it then waits for close-oks.
-        shared: whether other processes of ours listen on the same addresses (socket(7), SO_REUSEPORT).
+        close_seconds: how long the drain then waits for close-oks.
+        shared: whether other workers listen on the same addresses (socket(7), SO_REUSEPORT).
     """
 
     connections: int = 10000
@@ -74,7 +75,7 @@ class ListenerLimits:
 
 
 class ListenError(OSError):
-    """The sidecar cannot listen on the address with this index."""
+    """Listening failed on the address with this index."""
 
     def __init__(self, index: int, error: OSError) -> None:
         super().__init__(error.errno, error.strerror)
@@ -82,12 +83,12 @@ class ListenError(OSError):
 
 
 def admitted_connections(connections: int, kept: int = 0, asked: bool = True) -> int:
-    """Raise this process's limit of file descriptors as far as needed and permitted; log if the limit stays too low.
+    """Raise this process's limit on file descriptors as far as needed and permitted; log if the limit stays too low.
 
     Args:
-        connections: configured limit of producers.
-        kept: limit of upstream connections kept for reuse.
-        asked: whether the limit was configured explicitly; the default is lowered without a warning.
+        connections: configured maximum number of producers.
+        kept: maximum number of upstream connections kept for reuse.
+        asked: whether the limit was configured explicitly. The default is lowered without a warning.
 
     Returns:
         The number of producers that the file descriptors permit.
@@ -113,11 +114,11 @@ def admitted_connections(connections: int, kept: int = 0, asked: bool = True) ->
 
 
 class TlsListener:
-    """TLS contexts and counters of one listening address.
+    """TLS contexts and counters for one listening address.
 
     Args:
         context: returns the context for a new connection.
-        counters: counters of producers' connections.
+        counters: counters for connections of producers.
         handshake_seconds: timeout of a handshake.
         close_seconds: timeout for the peer's answer to our close.
     """
@@ -135,7 +136,7 @@ class TlsListener:
         self._close_seconds = close_seconds
 
     async def handshake(self, connection: socket.socket, protocol: asyncio.Protocol, peer: str) -> None:
-        """Perform the handshake and connect the protocol; the caller closes the socket if this raises.
+        """Perform the handshake and connect the protocol. If this raises an error, the caller closes the socket.
 
         Raises:
             OSError: the handshake failed, which has been counted and logged.
@@ -155,8 +156,8 @@ class TlsListener:
             raise ConnectionAbortedError(str(error)) from error
 
     def _told(self, error: BaseException, peer: str) -> bool:
-        """Count and log a failed handshake; return False for an error not caused by the peer."""
-        if isinstance(error, (TimeoutError, ConnectionAbortedError)):  # the loop's own deadline raises the latter
+        """Count and log a failed handshake; return False if the peer did not cause the error."""
+        if isinstance(error, (TimeoutError, ConnectionAbortedError)):  # the event loop's deadline raises the latter
             result, reason = "timeout", f"no TLS handshake within {self._handshake_seconds:g} s"
         elif isinstance(error, (ssl.SSLError, ConfigError)):
             result, reason = "tls_error", words(error)
@@ -171,10 +172,10 @@ class Listener:
     """Accepts producers on all listening addresses.
 
     Args:
-        addresses: (host, port) to listen on; port 0 picks a free one.
+        addresses: (host, port) to listen on; port 0 selects a free port.
         context: data shared by all sessions.
         limits: see ListenerLimits.
-        tls: providers of contexts for new connections, by listening address with TLS.
+        tls: providers of TLS contexts for new connections, by listening address.
     """
 
     def __init__(
@@ -189,10 +190,10 @@ class Listener:
         self._context = context
         self._limits = limits
         self._sockets: list[socket.socket] = []
-        #: connect accepted sockets to their sessions, with TLS after its handshake
+        #: tasks that connect accepted sockets to their sessions, with TLS after the handshake
         self._tasks = Tasks()
         self._sessions: set[Session] = set()
-        #: sessions that are not being refused, with their client address
+        #: sessions that are not being refused, with their client addresses
         self._admitted: dict[Session, str] = {}
         self._hosts: Counter[str] = Counter()
         self._empty = asyncio.Event()
@@ -303,12 +304,12 @@ class Listener:
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
         except BaseException as error:
             connection.close()
-            protocol.connection_lost(None)  # whatever the cause, the session must learn that it has no socket
+            protocol.connection_lost(None)  # in every case, the session must be notified that it has no socket
             if not isinstance(error, OSError):
                 raise
 
     def _refusal(self, host: str, name: str) -> str | None:
-        """Return why a producer is refused: None if it is not, "" if it is closed without a reason."""
+        """Return why a producer is refused: None if it is accepted, "" if it is closed without a reason."""
         if self.draining:
             return ""
         limits = self._limits
@@ -354,7 +355,7 @@ class Listener:
             await self._context.reuse.stop()
 
     async def drain(self) -> None:
-        """Stop accepting, wait for confirms, close every producer with 320, close the sockets.
+        """Stop accepting, wait for confirms, close every producer with 320, then close the sockets.
 
         Publishes to other brokers that are unconfirmed at the deadline are nacked; all others stay unconfirmed.
         """

@@ -22,7 +22,7 @@ from proxy.net.vhosts import ControlPlane
 from proxy.relay.handshake.lease import Lease, LeaseNegotiation
 from proxy.relay.handshake.machine import Handshake, HandshakeLimits, HandshakeSide, HandshakeState
 
-#: Reply codes from this one on are errors of the peer (AMQP 0-9-1 spec, 1.2 "Constants").
+#: Reply codes from this value on are errors of the peer (AMQP 0-9-1 spec, 1.2 "Constants").
 _FAULTS = 500
 
 
@@ -33,7 +33,7 @@ class Opening:
         context: data shared by all sessions.
         producer: the producer's side, connected.
         upstream: the broker's side, not connected yet.
-        tasks: cancelled at the end of the session.
+        tasks: tasks that are cancelled at the end of the session.
         opened: called once, when both sides are open.
         log: logger of the session.
         refusal: reason for refusing the producer; None if it is admitted.
@@ -60,13 +60,13 @@ class Opening:
         handshake_limits = HandshakeLimits(limits.frame_max, channel_max=limits.channels)
         self._handshake = Handshake(producer.peer_name, context.version, handshake_limits)
         self._loop = asyncio.get_running_loop()
-        left = producer.begun + limits.handshake_seconds - monotonic()  # TLS has taken part of it
+        left = producer.begun + limits.handshake_seconds - monotonic()  # the TLS handshake has used part of the time
         self._deadline = self._loop.call_later(max(left, 0.0), self._timeout)
         reuse = context.reuse if refusal is None else None
         self._negotiation = reuse.negotiation() if reuse is not None else None
         self._connecting = False
         self._adopting = False
-        #: result of a failed handshake that the handshake itself can't determine
+        #: result of a failed handshake, if the handshake itself can't determine it
         self._failure = ""
 
     def from_producer(self, data: bytes) -> None:
@@ -91,7 +91,9 @@ class Opening:
         self._handshake.producer_lost()
 
     def upstream_lost(self, error: Exception | None) -> None:
-        """Handle the loss of the broker's socket; with TLS 1.3, brokers reject our certificate after the handshake."""
+        """Handle the loss of the broker's socket. With TLS 1.3, a broker rejects our certificate only after the
+        handshake.
+        """
         failure = None
         if isinstance(error, ssl.SSLError) and self._handshake.ending is None:
             failure = UpstreamError(UpstreamFailure.TLS, words(error))
@@ -100,11 +102,11 @@ class Opening:
         self._go_on()
 
     def end(self) -> None:
-        """Cancel the deadline: the opening has succeeded or failed."""
+        """Cancel the deadline after the opening has succeeded or failed."""
         self._deadline.cancel()
 
     def failed(self) -> None:
-        """Count and log the failure, after both sockets are lost."""
+        """Count and log the failure after both sockets have been lost."""
         self.end()
         wrong_header = self._handshake.wrong_header
         # a probe that connects and disconnects is not logged
@@ -215,7 +217,7 @@ class Opening:
         if handshake.state is HandshakeState.OPEN:
             control = self._shared.vhosts.control
             if self._adopting:
-                return  # `_adopt` opens the session, even if its virtual host is ready by now or the upstream is lost
+                return  # `_adopt` will open the session, even if the virtual host is ready or the upstream lost
             if control is None or control.follows(handshake.vhost):
                 self._opened(handshake)
             else:

@@ -1,6 +1,6 @@
-"""One producer connection and the upstream connection it leases: sockets, heartbeats, back-pressure, close.
+"""One producer connection and the upstream connection that it leases: sockets, heartbeats, back-pressure and closing.
 
-During the handshake `opening` handles the bytes; afterwards `relay.relay` gets them and decides what to send and when
+During the handshake, `opening` handles the bytes. Afterwards `relay.relay` gets them and decides what to send and when
 to close. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7.
 """
 
@@ -45,7 +45,7 @@ class Session:
     Args:
         context: data shared by all sessions.
         ended: called once when both sockets are closed.
-        refusal: reply text with which the producer is refused after its handshake; None if it is admitted.
+        refusal: reply text with which the producer is refused after the handshake; None if it is admitted.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Session:
             self._opening.connected()
 
     def _opened(self, handshake: Handshake) -> None:
-        """Pass bytes to the relay from now on: both sides are open."""
+        """Pass bytes to the relay from now on, since both sides are open."""
         tuning, vhosts = handshake.tuning, self._shared.vhosts
         plans = vhosts.plans(handshake.vhost)
         limits, inventory = self._shared.limits.relay, vhosts.inventory(handshake.vhost)
@@ -181,7 +181,7 @@ class Session:
             self._opening.from_producer(data)
 
     def _rest(self, begin: float) -> None:
-        """Pause the producer: its publishes have spent a regex budget since `begin`."""
+        """Pause the producer, since its publishes have spent a regex budget since `begin`."""
         if self._resting is None and not self._over:
             limits = self._shared.counters.limits
             limits.hits["regex_budget"] += 1
@@ -217,7 +217,7 @@ class Session:
             self._opening.from_upstream(data)
 
     def _flush(self, relay: Relay, now: float) -> None:
-        """Send the relay's output to both sides, start its requests, and close the sockets of sides that have ended."""
+        """Send the relay's output to both sides, start its requests, and close the sockets of sides that are done."""
         connection = relay.connection
         if connection.to_upstream:
             self._heartbeats.wrote_upstream_at = now
@@ -240,7 +240,7 @@ class Session:
             self._ending(relay)
 
     def _wake(self) -> None:
-        """Flush once for all events of other brokers in this iteration of the event loop."""
+        """Flush once for all events from other brokers in this iteration of the event loop."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._woke)
@@ -251,24 +251,26 @@ class Session:
             self._flush(self.relay, monotonic())
 
     def audit_durable(self, sequence: int) -> None:
-        """Release confirms that waited for audit lines: those up to this number are on disk now."""
+        """Release confirms that waited for audit lines, since the lines up to this number are on disk now."""
         if self.relay is not None and (delayed_confirms := self.relay.connection.delayed_confirms):
             delayed_confirms.durable(sequence)
             self._flush(self.relay, monotonic())
 
     def audit_failing(self) -> None:
-        """Handle a disk that rejects audit lines, or does not respond."""
+        """Handle a disk that rejects audit lines or does not respond."""
         if self.relay is not None and (delayed_confirms := self.relay.connection.delayed_confirms):
             delayed_confirms.failing()
             self._flush(self.relay, monotonic())
 
     def audit_full(self, full: bool) -> None:
-        """Pause the producer while the audit log is full, if it has published; consumers continue."""
+        """While the audit log is full, pause the producer if it has published. Connections that only consume
+        continue.
+        """
         if self.relay is not None and (not full or self.relay.connection.published):
             self._pause_producer("audit", full)
 
     async def _carry_out(self, relay: Relay, request: Request) -> None:
-        """Carry out a request of the relay; at the deadline the relay continues without an answer."""
+        """Carry out a request from the relay, which continues without an answer after the deadline."""
         control = self._shared.vhosts.control
         vhost = relay.connection.plans.state.name
         exchange_type: str | None = None
@@ -319,7 +321,7 @@ class Session:
             self._throttle.end()  # its final frames must be read
         phase = relay.connection.lifecycle.phase
         if phase is Phase.PRODUCER_CLOSES:
-            return  # the broker processes earlier frames; the producer decides how long to wait
+            return  # the broker is still processing earlier frames; the producer decides how long to wait
         if phase is Phase.CLOSED:
             self._close_producer(relay)
             if relay.kept and self._keep is not None:
@@ -331,7 +333,9 @@ class Session:
             self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self.abort)
 
     def _close_producer(self, relay: Relay) -> None:
-        """Close the producer's socket once everything is sent, unless the producer does so (until the deadline)."""
+        """Close the producer's socket after everything is sent; if the producer has to close it, only at the
+        deadline.
+        """
         if not relay.connection.close_is_delayed and not relay.connection.lifecycle.producer_ends:
             self.producer.close()
 
@@ -348,7 +352,7 @@ class Session:
             self.relay.connection.plans.counters.paused_producers += self.producer.paused - before
 
     def _producer_lost(self, error: Exception | None) -> None:
-        # Only whole frames were sent upstream: the broker drops an incomplete publish.
+        # Only whole frames were sent upstream, and the broker drops an incomplete publish.
         self._upstream.close()
         if self._opening is not None:
             self._opening.producer_lost()
@@ -358,7 +362,7 @@ class Session:
             self._leave(self._upstream.waiting_bytes)
 
     def _leave(self, waiting_bytes: int) -> None:
-        """Send remaining publishes to the broker, as long as there is progress within each deadline."""
+        """Send the remaining publishes to the broker while there is progress within each deadline."""
         self._cancel_deadline()
         self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self._left, waiting_bytes)
 
@@ -370,7 +374,7 @@ class Session:
             self._upstream.abort()
 
     def _upstream_lost(self, error: Exception | None) -> None:
-        self._pause_producer("upstream is slow", False)  # its write buffer will not drain any more
+        self._pause_producer("upstream is slow", False)  # the upstream write buffer will not drain any more
         if self.relay is not None and self.producer.connected:
             self.relay.upstream_lost("upstream connection lost")
             self._flush(self.relay, monotonic())

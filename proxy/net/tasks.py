@@ -1,6 +1,6 @@
-"""A set of running tasks: holds a reference to each, logs its failure and cancels it at the end.
+"""A set of running tasks, which holds a reference to each task, logs failures, and cancels the tasks at the end.
 
-Source: asyncio "Coroutines and Tasks": the event loop itself keeps weak references only.
+Source: asyncio "Coroutines and Tasks" (the event loop itself keeps only weak references).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Tasks:
         self._tasks: set[asyncio.Task[Any]] = set()  # Any: results are not used
 
     def start(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[Any]:  # Any: asyncio's
-        """Run a coroutine; a failure is logged with its traceback under this name."""
+        """Run a coroutine; if it fails, log the traceback with the given name."""
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -42,7 +42,7 @@ class Tasks:
             task.cancel()
 
     async def ended(self) -> None:
-        """Cancel all and wait until they have ended; a cancellation swallowed by a library is repeated."""
+        """Cancel all tasks and wait until they have ended. A cancellation that a library swallows is repeated."""
         while self._tasks:
             self.cancel()
             await asyncio.wait(self._tasks, timeout=_CANCEL_AGAIN_SECONDS)

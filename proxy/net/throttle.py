@@ -1,8 +1,8 @@
-"""Slows down producers that publish more than their user is allowed to, or that spend regex budgets.
+"""Slows down producers that exceed the rate limits of their user or spend regex budgets.
 
 `Throttle` charges each read to the user (`relay.rate_limits`). While the user is in debt, the producer's socket is not
-read, as with flow control on a broker. When the debt has lasted for the configured patience, a timer or the next read
-closes the channel or connection with the reason. Without limits there is no Throttle.
+read, like under flow control on a broker. When the debt has lasted for the configured patience, a timer or the next
+read closes the channel or connection with the reason. Without limits there is no `Throttle`.
 
 Sources: architecture, "One publish in, one publish out" (back-pressure); RabbitMQ guide "Flow Control".
 """
@@ -17,7 +17,7 @@ from proxy.relay.counters import LimitCounters
 from proxy.relay.rate_limits import UserRateLimit
 from proxy.relay.relay import Relay
 
-#: Shorter pauses are not worth a timer.
+#: Shortest pause that is worth a timer.
 LEAST_SECONDS = 0.001
 #: Pause of a producer that has spent a regex budget, as a multiple of the time spent.
 _RESTS = 9
@@ -25,9 +25,9 @@ _WORDS = {"publish_rate": "publishes per second", "publish_bytes": "bytes per se
 
 
 class RegexPacing:
-    """Limits the producers whose publishes spend regex budgets to a tenth of the time in total.
+    """Limits all producers whose publishes spend regex budgets to a tenth of the time in total.
 
-    Each of their decisions takes milliseconds in which no other connection is served.
+    Each decision for such a publish takes milliseconds, in which no other connection is served.
     """
 
     __slots__ = ("_next",)
@@ -39,8 +39,8 @@ class RegexPacing:
         """Return for how many seconds the producer must not be read.
 
         Args:
-            begin: when its last decisions started, monotonic seconds.
-            now: when they ended.
+            begin: monotonic time at which the producer's last decisions started.
+            now: monotonic time at which these decisions ended.
         """
         self._next = max(self._next, now) + (now - begin) * _RESTS
         return self._next - now
@@ -73,7 +73,7 @@ class Throttle:
         self._charged = 0
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
-        #: the producer was refused and has published nothing since: it is paused, but not refused again
+        #: whether the producer was refused and has published nothing since, so that it is paused but not refused again
         self._told = False
 
     def read(self, size_bytes: int, now: float) -> None:

@@ -1,10 +1,11 @@
 """TLS contexts for producers and brokers, created from files. No other module creates contexts.
 
-Contexts are created when the sidecar starts and again at a reload; established connections keep theirs. Neither a key
-nor the content of a file is ever shown.
+Contexts are created when the sidecar starts and again at a reload; established connections keep their contexts. Neither
+keys nor the contents of files are ever shown.
 
-The expiry of our own certificates is read from their PEM text, since Python's `ssl` only supports that for peers. The
-parser gets only certificates that OpenSSL has accepted, so it validates only the fields it reads.
+The expiry of our own certificates is read from their PEM text, since Python's `ssl` provides it only for peers'
+certificates. The parser gets only certificates that OpenSSL has accepted, so it validates only the fields that it
+reads.
 
 Sources: RFC 5246, RFC 8446; RabbitMQ "TLS Support"; Python's `ssl`; RFC 5280, 4.1 and 4.1.2.5; X.690, 8.1 (DER).
 """
@@ -23,12 +24,13 @@ from typing import TypeAlias
 from proxy.errors import ConfigError, ConfigErrors
 
 _PEM = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----(.*?)-----END ", re.DOTALL)
-#: Tags of an optional field before the serial number, and of a time whose year has two digits.
+#: Tags of the optional field before the serial number, and of a time whose year has two digits.
 _VERSION, _UTC_TIME = 0xA0, 0x17
 
 
 def certificate_end(pem: bytes) -> float:
-    """Return the expiry (seconds since 1970) of the first certificate of a PEM file: the one presented to peers.
+    """Return the expiry (seconds since 1970) of the first certificate in a PEM file, which is the one presented to
+    peers.
 
     Raises:
         ValueError: there is no readable certificate.
@@ -59,9 +61,9 @@ def _end(der: bytes) -> float:
 
 
 def _der_content(der: bytes, at: int) -> tuple[int, int]:
-    """Return where the content of the element at an offset begins and ends."""
+    """Return the offsets at which the content of the element at an offset begins and ends."""
     begin, length = at + 2, der[at + 1]
-    if length & 0x80:  # long form: the number of length bytes
+    if length & 0x80:  # long form: these bits are the number of length bytes
         width = length & 0x7F
         length = int.from_bytes(der[begin : begin + width])
         begin += width
@@ -74,7 +76,7 @@ ContextProvider: TypeAlias = Callable[[], ssl.SSLContext]
 _OLDEST = ssl.TLSVersion.TLSv1_2
 #: OpenSSL's codes for a chain without a trusted CA.
 _UNTRUSTED = frozenset((18, 19, 20, 21))
-#: Explanations of unclear OpenSSL errors.
+#: Explanations for unclear OpenSSL errors.
 _MEANING = {
     "WRONG_VERSION_NUMBER": " (the other side does not speak TLS)",
     "HTTP_REQUEST": " (the other side speaks HTTP without TLS)",
@@ -86,12 +88,12 @@ _MEANING = {
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """TLS towards producers.
+    """TLS settings for connections from producers.
 
     Args:
         certificate: our certificate chain (PEM).
         key: its private key (PEM), without a passphrase.
-        client_ca: CA certificates for producers' certificates, None to request none.
+        client_ca: CA certificates for verifying producers; None to request no certificates.
         clients_required: whether a producer without a certificate is refused.
     """
 
@@ -104,7 +106,7 @@ class ServerTls:
         """Read the files.
 
         Raises:
-            ConfigError: a file can't be used, with the reason.
+            ConfigError: a file can't be used; the message contains the reason.
         """
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = _OLDEST
@@ -117,14 +119,14 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """TLS towards a broker.
+    """TLS settings for connections to a broker.
 
     Args:
-        ca: file of trusted CA certificates, None for the system's.
-        server_name: name that the certificate must have, None for the host name.
-        certificate: our client certificate, None for none.
+        ca: file of trusted CA certificates; None for the system's.
+        server_name: name that the certificate must have; None for the host name.
+        certificate: our client certificate; None if there is none.
         key: its private key.
-        verify: whether chain and name are verified.
+        verify: whether the chain and the name are verified.
     """
 
     ca: Path | None = None
@@ -137,7 +139,7 @@ class ClientTls:
         """Read the files.
 
         Raises:
-            ConfigError: a file can't be used, with the reason.
+            ConfigError: a file can't be used; the message contains the reason.
         """
         context = ssl.create_default_context() if self.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = _OLDEST
@@ -151,7 +153,7 @@ class ClientTls:
         return context
 
     def words(self, error: BaseException) -> str:
-        """Describe an error of a connection with these settings, without the peer's address."""
+        """Describe a connection error with these settings, without the peer's address."""
         if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNTRUSTED:
             trusted = "the system's CA certificates" if self.ca is None else f"the CA certificates in {self.ca}"
             return f"{words(error)} (not signed by {trusted})"
@@ -159,11 +161,11 @@ class ClientTls:
 
 
 class TlsContexts:
-    """The contexts in use, one per TLS setting; all are replaced together."""
+    """The contexts in use, one for each TLS setting. All contexts are replaced together."""
 
     def __init__(self) -> None:
         self._made: dict[ServerTls | ClientTls, ssl.SSLContext] = {}
-        #: expiry of our own certificates in use (seconds since 1970), by side of the sidecar and file
+        #: expiry of our own certificates in use (seconds since 1970), by side (downstream or upstream) and file
         self.ends: dict[tuple[str, str], float] = {}
 
     def of(self, tls: ServerTls | ClientTls) -> ssl.SSLContext:
@@ -206,7 +208,7 @@ class TlsContexts:
 
 
 def words(error: BaseException) -> str:
-    """Describe an error of a socket or of TLS, without the address."""
+    """Describe a socket or TLS error, without the address."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate rejected: {error.verify_message.rstrip('.')}"
     if isinstance(error, ssl.SSLError) and error.reason:
@@ -218,7 +220,7 @@ def words(error: BaseException) -> str:
 
 
 def _ends(tls: ServerTls | ClientTls) -> dict[tuple[str, str], float]:
-    """Return the expiry of our certificate, if there is one, by side and file."""
+    """Return the expiry of our certificate by side and file; empty if there is no certificate."""
     if tls.certificate is None:
         return {}
     side = "downstream" if isinstance(tls, ServerTls) else "upstream"
@@ -249,13 +251,13 @@ def _trust(context: ssl.SSLContext, authorities: Path) -> None:
 
 
 def _content(path: Path, mark: bytes, expected: str) -> bytes:
-    """Read and check a PEM file, so that errors name it: OpenSSL does not report which file is invalid."""
+    """Read and check a PEM file, so that errors name the file. OpenSSL does not report which file is invalid."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise _wrong(path, f"can't be read: {error.strerror or error}") from error
     if b"-----BEGIN " not in content or mark + b"-----" not in content:
-        raise _wrong(path, f"seen no {mark.decode()} in PEM, expected {expected}")
+        raise _wrong(path, f"no {mark.decode()} in PEM, expected {expected}")
     return content
 
 

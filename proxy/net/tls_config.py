@@ -1,7 +1,7 @@
-"""TLS settings of configuration and rules, and checks of the files that they name.
+"""TLS settings in the configuration and in rules files, and checks of the files that they name.
 
 `SidecarTls` translates settings for `net.tls` and the control plane. `check_settings` and `broker_tls` create contexts
-to find unusable files, report them at the line that names them, and discard the contexts. The content of a file is
+to find unusable files, report each file at the line that names it, and discard the contexts. The contents of files are
 never shown. Sources: the interface of the configuration and of rules files; RabbitMQ "TLS Support", "Management Plugin"
 (TLS).
 """
@@ -25,15 +25,15 @@ from proxy.yamlfile.document import Faults, Place, join
 
 
 class SidecarTls:
-    """TLS of one sidecar: its settings, and its contexts in use."""
+    """TLS settings of one sidecar, and the contexts in use."""
 
     def __init__(self, settings: Settings) -> None:
         self.contexts = TlsContexts()
         self._management = settings.upstream.management
         self._addresses = settings.upstream.addresses
-        #: TLS of each section of the configuration, by its dotted path
+        #: TLS settings of each section of the configuration, by dotted path
         self.sections: dict[str, ServerTls | ClientTls] = {}
-        #: TLS of each listener that has it, by (host, port)
+        #: TLS settings of the listeners with TLS, by (host, port)
         self.listeners: dict[tuple[str, int], ServerTls] = {}
         for index, listener in enumerate(settings.listen):
             if listener.tls is not None and listener.tls.certificate is not None and listener.tls.key is not None:
@@ -45,7 +45,7 @@ class SidecarTls:
                 )
                 self.listeners[listener.address.host, listener.address.port] = server_tls
                 self.sections[f"listen[{index}].tls"] = server_tls
-        #: TLS of the connection to the broker; None for plain TCP
+        #: TLS settings of the connection to the broker; None for plain TCP
         self.upstream: ClientTls | None = None
         tls = settings.upstream.tls
         if tls is not None:
@@ -53,7 +53,7 @@ class SidecarTls:
             ca, certificate, key = files
             self.upstream = ClientTls(ca, tls.server_name, certificate, key, tls.verify)
             self.sections["upstream.tls"] = self.upstream
-        #: TLS of connections to brokers named by the rules in force
+        #: TLS settings of connections to brokers named by the rules in force
         self._remote: list[ClientTls] = []
 
     def read(self, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
@@ -75,7 +75,7 @@ class SidecarTls:
         return use
 
     def read_for(self, remotes: RemotePool, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
-        """Do the same as `read`; the returned function puts the brokers into use as well."""
+        """Do the same as `read`. The returned function also puts the brokers into use."""
         use_contexts = self.read(brokers)
 
         def use() -> None:
@@ -85,7 +85,7 @@ class SidecarTls:
         return use
 
     def files(self) -> list[Path]:
-        """List the files of TLS settings in the configuration and of brokers named by the rules in force."""
+        """List the files named by TLS settings in the configuration and by brokers in the rules in force."""
         return sorted({path for tls in (*self.sections.values(), *self._remote) for path in files_of(tls)})
 
     def providers(self) -> dict[tuple[str, int], ContextProvider]:
@@ -96,7 +96,9 @@ class SidecarTls:
         return self._to_broker(self.upstream.server_name) if self.upstream is not None else None
 
     def management(self) -> TlsSettings | None:
-        """Return TLS of the management API: that of the broker, but `server_name` only for the same host."""
+        """Return the TLS settings of the management API: those of the broker, but with `server_name` only for the same
+        host.
+        """
         parts = urlsplit(self._management or "")
         if self.upstream is None or parts.scheme != "https":
             return None
@@ -122,9 +124,9 @@ _KEYS = ("certificate", "key", "client_ca", "ca")
 
 
 def check_settings(settings: Settings, faults: Faults) -> None:
-    """Report unusable files of a configuration; `load_settings` reports missing ones.
+    """Report unusable files named by a configuration; `load_settings` reports missing files.
 
-    An unreadable file is a warning: only the serving machine needs it.
+    An unreadable file is only a warning, since it is needed only on the machine that runs the sidecar.
     """
     for path, tls in SidecarTls(settings).sections.items():
         if all(os.path.isfile(file) for file in files_of(tls)):
@@ -133,9 +135,10 @@ def check_settings(settings: Settings, faults: Faults) -> None:
 
 
 def broker_tls(rule: BrokerRule, faults: Faults, required: bool = True) -> ClientTls | None:
-    """Return the TLS settings of a broker in the rules, None for plain TCP, and report its unusable files.
+    """Return the TLS settings of a broker in the rules, or None for plain TCP, and report unusable files.
 
-    Unreadable files are errors if `required`, else warnings: only the serving machine needs them.
+    Unreadable files are errors if `required`, otherwise warnings, since they are needed only on the machine that runs
+    the sidecar.
     """
     if rule.tls is None:
         return None

@@ -1,11 +1,12 @@
-"""Opens connections to RabbitMQ, and keeps idle ones for reuse.
+"""Opens connections to RabbitMQ, and keeps idle connections for reuse.
 
 `Upstream` tries the addresses in turn, resolves names for each connection, uses TLS if configured, and has a timeout
 for each address.
 
-`UpstreamPool` keeps connections that a producer left in their initial state; the next producer with the same login,
-virtual host and limits leases one (`relay.handshake.lease` decides which). Meanwhile heartbeats are exchanged; any
-other frame from the broker makes the connection unusable, and it is closed silently. Off unless configured.
+`UpstreamPool` keeps connections that are in their initial state when their producer disconnects. The next producer with
+the same login, virtual host and limits leases one of them (`relay.handshake.lease` decides which). Meanwhile heartbeats
+are exchanged. Any other frame from the broker makes the connection unusable, and it is closed silently. Connections are
+kept only if this is configured.
 
 Sources: AMQP 0-9-1 spec, 4.2.7; architecture, "One publish in, one publish out".
 """
@@ -28,7 +29,8 @@ from proxy.net.tls import ClientTls, TlsContexts
 from proxy.relay.counters import Counters
 from proxy.relay.handshake.lease import Lease, LeaseNegotiation
 
-#: Timeout of a close over TLS, for buffered bytes and the peer's answer; sessions close it earlier.
+#: Timeout for closing a connection with TLS, which includes buffered bytes and the peer's answer. Sessions close it
+#: earlier.
 LONGEST_CLOSE_SECONDS = 3600.0
 
 
@@ -52,7 +54,7 @@ class Upstream:
         """Connect the protocol to the first address that answers.
 
         Raises:
-            UpstreamError: no address answered; it contains the error of each.
+            UpstreamError: no address answered. The error contains the reason for each address.
         """
         loop = asyncio.get_running_loop()
         causes = []
@@ -81,12 +83,12 @@ class Upstream:
         }
 
 
-#: Limit of kept connections; the oldest is dropped for a new one. Each costs a socket here and about 100 kB on the
-#: broker.
+#: Maximum number of kept connections; the oldest is dropped for a new connection. Each connection uses a socket here
+#: and about 100 kB on the broker.
 MOST_KEPT = 256
-#: Timeout for the broker's answer to our close.
+#: Timeout for the broker's answer to our Connection.Close.
 _CLOSE_OK_SECONDS = 5.0
-#: Class and method id of Connection.Close, which follow the frame's head.
+#: Class and method ids of Connection.Close, which follow the frame's head.
 _CLOSE = b"\x00\x0a\x00\x32"
 
 
@@ -106,11 +108,11 @@ class UpstreamPool:
         return LeaseNegotiation(self._leases, self._key)
 
     def _leases(self) -> Iterator[Lease]:
-        """Yield the available leases, newest first: their connections will be kept longest."""
+        """Yield the available leases, newest first, since the newest connections will be kept longest."""
         return (lease for lease in reversed(self._kept) if self._kept[lease].quiet)
 
     def lease_to(self, lease: Lease, link: Link) -> None:
-        """Give a kept connection to the next producer: the link becomes its protocol."""
+        """Give a kept connection to the next producer, whose link becomes the protocol of the connection."""
         kept = self._kept.pop(lease)
         self._counters.kept_connections -= 1
         self._counters.reused_connections += 1
@@ -119,7 +121,7 @@ class UpstreamPool:
         link.connection_made(kept.transport)
 
     def keep(self, link: Link, lease: Lease, heartbeat_seconds: int) -> None:
-        """Keep a connection that its producer has left, or close it if that is impossible.
+        """Keep a connection whose producer has disconnected, or close it if it can't be kept.
 
         Args:
             link: the session's link, from which the socket is detached.
@@ -140,7 +142,7 @@ class UpstreamPool:
         kept.wait(self._seconds)
 
     async def stop(self) -> None:
-        """Close all kept connections, and keep no more."""
+        """Close all kept connections; no more connections are kept."""
         self._stopped = True
         for kept in tuple(self._kept.values()):
             self._drop(kept)
@@ -149,7 +151,7 @@ class UpstreamPool:
             await self._gone.wait()
 
     def _drop(self, kept: _Kept) -> None:
-        """Close a connection that is expired or unusable."""
+        """Close a connection that has expired or is unusable."""
         for lease, candidate in self._kept.items():
             if candidate is kept:
                 del self._kept[lease]

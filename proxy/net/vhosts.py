@@ -1,10 +1,10 @@
-"""Data about a virtual host that sessions need: plans, control plane, connections for checking permissions.
+"""Data about virtual hosts that sessions need: plans, control plane, connections for checking permissions.
 
-Virtual hosts that no rules name have plans as well, created when the first producer logs in.
+Virtual hosts that no rules name also have plans, which are created when the first producer logs in.
 
-Destinations chosen by a client's bindings must be within that client's permissions, which only one of its
-connections can check. Any of them can be used: the producer whose message chose the destination often belongs to
-another client.
+Destinations chosen by a client's bindings must be within that client's permissions, which can be checked only on one of
+the client's connections. Any of these connections can be used, since the producer whose message chose the destination
+is often a different client.
 
 Source: delivery notes, "Tokens and bindings".
 """
@@ -55,7 +55,7 @@ class ClientConnections:
         return any(name == vhost for name, _ in self._open)
 
     async def ask(self, vhost: str, asked: Iterable[PermissionCheck]) -> None:
-        """Check what clients may bind; a client without a connection is refused until it opens one."""
+        """Check what clients may bind. A client without a connection is refused until it opens a connection."""
         waiting = []
         for check in asked:
             client_connections = self._open.get((vhost, check.reach.client))
@@ -101,16 +101,16 @@ class ControlPlane(Protocol):
         """Record a deleted queue."""
 
     def state_of(self, vhost: str) -> VhostState | None:
-        """Return the state of a virtual host that the control plane manages; None if it does not."""
+        """Return the state of a virtual host; None if the control plane does not manage it."""
 
     def follows(self, vhost: str) -> bool:
         """Return True if the control plane manages the virtual host."""
 
     async def adopt(self, vhost: str, state: VhostState) -> None:
-        """Start to manage another virtual host; its client declarations are known when this returns."""
+        """Start managing another virtual host. Its client declarations are loaded when this method returns."""
 
     async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
-        """Look up an exchange on the broker; return its type, or None if it does not exist or is ours."""
+        """Look up an exchange on the broker; return its type, or None if it does not exist or is an open exchange."""
 
     def changed(self, vhost: str, exchange: bytes) -> None:
         """Record that a client has declared, deleted, bound or unbound the exchange."""
@@ -121,7 +121,7 @@ class Vhosts:
 
     Args:
         states: virtual hosts named by rules.
-        control: the control plane; None if no rules need one.
+        control: the control plane; None if no rules need it.
         counters: counters of the process.
         sources: clocks and random numbers.
         rules: settings for client declarations.
@@ -163,7 +163,9 @@ class Vhosts:
         self.client_connections = ClientConnections()
 
     def plans(self, vhost: str) -> Plans:
-        """Return the plans of a virtual host that a producer has logged in to (so the broker limits their number)."""
+        """Return the plans of a virtual host to which a producer has logged in, so that the broker limits their
+        number.
+        """
         plans = self._plans.get(vhost)
         if plans is None:
             known = self._control.state_of(vhost) if self._control is not None else None
@@ -175,7 +177,7 @@ class Vhosts:
         return self.client_connections.present(vhost)
 
     def forget(self, vhost: str) -> None:
-        """Forget a deleted virtual host: a new one of that name starts from scratch."""
+        """Forget a deleted virtual host. A new virtual host with the same name starts from scratch."""
         if not self.in_use(vhost):
             plans = self._plans.pop(vhost, None)
             if plans is not None:
@@ -183,15 +185,15 @@ class Vhosts:
 
     @property
     def states(self) -> list[VhostState]:
-        """Every virtual host that rules name or a producer has logged in to."""
+        """Return the states of all virtual hosts that rules name or to which a producer has logged in."""
         return [plans.state for plans in self._plans.values()]
 
     async def warn(self) -> None:
-        """Log once per address rule that it matches addresses with passwords; returns only when cancelled."""
+        """Log, once per address rule, that the rule matches addresses with passwords; returns only when cancelled."""
         while True:
             for state in self.states:
                 for rule in state.addresses.rules_exposing_passwords() if state.addresses is not None else ():
-                    # The receiver sees the sender's address unchanged: specification of Messenger addressing, 3.3.
+                    # The receiver sees the sender's address unchanged (Messenger addressing specification, 3.3).
                     _log.warning(
                         "producers' addresses contain passwords that receivers can see", vhost=state.name, rule=rule
                     )
@@ -204,7 +206,7 @@ class Vhosts:
             plans.set_tap(tap)
 
     def set_failures(self, failures: FailureSink) -> None:
-        """Set the sink of failed publishes; call it again whenever its `watched` changes."""
+        """Set the sink for failed publishes; must be called again whenever the sink's `watched` changes."""
         self._failures = failures
         for plans in self._plans.values():
             plans.failures = failures

@@ -1,6 +1,6 @@
-"""Metrics and logs; the only user of prometheus_client.
+"""Metrics and logs. Only this package uses prometheus_client.
 
-- `metrics`: every metric: name, labels, help text, source counter. Start here to add one.
+- `metrics`: name, labels, help text and source counter of every metric. Start here to add a metric.
 - `exposition`: the page of ``/metrics``, written in a thread.
-- `logs`: log lines on standard error: formats, masked secrets, limits on repeated lines.
+- `logs`: log lines on standard error, with formats, masking of secrets, and limits on repeated lines.
 """

@@ -1,7 +1,8 @@
-"""The page that Prometheus scrapes: one collector for prometheus_client, written in a thread.
+"""The page that Prometheus scrapes, which a thread writes with one collector for prometheus_client.
 
 The event loop only folds tallies into totals, in steps, since that modifies the counters. A thread reads the totals and
-writes the text (0.1 s for 10,000 series); it blocks the event loop no longer than `sys.setswitchinterval` permits.
+writes the text (0.1 s for 10,000 series). It does not block the event loop for longer than `sys.setswitchinterval`
+permits.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from prometheus_client.registry import Collector
 from proxy.observe.metrics import METRICS, MetricKind, MetricSpec, Row
 from proxy.relay.counters import Counters, Histogram
 
-#: In OpenMetrics, the family name of a counter has no `_total`. That of this counter would clash with the gauge
-#: `connections`, so it is exposed as a metric of unknown type with unchanged sample names.
+#: In OpenMetrics, the family name of a counter has no `_total`. The family name of this counter would clash with the
+#: gauge `connections`, so the counter is exposed as a metric of unknown type with unchanged sample names.
 _CLASHING = "oxproxy_connections_total"
 
 
@@ -49,7 +50,7 @@ class Exposition:
         """Write the page.
 
         Args:
-            accept: the request's Accept header, which selects OpenMetrics or the plain text format (default).
+            accept: the request's Accept header, which selects OpenMetrics or, by default, the plain text format.
 
         Returns:
             The page and its content type. The values are not an atomic snapshot.
@@ -119,5 +120,5 @@ def _family(spec: MetricSpec, openmetrics: bool, rows: Iterable[Row]) -> Metric:
 
 
 def _printable(value: str) -> str:
-    """Return a label value that can be encoded as UTF-8: a lone surrogate would make the whole page fail."""
+    """Return a label value that can be encoded as UTF-8. A lone surrogate would make the whole page fail."""
     return value if value.isascii() else value.encode(errors="backslashreplace").decode()

@@ -1,9 +1,10 @@
 """Log lines on standard error.
 
-An event is always one line, key=value or JSON, with the time in UTC, whatever text peers send; passwords are masked
-whichever module logs them. Any module logs with ``structlog.get_logger().warning("what happened", key=value)``. An
-event that may occur very often has ``repeat=<key>``: it is logged once per key and interval, and the next line has the
-number of suppressed events (``suppressed=N``). Log records of libraries are handled in the same way.
+An event is always a single line, key=value or JSON, with the time in UTC, even if it contains text from peers.
+Passwords are masked regardless of which module logs them. Modules log with
+``structlog.get_logger().warning("what happened", key=value)``. An event that may occur very often has ``repeat=<key>``:
+it is logged once per key and interval, and the next line has the number of suppressed events (``suppressed=N``). Log
+records of libraries are handled in the same way.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 MASK = "***"
 #: Values of keys that contain one of these words are never logged.
 _SECRET_KEY = re.compile(r"passw|secret|authorization|credential", re.IGNORECASE)
-#: user:password@ in an address. Greedy, since a password may contain an unescaped @: masking too much is safe.
+#: user:password@ in an address. The match is greedy, since a password may contain an unescaped @ and masking too much
+#: is safe.
 _ADDRESS = re.compile(r"(://[^\s:/@]*):\S*@")
-#: Limit of tracked keys of repeated events; the least recently seen one is dropped first.
+#: Maximum number of tracked keys of repeated events; the least recently seen key is dropped first.
 _REPEAT_KEYS = 1024
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -50,7 +52,7 @@ class LogSettings:
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
-    """Set up logging for the whole process; can be called again to change the settings.
+    """Set up logging for the whole process. Can be called again to change the settings.
 
     Args:
         settings: the settings.
@@ -115,7 +117,7 @@ class RepeatLimit:
 
 
 def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Mask values of secret keys, and passwords in addresses, at any depth; time, level and event come first."""
+    """Mask values of secret keys and passwords in addresses, at any depth; put time, level and event first."""
     first = [key for key in ("ts", "level", "event") if key in event]
     return {key: _masked(key, event[key]) for key in dict.fromkeys((*first, *event))}
 
@@ -135,7 +137,7 @@ def _masked(key: object, value: object) -> object:
 
 
 def escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Escape control characters that peers send: `LogfmtRenderer` escapes only newlines."""
+    """Escape control characters that peers send, since `LogfmtRenderer` escapes only newlines."""
     return {key: _printable(value) for key, value in event.items()}
 
 
@@ -149,7 +151,7 @@ def _printable(value: object) -> object:
 
 
 class _LineLogger:
-    """Writes whole lines; a failing log output is ignored."""
+    """Writes whole lines. Errors of the log output are ignored."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream

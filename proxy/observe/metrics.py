@@ -1,10 +1,10 @@
-"""Every metric of the sidecar: its name, labels and help text, and the counter that it is read from.
+"""All metrics of the sidecar: name, labels and help text, and the counter from which each metric is read.
 
 The names are a documented interface (docs/reference/metrics.md). Label values come from closed sets or from the rules
 files, never from routing keys, users, peers or queues named by producers.
 
-Nothing is counted here. Rows are read in a different thread from the one that counts: numbers are read without a lock,
-and dictionaries that may grow are copied first, which is atomic in CPython.
+Nothing is counted here. Rows are not read in the thread that counts, so numbers are read without a lock, and
+dictionaries that may grow are copied first, which is atomic in CPython.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def text(name: bytes) -> str:
 
 
 def merged(rows: Iterable[Row]) -> Iterable[Row]:
-    """Add up rows with equal labels: two names may decode to the same text, and a series must be unique."""
+    """Add up rows with equal labels, since two names may decode to the same text and a series must be unique."""
     totals: dict[tuple[str, ...], float] = {}
     for labels, value in rows:
         totals[labels] = totals.get(labels, 0) + value
@@ -151,7 +151,7 @@ class MetricSpec:
         kind: its type.
         labels: names of its labels.
         help: its help text, one sentence.
-        rows: reads its values; none for a histogram.
+        rows: reads its values; not used for a histogram.
         histogram: for HISTOGRAM, returns the observations.
     """
 

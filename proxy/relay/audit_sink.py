@@ -1,6 +1,7 @@
 """Interface of the audit log for the publish path; the audit package implements it.
 
-A separate module without other imports of relay: plans hold a `LineTemplate`, and channels hold plans.
+This is a separate module that imports nothing else from relay, since plans hold a `LineTemplate` and channels hold
+plans.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from typing import Protocol
 
 
 class LineTemplate:
-    """The constant part of the lines of one decision; a class, as compiled code calls methods of protocols by name."""
+    """The constant part of the lines for one decision. It is a class because compiled code looks up methods of
+    protocols by name.
+    """
 
     __slots__ = ()
 
@@ -31,7 +34,7 @@ class AuditSink(Protocol):
         """Return the beginning of the lines of the current read."""
 
     def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
-        """Return the fields of a channel, after the opening; the publish's number and the ending follow."""
+        """Return the fields of a channel, which follow the opening and precede the publish's number and the ending."""
 
     def template(
         self,
@@ -44,10 +47,10 @@ class AuditSink(Protocol):
         remotes: Iterable[str] = (),
         rule: int | None = None,
     ) -> LineTemplate:
-        """Return the part of an audit line that the decision determines."""
+        """Return the part of an audit line that depends only on the decision."""
 
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
-        """Return the allow-listed headers."""
+        """Return the allow-listed headers as text of an audit line."""
 
     def append(self, line: bytes) -> None: ...
 

@@ -1,8 +1,8 @@
-"""Broker to producer: frames are copied, and inspected only where needed.
+"""Relays frames from the broker to the producer: they are copied, and inspected only where needed.
 
-Confirms are counted (and joined, on a channel with a ledger), the original address is restored in returns and
-deliveries of publishes whose address we changed, the answer to a declare waits until the queue's tokens are bound, and
-frames on a channel that we closed are discarded. A content that has started towards the producer is always completed.
+Confirms are counted and, on a channel with a ledger, joined. The original address is restored in returns and deliveries
+of publishes whose address we changed. The answer to a declare waits until the queue's tokens are bound. Frames on a
+channel that we closed are discarded, but a content whose first frame was sent to the producer is always completed.
 
 Source: AMQP 0-9-1 spec, 4.2.3, 4.2.6 and 2.2.10; spec "Messenger addressing", 3.3.
 """
@@ -38,10 +38,10 @@ from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.original_address import ADDRESS_HEADER, restored_content
 from proxy.relay.publish.split_publish import fingerprint
 
-#: bytes of a Basic.Ack frame, and of its part before the delivery tag
+#: size of a Basic.Ack frame in bytes, and of the part before the delivery tag
 _ACK_FRAME_BYTES: Final = 21
 _ACK_HEAD_BYTES: Final = 11
-#: bytes of the shortest method frame and of the shortest content header frame
+#: size of the shortest method frame, and of the shortest content header frame, in bytes
 _LEAST_METHOD: Final = 12
 _LEAST_HEADER: Final = 22
 _CLOSES = frozenset((methods.CHANNEL_CLOSE, methods.CHANNEL_CLOSE_OK))
@@ -49,7 +49,7 @@ _ENDED = frozenset((Phase.CLOSING, Phase.CLOSED))
 
 
 class BrokerFrames:
-    """Processes the bytes of the broker for one connection."""
+    """Processes the bytes from the broker for one connection."""
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection: Final = connection
@@ -65,8 +65,7 @@ class BrokerFrames:
         return not self._rest
 
     def read_broker(self, data: bytes) -> None:
-        """Receive any part of the broker's stream; output for the producer is collected in the connection's
-        state.
+        """Receive any part of the broker's stream. Output for the producer is collected in the connection's state.
 
         Raises:
             ProtocolError: the broker's bytes are not AMQP; the upstream connection is unusable.
@@ -116,8 +115,9 @@ class BrokerFrames:
                         if channel is not None and channel.confirms.ledger is None:
                             confirms = channel.confirms
                             first = at
-                            # Confirms come in runs: loop while the next frame is one on the same channel. Inlined:
-                            # compiled, reading a number this way takes a tenth of the time of a call.
+                            # Confirms often follow each other: loop while the next frame is a confirm on the same
+                            # channel. Inlined, since in compiled code reading a number this way takes a tenth of the
+                            # time of a call.
                             head = data[at : at + _ACK_HEAD_BYTES]
                             while True:
                                 tag: int = (
@@ -160,7 +160,7 @@ class BrokerFrames:
                     at = stop
                     continue
 
-            # All other frames are handled one by one: each may change any channel, or end the connection.
+            # All other frames are handled individually: each of them may change any channel, or end the connection.
             if start < at:
                 out.append(data[start:at])
             start = at if self._take(kind, number, data[at:stop]) else stop
@@ -286,7 +286,8 @@ class BrokerFrames:
     def _inspected_content(self, channel: Channel, kind: int, frame: bytes) -> None:
         """Handle a content frame that is too large, or on a channel that needs inspection."""
         if channel.number in self._connection.deliveries.unfinished:
-            # Also on a closed channel: no method may come between the frames of a content (spec, 4.2.6).
+            # This is also done on a closed channel: no method may be sent between the frames of a content (spec,
+            # 4.2.6).
             self._pass_content(channel, kind, frame)
         elif channel.state in DISCARDING:
             pass
@@ -297,18 +298,18 @@ class BrokerFrames:
         elif channel.output.swallowed:
             channel.output.swallowed = max(channel.output.swallowed - len(frame) + OVERHEAD, 0)
             self._connection.deliveries.mark(channel)
-        # else: the rest of a content whose method was discarded on a channel that is closed now
+        # else: the frame is part of a content whose method was discarded, on a channel that is closed now
 
     def _hold_back(self, channel: Channel, frame: bytes) -> None:
         connection = self._connection
         channel.output.hold_back(frame)
         most = connection.terms.limits.held_bytes
         if connection.upstream.sidecar_channel.busy and connection.backlog.held_back >= most:
-            # The answer on the sidecar channel may come after frames that are not read now: release this channel early.
+            # The answer on the sidecar channel may follow frames that are not read now: release this channel early.
             connection.pending.released.append(channel)
 
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:
-        """Handle the content header of a delivery, get or return whose method has waited for it."""
+        """Handle the content header of a delivery, get or return whose method has been waiting for it."""
         connection = self._connection
         if kind != HEADER or len(header) < _LEAST_HEADER:
             raise ProtocolError(505, f"expected a content header on channel {channel.number}")
@@ -317,7 +318,7 @@ class BrokerFrames:
         returns = channel.confirms.returns
         if is_return and returns:
             _, _, exchange, routing_key = read_method(Return, method[7:-1])
-            # another copy of its publish is outstanding
+            # other copies of its publish have not been returned yet
             if not returns.returned(fingerprint(exchange, routing_key, header)):
                 channel.output.swallowed = CONTENT_HEAD.unpack_from(header)[5]
                 connection.deliveries.mark(channel)
@@ -350,7 +351,7 @@ class BrokerFrames:
         """Process the frames that were held back on a channel, before any new frames."""
         frames = channel.output.release()
         self._connection.deliveries.mark(channel)
-        # The answer itself has been inspected; the frames after it have not.
+        # The answer itself, the first frame, has been inspected; the following frames have not.
         self._connection.to_producer += frames[:1]
         rest = self._rest.take()
         if self._connection.lifecycle.phase is not Phase.CLOSED:

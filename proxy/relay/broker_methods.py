@@ -1,4 +1,4 @@
-"""Handlers of the broker's methods: acks, nacks, returns, declare-oks, closes and connection.blocked.
+"""Handlers for the broker's methods: acks, nacks, returns, declare-oks, closes and connection.blocked.
 
 Source: AMQP 0-9-1 spec, 1.4 to 1.8; RabbitMQ guides "Publisher confirms" and "Blocked connections".
 """
@@ -85,7 +85,7 @@ class BrokerMethods:
         connection = self._connection
         if index == methods.CHANNEL_CLOSE_OK:
             return self._closed(channel)
-        if index == methods.CHANNEL_CLOSE:  # it crossed our own close, the only one that the producer knows
+        if index == methods.CHANNEL_CLOSE:  # it crossed our own close, the only one sent to the producer
             connection.change(channel, ChannelEvent.BROKER_CLOSE, index)
             if not connection.upstream.closing:
                 connection.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
@@ -150,7 +150,7 @@ class BrokerMethods:
         return True
 
     def _answer(self, channel: Channel, frame: bytes) -> bool:
-        """Handle the answer to a request about exchanges, queues or bindings, of the producer or the sidecar."""
+        """Handle the answer to a request about exchanges, queues or bindings from the producer or the sidecar."""
         index = U32.unpack_from(frame, 7)[0]
         if not channel.replies or channel.replies.next.reply != index:
             return True
@@ -175,7 +175,8 @@ class BrokerMethods:
         connection, before = self._connection, channel.state
         connection.change(channel, ChannelEvent.BROKER_CLOSE_OK, methods.CHANNEL_CLOSE_OK)
         if before is BOTH_AWAITING_BROKER or before is US_AWAITING_BROKER:
-            # Not earlier: RabbitMQ treats an open that overtakes its own close-ok as a second one on the channel (504).
+            # Not earlier, since RabbitMQ treats an open that it receives before it has sent its close-ok as a second
+            # open on the channel (504).
             connection.take_held_again(channel)
         if before not in RELAYED_DOWN:
             return False
@@ -191,7 +192,7 @@ class BrokerMethods:
             return True
         connection.to_upstream.append(connection_close_ok())
         connection.upstream.end()
-        # unless the producer has closed the connection itself
+        # Not if the producer has closed the connection itself.
         if connection.lifecycle.phase in (Phase.OPEN, Phase.PRODUCER_CLOSES):
             connection.producer_answered()
             connection.to_producer.append(connection_close_ok())
@@ -212,7 +213,7 @@ class BrokerMethods:
 
 
 def _naming_the_request(channel: Channel, close: bytes) -> bytes:
-    """Return the broker's Channel.Close; one that refuses our passive declare names the producer's own method then."""
+    """Return the broker's Channel.Close; if it refuses our passive declare, it names the producer's method instead."""
     request_method = channel.replies.next.request_method if channel.replies else 0
     if not request_method or U32.unpack_from(close, len(close) - 1 - U32.size)[0] not in _LOOKS:
         return close

@@ -1,8 +1,8 @@
-"""State of one channel: state and mode, content in progress, held frames, pending confirms, expected replies.
+"""One channel: its state and mode, content in progress, held frames, pending confirms and expected replies.
 
-A channel of the producer and the channel of the same number upstream share one `Channel`, from Channel.Open until both
-sides have closed it; a reused number gets a new one. Only `ConnectionState.change` changes the state, see
-`channel_state`; each group of further attributes is a separate object that keeps its numbers consistent.
+A channel of the producer and the upstream channel with the same number share one `Channel`, from Channel.Open until
+both sides have closed it. If the number is used again, there is a new `Channel`. Only `ConnectionState.change` changes
+the state (see `channel_state`). Each group of other attributes is a separate object that keeps its numbers consistent.
 
 `PublishPass` may process a publish itself if ``channel.state is OPEN and channel.content is None``.
 
@@ -36,14 +36,14 @@ class PendingPublish:
     frame: bytes
     exchange: bytes
     routing_key: bytes
-    #: the channel it was sent on
+    #: the channel on which it was sent
     channel: Channel
     #: whether an unroutable message is to be returned
     mandatory: bool
 
 
 class CollectedPublish(NamedTuple):
-    """A publish that is sent as several copies: its body is buffered until it is complete."""
+    """A publish that is sent as several copies, whose body is buffered until it is complete."""
 
     publish: PendingPublish
     #: the producer's address
@@ -64,24 +64,24 @@ class CollectedPublish(NamedTuple):
 class Backlog:
     """Buffered bytes and outstanding requests of all channels of one connection; `RelayLimits` bounds each.
 
-    A request costs memory until it is answered, and a stopped broker answers none.
+    Every request uses memory until it is answered, and a stopped broker answers no requests.
     """
 
     #: announced body bytes of publishes that are sent as several copies
     collected: int = 0
-    #: bytes of held frames of the producer
+    #: bytes of held frames from the producer
     held: int = 0
-    #: bytes of frames of the broker that are held back
+    #: bytes of frames from the broker that are held back
     held_back: int = 0
     #: requests that the broker has not answered yet
     unanswered: int = 0
-    #: unanswered requests to which the broker sends no reply, and after which no request with a reply was sent yet
+    #: requests to which the broker sends no reply, sent since the last request with a reply
     unanswerable: int = 0
 
     def count_unanswerable(self, most: int) -> int:
         """Count a request without a reply; return the number of such requests if the limit is reached, and 0 otherwise.
 
-        Then another request has to be sent, whose reply shows that the broker has handled them.
+        At the limit, a request with a reply has to be sent; its reply shows that the broker has handled the others.
         """
         self.unanswered += 1
         self.unanswerable += 1
@@ -119,7 +119,7 @@ class ContentUnderWay:
 
 
 class HeldFrames:
-    """Waiting frames of the producer, in the states of `HOLDING` only."""
+    """Frames from the producer that wait, only in the states in `HOLDING`."""
 
     __slots__ = ("_backlog", "_size_bytes", "binds", "frames", "marking")
 
@@ -127,9 +127,9 @@ class HeldFrames:
         self._backlog = backlog
         self._size_bytes = 0
         self.frames: list[bytes] = []
-        #: identities of the unanswered binds, if the channel waits for nothing else: further binds need not wait
+        #: identities of the unanswered binds if the channel waits for nothing else, so that further binds need not wait
         self.binds: set[Hashable] = set()
-        #: (exchange, destination) of these binds that also bind the destination's token
+        #: (exchange, destination) of those unanswered binds that also bind the destination's token
         self.marking: set[Hashable] = set()
 
     def __bool__(self) -> bool:
@@ -155,11 +155,12 @@ class ProducerOutput:
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
-        #: frames of the broker, from a declare-ok on, while the queue's tokens are being bound; None if none are held
+        #: frames from the broker, starting with a declare-ok, while the queue's tokens are being bound; None if none
+        #: are held
         self.held_back: list[bytes] | None = None
         #: our own methods, which are sent after the content in progress
         self.deferred: list[bytes] = []
-        #: number of close-oks to send after the broker's, for further closes of the producer
+        #: number of close-oks to send after the broker's, for further closes from the producer
         self.close_oks = 0
         #: method frame of a return, delivery or get that waits for its content header
         self.returned: bytes | None = None
@@ -176,7 +177,7 @@ class ProducerOutput:
         return self.held_back is not None
 
     def hold_back(self, frame: bytes) -> None:
-        """Hold back a frame of the broker, and all after it."""
+        """Hold back a frame from the broker, and all frames after it."""
         if self.held_back is None:
             self.held_back = []
         self.held_back.append(frame)
@@ -194,12 +195,12 @@ class PendingConfirms:
 
     #: publishes before Confirm.Select, which have no delivery tag
     before: int = 0
-    #: publishes since then: the latest delivery tag
+    #: publishes since Confirm.Select, which is also the latest delivery tag
     published: int = 0
     settled: Settled = field(default_factory=Settled)
-    #: joins confirms, from the first publish on that is sent as several copies
+    #: joins confirms; None until the first publish that is sent as several copies
     ledger: Ledger | None = None
-    #: publishes in several copies that the broker may return separately
+    #: publishes sent as several copies, which the broker may return separately
     returns: Returns | None = None
     #: (delivery tag, time of the publish) of the confirm being timed
     sample: tuple[int, float] | None = None
@@ -227,11 +228,11 @@ class ChannelAudit:
     origin: str = ""
     #: number of the channel's last line, if confirms wait for lines
     line: int = 0
-    #: (number, exchange, routing key) of mandatory publishes, for identifying returned ones
+    #: (number, exchange, routing key) of mandatory publishes, with which returns are identified
     mandatory: deque[tuple[int, bytes, bytes]] | None = None
 
     def forget_mandatory(self, settled: int) -> None:
-        """Forget mandatory publishes up to a number: they are settled and can't be returned."""
+        """Forget mandatory publishes up to a number: they are settled, so they can't be returned."""
         waiting = self.mandatory
         while waiting and waiting[0][0] <= settled:
             waiting.popleft()
@@ -244,9 +245,9 @@ class ExpectedReply(NamedTuple):
     reply: int
     #: handles the answer's frame and returns whether it is forwarded; None: it is forwarded
     taken: Callable[[bytes], bool] | None = None
-    #: for a passive declare of ours: (class << 16 | method) of the client's request, which a refusal has to name
+    #: for our own passive declare: (class << 16 | method) of the client's request, which a refusal has to name
     request_method: int = 0
-    #: number of requests that it covers: more than one if requests without a reply precede it
+    #: number of requests that it answers: more than one if requests without a reply precede this one
     weight: int = 1
 
 
@@ -264,7 +265,7 @@ class Replies:
 
     @property
     def next(self) -> ExpectedReply:
-        """The next outstanding answer; there must be one."""
+        """The next outstanding answer, which must exist."""
         return self._expected[0]
 
     def append(self, expected: ExpectedReply) -> None:
@@ -309,14 +310,14 @@ class Channel:
         self.held = HeldFrames(backlog)
         self.output = ProducerOutput(backlog)
         self.replies = Replies(backlog)
-        #: the last declared queue, for an empty name in a bind
+        #: the last declared queue, which an empty name in a bind stands for
         self.last_queue = b""
-        #: publishers to other brokers that its publishes have used
+        #: publishers to other brokers that publishes on this channel have used
         self.remote_publishers: dict[Remote, RemotePublisher] = {}
 
     def end(self) -> None:
-        """Forget publishes and requests, which won't be answered. Keep held frames; messages to other brokers are
-        still sent.
+        """Forget publishes and requests, which won't be answered. Held frames are kept, and messages to other brokers
+        are still sent.
         """
         for publisher in self.remote_publishers.values():
             publisher.close()

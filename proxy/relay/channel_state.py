@@ -1,13 +1,14 @@
 """States of a channel, and the table of transitions.
 
-A channel of the producer and the channel of the same number upstream share one record with one state. `next_state`
+A channel of the producer and the upstream channel with the same number share one record with one state. `next_state`
 looks up (state, event) in `TRANSITIONS`; `ConnectionState.change` is its only caller and carries out the consequences
 of a change. An event without an entry is a protocol error with the reply code and text of RabbitMQ (seen with 3.10.8).
-Frames of the producer in a state of `HOLDING` are buffered: they become events when the channel resumes.
+In the states in `HOLDING`, frames from the producer are buffered; they become events when the channel resumes.
 
-Either side may close a channel, and the closes may cross. Each close is answered by a close-ok, and the number is free
-on a side once no close-ok is outstanding on it (spec, 1.5.2.5 and 1.5.2.6). RabbitMQ answers a close that crosses its
-own at once, discards everything else on a channel that is being closed, and treats an open on it as a second one (504).
+Either side may close a channel, and the closes may cross. Each close is answered by a close-ok, and a side may use the
+number again once no close-ok is outstanding on that side (spec, 1.5.2.5 and 1.5.2.6). RabbitMQ answers a close that
+crosses its own at once and discards everything else on a channel that is being closed, but treats an open on such a
+channel as a second open (504).
 
 Source: AMQP 0-9-1 spec, 1.5 "channel" and 2.2.10 "closing"; `rabbit_channel:handle_method` of RabbitMQ.
 """
@@ -21,7 +22,7 @@ from proxy.errors import ProtocolError, Scope
 
 
 class ChannelState(Enum):
-    """State of a channel; the value describes it in messages."""
+    """State of a channel; the value describes the state in messages."""
 
     #: no channel of that number
     CLOSED = "closed"
@@ -36,23 +37,23 @@ class ChannelState(Enum):
     CLOSING_BY_PRODUCER = "closing by the producer"
     #: the broker's Channel.Close was sent to the producer
     CLOSING_BY_BROKER = "closing by the broker"
-    #: closes of the producer and of the broker crossed: both close-oks are relayed
+    #: closes from the producer and the broker crossed: both close-oks are relayed
     CLOSING_BY_BOTH = "closing by both"
-    #: as `CLOSING_BY_BOTH`, and the producer has answered: the number is free on its side
+    #: like `CLOSING_BY_BOTH`, but the producer has answered: it may use the number again
     BOTH_AWAITING_BROKER = "closed by both, awaiting the broker"
     #: our own Channel.Close was sent to both sides: neither close-ok is relayed
     CLOSING_BY_US = "closing by us"
-    #: as `CLOSING_BY_US`, and the broker has answered
+    #: like `CLOSING_BY_US`, but the broker has answered
     US_AWAITING_PRODUCER = "closed by us, awaiting the producer"
-    #: as `CLOSING_BY_US`, and the producer has answered: the number is free on its side
+    #: like `CLOSING_BY_US`, but the producer has answered: it may use the number again
     US_AWAITING_BROKER = "closed by us, awaiting the broker"
 
 
 class ChannelEvent(Enum):
-    """An event on a channel; the value describes it in messages."""
+    """An event on a channel; the value describes the event in messages."""
 
     PRODUCER_OPEN = "Channel.Open of the producer"
-    #: any other method than open, close and close-ok
+    #: any method except open, close and close-ok
     PRODUCER_METHOD = "method of the producer"
     #: a content frame that belongs to no publish
     PRODUCER_CONTENT = "content frame of the producer"
@@ -63,18 +64,18 @@ class ChannelEvent(Enum):
     BROKER_CLOSE_OK = "Channel.CloseOk of the broker"
     #: destinations of a publish are not bound yet
     WAIT = "wait for destinations"
-    #: a declaration of the producer requires methods of our own
+    #: a declaration from the producer requires our own methods
     DECLARE = "run methods of ours"
     #: destinations were bound, or our own methods were answered
     RESUME = "resume"
-    #: the producer has violated a rule that is answered by Channel.Close
+    #: the producer has violated a rule, and the answer is Channel.Close
     REFUSE = "refuse"
     #: the connection has ended
     END = "end"
 
 
 class ChannelMode(Enum):
-    """How the publishes of a channel are answered; the value describes it in messages."""
+    """How publishes on a channel are answered; the value describes the mode in messages."""
 
     PLAIN = "plain"
     CONFIRM = "confirm"
@@ -107,12 +108,12 @@ TRANSITIONS: Final[dict[ChannelState, dict[ChannelEvent, ChannelState]]] = {
         _Event.PRODUCER_OPEN: OPENING,
         _Event.END: CLOSED,
     },
-    OPENING: {  # the producer need not wait for the open-ok
+    OPENING: {  # the producer does not have to wait for the open-ok
         _Event.PRODUCER_METHOD: OPENING,
         _Event.PRODUCER_CLOSE: CLOSING_BY_PRODUCER,
         _Event.BROKER_OPEN_OK: OPEN,
         _Event.BROKER_CLOSE: CLOSING_BY_BROKER,
-        _Event.BROKER_CLOSE_OK: OPENING,  # no close is outstanding: it is ignored, as in other states
+        _Event.BROKER_CLOSE_OK: OPENING,  # no close is outstanding, so the close-ok is ignored, as in other states
         _Event.WAIT: WAITING,
         _Event.DECLARE: DECLARING,
         _Event.REFUSE: CLOSING_BY_US,
@@ -201,17 +202,17 @@ TRANSITIONS: Final[dict[ChannelState, dict[ChannelEvent, ChannelState]]] = {
     },
 }
 
-#: The producer's frames are buffered until the channel resumes, or its number is free upstream.
+#: The producer's frames are buffered until the channel resumes or its number can be used again upstream.
 HOLDING: Final = frozenset((WAITING, DECLARING, BOTH_AWAITING_BROKER, US_AWAITING_BROKER))
 #: The broker's frames are discarded, except for the rest of a content and answers to a close.
 DISCARDING: Final = frozenset(
     (CLOSING_BY_BROKER, CLOSING_BY_BOTH, CLOSING_BY_US, US_AWAITING_PRODUCER, US_AWAITING_BROKER, BOTH_AWAITING_BROKER)
 )
-#: Confirms and returns of the broker, and of other brokers, are sent to the producer.
+#: Confirms and returns from the broker, and from other brokers, are sent to the producer.
 CONFIRMABLE: Final = frozenset((OPENING, OPEN, WAITING, DECLARING, CLOSING_BY_PRODUCER))
-#: The channel counts as open for the producer, until either the producer or the sidecar has closed it.
+#: The channel counts as one of the producer's open channels until either the producer or the sidecar has closed it.
 COUNTED: Final = CONFIRMABLE | {CLOSING_BY_BROKER, CLOSING_BY_BOTH}
-#: A close-ok of the producer (UP) or of the broker (DOWN) is relayed to the other side.
+#: A close-ok from the producer (UP) or from the broker (DOWN) is relayed to the other side.
 RELAYED_UP: Final = frozenset((CLOSING_BY_BROKER, CLOSING_BY_BOTH))
 RELAYED_DOWN: Final = frozenset((CLOSING_BY_PRODUCER, CLOSING_BY_BOTH, BOTH_AWAITING_BROKER))
 
@@ -219,7 +220,7 @@ _SECOND_OPEN = (504, "second 'channel.open' seen")
 _NO_OPEN = (504, "expected 'channel.open'")
 _UNEXPECTED_FRAME = (505, "expected method frame, got non method frame instead")
 _UNIMPLEMENTED = (503, "unimplemented method")
-#: RabbitMQ's errors for an event without an entry: if there is no channel, and otherwise.
+#: RabbitMQ's errors for an event without an entry: the first if there is no channel, the second otherwise.
 _FAULTS: dict[ChannelEvent, tuple[tuple[int, str], tuple[int, str]]] = {
     _Event.PRODUCER_OPEN: (_SECOND_OPEN, _SECOND_OPEN),
     _Event.PRODUCER_METHOD: (_NO_OPEN, _NO_OPEN),
@@ -231,11 +232,11 @@ _BROKER_EVENTS = frozenset((_Event.BROKER_OPEN_OK, _Event.BROKER_CLOSE, _Event.B
 
 
 def next_state(state: ChannelState, event: ChannelEvent, method: int = 0) -> ChannelState:
-    """Return the state after an event; `method` is (class << 16 | method) of the frame, if it is one.
+    """Return the state after an event; `method` is (class << 16 | method) if the event is a method.
 
     Raises:
-        ProtocolError: on the connection, there is no transition: 503, 504 or 505 for the producer, as on RabbitMQ; 504
-            for the broker; 541 for an event of ours.
+        ProtocolError: there is no transition. It closes the connection, with 503, 504 or 505 for events from the
+            producer, as on RabbitMQ, 504 for those from the broker, and 541 for our own.
     """
     after = TRANSITIONS[state].get(event)
     if after is not None:
@@ -249,10 +250,10 @@ def next_state(state: ChannelState, event: ChannelEvent, method: int = 0) -> Cha
 
 
 def next_mode(mode: ChannelMode, selected: ChannelMode) -> ChannelMode:
-    """Return the mode of a channel after Confirm.Select or Tx.Select; a selected mode never changes.
+    """Return the mode of a channel after Confirm.Select or Tx.Select. Once selected, the mode never changes.
 
     Raises:
-        ProtocolError: 406 on the channel with RabbitMQ's text, the other mode was selected before.
+        ProtocolError: the other mode was selected before; 406 on the channel, with RabbitMQ's text.
     """
     if mode is not PLAIN and mode is not selected:
         text = f"cannot switch from {mode.value} to {selected.value} mode"

@@ -1,10 +1,10 @@
-"""Settled publishes of a channel, and how several upstream confirms and returns become one.
+"""Tracks which publishes on a channel are settled, and joins several upstream confirms or returns into one.
 
-`Settled` counts confirms while each publish is one upstream publish: tags are equal and the broker's own ack is
-relayed. `Ledger` takes over on a channel from the first publish that needs several upstream publishes: from then on the
-tags differ, and a producer's tag is settled when all its copies are; one nack is a nack. `Returns` relays a return when
-every copy has been returned; a return has no tag, so it is identified by its content, which also works on channels
-without confirms.
+While every publish from the producer results in one upstream publish, the tags on both sides are equal, the broker's
+acks are relayed, and `Settled` counts them. `Ledger` takes over on a channel with the first publish that needs several
+upstream publishes. From then on, the tags differ: a producer's tag is settled when all copies are settled, and a nack
+of one copy nacks the publish. `Returns` relays a return when every copy has been returned. A return has no tag, so it
+is identified by its content, which also works on channels without confirms.
 
 `broker_methods` handles the broker's acks and nacks, settles them here and relays them.
 
@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable
 
-#: Limit of publishes in several copies whose returns a channel tracks. Confirms remove them; on a channel without
-#: confirms the oldest are forgotten, and their returns are relayed once per copy.
+#: Maximum number of publishes sent as several copies whose returns a channel tracks. A confirm removes its publish. On
+#: a channel without confirms, the oldest publishes are forgotten, and their returns are then relayed once per copy.
 WAITING_RETURNS = 4096
 
 
@@ -28,7 +28,7 @@ class Settled:
     __slots__ = ("_above", "count", "low")
 
     def __init__(self) -> None:
-        #: every tag up to this one is settled
+        #: greatest tag up to which all tags are settled
         self.low = 0
         #: settled tags above `low`
         self._above: set[int] = set()
@@ -39,8 +39,8 @@ class Settled:
         """Count one ack or nack; return how many publishes it settled.
 
         Args:
-            tag: delivery tag of the ack or nack; 0 with `multiple`: all outstanding tags.
-            multiple: non-zero if it settles all tags up to this one.
+            tag: delivery tag of the ack or nack; 0 with `multiple` means all outstanding tags.
+            multiple: non-zero if it settles all tags up to `tag`.
             published: highest tag in use.
         """
         above = self._above
@@ -88,11 +88,11 @@ class _Entry:
 
 
 class Ledger:
-    """Joins upstream confirms per producer tag, including those of other brokers.
+    """Joins upstream confirms for each producer tag, including confirms from other brokers.
 
     Args:
-        outstanding: producer tags not settled when the ledger takes over; upstream tags are still equal to them.
-        published: highest tag in use at that time, on both sides.
+        outstanding: producer tags not settled when the ledger takes over; their upstream tags are the same.
+        published: highest tag in use on both sides at that time.
     """
 
     __slots__ = ("_entries", "_order", "_remote", "upstream_tag")
@@ -105,7 +105,7 @@ class Ledger:
         self._remote: dict[int, _Entry] = {}
 
     def add(self, producer_tag: int, copies: int, apart: int = 0) -> None:
-        """Add a publish with copies for the producer's own broker, and `apart` copies that `settle_remote` settles."""
+        """Add a publish with `copies` to the producer's own broker, and `apart` copies that `settle_remote` settles."""
         entry = _Entry(producer_tag, copies + apart)
         if apart:
             self._remote[producer_tag] = entry
@@ -115,7 +115,8 @@ class Ledger:
             self._order.append(self.upstream_tag)
 
     def settle_remote(self, producer_tag: int, ack: bool) -> bool | None:
-        """Settle one copy at another broker; return whether its publish is acked, None while copies are outstanding."""
+        """Settle one copy at another broker; return whether the publish is acked, or None while copies are
+        outstanding."""
         entry = self._remote.get(producer_tag)
         if entry is None:
             return None
@@ -127,7 +128,8 @@ class Ledger:
         return entry.acked
 
     def settle(self, upstream_tag: int, multiple: bool, ack: bool) -> list[tuple[int, bool]]:
-        """Settle an upstream ack or nack; return (producer tag, acked) of each publish that it settles, ascending."""
+        """Settle an upstream ack or nack; return (producer tag, acked) of each publish that this settles, in ascending
+        order."""
         order, entries = self._order, self._entries
         tags = []
         if multiple:
@@ -162,8 +164,8 @@ class _Whole:
 class Returns:
     """Joins the returns of publishes that were sent as several copies.
 
-    A copy is identified by a fingerprint: everything that is equal in the publish and its return. If several publishes
-    have the same fingerprint, the oldest is chosen: for the producer they are the same message.
+    A copy is identified by a fingerprint of everything that is the same in a publish and its return. If several
+    publishes have the same fingerprint, the oldest is chosen, since the producer can't distinguish them.
     """
 
     __slots__ = ("_copies", "_order")
@@ -186,7 +188,8 @@ class Returns:
             self._forget(self._order.popleft())
 
     def returned(self, copy: Hashable) -> bool:
-        """Handle a return; return True if it must be relayed: it is untracked, or the last copy of its publish."""
+        """Handle a return; return True if it must be relayed, because it is untracked or the last copy of its
+        publish."""
         waiting = self._copies.get(copy)
         if waiting is None:
             return True
@@ -199,7 +202,7 @@ class Returns:
         return True
 
     def settled(self, producer_tag: int) -> None:
-        """Forget a confirmed publish: it can't be returned any more."""
+        """Forget a confirmed publish, which can no longer be returned."""
         for whole in self._order:  # in ascending order if the channel has confirms
             if whole.producer_tag >= producer_tag:
                 if whole.producer_tag == producer_tag:

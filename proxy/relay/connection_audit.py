@@ -1,16 +1,17 @@
-"""Audit of one producer connection: lines of its publishes, and confirms that wait until their lines are on disk.
+"""Audit of one producer connection: writes the lines for its publishes, and delays confirms until their lines are on
+disk.
 
-There is one line per publish, and a settle line if its result is recorded later. The publish path appends finished
-bytes; the audit log defines the format of a line and the file, see `audit_sink`.
+There is one line per publish, and a settle line if its result becomes known later. The publish path appends complete
+lines; the audit log defines the format of lines and files (see `audit_sink`).
 
-In mode `strict` no confirm is sent before its line is on disk. Only confirms wait: acks, nacks (an earlier ack may be
-among the tags that they name) and Tx.CommitOk, each for the last line of its channel. All other frames overtake them,
-including returns, which precede the ack of their publish in any case.
+In mode `strict` no confirm is sent before its line is on disk. Only confirms wait, each for the last line of its
+channel: acks, nacks (a nack with `multiple` that overtook an ack would include the acked publish) and Tx.CommitOk. All
+other frames overtake them. This includes returns, which precede the ack of their publish in any case.
 
-The end of a channel or connection must not overtake its confirms. While lines are being written, the end and everything
-after it wait, for no longer than one write. If the disk rejects lines, or does not respond, the wait would be
-unbounded: then the end is sent, and the waiting confirms are dropped. Their publishes stay unconfirmed for the
-producer, as if the broker's confirms had crossed the close.
+The close of a channel or connection must not overtake its confirms. While lines are being written, the close and
+everything after it wait, for at most one write. If the disk rejects lines, or does not respond, the wait would be
+unbounded: the close is sent, and the waiting confirms are dropped. For the producer, these publishes stay unconfirmed,
+as if the broker's confirms had crossed the close.
 
 Source: docs/reference/audit.md (record, modes); RabbitMQ guide "Consumer acknowledgements and publisher confirms".
 """
@@ -27,11 +28,11 @@ from proxy.relay.audit_sink import AuditSink, LineTemplate
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import CONFIRM
 
-#: Limit of a channel's mandatory publishes that may still be returned; the oldest are forgotten. With confirms,
-#: settled publishes are removed at once: the broker returns a message before it confirms it.
+#: Maximum number of mandatory publishes on a channel that may still be returned; the oldest are forgotten. With
+#: confirms, settled publishes are removed at once, since the broker returns a message before it confirms it.
 _MANDATORY, _MANDATORY_CONFIRMING = 4096, 65536
 _MESSAGE_ID = 0x0080
-#: Size of an entry of delayed confirms, without its frames.
+#: Size of an entry for delayed confirms in bytes, without its frames.
 _ENTRY_BYTES = 128
 
 
@@ -40,7 +41,7 @@ class AuditCommits(Protocol):
 
     #: number of the last line on disk
     durable: int
-    #: error of the disk while it rejects lines
+    #: the disk's error, while it rejects lines
     failure: str | None
 
     @property
@@ -66,15 +67,15 @@ class DelayedConfirms:
         self._lines = lines
         self._out = out
         self._send = send
-        #: channels with new lines whose numbers have not been recorded, and the last of these channels
+        #: channels with new lines whose numbers have not been recorded yet, and the last of these channels
         self._wrote: list[Channel] = []
         self._last: Channel | None = None
-        #: by channel number, (line, confirms), oldest first
+        #: (line, confirms) by channel number, oldest first
         self._waiting: dict[int, deque[tuple[int, bytes]]] = {}
         self.size_bytes = 0
-        #: number of the line for which the end of a channel, and everything after it, waits; None if there is none
+        #: number of the line that the close of a channel, and everything after it, waits for; None if nothing waits
         self.until: int | None = None
-        #: output that precedes the waiting end; and the parts of the waiting output that are confirms
+        #: output that precedes the waiting close, and the parts of the waiting output that are confirms
         self._before: list[bytes] = []
         self._sealed: list[bytes] = []
 
@@ -87,7 +88,7 @@ class DelayedConfirms:
         return self._out if self.until is None else self._before
 
     def wrote(self, channel: Channel) -> None:
-        """Record that a line of a publish on a channel was appended."""
+        """Record that the line for a publish on a channel was appended."""
         if channel is not self._last:
             self._last = channel
             self._wrote.append(channel)
@@ -107,13 +108,14 @@ class DelayedConfirms:
         return channel.audit.line > self._lines.durable or channel.number in self._waiting
 
     def keep(self, channel: Channel, frames: bytes) -> None:
-        """Delay confirms of a channel, and request a write of their lines."""
+        """Delay confirms on a channel, and request that their lines are written."""
         self._lines.commit_point()
         self._waiting.setdefault(channel.number, deque()).append((channel.audit.line, frames))
         self.size_bytes += len(frames) + _ENTRY_BYTES
 
     def end(self, number: int, interrupted: bool) -> None:
-        """Handle the end of a channel: the next output may be its close; `interrupted`: a content is in progress."""
+        """Handle the end of a channel, whose close may be the next output; `interrupted` is True if a content is in
+        progress."""
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             return
@@ -129,7 +131,7 @@ class DelayedConfirms:
         self._out.append(confirms)
 
     def durable(self, line: int) -> None:
-        """Release confirms that wait for lines: those up to this number are on disk now."""
+        """Release confirms whose lines, up to this number, are on disk now."""
         for number, waiting in tuple(self._waiting.items()):
             while waiting and waiting[0][0] <= line:
                 _, frames = waiting.popleft()
@@ -141,7 +143,7 @@ class DelayedConfirms:
             self._go_on()
 
     def failing(self) -> None:
-        """Release the ends of channels without their confirms, since the disk rejects lines."""
+        """Release the waiting closes without their confirms, since the disk rejects lines."""
         if self.until is not None:
             sealed = {id(confirms) for confirms in self._sealed}
             self._out[:] = [piece for piece in self._out if id(piece) not in sealed]
@@ -160,7 +162,7 @@ class ConnectionAudit:
     Args:
         conn: id of the connection.
         user: the producer's user name.
-        delayed_confirms: confirms that wait for lines, if they have to.
+        delayed_confirms: confirms that wait for their lines; None if confirms need not wait.
     """
 
     def __init__(
@@ -190,7 +192,7 @@ class ConnectionAudit:
             return None, "{}"
         try:
             return self._read(data, start, stop, flags)
-        except (IndexError, ProtocolError):  # malformed: left to the broker to reject
+        except (IndexError, ProtocolError):  # malformed: the broker will reject it
             return None, "{}"
 
     def _read(self, data: bytes, start: int, stop: int, flags: int) -> tuple[bytes | None, str]:
@@ -234,7 +236,7 @@ class ConnectionAudit:
         size: int,
         decide_us: float,
     ) -> None:
-        """Write the line of a publish; its channel has already counted the publish."""
+        """Write the line for a publish that its channel has already counted."""
         trail = channel.audit
         origin = trail.origin
         if not origin:
@@ -253,7 +255,8 @@ class ConnectionAudit:
             trail.mandatory.append((seq, exchange, routing_key))
 
     def returned(self, channel: Channel, exchange: bytes, routing_key: bytes) -> None:
-        """Record a returned publish by the producer's address: returns arrive in the order of publishes."""
+        """Record a return. Its publish is identified by the producer's address, since returns arrive in the order of
+        publishes."""
         waiting = channel.audit.mandatory
         while waiting:
             seq, to, key = waiting.popleft()
@@ -266,7 +269,7 @@ class ConnectionAudit:
         self._journal.settle(self._conn, channel.number, channel.confirms.before + producer_tag, result, confirm_us)
 
     def lost(self, channel: Channel) -> None:
-        """Record the end of the connection: the result of unsettled publishes is `lost`."""
+        """Record the end of the connection, with the result `lost` for unsettled publishes."""
         if channel.mode is CONFIRM:
             for tag in channel.confirms.settled.outstanding(channel.confirms.published):
                 self.settled(channel, tag, "lost")

@@ -46,11 +46,11 @@ from proxy.values import Destination
 SAMPLE_SECONDS = 0.1
 #: Unconfirmed publishes of a channel, or prefetched deliveries, above which the latency of each does not matter.
 AHEAD_MESSAGES: Final = 1024
-#: Deliveries in one read that indicate a streaming consumer.
+#: Number of deliveries in one read from which a consumer counts as streaming.
 STREAMED_DELIVERIES: Final = 8
-#: Connections with more channels are never checked for streaming.
+#: A connection with more channels is never checked for streaming.
 _STREAMING_CHANNELS: Final = 16
-#: States in which earlier publishes and requests of a channel no longer matter.
+#: States in which a channel's earlier publishes and requests no longer matter.
 _ENDED = frozenset((CLOSING_BY_US, US_AWAITING_PRODUCER, US_AWAITING_BROKER, BOTH_AWAITING_BROKER, CLOSED))
 
 
@@ -58,15 +58,16 @@ class Phase(Enum):
     """Phase of the connection."""
 
     OPEN = "open"
-    #: the producer's Connection.Close was sent upstream; the broker's close-ok is relayed, then both sides end
+    #: the producer's Connection.Close was sent upstream; the broker's close-ok will be relayed, and then both
+    #: connections end
     PRODUCER_CLOSES = "producer closes"
-    #: the broker's (or our) Connection.Close was sent to the producer, whose close-ok ends the connection
+    #: the broker's or our own Connection.Close was sent to the producer, whose close-ok will end the connection
     CLOSING = "closing"
     CLOSED = "closed"
 
 
 class PermissionCheck(NamedTuple):
-    """A check, on a connection of the client, whether a destination is within its reach from an exchange."""
+    """A check, made on one of the client's connections, whether the client may bind a destination to an exchange."""
 
     owned: OwnedExchange
     reach: Reach
@@ -74,7 +75,7 @@ class PermissionCheck(NamedTuple):
 
 
 class EnsureQueue(NamedTuple):
-    """Bind the tokens of a queue that was declared through us."""
+    """Bind the tokens of a queue that was declared through this sidecar."""
 
     channel: Channel
     queue: bytes
@@ -83,8 +84,8 @@ class EnsureQueue(NamedTuple):
 class BindDestinations(NamedTuple):
     """Bind destinations that a publish waits for.
 
-    Destinations in `permission_checks`, chosen by routes of clients' bindings, are first checked on these clients' own
-    connections.
+    The destinations in `permission_checks` were chosen by routes in clients' bindings. They are first checked on
+    connections of these clients.
     """
 
     channel: Channel
@@ -96,8 +97,8 @@ class BindDestinations(NamedTuple):
 class LookUpExchange(NamedTuple):
     """Look up an open exchange that a client declares and that is unknown here.
 
-    `answer` is called with the type of an exchange of that name that is not one of ours, or with None if there is none;
-    an exchange of ours is added to the state before the call.
+    If the broker has an exchange with this name that is not an open exchange, `answer` is called with its type;
+    otherwise with None. An open exchange is added to the state before the call.
     """
 
     channel: Channel
@@ -111,26 +112,26 @@ Request: TypeAlias = EnsureQueue | BindDestinations | LookUpExchange
 class RelayLimits(NamedTuple):
     """Limits of one connection."""
 
-    #: size limit of frames held while a destination or the tokens of a queue are being bound; at the limit that side is
-    #: not read until they are sent
+    #: maximum size of frames held while a destination or the tokens of a queue are being bound; at the limit, the side
+    #: that sends them is not read until the held frames are sent
     held_bytes: int = 1 << 20
-    #: size limit of a body that is sent as several copies; a larger one is refused with 311
+    #: maximum size of a body that is sent as several copies; larger bodies are refused with 311
     replay_bytes: int = 4 << 20
-    #: limit of the total size of such bodies in progress on all channels; beyond it a publish is refused with 311
+    #: maximum total size of such bodies in progress on all channels; a publish that exceeds it is refused with 311
     collected_bytes: int = 16 << 20
-    #: limit of destinations within one client's reach from one exchange
+    #: maximum number of destinations within one client's reach from one exchange
     tokens: int = 10_000
-    #: size limit of a body; 0: the broker's limit
+    #: maximum size of a body; 0: the broker's limit
     message_bytes: int = 0
-    #: limit of unanswered requests about exchanges, queues and bindings; at the limit the producer is not read until
-    #: answers arrive
+    #: maximum number of unanswered requests about exchanges, queues and bindings; at the limit, the producer is not
+    #: read until answers arrive
     unanswered: int = 4096
 
 
 class QueueInventory(NamedTuple):
     """Non-blocking callbacks to the control plane."""
 
-    #: whether rules name a queue, or depend on queue names at all
+    #: whether rules name this queue, or depend on queue names at all
     interested: Callable[[bytes], bool]
     #: records a declared queue, and whether it is exclusive to its connection
     queue_declared: Callable[[bytes, bool], None]
@@ -155,14 +156,14 @@ class Lifecycle:
     fault: ProtocolError | None = None
     #: the producer's Connection.Close, held while publishes wait for their destinations
     last_frame: bytes | None = None
-    #: further Connection.Close methods of the producer while the first is not answered
+    #: number of further Connection.Close methods that the producer has sent before the first was answered
     further_closes: int = 0
-    #: whether the producer has closed the connection and was answered: it will close the socket
+    #: whether the producer's Connection.Close was answered, so that the producer will close the socket
     producer_ends: bool = False
 
     @property
     def takes_new_frames(self) -> bool:
-        """True if new frames of the producer are still relayed."""
+        """True if new frames from the producer are still relayed."""
         return self.phase is Phase.OPEN and self.last_frame is None
 
     def end(self, phase: Phase) -> None:
@@ -179,7 +180,7 @@ class Lifecycle:
 
 @dataclass(slots=True, eq=False)
 class UpstreamLink:
-    """State of the leased connection to the broker, with the sidecar's own channel on it."""
+    """State of the leased connection to the broker, and the sidecar's own channel on that connection."""
 
     sidecar_channel: SidecarChannel
     #: whether a Connection.Close, ours or the producer's, was sent upstream
@@ -188,9 +189,9 @@ class UpstreamLink:
     done: bool = False
     #: whether the broker has blocked publishes
     blocked: bool = False
-    #: whether it may be kept for another producer
+    #: whether the connection may be kept for another producer
     may_be_kept: bool = False
-    #: whether it is kept, after the producer has left
+    #: whether the connection is kept after the producer has left
     kept: bool = False
 
     @property
@@ -199,11 +200,11 @@ class UpstreamLink:
         return self.may_be_kept and not self.blocked and not self.sidecar_channel.used
 
     def end(self) -> None:
-        """Stop using it: nothing more is sent or expected."""
+        """Stop using the connection: nothing more is sent or expected."""
         self.closing = self.done = True
 
     def keep(self) -> None:
-        """Keep it for another producer."""
+        """Keep the connection for another producer."""
         self.end()
         self.kept = True
 
@@ -216,7 +217,7 @@ class UpstreamLink:
 
 @dataclass(slots=True, eq=False)
 class PendingWork:
-    """Work to do after a read: by the driver (`requests`), and by the relay itself."""
+    """Work to do after a read: the driver carries out `requests`, the relay everything else."""
 
     #: requests to the control plane; the driver takes and clears them
     requests: list[Request] = field(default_factory=list)
@@ -230,7 +231,8 @@ class PendingWork:
 class Deliveries:
     """Contents in progress to the producer, and channels whose frames from the broker are inspected."""
 
-    #: whether the client has set a prefetch count below AHEAD_MESSAGES: its consumers soon wait for further deliveries
+    #: whether the client has set a prefetch count below AHEAD_MESSAGES, so that its consumers soon wait for more
+    #: deliveries
     few_at_a_time: bool = False
     #: deliveries in the last read of the broker's socket
     in_last_read: int = 0
@@ -255,12 +257,12 @@ class ConnectionTraffic:
     now: float = 0.0
     #: earliest time of the next timed confirm
     sample_after: float = 0.0
-    #: publishes of channels that have ended
+    #: publishes on channels that have ended
     before: int = 0
 
 
 class RemoteBrokers(NamedTuple):
-    """Other brokers, for publishes that the address table sends there."""
+    """Connections to other brokers, for publishes that the address table redirects to them."""
 
     remotes: Remotes
     notify: Callable[[], None]
@@ -290,7 +292,7 @@ class ConnectionState:
         self.lifecycle = Lifecycle()
         self.channels: dict[int, Channel] = {}
         self.backlog = Backlog()
-        #: output for either side, in order; the driver sends and clears it
+        #: output for the broker and for the producer, in order; the driver sends and clears it
         self.to_upstream: list[bytes] = []
         self.to_producer: list[bytes] = []
         tuning = terms.tuning
@@ -304,7 +306,7 @@ class ConnectionState:
         self.remotes: RemoteBrokers | None = None
 
     def permission_checks(self, unknown: Iterable[tuple[Reach, Destination]]) -> tuple[PermissionCheck, ...]:
-        """Return the checks of existing destinations that are not yet known to be within a client's reach."""
+        """Return the checks for existing destinations that are not yet known to be within a client's reach."""
         asked = []
         for reach, destination in sorted(unknown, key=lambda pair: pair[1]):
             owned = self.plans.state.owner_of(reach)
@@ -374,9 +376,10 @@ class ConnectionState:
     def streams(self) -> bool:
         """True if many messages are in flight, so that latency of single messages and confirms does not matter.
 
-        Either each channel that publishes with confirms has AHEAD_MESSAGES unconfirmed publishes; or nothing is
-        published with confirms, the last read had STREAMED_DELIVERIES, and no prefetch count is below AHEAD_MESSAGES. A
-        client that waits for each confirm, for a reply or for the next of a few deliveries does not stream.
+        Either every channel that publishes with confirms has AHEAD_MESSAGES unconfirmed publishes, or nothing is
+        published with confirms, the last read contained STREAMED_DELIVERIES, and no prefetch count is below
+        AHEAD_MESSAGES. A client that waits for each confirm, for a reply or for the next of a few deliveries does not
+        stream.
         """
         if self.lifecycle.phase is not Phase.OPEN or self.upstream.blocked or self.backlog.unanswered:
             return False
@@ -417,9 +420,9 @@ class ConnectionState:
             channel.held.take()
 
     def producer_leaves(self, frame: bytes) -> None:
-        """Send the producer's Connection.Close upstream; outstanding frames of the broker are still relayed.
+        """Send the producer's Connection.Close upstream; outstanding frames from the broker are still relayed.
 
-        If the upstream connection can be reused, it is kept, and the close is answered here.
+        If the upstream connection can be reused, it is kept, and the sidecar answers the close itself.
         """
         if self.upstream.as_new and not self.channels and not self.deliveries.unfinished:
             self.upstream.keep()
@@ -433,7 +436,7 @@ class ConnectionState:
         self.to_upstream.append(frame)
 
     def producer_answered(self) -> None:
-        """End the connection, and answer each further Connection.Close of the producer, as RabbitMQ does."""
+        """End the connection, and answer each further Connection.Close from the producer, as RabbitMQ does."""
         self.finish()
         self.to_producer += [method_frames.connection_close_ok()] * self.lifecycle.answer_closes()
 
@@ -442,9 +445,9 @@ class ConnectionState:
         self.forget_all()
 
     def send_to_producer(self, channel: Channel, frames: bytes) -> None:
-        """Send our own methods to the producer on a channel; if a content is in progress, after it.
+        """Send our own methods to the producer on a channel; if a content is in progress, they are sent after it.
 
-        No method may come between the frames of a content (spec, 4.2.6).
+        No method may be sent between the frames of a content (spec, 4.2.6).
         """
         if channel.number in self.deliveries.unfinished:
             channel.output.deferred.append(frames)
@@ -465,7 +468,7 @@ class ConnectionState:
 
     @property
     def delayed_confirms(self) -> DelayedConfirms | None:
-        """Confirms that wait for their audit lines; None if they need not wait."""
+        """Confirms that wait for their audit lines; None if confirms need not wait."""
         return self.audit.delayed_confirms if self.audit is not None else None
 
     def delay_confirm(self, channel: Channel, confirm: bytes) -> bool:
@@ -477,7 +480,7 @@ class ConnectionState:
         return True
 
     def end_confirms(self, channel: Channel) -> None:
-        """Prepare for the close of a channel, so that it is sent after the waiting confirms, if possible."""
+        """Prepare for the close of a channel, which is sent after the waiting confirms if possible."""
         if self.delayed_confirms is not None:
             self.delayed_confirms.end(channel.number, channel.number in self.deliveries.unfinished)
 
@@ -493,7 +496,7 @@ class ConnectionState:
             self.traffic.sample_after = self.traffic.now + SAMPLE_SECONDS
 
     def forget_mandatory(self, channel: Channel) -> None:
-        """Forget settled mandatory publishes of a channel: they can't be returned any more."""
+        """Forget settled mandatory publishes of a channel, which can no longer be returned."""
         channel.audit.forget_mandatory(channel.confirms.before + channel.confirms.settled.low)
 
     def send_confirm(self, channel: Channel, producer_tag: int, acked: bool) -> None:
@@ -546,15 +549,15 @@ class ConnectionState:
             self.audit.settled(channel, producer_tag, "nacked")
 
     def drop_content(self, channel: Channel) -> None:
-        """Forget the publish in progress: no more frames of it are expected."""
+        """Forget the publish in progress, of which no more frames are expected."""
         content, channel.content = channel.content, None
         if content is not None and content.collected is not None:
             self.backlog.collected -= content.collected.body_size
 
     def refuse(self, channel: Channel, error: ProtocolError) -> None:
-        """Answer a protocol error of the producer on one channel: Channel.Close to both sides.
+        """Answer a protocol error of the producer on one channel by sending Channel.Close to both sides.
 
-        Earlier publishes stay published: the broker gets our close after them.
+        Earlier publishes stay published, since the broker gets our close after them.
         """
         self.plans.counters.protocol_error(error.reply_code)
         self.change(channel, ChannelEvent.REFUSE)
@@ -567,12 +570,12 @@ class ConnectionState:
         self.take_held_again(channel)
 
     def take_held_again(self, channel: Channel) -> None:
-        """Process the frames that a channel has held, now in its current state."""
+        """Process the frames that a channel has held, in its current state."""
         if channel.held:
             self.pending.resumable.append(channel)
 
     def fail(self, error: ProtocolError) -> None:
-        """Answer a protocol error of the producer on the connection: Connection.Close to both sides."""
+        """Answer a protocol error of the producer on the connection by sending Connection.Close to both sides."""
         if self.lifecycle.phase is not Phase.OPEN:
             return
         if error.scope is Scope.CHANNEL:
@@ -593,7 +596,9 @@ class ConnectionState:
         )
 
     def close_upstream(self) -> None:
-        """Send Connection.Close to the broker; the upstream connection ends with CloseOk, or when the link is lost."""
+        """Send Connection.Close to the broker. The upstream connection ends when the broker sends CloseOk or the link
+        is lost.
+        """
         if not self.upstream.closing:
             self.upstream.closing = True
             self.to_upstream.append(method_frames.connection_close(200, b"Goodbye", 0, 0))

@@ -1,9 +1,9 @@
 """Counters of connections, relays, publishes and limits, as plain integers.
 
-The publish path only increments attributes; `observe` reads the numbers and names them. A decision is shared by many
-messages, so the publish path counts in the single `Tally` of that decision. `Traffic` folds tallies into totals: on
-request, and when the last plan that holds a tally is dropped. The totals are bounded: only names in the rules have
-separate totals. Only one thread counts.
+The publish path only increments attributes; `observe` reads the numbers and names them. Many messages share a decision,
+so the publish path counts them in the single `Tally` of that decision. `Traffic` folds tallies into totals on request,
+and when the last plan that holds a tally is dropped. The number of totals is bounded, since only names in the rules
+have separate totals. Only one thread counts.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from weakref import WeakValueDictionary
 
 #: Outcomes of a publish, as named in metrics and audit records.
 OUTCOMES = ("routed", "unrouted", "filtered", "rejected", "translated", "passed")
-#: Exchange or binding name of the total for everything without a separate one.
+#: Exchange or binding name of the total for everything that has no separate total.
 OTHER = "other"
-#: Default limit of bindings with separate totals (setting `metrics.bindings`).
+#: Default maximum number of bindings with separate totals (setting `metrics.bindings`).
 BINDING_LIMIT = 500
-#: Tallies folded between two pauses of `Traffic.folding`: about a millisecond of work for ten bindings each.
+#: Number of tallies folded between two pauses of `Traffic.folding`. With ten bindings each, this takes about a
+#: millisecond.
 FOLD_STEP = 256
 
 #: Bindings that were true: (exchange, id of the binding).
 Matched: TypeAlias = tuple[tuple[bytes, str], ...]
 T = TypeVar("T")
-#: virtual host, exchange, outcome (a name of OUTCOMES), bindings that were true, destinations
+#: virtual host, exchange, outcome (one of OUTCOMES), bindings that were true, destinations
 _TallyKey: TypeAlias = tuple[str, bytes, str, Matched, tuple[bytes, ...]]
 #: Results of an attempt to open a connection.
 RESULTS = ("ok", "refused", "unavailable", "timeout", "protocol_error", "tls_error")
-#: Owners of regular expressions: rules files, a client's bindings, headers of a message.
+#: Owners of regular expressions: rules files, a client's bindings, or headers of a message.
 REGEX_OWNERS = ("rules", "client", "message")
 #: Upper bounds in seconds. A cached decision takes a microsecond, ten thousand regular expressions take a second.
 DECISION_BOUNDS = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 1.0)
-#: Upper bounds in seconds. A confirm takes 0.2 ms on loopback, and seconds for a busy quorum queue.
+#: Upper bounds in seconds. A confirm takes 0.2 ms on loopback, and several seconds for a busy quorum queue.
 CONFIRM_BOUNDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-#: Why a connection was rejected before its handshake.
+#: Limits because of which a connection was rejected before its handshake.
 REJECTED_CONNECTIONS = ("connections", "connections_per_peer")
-#: Limits of producers, counted when one is slowed down or closed.
+#: Limits that apply to producers, counted when a producer is slowed down or closed.
 LIMITS = ("publish_rate", "publish_bytes", "patience", "message_size", "idle", "regex_budget")
 
 
@@ -73,13 +74,13 @@ class Count:
 
 
 def _weakly_referenced(decorated: type[T]) -> type[T]:
-    """Keep a class from being compiled: native classes don't support weak references."""
+    """Prevent a class from being compiled, since native classes don't support weak references."""
     return decorated
 
 
 @_weakly_referenced
 class Tally:
-    """Counts publishes that share one decision and are not yet in a total. Created by `Traffic.tally`."""
+    """Counts publishes that share one decision and are not yet included in a total. Created by `Traffic.tally`."""
 
     __slots__ = ("__weakref__", "_key", "_totals", "count")
 
@@ -106,7 +107,7 @@ class TrafficLabels(NamedTuple):
 
     Args:
         exchanges: (vhost, exchange).
-        bindings: (vhost, exchange, binding id): the first ones, up to the limit.
+        bindings: (vhost, exchange, binding id) of the first bindings, up to the limit.
         kept: bindings that have totals already, anywhere in the files.
         destinations: (vhost, name).
     """
@@ -137,9 +138,10 @@ class Traffic:
         bindings: Iterable[tuple[str, bytes, str]],
         destinations: Iterable[tuple[str, bytes]],
     ) -> TrafficLabels:
-        """Choose the names that `name` gives totals; may run in another thread: there may be 100,000 bindings.
+        """Choose the names to which `name` gives totals. May run in another thread, since there may be 100,000
+        bindings.
 
-        Bindings are given in the order of the files, and the first ones get the totals.
+        Bindings are given in the order of the files, and the first bindings get the totals.
         """
         first: dict[tuple[str, bytes, str], None] = {}
         kept = set()
@@ -176,7 +178,9 @@ class Traffic:
     def tally(
         self, vhost: str, exchange: bytes, outcome: str, matched: Matched, destinations: tuple[bytes, ...]
     ) -> Tally:
-        """Return the tally of a decision, to be kept with its plan: the same object as long as it is referenced."""
+        """Return the tally of a decision, to be kept with its plan. While a tally is referenced, the same object is
+        returned.
+        """
         key = (vhost, exchange, outcome, matched, destinations)
         tally = self._tallies.get(key)
         if tally is None:
@@ -193,7 +197,7 @@ class Traffic:
         publishes: int,
         body_bytes: int,
     ) -> None:
-        """Count publishes at once, without a tally; for decisions that are not cached."""
+        """Count publishes at once, without a tally. For decisions that are not cached."""
         self._exchange(vhost, exchange).add(outcome, publishes, body_bytes)
         matches = self._matches
         for binding in matched:
@@ -221,8 +225,8 @@ class Traffic:
     def publishes(self) -> Iterator[tuple[str, bytes, str, int, int]]:
         """Yield (vhost, exchange, outcome, publishes, body bytes).
 
-        The first row of an exchange has the bytes of all outcomes. This method and the next two may run in a thread
-        other than the counting one: they read copies, and copying a dictionary is atomic.
+        The first row of an exchange has the bytes of all outcomes. This method and the next two need not run in the
+        thread that counts, since they read copies and copying a dictionary is atomic.
         """
         for counters in (*self._exchanges.copy().values(), *self._others.copy().values()):
             body_bytes = counters.body_bytes
@@ -231,7 +235,7 @@ class Traffic:
                 body_bytes = 0
 
     def matches(self) -> Iterator[tuple[str, bytes, str, int]]:
-        """Yield (vhost, exchange, binding id, matches); the last row of a vhost sums up bindings without their own
+        """Yield (vhost, exchange, binding id, matches). The last row of a vhost is the sum for bindings without a
         total.
         """
         for (vhost, exchange, binding), count in self._matches.copy().items():
@@ -270,7 +274,7 @@ class Histogram:
         self.total_seconds += seconds
 
     def cumulative(self) -> list[int]:
-        """Return the number of durations up to each bound, and the number of all durations last."""
+        """Return the number of durations up to each bound, followed by the number of all durations."""
         return list(accumulate(self.buckets))
 
 
@@ -295,19 +299,19 @@ class RelayCounters:
     regex_limit_hits: int = 0
     #: decisions in which a regex budget was spent
     regex_budgets_spent: int = 0
-    #: the same by owner of the budget, a name of REGEX_OWNERS; one decision may spend several budgets
+    #: number of spent budgets by owner (one of REGEX_OWNERS); one decision may spend several budgets
     regex_owners: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REGEX_OWNERS, 0))
     #: destinations whose address translation failed
     failed_translations: int = 0
     #: publishes refused because of the size of their bodies
     oversized: int = 0
-    #: gauge, upstream connections that the broker has blocked
+    #: gauge: upstream connections that the broker has blocked
     upstream_blocked: int = 0
-    #: gauge, producers whose socket is not being read
+    #: gauge: producers whose sockets are not being read
     paused_producers: int = 0
-    #: gauge, open channels of producers
+    #: gauge: open channels of producers
     channels: int = 0
-    #: closes that we sent, by reply code
+    #: closes that the sidecar has sent, by reply code
     protocol_errors: dict[int, int] = field(default_factory=dict)
 
     def spend(self, owners: Iterable[str]) -> None:
@@ -321,9 +325,10 @@ class RelayCounters:
 
 @dataclass(slots=True, eq=False)
 class ConnectionCounters:
-    """Connections of one side: open ones (a gauge), results of attempts (a name of RESULTS), and the last failure.
+    """Connections on one side: number of open connections (a gauge), attempts by result (one of RESULTS), and the last
+    failure.
 
-    `last_error` has the time (seconds since 1970) and reason of that failure; None before the first.
+    `last_error` has the time (seconds since 1970) and the reason of that failure; it is None before the first failure.
     """
 
     open: int = 0
@@ -338,17 +343,19 @@ class ConnectionCounters:
 class LimitCounters:
     """Counters of reached limits."""
 
-    #: number of refused connections, by a name of REJECTED_CONNECTIONS
+    #: number of refused connections by limit (one of REJECTED_CONNECTIONS)
     rejected_connections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REJECTED_CONNECTIONS, 0))
-    #: how often each limit was reached, by a name of LIMITS
+    #: how often each limit (one of LIMITS) was reached
     hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0))
-    #: gauge, producers paused because their user has published too much
+    #: gauge: producers paused because their user has published too much
     throttled: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class AuditCounters:
-    """Audit lines written, lines dropped, bytes of text written, and whether the disk rejects lines (a gauge)."""
+    """Numbers of audit lines written, lines dropped and bytes of text written, and a gauge of whether the disk rejects
+    lines.
+    """
 
     lines: int = 0
     dropped: int = 0
@@ -358,7 +365,7 @@ class AuditCounters:
 
 @dataclass(slots=True, eq=False)
 class RemoteCounters:
-    """One broker in address rules: whether its link is open, and its publishes by result."""
+    """One broker named in address rules: whether its link is open, and publishes to it by result."""
 
     up: bool = False
     results: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("acked", "nacked", "returned", "lost"), 0))
@@ -388,7 +395,7 @@ class Counters:
         self.rules = RulesCounters()
         self.audit = AuditCounters()
         self.remotes: dict[str, RemoteCounters] = {}
-        #: gauge, upstream connections kept without a producer; and number of reused ones
+        #: gauge: upstream connections kept without a producer; and number of reused connections
         self.kept_connections = 0
         self.reused_connections = 0
         self.missing_destinations = 0
@@ -398,12 +405,12 @@ class Counters:
         self.carrier_bindings: Mapping[tuple[str, str, str], int] = {}
         self.unkeyed_tokens = 0
         self.unsigned_bindings = 0
-        #: processes that share the addresses, and restarts of this one
+        #: number of processes that share the addresses, and restarts of this process
         self.workers = 1
         self.worker_restarts = 0
         #: number of unexpected exceptions, by task of the control plane
         self.control_failures: dict[str, int] = {}
-        #: expiry of our own certificates in use (seconds since 1970), by side of the sidecar and file
+        #: expiry of our own certificates in use (seconds since 1970), by side (downstream or upstream) and file
         self.certificates: dict[tuple[str, str], float] = {}
 
     def relay(self, vhost: str) -> RelayCounters:

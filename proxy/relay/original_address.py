@@ -1,9 +1,9 @@
-"""Headers with the original address of a message that was sent with another exchange or routing key.
+"""Headers with the original address of a message that was sent with a different exchange or routing key.
 
-`x-original-address` is the one header we add to a publish whose exchange or routing key we change: a table with the
-original pair and the new one. `x-original-cc` stores a producer's CC if the broker must not route by it. Both are
-removed and the original restored for consumers and producers that connect through a sidecar, if the frame still has the
-pair that we set and this configuration can produce it, so that a forged header has no effect.
+We add `x-original-address` to a publish whose exchange or routing key we change: a table with the original pair and the
+new pair. `x-original-cc` stores a producer's CC if the broker must not route by it. For consumers and producers that
+connect through a sidecar, both headers are removed and the original is restored. This requires that the frame still has
+the pair that we set and that this configuration can produce the pair, so that a forged header has no effect.
 
 Source: spec "Messenger addressing", 3.3; delivery notes, "The original address can't be forged".
 """
@@ -26,7 +26,7 @@ from proxy.values import EXCHANGE, QUEUE
 
 ADDRESS_HEADER = b"x-original-address"
 CC_ASIDE = b"x-original-cc"
-#: headers reserved for us; removed from every publish that we change
+#: headers that are reserved for the sidecar, and removed from every publish that it changes
 OURS = frozenset((ADDRESS_HEADER, CC_ASIDE))
 _NAMES = (b"exchange", b"routing-key", b"new-exchange", b"new-routing-key")
 
@@ -42,7 +42,7 @@ def longstr_entry(name: bytes, text: bytes) -> bytes:
     return shortstr(name) + b"S" + U32.pack(len(text)) + text
 
 
-#: start of the header entry; length and content of its table follow
+#: start of the header entry; the length and the content of its table follow
 ADDRESS_ENTRY = shortstr(ADDRESS_HEADER) + b"F"
 
 
@@ -62,7 +62,7 @@ def address_parts(original_exchange: bytes, new_exchange: bytes) -> tuple[bytes,
 
 
 def read(entries: bytes) -> tuple[OriginalAddress, OriginalAddress] | None:
-    """Read (original, new) from the entries of a header table; None if our header is missing or malformed."""
+    """Return (original, new) from the entries of a header table, or None if our header is missing or malformed."""
     if ADDRESS_HEADER not in entries:
         return None
     for name, raw in pick(entries, 0, len(entries), frozenset((ADDRESS_HEADER,))):
@@ -105,19 +105,20 @@ def can_produce(state: VhostState, first: OriginalAddress, new: OriginalAddress)
 
 
 def refuse_forged(state: VhostState, entries: bytes) -> None:
-    """Refuse a forged header, since consumers would see a wrong address for the message, now or later.
+    """Refuse a forged header, because of which consumers would see a wrong address for the message, now or later.
 
-    It can't be removed, since the message is forwarded unchanged. A header that no sidecar would restore is harmless.
+    The header can't be removed, since the message is forwarded unchanged. A header that no sidecar would restore is
+    harmless.
 
     Raises:
-        ProtocolError: 403 on the channel.
+        ProtocolError: the header is forged; 403 on the channel.
     """
     try:
         addresses = read(entries)
     except ProtocolError:  # no sidecar restores a malformed header
         return
     if addresses is not None and can_produce(state, *addresses):
-        text = f"header '{ADDRESS_HEADER.decode()}' names an address that only the proxy may give"
+        text = f"header '{ADDRESS_HEADER.decode()}' names an address that only the proxy may set"
         raise ProtocolError(403, text, Scope.CHANNEL, *divmod(methods.BASIC_PUBLISH, 1 << 16))
 
 
@@ -135,15 +136,15 @@ def _translated(state: VhostState, book: AddressBook, first: OriginalAddress, ne
 
 
 def _destination(state: VhostState, book: AddressBook, first: OriginalAddress, new: OriginalAddress) -> bool:
-    """Return True if a queue to which a publish to `first` may be routed is translated to the address `new`."""
+    """Return True if a publish to `first` may be routed to a queue that is translated to the address `new`."""
     rewrites = book.rewrites(first.exchange, state.router.destinations(first.exchange))
     return rewrites.leads_to(first.routing_key, Publication(*new))
 
 
 def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[bytes, bytes]:
-    """Return method and header frame of a delivery, get or return with the original address.
+    """Return the method and header frames of a delivery, get or return with the original address.
 
-    A malformed message stays unchanged: it must not end the connections of consumers that receive it.
+    A malformed message stays unchanged, since it must not end the connections of consumers that receive it.
     """
     try:
         return _restored(state, method, header) or (method, header)

@@ -1,22 +1,23 @@
 """Token buckets that limit the publish rate of each user, and determine how long to pause.
 
-A bucket holds the units that may be taken at once and refills steadily. It may be overdrawn, since bytes that were read
-have been published already: the debt determines how long producers of its user are not read. No sockets and no clock.
+A bucket holds the units that may be taken at once and refills steadily. It may be overdrawn, since bytes have already
+been published when they are charged. The debt determines for how long the user's producers are not read. This module
+uses no sockets and no clock.
 
-Source: the token bucket of RFC 2697, section 3, with debt in place of a mark.
+Source: the token bucket in RFC 2697, section 3, with a debt instead of marking.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Number of users at which users without connection and debt are forgotten. Users in debt are kept, so that
-#: reconnecting does not clear a debt.
+#: When there are this many users, those without connections and debt are forgotten. Users in debt are kept, so that
+#: reconnecting does not clear the debt.
 REMEMBERED = 1024
 
 
 class TokenBucket:
-    """A token bucket of one user: units per second, and its capacity in seconds of that rate."""
+    """A user's token bucket, with a rate in units per second and a capacity in seconds of that rate."""
 
     __slots__ = ("_at", "_level", "_most", "_rate")
 
@@ -26,7 +27,7 @@ class TokenBucket:
         self._at = float("-inf")
 
     def take(self, amount: int, now: float) -> float:
-        """Take units even if they are not available (0: none); return the seconds until the debt is paid."""
+        """Take units, even if they are not available; return the seconds until the debt is paid, 0 if there is none."""
         if now > self._at:
             self._level = min(self._most, self._level + (now - self._at) * self._rate)
             self._at = now
@@ -59,7 +60,7 @@ class UserRateLimit:
     def __init__(self, rates: RateLimits) -> None:
         self.rates = rates
         self.connections = 0
-        #: start of the current debt, None if there is none
+        #: start of the current debt; None if there is none
         self.owes_since: float | None = None
         self._publishes = TokenBucket(rates.publishes, rates.burst_seconds) if rates.publishes else None
         self._read_bytes = TokenBucket(rates.read_bytes, rates.burst_seconds) if rates.read_bytes else None
@@ -82,13 +83,13 @@ class UserRateLimit:
         return wait, "publish_rate" if messages_wait >= bytes_wait else "publish_bytes"
 
     def patience_left(self, now: float) -> float:
-        """Return the seconds until a user in debt is disconnected; infinite without a limit."""
+        """Return the seconds until a user in debt is disconnected, which is infinite without a limit."""
         if not self.rates.patience_seconds or self.owes_since is None:
             return float("inf")
         return self.owes_since + self.rates.patience_seconds - now
 
     def full(self, now: float) -> bool:
-        """Return True if its buckets have had time to refill."""
+        """Return True if the buckets have had time to refill."""
         return all(bucket.full(now) for bucket in (self._publishes, self._read_bytes) if bucket is not None)
 
 
@@ -105,7 +106,7 @@ class UserRateLimits:
         return bool(self._rates.publishes or self._rates.read_bytes)
 
     def acquire(self, user: str, now: float) -> UserRateLimit:
-        """Return the rate limit of a user for a new connection; `release` must be called at its end."""
+        """Return the rate limit of a user for a new connection; `release` must be called when the connection ends."""
         if len(self._by_user) >= REMEMBERED:
             self._by_user = {
                 name: limit for name, limit in self._by_user.items() if limit.connections or not limit.full(now)

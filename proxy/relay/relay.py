@@ -1,7 +1,7 @@
-"""One producer connection joined to one upstream connection: bytes in, bytes out, for both sides.
+"""Joins one producer connection to one upstream connection: bytes in and bytes out, for both sides.
 
 The driver passes bytes and times to `Relay`, and reads the results from its `connection`: it sends `to_upstream` and
-`for_producer`, and carries out `pending.requests`, whose results it passes to `answer`. No sockets.
+`for_producer`, and carries out `pending.requests`, whose results it passes to `answer`. This module uses no sockets.
 
 Source: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7 (heartbeats).
 """
@@ -33,7 +33,9 @@ class Relay:
 
     @property
     def interrupted(self) -> bool:
-        """True if a publish has spent a regex budget: later frames wait for the next input, possibly b""."""
+        """True if a publish has spent a regex budget, so that later frames wait for the next input, which may be
+        b"".
+        """
         return self._publishing.interrupted
 
     def producer_sent(self, data: bytes, now: float) -> None:
@@ -78,10 +80,9 @@ class Relay:
             connection.delayed_confirms.note()
 
     def over_limit(self, text: str) -> None:
-        """Close a producer that exceeds its rate: 406 on its channel, or 320 if the channel can't be determined or
-        closed.
+        """Close the channel of a producer that exceeds its rate with 406, or the connection with 320.
 
-        A channel can only be closed between two publishes, and only if no other channel publishes.
+        A channel can be closed only between two publishes, and only if no other channel publishes.
         """
         connection = self.connection
         publishing = [
@@ -93,8 +94,8 @@ class Relay:
             connection.refuse(publishing[0], ProtocolError(406, text, Scope.CHANNEL))
 
     def upstream_lost(self, reason: str) -> None:
-        """Handle the loss of the upstream link: close the producer with 320 and this reason, unless it is already
-        closing.
+        """Handle the loss of the upstream link: close the producer with 320 and this reason, unless it is closing
+        already.
         """
         connection = self.connection
         connection.upstream.end()

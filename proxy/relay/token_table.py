@@ -1,44 +1,44 @@
-"""State of the destination tokens of one carrier exchange: the only writer of that state.
+"""State of the destination tokens of one carrier exchange. Only this module changes that state.
 
 Both the relays and the control plane report events (a bind was sent, answered or refused; a queue was deleted; a
-listing arrived; a destination is needed, or no longer needed), and query what to bind and unbind. Time is an argument,
-and nothing is sent here.
+listing arrived; a destination is needed, or no longer needed) and query what to bind and unbind. Times are arguments,
+and this module sends nothing.
 
-Several bindings ("rows") of a destination may have the same token as key. Messages reach the destination while at least
-one of them exists:
+Several bindings ("rows") of a destination may have the same token as their key. Messages reach the destination while at
+least one of these rows exists:
 
-- a *plain* row has no arguments. The control plane makes it for rules files and for publishes that request it. All
-  sidecars share it, and it is unknown which of them need it, so it is unbound only if the rules of this process needed
-  it, or if an exchange that clients declared has no binding left. Rules rely on no other row;
-- a *mark* is a client's binding whose key is the token. It is removed when that binding is unbound, through any
+- a *plain* row has no arguments. The control plane binds it for rules files and for publishes that request it. All
+  sidecars share it, and a sidecar does not know which others need it. It is therefore unbound only if the rules of this
+  process needed it, or if an exchange that clients declared has no bindings left. Rules rely on no other row;
+- a *mark* is a client's binding whose key is the token. It is removed when the client's binding is unbound, through any
   sidecar;
-- a *pin* has one argument that no other row has. A sidecar binds it if a client's binding has a storage key and none
-  of the sidecar's marks or pins is recent enough, and for the destinations of routes in clients' bindings.
+- a *pin* has an argument that no other row has. A sidecar binds a pin if a client's binding has a storage key and none
+  of the sidecar's marks or pins is recent enough, and also for the destinations of routes in clients' bindings.
 
-No sidecar may remove the last row that a client's binding through another sidecar relies on, possibly without its
-knowledge. The broker has no compare-and-delete, but unbinding names the exact arguments of a row. Hence:
+A client's binding made through another sidecar, which this one may not have seen yet, can rely on a row. No sidecar may
+remove the last such row. The broker has no compare-and-delete, but an unbind names the exact arguments of a row. Hence:
 
-1. A binding with a storage key relies on a mark or pin made by *its own* sidecar (an *assertion*), which was sent less
-  than `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). Otherwise the sidecar makes
-  another pin, with an argument never used before, after the binding and before it answers the client.
-2. A sidecar unbinds its own assertions as soon as nothing known to it needs the destination: a binding made through
-  another sidecar relies on that sidecar's assertions.
-3. A row of another sidecar is unbound only when it is *settled*: a listing that was requested more than `LEASE_SECONDS`
-  after the row was first listed has arrived. No new binding relies on such a row, and all earlier bindings that do are
-  in that listing. If a client unbinds a mark of another sidecar before it is settled, a pin replaces it
-  (`unbind_plan`).
-4. Rows that nothing needs any more are unbound when two passes, `GRACE_SECONDS` apart, confirm it (`idle`). Pins of
-  other sidecars are also unbound if there is a later pin of this sidecar (`outdated`): a sidecar that has exited can't
-  remove its pins.
-5. Rules of another sidecar may need a plain row that the rules of this one no longer need. So a pin that counts as a
-  pin of another sidecar is bound before the plain row is unbound. A sidecar whose rules need the destination recreates
-  the plain row in its next pass. On carriers of rules files, pins of other sidecars are settled only after
-  `handover_seconds`, in which every sidecar runs a pass. Rules take effect soon after the listing that showed their
-  rows: if binding the missing rows took long, there is another pass first.
+1. A binding with a storage key relies on a mark or pin made by *its own* sidecar (an *assertion*) that was sent less
+  than `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). If there is none, the sidecar
+  makes another pin, with an argument that was never used before, after the binding and before it answers the client.
+2. A sidecar unbinds its own assertions as soon as it knows of nothing that needs the destination, since bindings made
+  through other sidecars rely on the assertions of those sidecars.
+3. A row of another sidecar is unbound only when it is *settled*, which means that a listing has arrived that was
+  requested more than `LEASE_SECONDS` after the row was first listed. No new binding relies on such a row, and that
+  listing contains all earlier bindings that rely on it. If a client unbinds a mark of another sidecar before the mark
+  is settled, a pin replaces it (`unbind_plan`).
+4. Rows that nothing needs any more are unbound when two passes, `GRACE_SECONDS` apart, have confirmed this (`idle`).
+  Pins of other sidecars are also unbound if this sidecar has a later pin (`outdated`), since a sidecar that has exited
+  can't remove its pins.
+5. The rules of another sidecar may need a plain row that the rules of this sidecar no longer need. Before the plain row
+  is unbound, a pin is bound that counts as a pin of another sidecar. A sidecar whose rules need the destination then
+  recreates the plain row in its next pass. On carriers of rules files, pins of other sidecars are settled only after
+  `handover_seconds`, so that every sidecar has run a pass. Rules take effect soon after the listing that showed their
+  rows; if binding the missing rows took long, another pass is run first.
 
-Rules 1 to 4 guarantee this for every order in which the broker executes the steps of any number of sidecars; only
-durations are compared, so clocks need not agree. `tests/relay/test_token_table.py` runs two sidecars, with the same
-rules and with different ones, against a broker in every order that hypothesis finds.
+Rules 1 to 4 guarantee that the last such row is kept, in every order in which the broker may execute the steps of any
+number of sidecars. Only durations are compared, so clocks need not agree. `tests/relay/test_token_table.py` runs two
+sidecars, with the same rules and with different rules, against a broker in every order that hypothesis finds.
 
 Source: delivery notes, "Tokens and bindings".
 """
@@ -52,15 +52,15 @@ from typing import Final, NamedTuple, TypeAlias
 
 from proxy.values import Destination
 
-#: Time for which further bindings of the same sidecar may rely on a mark or pin.
+#: Time for which further bindings made through the same sidecar may rely on a mark or pin.
 LEASE_SECONDS: Final = 2.0
-#: Time for which a row must be unneeded before it is unbound.
+#: Time for which nothing must have needed a row before it is unbound.
 GRACE_SECONDS: Final = 5.0
 #: identifies the plain row
 PLAIN: Final = b""
 _LONG_AGO: Final = float("-inf")
 
-#: Identifies one of the rows with the same token: PLAIN, the value of a pin, or the sequence of a mark.
+#: Identifies a row among those with the same token: PLAIN, the value of a pin, or the sequence of a mark.
 Row: TypeAlias = bytes | int
 
 
@@ -78,7 +78,7 @@ class Need(Flag):
     """What needs a token."""
 
     NOBODY = 0
-    #: rules files, and destinations of clients' bindings if the control user binds them
+    #: rules files, or a client's binding whose destination the control user binds
     RULES = 1
     #: a client's binding to the destination
     CLIENT = 2
@@ -96,25 +96,26 @@ class TokenRecord:
     reason: str = ""
     #: what needs it, as far as this process knows
     needs: Need = Need.NOBODY
-    #: the table's event count at the last change, which takes precedence over listings requested before it
+    #: the table's event count at the last change; the change takes precedence over listings requested before it
     changed: int = 0
     #: sequences of the marks made by this process
     marks: set[int] = field(default_factory=set)
     #: the pins made by this process
     pins: set[bytes] = field(default_factory=set)
-    #: when the newest of these marks and pins was sent
+    #: time at which the newest of these marks and pins was sent
     asserted_at: float = _LONG_AGO
-    #: connection that made it; None if another queue of that name may since have replaced the destination
+    #: connection that made the newest mark or pin; None if a new queue with the same name may have replaced the
+    #: destination
     binder: object | None = None
-    #: the table's event count when this process last removed assertions
+    #: the table's event count at the time when this process last removed assertions
     withdrawn: int = 0
     #: the rows of the last listing
     listed: frozenset[Row] = frozenset()
-    #: when these rows were first listed
+    #: time at which these rows were first listed
     listed_since: float = _LONG_AGO
-    #: request time of the last listing that was requested after the last change
+    #: request time of the latest listing requested after the last change
     looked_at: float = _LONG_AGO
-    #: time since which listings show that nothing needs it
+    #: time since which listings have shown that nothing needs the token
     idle_since: float | None = None
 
     @property
@@ -131,11 +132,11 @@ class Look(NamedTuple):
 
 
 class UnbindPlan(NamedTuple):
-    """Changes to the rows of a token when a client's binding is removed."""
+    """The changes to a token's rows when a client's binding is removed."""
 
     #: whether a pin has to be bound before a mark is removed
     pin: bool
-    #: whether this pin is for other sidecars, so that this one does not count it as its own
+    #: whether this pin is for other sidecars, so that this sidecar does not count it as its own
     handed_over: bool
     #: pins to unbind with the binding, since nothing needs the destination
     rows: tuple[bytes, ...]
@@ -145,7 +146,7 @@ _ABSENT: Final = TokenRecord()
 
 
 def pin_row(sidecar: str, sequence: int) -> bytes:
-    """Return a new pin: a number that the sidecar has not used before, and the sidecar's unique name."""
+    """Return a new pin, made from a number that the sidecar has not used before and the sidecar's unique name."""
     return f"{sequence} {sidecar}".encode()
 
 
@@ -159,7 +160,7 @@ class TokenTable:
 
     Args:
         bound: destinations that are known to be bound.
-        shared: whether other sidecars may bind on the same carrier, and listings show it.
+        shared: whether other sidecars may bind on the same carrier, so that their bindings appear in listings.
         handover_seconds: how long pins of other sidecars are kept for sidecars whose rules may rely on them.
     """
 
@@ -184,16 +185,16 @@ class TokenTable:
         self.handover_seconds = handover_seconds
         self._records: dict[Destination, TokenRecord] = {}
         self._bound: set[Destination] = set()
-        #: count of changes
+        #: number of changes so far
         self.events = 0
-        #: the event counts at the requests of the last listing that has arrived, and of the listing before it
+        #: the event counts when the latest received listing, and the listing before it, were requested
         self._look = self._last_look = 0
-        #: destinations whose tokens have rows in the last listing, but no plain one
+        #: destinations whose tokens have rows in the last listing, but no plain row
         self._without_plain: set[Destination] = set()
         self._wanted: frozenset[Destination] = frozenset()
-        #: destinations that rules no longer need and whose plain row has not been bound since
+        #: destinations that rules no longer need and whose plain row has not been bound since then
         self._released: set[Destination] = set()
-        #: request time of the last received listing
+        #: request time of the latest received listing
         self.looked_at = _LONG_AGO
         for destination in bound:
             self.bind_ok(destination)
@@ -249,7 +250,7 @@ class TokenTable:
         self._set(destination, self._change(destination), TokenState.BOUND)
 
     def refused(self, destination: Destination, reason: str, *, keeps: bool = False) -> None:
-        """Record that the broker refused to bind; with `keeps`, an earlier row may still exist."""
+        """Record that the broker refused a bind; with `keeps`, an earlier row may still exist."""
         record = self._change(destination)
         if record.state is TokenState.BOUND and keeps:
             return
@@ -265,13 +266,15 @@ class TokenTable:
             self._set(destination, record, TokenState.UNKNOWN)
 
     def unbinding(self, destination: Destination) -> None:
-        """Record that a token is about to be unbound: publishes must not use it any more."""
+        """Record that a token is about to be unbound, so that publishes must not use it any more."""
         record = self._change(destination)
         self._withdraw(record)
         self._set(destination, record, TokenState.UNBINDING)
 
     def release(self, destination: Destination) -> None:
-        """Record that rules no longer need a token: its plain row is unbound after a grace period (`retire`)."""
+        """Record that rules no longer need a token, so that its plain row is unbound after a grace period
+        (`retire`).
+        """
         self.unbinding(destination)
         self._released.add(destination)
 
@@ -282,7 +285,7 @@ class TokenTable:
         return is_due
 
     def unbound(self, destination: Destination) -> None:
-        """Record that the unbind announced by `unbinding` is done; rows bound in the meantime remain."""
+        """Record that the unbind announced by `unbinding` has been done; rows bound in the meantime remain."""
         record = self._change(destination)
         if record.state is TokenState.UNBINDING:
             self._set(destination, record, TokenState.UNKNOWN)
@@ -302,7 +305,7 @@ class TokenTable:
         return was_bound
 
     def declared(self, destination: Destination) -> None:
-        """Record a new destination of that name, without rows; a missing one can be bound now."""
+        """Record that a destination was declared, which has no rows yet; if it was missing, it can now be bound."""
         record = self._records.get(destination)
         if record is not None:
             record.binder = None
@@ -310,15 +313,15 @@ class TokenTable:
                 self._set(destination, self._change(destination), TokenState.UNKNOWN)
 
     def lacking(self, wanted: Set[Destination], plain: Set[Destination]) -> Set[Destination]:
-        """Return the wanted destinations that have to be bound; call it after each listing.
+        """Return the wanted destinations that have to be bound. Must be called after each listing.
 
         Args:
             wanted: destinations.
-            plain: those of them that rules need: rules rely only on the plain row.
+            plain: the wanted destinations that rules need, since rules rely only on the plain row.
         """
-        # This includes rows that changed after the listing was requested: binding a plain row again costs little.
+        # This includes rows that changed after the listing was requested, since binding a plain row again costs little.
         without = plain & self._without_plain
-        # Destinations that a client is unbinding: a plain row would be superfluous. They are left to a later pass.
+        # Destinations that a client is unbinding. A plain row would be superfluous, so a later pass handles them.
         leaving = {name for name in wanted - self._bound - plain if self._is_leaving(name)}
         return (wanted - self._bound - leaving) | (wanted & without)
 
@@ -328,7 +331,7 @@ class TokenTable:
         return not self.shared or not listed or PLAIN in listed
 
     def handed_over(self) -> list[Destination]:
-        """Return the destinations that have only pins of other sidecars according to the last listing."""
+        """Return the destinations that had only pins of other sidecars in the last listing."""
         destinations: list[Destination] = []
         for destination in self._without_plain:
             record = self._records[destination]
@@ -344,17 +347,19 @@ class TokenTable:
     # -- bindings of clients -----------------------------------------------------------------------------------
 
     def has_assertion(self, destination: Destination) -> bool:
-        """Return True if a mark or pin of this process exists, as far as is known."""
+        """Return True if a mark or pin of this process is known to exist."""
         record = self._records.get(destination, _ABSENT)
         return destination in self._bound and bool(record.marks or record.pins)
 
     def may_rely(self, destination: Destination, binder: object, now: float) -> bool:
-        """Return True if a further binding of a connection may rely on its earlier assertion."""
+        """Return True if another binding made on a connection may rely on the connection's earlier assertion."""
         record = self._records.get(destination, _ABSENT)
         return destination in self._bound and record.binder is binder and now < record.asserted_at + LEASE_SECONDS
 
     def holds(self, destination: Destination, since: int, now: float) -> bool:
-        """Return True if the rows on which a binding relies still exist; `since` is `events` when it was sent."""
+        """Return True if the rows on which a binding relies still exist; `since` is the value of `events` when it was
+        sent.
+        """
         record = self._records.get(destination, _ABSENT)
         return record.withdrawn <= since and now < record.asserted_at + LEASE_SECONDS
 
@@ -365,7 +370,7 @@ class TokenTable:
     def asserted(
         self, destination: Destination, row: Row, sent_at: float, binder: object | None, replaced: Iterable[bytes] = ()
     ) -> None:
-        """Record that the broker has bound a mark or pin of this process, and unbound the pins that it replaces."""
+        """Record that the broker has bound a mark or pin of this process and unbound the pins that it replaces."""
         record = self._change(destination)
         if isinstance(row, int):
             record.marks.add(row)
@@ -384,7 +389,7 @@ class TokenTable:
         return UnbindPlan(pin, foreign, () if needed else self.removable(destination))
 
     def removable(self, destination: Destination) -> tuple[bytes, ...]:
-        """Return the rows other than marks that may be unbound if nothing is known to need the destination."""
+        """Return the rows, other than marks, that may be unbound if nothing is known to need the destination."""
         record = self._records.get(destination, _ABSENT)
         listed = {row for row in record.listed if isinstance(row, bytes) and row != PLAIN}
         if not self.shared:
@@ -393,7 +398,7 @@ class TokenTable:
         return tuple(sorted(record.pins | (listed if settled else set())))
 
     def outdated(self) -> list[tuple[Destination, tuple[bytes, ...]]]:
-        """Return settled pins of other sidecars that a later pin of this sidecar replaces."""
+        """Return the settled pins of other sidecars that a later pin of this sidecar replaces."""
         outdated: list[tuple[Destination, tuple[bytes, ...]]] = []
         for destination, record in self._records.items():
             own = [pin for pin in record.pins if pin in record.listed]
@@ -405,7 +410,9 @@ class TokenTable:
         return outdated
 
     def unbinding_marks(self, destination: Destination, marks: Collection[int]) -> None:
-        """Record that marks of a destination are about to be unbound: assertions must be verified before use."""
+        """Record that marks of a destination are about to be unbound, so that assertions must be verified before
+        use.
+        """
         record = self._change(destination)
         record.marks.difference_update(marks)
         record.withdrawn = self.events
@@ -424,13 +431,13 @@ class TokenTable:
     # -- listings ----------------------------------------------------------------------------------------------
 
     def look(self, now: float) -> Look:
-        """Record that a listing of the carrier's bindings is requested."""
+        """Record that a listing of the carrier's bindings is being requested."""
         for record in self._records.values():
-            record.binder = None  # the queue may have been replaced by a new one of that name
+            record.binder = None  # a new queue with the same name may have replaced the queue
         return Look(self.events, now)
 
     def listed(self, look: Look, rows: Mapping[Destination, frozenset[Row]], now: float) -> None:
-        """Process a listing; events after its request take precedence."""
+        """Process a listing; events recorded after its request take precedence."""
         for destination in [name for name in self._records if name not in rows]:
             self._listed(destination, self._records[destination], frozenset(), look, now)
         for destination, its_rows in rows.items():
@@ -456,14 +463,14 @@ class TokenTable:
             self._set(destination, record, TokenState.BOUND)
         elif not rows:
             if record.state is TokenState.UNBINDING and record.changed > self._look:
-                return  # the answer to its unbind is outstanding
+                return  # an unbind has not been answered yet
             if record.state is not TokenState.MISSING or not record.needs:
                 self._withdraw(record)
                 self._set(destination, record, TokenState.UNKNOWN)
             self._tidy(destination, record)
 
     def idle(self, needed: Callable[[Destination], bool], now: float) -> list[Destination]:
-        """Return destinations that were unneeded for the grace period; call it after each listing."""
+        """Return the destinations that nothing has needed for the grace period. Must be called after each listing."""
         due: list[Destination] = []
         for destination, record in self._records.items():
             if not (record.listed or record.state is TokenState.BOUND) or needed(destination):
@@ -505,6 +512,8 @@ class TokenTable:
                 self._tidy(destination, record)
 
     def _tidy(self, destination: Destination, record: TokenRecord) -> None:
-        """Remove a blank record; if there are listings, only call it after one that can't contain older state."""
+        """Remove a blank record. If there are listings, it must be called only after a listing that can't contain older
+        state.
+        """
         if record.is_blank:
             self._records.pop(destination, None)

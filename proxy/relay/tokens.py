@@ -1,14 +1,14 @@
-"""Keyed hashes that all sidecars of one broker compute identically: destination tokens, grant keys and binding
-signatures.
+"""Keyed hashes that all sidecars of a broker compute identically: destination tokens, grant keys and signatures.
 
 A destination token is the routing key with which a destination is bound to a carrier exchange. A producer that knows a
-token can bypass the rules and reach its queue through an alternate or dead-letter exchange that routes to a carrier:
-therefore its hash is keyed with the secrets that sidecars share. It contains only ``[a-z0-9.-]``: some other characters
-break listings of RabbitMQ 3.10's management API, and ``*`` and ``#`` are patterns of topic exchanges. `TokenForm`
-defines when it is a single word, and when it has eight words, which hardly any topic pattern downstream matches.
+token could bypass the rules and reach the queue through an alternate or dead-letter exchange that routes to a carrier.
+The token is therefore a hash keyed with the secrets that sidecars share. It contains only ``[a-z0-9.-]``, since some
+other characters break listings of RabbitMQ 3.10's management API, and ``*`` and ``#`` are wildcards of topic exchanges.
+`TokenForm` defines whether a token is a single word or has eight words, which hardly any topic pattern downstream
+matches.
 
-The secrets are arguments, read from files and the environment elsewhere. Each purpose has its own key, derived from the
-secret, so that a hash for one purpose is never valid for another.
+The secrets are arguments; other modules read them from files and the environment. Each purpose has its own key, derived
+from the secret, so that a hash for one purpose is never valid for another.
 
 Source: delivery notes, "Tokens and bindings"; RFC 2104 (HMAC), FIPS 198-1.
 """
@@ -25,11 +25,11 @@ from itertools import chain
 from proxy.amqp.frames import U32
 from proxy.values import RESERVED_PREFIX, RESERVED_WORD
 
-#: A key that is never bound: publishing to it reaches no queue.
+#: A key that is never bound, so that publishing to it reaches no queue.
 NOWHERE = RESERVED_PREFIX + b"n.0000000000000000"
 #: Prefix of the keys of grants.
 GRANTS = RESERVED_PREFIX + b"r."
-#: Prefixes of keyed tokens by kind. Version 0.1 reads them as grants: it neither uses nor removes them, and does not
+#: Prefixes of keyed tokens by kind. Version 0.1 treats them as grants: it neither uses nor removes them, and does not
 #: report them as foreign.
 _KEYED = {"queue": GRANTS + b"q.", "exchange": GRANTS + b"e."}
 #: The same prefixes as part of a single word.
@@ -40,7 +40,7 @@ _KEYED_PREFIXES = (*_EIGHT_WORDS, *_KEYED_WORD.values())
 _MARKERS = RESERVED_PREFIX + b"f."
 #: used in place of a key for unkeyed tokens
 UNKEYED = b""
-#: Destinations whose tokens are cached; a hash costs a microsecond.
+#: Number of destinations whose tokens are cached; computing a hash takes a microsecond.
 _REMEMBERED = 65536
 _SIGNING, _TOKENS = b"oxproxy binding signature 1", b"oxproxy destination token 1"
 
@@ -49,13 +49,13 @@ class TokenForm(Enum):
     """Form of the destination tokens of a carrier.
 
     A direct exchange of RabbitMQ before 3.13 compares every binding with each routing key of a message. A topic
-    exchange looks up the words of each key one after another, so that a single word is cheapest. An exchange downstream
-    receives the tokens as routing keys, too, and its pattern ``*`` matches one word: if messages may be routed on to an
-    exchange, or to an alternate exchange, tokens have eight words.
+    exchange looks up the words of each key one after another, so a single word is cheapest. A downstream exchange also
+    receives the tokens as routing keys, and its pattern ``*`` would match one word. Tokens therefore have eight words
+    if messages may be routed on to an exchange or an alternate exchange.
 
-    A carrier changes from one word to eight when an exchange becomes one of its destinations, and never back: it is
-    unknown whether another sidecar relies on eight. While it is `CHANGING`, destinations are bound with both tokens,
-    publishes carry both, and publishes to an exchange wait.
+    A carrier changes from one word to eight words when an exchange becomes one of its destinations. It never changes
+    back, since another sidecar may rely on eight words. While the form is `CHANGING`, destinations are bound with both
+    tokens, publishes carry both tokens, and publishes to an exchange wait.
     """
 
     DIRECT = "direct"
@@ -64,10 +64,10 @@ class TokenForm(Enum):
     EIGHT_WORDS = "topic, eight words"
 
 
-#: Number of destinations up to which a direct exchange costs RabbitMQ 3.10 less than a topic exchange, by form of its
+#: Number of destinations up to which a direct exchange costs RabbitMQ 3.10 less than a topic exchange, by form of the
 #: tokens (docs/explanation/performance.md).
 FEW_DESTINATIONS = {TokenForm.ONE_WORD: 50, TokenForm.EIGHT_WORDS: 200}
-#: For each token of a destination computed with one key, whether it is one word; the current token first.
+#: Whether each token computed for a destination with one key is a single word, starting with the current token.
 _ONE_WORD = {
     TokenForm.DIRECT: (False,),
     TokenForm.ONE_WORD: (True,),
@@ -78,7 +78,7 @@ _ONE_WORD = {
 
 @lru_cache(maxsize=65536)
 def token(kind: str, name: bytes) -> bytes:
-    """Return the unkeyed token of one destination, as in version 0.1; it is not secret (see `Tokens`)."""
+    """Return the unkeyed token of a destination, as used by version 0.1. It is not secret (see `Tokens`)."""
     letter = b"q." if kind == "queue" else b"e."
     return RESERVED_PREFIX + letter + blake2b(name, digest_size=8).hexdigest().encode()
 
@@ -107,17 +107,17 @@ def is_grant(routing_key: bytes) -> bool:
 class Tokens:
     """The tokens of the destinations of one virtual host: one per secret, and the unkeyed one of version 0.1.
 
-    Sidecars are restarted one after another, so that some have a secret, or a version, that others don't. Every token
-    with which some sidecar may publish is bound by all sidecars that can compute it, and a publish carries every token
-    that some sidecar may have bound (the broker delivers once): then no message misses a queue, whichever sidecar bound
-    it last. Only the operator knows which tokens are no longer needed; an exchange on the broker records it
-    (`markers`).
+    Sidecars are restarted one after another, so for a while their secrets or versions may differ. Every token with
+    which any sidecar may publish is bound by all sidecars that can compute it, and a publish carries every token that
+    any sidecar may have bound (the broker still delivers the message once). No message therefore misses a queue,
+    regardless of which sidecar bound the queue last. Only the operator knows which tokens are no longer needed; an
+    exchange on the broker records this (`markers`).
 
     Args:
         vhost: name of the virtual host.
-        keys: keys of the current secret, then of previous ones; empty: tokens are unkeyed.
+        keys: keys of the current secret, followed by those of previous secrets; if empty, tokens are unkeyed.
         retired: keys whose tokens are no longer bound.
-        form: form of the tokens. On topic carriers they are keyed: version 0.1 has no such carriers.
+        form: form of the tokens. On topic carriers all tokens are keyed, since version 0.1 has no such carriers.
     """
 
     __slots__ = ("_former", "_forms", "_known", "_one_word", "_retired", "form", "keys", "vhost")
@@ -150,7 +150,7 @@ class Tokens:
         return len(self.keys) * len(self._one_word)
 
     def in_form(self, form: TokenForm) -> Tokens:
-        """Return the tokens of the same virtual host for a carrier of that form."""
+        """Return the tokens of the same virtual host in the form of another carrier."""
         if form is self.form:
             return self
         tokens = self._forms.get(form)
@@ -182,15 +182,17 @@ class Tokens:
     def markers(self) -> dict[bytes, tuple[bytes, bytes]]:
         """Return the names of exchanges that record that tokens are no longer bound.
 
-        A name is a hash keyed with a secret, so that only owners of the secret can create it.
+        The name is a hash keyed with a secret, so that only owners of the secret can create it.
 
         Returns:
-            By name: the key of the hash, and the key whose tokens are no longer bound.
+            For each name, the key of the hash and the key whose tokens are no longer bound.
         """
         return {self.marker(by, key): (by, key) for at, key in enumerate(self.keys) for by in self.keys[:at]}
 
     def marker(self, by: bytes, key: bytes) -> bytes:
-        """Return the exchange, named with key `by`, that records that tokens of another key are no longer bound."""
+        """Return the name of the exchange, hashed with key `by`, that records that tokens of key `key` are no longer
+        bound.
+        """
         text = b"retired\0" + self.vhost.encode() + b"\0" + key
         return _MARKERS + blake2b(text, key=by, digest_size=16).hexdigest().encode()
 
@@ -206,11 +208,11 @@ class Tokens:
 
 
 class Secrets:
-    """The secrets that all sidecars of a broker share: the first is used to sign, all to verify.
+    """The secrets that all sidecars of a broker share. The first is used to sign, and all of them to verify.
 
     Args:
-        secrets: the current one, then previous ones. If empty, signatures are only valid among processes without a
-            secret, which suffices for explanations and tests: these use no broker.
+        secrets: the current secret, followed by previous ones. If empty, signatures are valid only between processes
+            without a secret. This suffices for explanations and tests, which use no broker.
     """
 
     __slots__ = ("_signing", "token_keys")
@@ -218,7 +220,7 @@ class Secrets:
     def __init__(self, secrets: Iterable[bytes] = ()) -> None:
         every = tuple(secrets) or (b"no secret",)
         self._signing = tuple(_derived(secret, _SIGNING) for secret in every)
-        #: Keys for hashes of destinations' names, the key of the current secret first.
+        #: Keys for hashes of destination names, starting with the key of the current secret.
         self.token_keys = tuple(_derived(secret, _TOKENS) for secret in every)
 
     def sign(self, *fields: bytes) -> bytes:
@@ -226,10 +228,10 @@ class Secrets:
         return _signature(self._signing[0], fields)
 
     def verify(self, signature: bytes, *fields: bytes) -> int | None:
-        """Find the secret with which these fields were signed.
+        """Return the index of the secret with which these fields were signed.
 
         Returns:
-            0 for the current secret, 1 or more for previous ones; None if none of them matches.
+            0 for the current secret, 1 or more for previous secrets, None if no secret matches.
         """
         for index, key in enumerate(self._signing):
             if hmac.compare_digest(_signature(key, fields), signature):
@@ -245,6 +247,6 @@ def _derived(secret: bytes, purpose: bytes) -> bytes:
 
 
 def _signature(key: bytes, fields: Iterable[bytes]) -> bytes:
-    # Each field is preceded by its length: no other sequence of fields has the same bytes.
+    # Each field is preceded by its length, so that no other sequence of fields has the same bytes.
     parts = chain.from_iterable((U32.pack(len(field)), field) for field in fields)
     return hmac.digest(key, b"".join(parts), sha256).hex().encode()

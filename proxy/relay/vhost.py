@@ -1,8 +1,8 @@
-"""State of one virtual host that the control plane and the relays share.
+"""State of one virtual host, shared by the control plane and the relays.
 
 The control plane writes `queues` and `missing`; the relays read them. A `TokenTable` tracks which tokens are bound.
-Everything runs in one thread, so plain attributes suffice. Code that changes data on which cached decisions depend
-calls `changed`.
+Everything runs in one thread, so plain attributes suffice. Code that changes data on which cached decisions depend has
+to call `changed`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Delivery(Enum):
 
 
 class CarrierType(Enum):
-    """Requested type of a carrier; AUTO: the cheaper type for the broker."""
+    """Requested type of a carrier; AUTO selects the type that costs the broker less."""
 
     AUTO = "auto"
     DIRECT = "direct"
@@ -64,7 +64,8 @@ class BindingCopy(NamedTuple):
     key: bytes
     #: as stored on the broker; b"" if there is none
     signature: bytes = b""
-    #: index of the secret it was signed with, 0 for the current one; None: none of ours, so the user is not trusted
+    #: index of the secret used for the signature, 0 for the current secret; None if it is not one of ours, so that the
+    #: user is not trusted
     secret: int | None = 0
 
     @property
@@ -79,10 +80,10 @@ class StoredBinding(NamedTuple):
     binding: Binding
     #: raw entries of the client's argument table
     entries: bytes
-    #: its storage key on the carrier. Copies with another key have the destination's token as key: they route
+    #: its storage key on the carrier. Copies with a different key have the destination's token as their key and route
     #: messages to the destination.
     key: bytes
-    #: every copy on the broker (two sidecars can make one each): signed ones first, then the lowest sequence. The first
+    #: all copies on the broker (two sidecars may each make one): signed copies first, then by sequence. The first copy
     #: is effective.
     copies: tuple[BindingCopy, ...]
 
@@ -114,7 +115,7 @@ class StoredBinding(NamedTuple):
         return frozenset(copy.sequence for copy in self.copies if copy.key != self.key)
 
     def merged_with(self, other: StoredBinding) -> StoredBinding:
-        """Return the union of two records of one binding."""
+        """Return the union of two records of the same binding."""
         copies = sorted_copies({*self.copies, *other.copies})
         first = self if copies[0] in self.copies else other
         return first._replace(copies=copies, binding=replace(first.binding, sequence=copies[0].sequence))
@@ -133,35 +134,36 @@ class OwnedExchange:
     name: bytes
     #: ``x-open`` or the emulated standard type
     type: str
-    #: how its messages are delivered
+    #: how messages to it are delivered
     delivery: Delivery
-    #: the exchange on the broker that carries them (CARRIER only)
+    #: the exchange on the broker that carries these messages (only for CARRIER)
     carrier: bytes
     #: whether messages that no binding routes are passed to the broker's own exchange of that name
     unmatched_pass: bool = False
     #: its alternate exchange
     alternate: bytes | None = None
-    #: its arguments as declared (filters included)
+    #: its arguments as declared, including filters
     arguments: Table = ()
     #: its declaration by a client; None for an exchange of a rules file
     declared: DeclaredExchange | None = None
     #: bindings made by clients, by identity; those of rules files are only in the router
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
-    #: the same bindings by destination (of the binding itself, not of its routes), then by identity
+    #: the same bindings by destination (that of the binding, not those of its routes), then by identity
     receivers: dict[Destination, dict[Hashable, StoredBinding]] = field(default_factory=dict)
-    #: the tokens of its destinations; with delivery `queue`, which destinations can be published to
+    #: the tokens of its destinations; with delivery `queue`, it records which destinations can be published to
     tokens: TokenTable = field(default_factory=TokenTable)
     #: destinations that routes in clients' bindings may reach, by client, if limited
     reaches: dict[str, Reach] = field(default_factory=dict)
-    #: destinations that clients are known to be allowed to bind, by grant key; each grant is a binding on the carrier
+    #: destinations that clients are known to have permission to bind, by grant key; each grant is a binding on the
+    #: carrier
     grants: dict[bytes, Destination] = field(default_factory=dict)
-    #: regular expressions in clients' bindings, by user
+    #: number of regular expressions in clients' bindings, by user
     regexes: Counter[str] = field(default_factory=Counter)
-    #: requested type of its carrier if it has to be declared
+    #: requested type of its carrier if the carrier has to be declared
     wanted_type: CarrierType = CarrierType.AUTO
-    #: type of its carrier and form of its tokens
+    #: type of its carrier and form of the tokens
     form: TokenForm = TokenForm.DIRECT
-    #: exclusive queues that could not be bound with the tokens of the carrier's new form
+    #: exclusive queues that could not be bound with tokens in the carrier's new form
     leftover: frozenset[Destination] = frozenset()
 
     @property
@@ -193,11 +195,13 @@ class OwnedExchange:
 
     @property
     def bound(self) -> Set[Destination]:
-        """Destinations whose token is bound on the carrier, as far as is known."""
+        """Destinations whose token is known to be bound on the carrier."""
         return self.tokens.bound
 
     def keep(self, stored: StoredBinding, identity: Hashable = None) -> None:
-        """Store a client's binding, replacing one with the same identity; callers that know the identity pass it."""
+        """Store a client's binding, which replaces a binding with the same identity. Callers that know the identity
+        pass it.
+        """
         identity = identity or stored.binding.identity
         self._count_regexes(self.clients.get(identity), -1)
         self._count_regexes(stored, 1)
@@ -206,7 +210,7 @@ class OwnedExchange:
         self.receivers.setdefault(stored.destination, {})[identity] = stored
 
     def drop(self, binding: Binding) -> bool:
-        """Remove the client's binding with the identity of the given one; return whether it existed."""
+        """Remove the client's binding that has the same identity as the given binding; return whether it existed."""
         identity = binding.identity
         removed = self.clients.pop(identity, None)
         if removed is None:
@@ -226,17 +230,17 @@ class OwnedExchange:
 
     @property
     def ends(self) -> bool:
-        """True if it is an auto-delete exchange of a client without bindings."""
+        """True if this is an auto-delete exchange that a client declared and that has no bindings."""
         return self.declared is not None and self.declared.auto_delete and not self.clients
 
     @property
     def is_carrier(self) -> bool:
-        """True if its carrier is the exchange on the broker that has its name."""
+        """True if the carrier is the exchange on the broker with the same name."""
         return self.delivery is Delivery.CARRIER and self.carrier == self.name
 
     @property
     def moves(self) -> bool:
-        """True if publishes may be sent with another exchange or key."""
+        """True if publishes may be sent with a different exchange or key."""
         return self.delivery is Delivery.QUEUE or self.carrier != self.name or self.alternate is not None
 
 
@@ -252,22 +256,22 @@ class VhostState:
     #: queues that exist, sorted, for regex routes
     queues: QueueNames = field(default_factory=QueueNames)
     #: destinations named by rules that can't be reached, with the reason. Changed by `set_missing` and `not_missing`,
-    #: replaced in each reconcile pass. The control plane limits its size.
+    #: and replaced in each reconcile pass. The control plane limits the number of entries.
     missing: dict[Destination, str] = field(default_factory=dict)
-    #: incremented by every change that makes cached data stale
+    #: number incremented by every change that makes cached data stale
     epoch: int = 0
     #: latest sequence of declarations through this sidecar
     last_sequence: int = 0
-    #: names of the carriers of the exchanges evaluated here
+    #: names of the carriers of exchanges evaluated here
     carriers: frozenset[bytes] = field(init=False)
-    #: the address table, None if there is none; set by `set_addresses`
+    #: the address table; None if there is none; set by `set_addresses`
     addresses: AddressBook | None = None
-    #: translated destinations that do not exist at other brokers: label of the broker and destination there, with the
-    #: reason
+    #: translated destinations that do not exist at other brokers: (label of the broker, destination at that broker),
+    #: with the reason
     missing_remote: dict[tuple[str, Destination], str] = field(default_factory=dict)
-    #: whether publishes may be sent to another address, so that the original has to be restored in deliveries
+    #: whether publishes may be sent to a different address, so that the original has to be restored in deliveries
     restores: bool = field(init=False)
-    #: whether routes of clients' bindings are limited to destinations that the client could have bound itself
+    #: whether routes in clients' bindings are limited to destinations that the client has permission to bind
     own_routes: bool = False
     #: the tokens of destinations; set by `set_tokens`
     tokens: Tokens = field(default_factory=Tokens)
@@ -275,13 +279,13 @@ class VhostState:
     secrets: Secrets = field(default_factory=Secrets)
     #: whether other sidecars may bind on the same carriers; listings of the management API then show their bindings
     shared: bool = True
-    #: part of this process's pins, unique to it
+    #: part of this process's pins that is unique to the process
     sidecar: str = ""
-    #: how long pins of other sidecars are left on carriers of rules files (`relay.token_table`)
+    #: how long pins of other sidecars are kept on carriers of rules files (see `relay.token_table`)
     handover_seconds: float = LEASE_SECONDS
     #: whether the broker compares every binding of a direct exchange with every key of a message
     scans_bindings: bool = False
-    #: cost limit of each owner's regexes in one decision, in match-limit units
+    #: cost limit for each owner's regexes in one decision, in match-limit units
     regex_budget: int = DEFAULT_BUDGET
 
     def __post_init__(self) -> None:
@@ -303,7 +307,9 @@ class VhostState:
         return [owned for owned in self.exchanges.values() if owned.delivery is Delivery.CARRIER]
 
     def now(self, owned: OwnedExchange) -> OwnedExchange | None:
-        """Return the current version of an exchange, since rules may have been reloaded; None if it was deleted."""
+        """Return the current version of an exchange, which differs after a reload of the rules; None if it was
+        deleted.
+        """
         new = self.exchanges.get(owned.name)
         if new is None or new is owned:
             return new
@@ -312,21 +318,25 @@ class VhostState:
         return new if same else None
 
     def has_token(self, destination: Destination) -> bool:
-        """Return True if messages reach a destination by a token, since it is not an exchange evaluated here."""
+        """Return True if messages reach a destination by a token, which is the case unless it is an exchange evaluated
+        here.
+        """
         return destination[0] == QUEUE or destination[1] not in self.exchanges
 
     def has_queue(self, name: bytes) -> bool:
-        """Return True if a queue exists, as far as is known."""
+        """Return True if a queue is known to exist."""
         names = self.queues.names  # sorted
         at = bisect_left(names, name)
         return at < len(names) and names[at] == name
 
     def set_missing(self, destination: Destination, reason: str) -> None:
-        """Record that a destination can't be reached: publishes are sent without it."""
+        """Record that a destination can't be reached, so that publishes are sent without it."""
         self.missing[destination] = reason
 
     def not_missing(self, destination: Destination) -> bool:
-        """Record that a destination may be reachable: publishes wait for its token; return whether it was missing."""
+        """Record that a destination may be reachable, so that publishes wait for its token; return whether it was
+        missing.
+        """
         return self.missing.pop(destination, None) is not None
 
     def redeclared(self, destination: Destination) -> None:
@@ -335,7 +345,9 @@ class VhostState:
             owned.tokens.declared(destination)
 
     def next_sequence(self, wall: float) -> int:
-        """Return a sequence number greater than all previous ones: microseconds since 1970, or the last one plus 1."""
+        """Return a sequence number greater than all previous ones: microseconds since 1970, or the last number plus
+        1.
+        """
         self.last_sequence = max(self.last_sequence + 1, int(wall * 1_000_000))
         return self.last_sequence
 
@@ -358,7 +370,7 @@ class VhostState:
         self.changed()
 
     def set_sharing(self, shared: bool, sidecar: str, handover_seconds: float = LEASE_SECONDS) -> None:
-        """Set whether other sidecars may bind on the same carriers, and the name of this one."""
+        """Set whether other sidecars may bind on the same carriers, and the name of this sidecar."""
         self.shared, self.sidecar, self.handover_seconds = shared, sidecar, handover_seconds
         self._derive()
 
@@ -376,7 +388,7 @@ class VhostState:
         self.changed()
 
     def remove_exchange(self, name: bytes) -> None:
-        """Remove an exchange with its bindings, and the clients' bindings whose destination it is."""
+        """Remove an exchange with its bindings, and all clients' bindings whose destination it is."""
         self.exchanges.pop(name, None)
         self.router.remove(name)
         for other in list(self.exchanges.values()):
@@ -386,7 +398,7 @@ class VhostState:
         self.changed()
 
     def add_binding(self, stored: StoredBinding, compiled: CompiledBinding | None = None) -> bool:
-        """Add a client's binding to an exchange, or merge its copies with those of the same binding.
+        """Add a client's binding to an exchange or, if the exchange has the same binding, merge their copies.
 
         Returns:
             Whether the binding or its effective copy is new.
@@ -413,7 +425,7 @@ class VhostState:
         return is_new
 
     def _limited(self, owned: OwnedExchange, stored: StoredBinding) -> StoredBinding:
-        """Limit a signed binding to its client's reach, and an unsigned one to its own destination."""
+        """Limit a signed binding to its client's reach, and an unsigned binding to its own destination."""
         reach: Reach | None = NO_REACH
         if stored.signed:
             reach = owned.reach(stored.client) if self.own_routes else None
@@ -423,7 +435,9 @@ class VhostState:
         return stored._replace(binding=binding.limited(reach, last=not stored.signed, owner=stored.client))
 
     def remove_binding(self, stored: StoredBinding) -> None:
-        """Remove a client's binding; with the last one, remove an auto-delete exchange that is not on the broker."""
+        """Remove a client's binding; with the last binding, also remove an auto-delete exchange that is not on the
+        broker.
+        """
         binding = stored.binding
         owned = self.exchanges.get(binding.exchange)
         if owned is None or not owned.drop(binding):
@@ -443,7 +457,7 @@ class VhostState:
         return None
 
     def clear_refusals(self, client: str | None = None, destination: Destination | None = None) -> None:
-        """Forget the refusals of a client, of a destination, or all refusals, so that they are checked again."""
+        """Forget refusals for a client, for a destination, or all of them, so that permissions are checked again."""
         cleared = False
         for owned in self.exchanges.values():
             for reach in owned.reaches.values():

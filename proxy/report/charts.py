@@ -1,7 +1,7 @@
 """Computes the positions of the marks of a chart; `templates/charts.html` draws them.
 
-Positions on the time axis are percentages of the plot's width; heights are in pixels. So a chart fills the available
-width, while the size of its text is fixed.
+Positions on the time axis are percentages of the plot's width; heights are in pixels. A chart therefore fills the
+available width, while the size of its text is fixed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 #: Pixels from the top of a plot to its time axis.
 DEPTH = 200
 _MOST_MARKS = 8
-#: Minimum number of columns, so that little data is not shown as large blocks.
+#: Minimum number of columns, so that few data are not shown as large blocks.
 _LEAST_COLUMNS = 30
 #: Share of a step that a column fills.
 _COLUMN_SHARE = 0.9
@@ -48,7 +48,7 @@ class Span(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Values over time, with their name in the legend; `colour` is the number of a CSS class."""
+    """Values over time and their name in the legend; `colour` is the number of a CSS class."""
 
     name: str
     values: dict[datetime, float]
@@ -56,7 +56,7 @@ class Series(NamedTuple):
 
 
 class Upright(NamedTuple):
-    """A vertical axis: its quantity, unit and number format."""
+    """A vertical axis, with its quantity, unit and number format."""
 
     title: str
     label: Callable[[float], str]
@@ -75,7 +75,7 @@ class Upright(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A rectangle: x and width in percent, y and height in pixels, and its tooltip."""
+    """A rectangle and its tooltip; x and width are in percent, y and height in pixels."""
 
     x: float
     y: float
@@ -86,7 +86,7 @@ class Column(NamedTuple):
 
 
 class Dot(NamedTuple):
-    """A value on a line: x in percent, y in pixels."""
+    """A value on a line; x is in percent, y in pixels."""
 
     x: float
     y: float
@@ -95,7 +95,7 @@ class Dot(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """All marks of a chart; the title is for screen readers, and a stroke connects two dots."""
+    """All marks of a chart. The title is for screen readers, and a stroke connects two dots."""
 
     title: str
     span: Span
@@ -115,7 +115,7 @@ class Chart(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A named value; the length is in percent of the longest bar."""
+    """A named value, whose length is in percent of the longest bar."""
 
     name: str
     value: float

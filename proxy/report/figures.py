@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any, NamedTuple
 
-#: A row of a list by column, as in `sql/page.sql`.
+#: A row of a list, by column name; see `sql/page.sql`.
 Row = dict[str, Any]
 
 #: Outcomes of publishes without a destination.
@@ -37,7 +37,7 @@ class Figures:
     days: tuple[date, ...]  # requested days, in order
     made: datetime  # time of the run
     segments: int = 0  # number of segments read
-    step_minutes: int = 1  # length of a column of the chart over time
+    step_minutes: int = 1  # length of a column in the chart over time
     steps: list[Step] = field(default_factory=list)
     exchanges: list[Row] = field(default_factory=list)
     proxies: list[Row] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Figures:
     unroutable: list[Row] = field(default_factory=list)
     latency: list[Row] = field(default_factory=list)
     producers: list[Row] = field(default_factory=list)
-    #: publishes by upper bound of their size class, None for the last one
+    #: publishes by upper bound of their size class, which is None for the last class
     sizes: list[tuple[int | None, int]] = field(default_factory=list)
     anomalies: list[Row] = field(default_factory=list)
     #: message id and steps (`sql/tables.sql`) of messages that passed through several sidecars
@@ -57,9 +57,10 @@ class Figures:
     results: dict[str, int] = field(default_factory=dict)  # results other than a plain ack
     rejected: dict[str, int] = field(default_factory=dict)  # invalid lines, by reason
     late: int = 0  # records in the directory of another day
-    unmatched: int = 0  # returns without a publish in the log, or with one too far from the end of an earlier segment
+    unmatched: int = 0  # returns whose publish is not in the log, or is too far from the end of an earlier segment
     duplicates: list[str] = field(default_factory=list)  # names of segments with the same content as another segment
-    #: number of rows found, by name of the list; if greater than the length of the list, there may be still more rows
+    #: number of rows found, by name of the list; if it is greater than the length of the list, there may be even more
+    #: rows
     found: dict[str, int] = field(default_factory=dict)
 
     @property

@@ -1,4 +1,4 @@
-"""One run of the report: finds segments, reads new ones, makes the tables of changed days, and writes the page.
+"""One run of the report: finds segments, reads new segments, makes the tables of changed days, and writes the page.
 
 `follow` repeats this run.
 """
@@ -35,9 +35,9 @@ from proxy.report.wording import several
 
 #: Seconds between two checks for new segments, and minimum pause after a run as a multiple of its duration.
 LOOK_SECONDS, REST = 60, 3
-#: Part of the fingerprint of a day's tables; increased by every change of `merge` that affects them.
+#: Part of the fingerprint of a day's tables, which is increased with every change to `merge` that affects the tables.
 _EDITION = 1
-#: Part of the following day that is searched for returns.
+#: Directory of the following day that is searched for returns.
 _FIRST_HOUR = "/hour=00/"
 _ONE_DAY = timedelta(days=1)
 
@@ -80,7 +80,7 @@ class Summary:
         figures = self.figures
         published = several(figures.publishes, "publish", "publishes")
         yield f"{published} in {several(figures.segments, 'segment')}, {figures.range}"
-        yield f"read {several(self.read, 'new segment')}, made the tables of {several(len(self.made), 'day')}"
+        yield f"read {several(self.read, 'new segment')}, created the tables of {several(len(self.made), 'day')}"
         if self.rebuilt:
             yield f"tables of an earlier version, rebuilt from the log (trace: --trace): {_listed(self.rebuilt)}"
         if self.is_first and self.kept:
@@ -111,7 +111,7 @@ def report(request: Request) -> Summary:
 
 
 def follow(request: Request, say: Callable[[Summary], None], once: bool = False) -> None:
-    """Repeat the report until SIGTERM or SIGINT (or run once), with one Spark session."""
+    """Repeat the report with one Spark session until SIGTERM or SIGINT, or run it only once."""
     with session(request) as spark, _stop_requested() as stopped:
         while not stopped.is_set():
             began = time.monotonic()
@@ -192,13 +192,15 @@ class _Run:
         return self.request.wants(day) or self.request.wants(day - _ONE_DAY)
 
     def _is_asked(self, segment: Segment) -> bool:
-        """Return True if a segment is in a requested day, or may contain returns of publishes of its last hour."""
+        """Return True if a segment is in a requested day, or may contain returns for publishes of that day's last
+        hour.
+        """
         if segment.folder is None or self.request.wants(segment.folder):
             return True
         return _FIRST_HOUR in segment.path
 
     def _days(self, segments: Iterable[Segment]) -> list[date]:
-        """Return the days of a run: the requested days, or else those in the log."""
+        """Return the days of a run, which are the requested days or, if there are none, the days in the log."""
         self.duck.execute("CREATE OR REPLACE TEMP TABLE present (path VARCHAR)")
         paths = [segment.path for segment in segments]
         self.duck.execute("INSERT INTO present SELECT unnest(?::VARCHAR[])", [paths])
@@ -224,7 +226,7 @@ class _Run:
             self.partials.forget(gone)
 
     def _merge(self, days: list[date], earlier: list[date]) -> tuple[list[date], list[date]]:
-        """Make the tables of changed days; return these days, and those of them that no longer have records."""
+        """Make the tables of changed days; return these days, and which of them no longer have records."""
         prints = {day: self._fingerprint(day) for day in days}
         changed = [day for day in days if self.tables.state(day).get("fingerprint") != prints[day]]
         near = {day + _ONE_DAY * step for day in changed for step in (-1, 0, 1)}
@@ -291,7 +293,7 @@ class _Run:
         return Selection(self.duck, files).fill(figures)
 
     def _write_pages(self, summary: Summary, segments: list[Segment]) -> None:
-        """Write the page of the whole run, and those of days that changed or have no page."""
+        """Write the page of the whole run, and the pages of days that have changed or have no page."""
         pages = Pages(self.storage, self.output)
         days = summary.figures.days
         dated = set(self.tables.days(names.TRAFFIC))

@@ -1,7 +1,8 @@
 """Makes the tables of one day from the partials of its segments.
 
-Each table is one statement over the views ``p_NAME`` (`proxy.report.store`). Sums and histograms are added, percentiles
-are computed from the histograms, ranges of numbers are joined, and returns are matched to publishes across segments.
+Each table is made with one statement on the views ``p_NAME`` (`proxy.report.store`). Sums and histograms are added,
+percentiles are computed from the histograms, ranges of numbers are joined, and returns are matched to publishes across
+segments.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from proxy.report.tables import Tables
 
 #: Number of earlier days with which hours are compared, and the minimum number for a comparison.
 HISTORY_DAYS, LEAST_DAYS = 28, 3
-#: A value with a greater modified z-score is an outlier; the factor makes the median absolute deviation comparable to a
+#: A value with a greater modified z-score is an outlier. The factor makes the median absolute deviation comparable to a
 #: standard deviation. Source: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993.
 LIMIT, _FACTOR = 3.5, 1.4826
-#: Deviations of a smaller share of the median are not outliers, however regular the earlier days were.
+#: A deviation by a smaller share of the median is not an outlier, even if the earlier days were very regular.
 _LEAST_SHARE = 0.05
-#: Limits of messages whose path through several sidecars is kept for the page, and of steps of each path.
+#: Maximum number of messages whose path through several sidecars is kept for the page, and of steps in each path.
 WAYS, STEPS = 10, 50
 #: How long after the day of a publish its return may arrive.
 _LATE = timedelta(hours=1)
@@ -53,7 +54,7 @@ class Merge:
     Args:
         duck: connection to a database with the partials.
         tables: puts tables in place.
-        known: bindings of the rules files; None if no file was given.
+        known: bindings in the rules files; None if no file was given.
         now: time of the run; unfinished hours are not compared.
         trace: whether the table of all publishes is requested.
     """
@@ -79,7 +80,7 @@ class Merge:
         """Write the tables of a day to the staging directory.
 
         Returns:
-            Data for the page that are in no table.
+            Data for the page that are not in any table.
         """
         end = datetime.combine(day, time()) + timedelta(days=1) + _LATE
         self._values |= {

@@ -1,7 +1,7 @@
 """Renders pages: self-contained HTML files without network access, scripts or other files.
 
-The page's content security policy forbids browsers to load anything. The templates escape all data, including data from
-the log.
+The page's content security policy prevents browsers from loading anything. The templates escape all data, including
+data from the log.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from proxy.report import charts, wording
 from proxy.report.charts import Chart, Series, Span, Upright
 from proxy.report.figures import UNDELIVERED, Figures, Row
 
-#: Order and colour of outcomes: successful ones at the bottom, others on top.
+#: Order and colours of outcomes, with successful outcomes at the bottom and others on top.
 OUTCOMES = ("routed", "passed", "translated", *UNDELIVERED)
 SECTIONS = ("traffic", "destinations", "bindings", "unroutable", "latency", "producers", "anomalies", "trace")
 _OTHER = len(OUTCOMES)
 _PERCENTILES = (("p50", 0), ("p95", 3), ("p99", 5))
 _LATENCIES = {"decide": "Decision", "confirm": "Confirm by the broker"}
 _BARS = 15
-#: Minimum number of hours for a chart; fewer are shown as a table, since lines of one or two dots show nothing.
+#: Minimum number of hours for a chart. Fewer hours are shown as a table, since lines with one or two dots show nothing.
 _LEAST_HOURS = 3
 _NAVIGATION = re.compile('<nav class="days".*?</nav>\n', re.DOTALL)
 
@@ -56,12 +56,12 @@ def render(figures: Figures, days: Days = Days()) -> str:
 
 
 def render_index(rows: Sequence[Mapping[str, Any]], ranges: Sequence[str]) -> str:
-    """Return the index: the pages of single days (rows with the page's name and counts), and of ranges of days."""
+    """Return the index of the pages of single days (rows with the page's name and counts) and of ranges of days."""
     return _TEMPLATES.get_template("index.html").render(days=rows, ranges=ranges, subject="index")
 
 
 def relinked(page: str, days: Days) -> str:
-    """Return an existing page with new links to days; text from the log is escaped, so it can't look like the links."""
+    """Return an existing page with new links to days. Text from the log is escaped, so it can't look like the links."""
     navigation = _TEMPLATES.get_template("days.html").render(days=days)
     return _NAVIGATION.sub(lambda _: navigation, page, count=1)
 
@@ -153,7 +153,7 @@ def _template(name: str) -> str:
 
 
 _TEMPLATES = Environment(
-    # Not read from a directory: on a cluster, the package is in an archive.
+    # Not read from a directory, since the package is in an archive on a cluster.
     loader=FunctionLoader(_template),
     autoescape=True,
     undefined=StrictUndefined,

@@ -1,4 +1,4 @@
-"""Writes pages: one for each day and each requested range, an index, and the latest page at the top level."""
+"""Writes pages: a page for each day and each requested range, an index, and the latest page at the top level."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Pages:
         return day in self._days
 
     def write(self, newest: Figures, single: Sequence[Figures]) -> None:
-        """Write the page of a run, those of single days, and the links of adjacent pages."""
+        """Write the page of a run, the pages of single days, and the links of adjacent pages."""
         new = {figures.days[0]: figures for figures in (*single, newest) if len(figures.days) == 1}
         before = self._days
         self._days = before | new.keys()

@@ -1,14 +1,14 @@
 """Turns one segment of the audit log into partial aggregates. Runs in Spark's tasks, on any machine.
 
 A segment is read only once: its partial has all data that the tables and the page need later. DuckDB parses and
-aggregates (tests/bench/README.md has the measurements); Spark only delivers the bytes and collects the result. A
-partial is a set of small tables (`PARTIALS`). Sums, minima and maxima can be merged directly; times and sizes are
-histograms of rounded values, which are merged by adding counts; numbers of a channel are ranges; examples are limited
-in number.
+aggregates (tests/bench/README.md has the measurements), while Spark only delivers the bytes and collects the result. A
+partial is a set of small tables (`PARTIALS`). Sums, minima and maxima can be merged directly. Times and sizes are
+stored as histograms of rounded values, which are merged by adding counts. Publish numbers of a channel are stored as
+ranges. The number of examples is limited.
 
-A publish and the settle record of its return may be in two segments. A partial therefore keeps every settle record of a
-return, the publishes to which the settle records of the same segment refer, and the last publishes of the segment
-(`TAIL`): a return of an earlier publish in another segment is counted as unmatched.
+A publish and the settle record of its return may be in different segments. A partial therefore keeps all settle records
+of returns, the publishes to which the settle records in the same segment refer, and the last publishes of the segment
+(`TAIL`). A return in a later segment that refers to an earlier publish is counted as unmatched.
 """
 
 from __future__ import annotations
@@ -36,26 +36,28 @@ import duckdb
 FOLDER = "_partials/1"
 #: Supported version of records; new fields do not change it.
 VERSION = 1
-#: Reasons why lines are invalid: truncated by a crash; not a record; written by a newer sidecar.
+#: Reasons why lines are invalid: truncated by a crash, not a record, or written by a newer sidecar.
 TORN, FOREIGN, NEWER = "torn", "foreign", "version"
-#: Limits of kept characters per invalid line, and of kept invalid lines per segment; all invalid lines are counted.
+#: Maximum number of characters kept per invalid line, and of invalid lines kept per segment. All invalid lines are
+#: counted.
 LINE_CHARACTERS, KEPT_LINES = 8192, 1000
 #: Publishes at the end of a segment that a return in a later segment can still match: the last 2,000, and up to 20,000
-#: of the last 60 seconds.
+#: from the last 60 seconds.
 TAIL, TAIL_SECONDS, LONGEST_TAIL = 2_000, 60, 20_000
 #: Number of publishes per segment whose whole path is kept. Publishes with the smallest hashes of the message id are
 #: chosen, so that all segments choose the same messages.
 SAMPLE = 1_000
-#: Significant digits of times and sizes: rounding errors are at most 0.05 % and 0.5 %.
+#: Significant digits of times and sizes, with which rounding errors are at most 0.05 % and 0.5 %.
 TIME_DIGITS, SIZE_DIGITS = 4, 3
-#: Upper bounds of size classes in bytes; the last class has none.
+#: Upper bounds of size classes in bytes. The last class has no upper bound.
 SIZE_CLASSES = (100, 1_000, 10_000, 100_000, 1_000_000, None)
-#: Minimum number of bits per message id in a bloom filter, and number of hashes: 2 % false positives.
+#: Minimum number of bits per message id in a bloom filter, and number of hashes, which result in 2 % false positives.
 BLOOM_BITS, BLOOM_HASHES = 10, 4
 
-#: Bytes of text aggregated at once, and decompressed at once.
+#: Number of bytes of text that are aggregated at once, and decompressed at once.
 _GROUP, _CHUNK = 96 << 20, 4 << 20
-#: Longer lines are truncated. DuckDB must accept this length plus a chunk, and three times as much if it is not UTF-8.
+#: Longer lines are truncated. DuckDB must accept this length plus a chunk, and three times as much if the text is not
+#: UTF-8.
 _LONGEST_LINE, _LONGEST_OBJECT = 8 << 20, 3 * (8 << 20) + 3 * _CHUNK + 2
 _BLANK = b" \t\r\n"
 _LINES_AT_ONCE = 4096
@@ -94,13 +96,13 @@ _SQL = statements(
     size_digits=SIZE_DIGITS,
     classes=_classes(),
 )
-#: Partial tables by name; the table of all publishes is made on request only.
+#: Partial tables by name. The table of all publishes is made only on request.
 TRACE = "trace"
 PARTIALS = {name.removeprefix("table "): text for name, text in _SQL.items() if name.startswith("table ")}
 
 
 class Piece(NamedTuple):
-    """Rows of one partial table for a group of segments, as output of a task: a Parquet file."""
+    """Rows of one partial table for a group of segments, as a Parquet file that a task outputs."""
 
     batch: str
     name: str
@@ -143,10 +145,11 @@ def texts(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 class Reader:
-    """Reads segments one after the other; `pieces` yields the partials of a group.
+    """Reads segments in sequence; `pieces` yields the partials of a group of segments.
 
-    The text of a segment is written to a file: DuckDB's reader of JSON files takes a third of the time of its string
-    functions, and does not hold the text in memory. One transaction spans a group, which halves the cost of inserting.
+    The text of a segment is written to a file, since DuckDB's reader for JSON files takes a third of the time of its
+    string functions and does not hold the text in memory. There is one transaction for a group, which halves the cost
+    of inserting.
 
     Args:
         traced: whether the trace table is requested.
@@ -218,7 +221,7 @@ class Reader:
         self._begin()
 
     def _add_blooms(self) -> None:
-        """Create the bloom filters of the message ids; the size of each is a power of two."""
+        """Create the bloom filters of the message ids. The size of each filter is a power of two."""
         counts = self._duck.execute("SELECT sid, count(DISTINCT id) AS n FROM publishes GROUP BY sid HAVING n > 0")
         for sid, ids in counts.fetchall():
             size = bloom_size(ids)
@@ -233,7 +236,7 @@ def _reason(line: str, version: int | None) -> str:
 
 
 def bloom_place(of: str, number: int, size: str) -> str:
-    """Return the SQL for a bit position in a bloom filter: double hashing with the two halves of a 64-bit hash."""
+    """Return the SQL for a bit position in a bloom filter, by double hashing with the two halves of a 64-bit hash."""
     return f"((({of} & 4294967295) + {number} * ({of} >> 32)) % ({size}))::BIGINT"
 
 
@@ -243,7 +246,7 @@ def bloom_size(ids: int) -> int:
 
 
 def folder_day(path: str) -> date | None:
-    """Return the day of the directory in a segment's path, None if there is none."""
+    """Return the day of the directory in a segment's path; None if there is none."""
     for part in path.split("/")[-2::-1]:
         if part.startswith("date="):
             try:
@@ -296,6 +299,6 @@ def _read(segments: Iterable[tuple[str, int, int, Iterator[bytes], hashlib.blake
 
 @functools.cache
 def nothing() -> tuple[Piece, ...]:
-    """Return every table without rows, so that readers always find the columns."""
+    """Return all tables without rows, so that readers always find the columns."""
     with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
         return tuple(Reader(True, Path(folder)).pieces())

@@ -1,6 +1,7 @@
 """Parameters of a report.
 
-Independent of Spark: the command line builds a request before it checks whether Spark is installed.
+This module is independent of Spark, since the command line builds a request before it checks whether Spark is
+installed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _WORDS = {"today": 0, "yesterday": 1}
 
 @dataclass(frozen=True, slots=True)
 class KnownBinding:
-    """A binding of the rules files, reported as dead if it has no matches."""
+    """A binding in the rules files, which is reported as dead if it has no matches."""
 
     vhost: str
     exchange: str
@@ -30,10 +31,10 @@ class Request:
     """One run of the report."""
 
     input: str  # directory of the audit log: a path, or a URI that Hadoop supports
-    output: str  # directory of tables and pages: likewise
+    output: str  # directory for tables and pages, as for `input`
     since: date | None = None  # first day (UTC); None: the oldest in the log
     until: date | None = None  # last day; None: the newest
-    master: str | None = None  # Spark master; None: that of spark-submit, else all cores of this machine
+    master: str | None = None  # Spark master; None for that of spark-submit or else all cores of this machine
     bindings: tuple[KnownBinding, ...] | None = None  # None if no rules file is given
     settings: tuple[tuple[str, str], ...] = ()  # Spark settings of the operator, which take precedence over ours
     trace: bool = False  # whether the table of all publishes with a message id is requested
@@ -47,7 +48,7 @@ class Request:
 
     @property
     def last_day(self) -> date:
-        """The last requested day: the given day, else the day of the run."""
+        """The last requested day, which is the given day or else the day of the run."""
         return self.until or self.now.astimezone(UTC).date()
 
     def wants(self, day: date) -> bool:
@@ -64,7 +65,7 @@ class Request:
 
 
 def day(text: str, option: str, now: datetime | None = None) -> date:
-    """Parse a day of the command line: ``2026-11-21``, ``today`` or ``yesterday`` (UTC)."""
+    """Parse a day on the command line: ``2026-11-21``, ``today`` or ``yesterday`` (UTC)."""
     if text in _WORDS:
         return (now or datetime.now(UTC)).astimezone(UTC).date() - timedelta(days=_WORDS[text])
     try:
@@ -76,7 +77,7 @@ def day(text: str, option: str, now: datetime | None = None) -> date:
 
 
 def setting(text: str) -> tuple[str, str]:
-    """Parse a Spark setting of the command line: ``spark.driver.memory=4g``."""
+    """Parse a Spark setting on the command line, such as ``spark.driver.memory=4g``."""
     name, equals, value = text.partition("=")
     if not equals or not name.startswith("spark."):
         raise ConfigError("oxproxy report", 0, "--conf", f'seen "{text}", expected spark.NAME=VALUE')

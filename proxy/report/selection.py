@@ -1,4 +1,6 @@
-"""Picks the rows of a page from the tables: only those with the greatest values; the tables have all rows."""
+"""Picks the rows of a page from the tables. A page has only the rows with the greatest values; the tables have all
+rows.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,12 @@ from proxy.report import tables as names
 from proxy.report.figures import Figures, Row, Step
 from proxy.report.partials import statements
 
-#: Row limits of ordinary lists, and of lists whose rows require action.
+#: Maximum number of rows in ordinary lists, and in lists whose rows require action.
 MOST_ROWS, MOST_FINDINGS = 20, 60
-#: Limit of messages whose path through several sidecars is shown.
+#: Maximum number of messages whose path through several sidecars is shown.
 MOST_WAYS = 10
-#: Limit of columns in the chart over time, so that each is visible; and possible numbers of minutes per column.
+#: Maximum number of columns in the chart over time, so that each is visible, and possible numbers of minutes per
+#: column.
 MOST_STEPS, _STEPS = 150, (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 10080)
 #: Tables on the page.
 SHOWN = tuple(name for name in names.TABLES if name != names.TRACE)
@@ -27,7 +30,7 @@ _SQL = statements("page.sql")
 
 
 class Selection:
-    """The tables of the given days: files by table (`SHOWN`) and day."""
+    """The tables of the given days, as files by table (`SHOWN`) and day."""
 
     def __init__(self, duck: duckdb.DuckDBPyConnection, files: Mapping[str, Mapping[date, Iterable[Path]]]) -> None:
         self._duck = duck
@@ -77,20 +80,20 @@ class Selection:
         return step, [steps[begin] for begin in sorted(steps)]
 
     def _largest(self, name: str, by: str, most: int = MOST_ROWS) -> list[Row]:
-        """Return the rows with the greatest values, and record their number, or one more if there are further rows."""
+        """Return the rows with the greatest values, and record their number, plus 1 if there are further rows."""
         rows = self._rows(f"FROM ({_SQL[name]}) ORDER BY {by} DESC, COLUMNS(* EXCLUDE {by}) LIMIT {most + 1}")
         self._found[name] = len(rows)
         return rows[:most]
 
     def _rows(self, question: str) -> list[Row]:
-        """Return rows as values by column; times, which DuckDB returns without a zone, get the zone UTC."""
+        """Return rows as values by column. Times, which DuckDB returns without a zone, get the zone UTC."""
         answer = self._duck.execute(question)
         columns = [column[0] for column in answer.description]
         return [{name: _utc(value) for name, value in zip(columns, row, strict=True)} for row in answer.fetchall()]
 
 
 def longest_ways(ways: Iterable[tuple[str, list[Row]]]) -> list[tuple[str, list[Row]]]:
-    """Return the longest paths; paths of equal length are ordered by message id."""
+    """Return the longest paths. Paths of equal length are ordered by message id."""
     chosen = sorted(ways, key=lambda way: (-len(way[1]), way[0]))[:MOST_WAYS]
     return [
         (message_id, [step | {"ts": _utc(datetime.fromisoformat(step["ts"]))} for step in steps])

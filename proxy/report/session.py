@@ -1,8 +1,9 @@
 """Starts Spark.
 
-Default settings: all cores of this machine, loopback only, no web page. On a cluster, spark-submit or ``--master``
-determine the master and all other settings. The JVM only lists files and moves bytes to and from Python, so it gets a
-small heap, the serial collector and only the C1 compiler, which suits 7 records as well as 20 million.
+By default, Spark uses all cores of this machine, listens only on loopback and has no web page. On a cluster,
+spark-submit or ``--master`` determines the master and all other settings. The JVM only lists files and moves bytes to
+and from Python, so it gets a small heap, the serial collector and only the C1 compiler, which suits 7 records as well
+as 20 million records.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from proxy.report.request import Request
 #: Set by spark-submit for the program that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
-#: Settings that the report depends on.
+#: Settings on which the report depends.
 FIXED = {
-    # A partial is a binary value, already compressed.
+    # A partial is a binary value that is already compressed.
     "spark.sql.parquet.compression.codec": "uncompressed",
     # The driver already has the names of the segments, so no job is needed to list them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
@@ -33,7 +34,7 @@ FIXED = {
     "spark.python.worker.reuse": "false",
     # Retention may remove a segment between listing and reading.
     "spark.sql.files.ignoreMissingFiles": "true",
-    # A task's file appears when the task is done, so the finished partials of a killed run are kept.
+    # A task's file becomes visible when the task is done, so the finished partials of a killed run are kept.
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.sql.adaptive.enabled": "false",
@@ -43,7 +44,7 @@ FIXED = {
 }
 
 _QUIET = Path(__file__).with_name("log4j2.properties")
-#: Settings for a run on this machine only.
+#: Settings that apply only to runs on this machine.
 LOCAL = {
     "spark.master": "local[*]",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -81,7 +82,9 @@ def session(request: Request) -> Iterator[SparkSession]:
 
 
 def chosen(request: Request, environment: Mapping[str, str]) -> dict[str, str]:
-    """Choose the initial settings; the environment shows whether spark-submit started the process."""
+    """Choose the initial settings, depending on whether, according to the environment, spark-submit started the
+    process.
+    """
     wanted = dict(FIXED)
     local = request.master is None and _SUBMITTED not in environment
     if local or (request.master or "").startswith("local"):

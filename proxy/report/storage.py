@@ -1,11 +1,12 @@
-"""Files on every file system that Hadoop supports (local, hdfs://, s3a:// and so on), and the segments of the log.
+"""Files on all file systems that Hadoop supports (local, hdfs://, s3a:// and so on), and the segments of the log.
 
-All file operations of the report that Spark does not do itself are here: listing directories, putting tables in place,
-writing the page. A path without a scheme is on Hadoop's default file system.
+This module has all file operations of the report that Spark does not do itself: listing directories, putting tables in
+place, and writing the page. A path without a scheme is on Hadoop's default file system.
 
 `find_segments` finds closed segments of the audit log. The log's directories ``date=YYYY-MM-DD`` may be in the input
-directory itself or deeper (a directory for each sidecar). Names that begin with ``_`` or ``.`` are skipped: a segment
-that is being written has such a name. Files outside the date directories are *loose*: only their lines show the day.
+directory itself or in subdirectories, such as one for each sidecar. Names that begin with ``_`` or ``.`` are skipped,
+since a segment that is being written has such a name. Files outside the date directories are *loose*: only their lines
+show the day.
 
 Source: Hadoop's FileSystem API, used through Spark's gateway to the JVM.
 """
@@ -150,7 +151,7 @@ class Storage:
     def move(self, source: str, target: str) -> None:
         """Rename a file or directory to a new path on the same file system."""
         with self._at(target) as (files, new):
-            # Hadoop would move a directory into an existing one.
+            # Hadoop would move a directory into an existing directory.
             moved = not files.exists(new) and files.rename(self._path(source), new)
         if not moved:
             raise StorageError(f"{target}: {source} can't be moved there")
@@ -158,11 +159,13 @@ class Storage:
     def put(self, local: Path, target: str) -> None:
         """Move a file or directory on this machine to a new path."""
         with self._at(target) as (files, new):
-            files.setWriteChecksum(False)  # no .crc next to files that people open
+            files.setWriteChecksum(False)  # no .crc file next to files that people open
             files.copyFromLocalFile(True, True, self._path(local.as_uri()), new)
 
     def fetch(self, path: str, folder: Path) -> Path:
-        """Return a link to the file, or a copy of a remote file, with a plain name in a directory on this machine."""
+        """Return a link to a local file, or a copy of a remote file, with a plain name in a directory on this
+        machine.
+        """
         local = folder / f"{uuid.uuid4().hex}.parquet"
         with self._at(path) as (files, target):
             if files.getUri().getScheme() == "file":
@@ -172,7 +175,7 @@ class Storage:
         return local
 
     def write(self, path: str, content: str) -> None:
-        """Write a text file atomically, replacing an existing file."""
+        """Write a text file atomically. An existing file is replaced."""
         with self._at(path) as (files, target):
             files.setWriteChecksum(False)
             hidden = self._jvm.org.apache.hadoop.fs.Path(target.getParent(), f"_{target.getName()}")
@@ -194,7 +197,7 @@ class Storage:
                 stream.close()
 
     def read_json(self, path: str) -> dict[str, Any]:
-        """Read a JSON object; empty if the file does not exist, or if a killed run left it incomplete."""
+        """Read a JSON object, which is empty if the file does not exist or if a killed run left it incomplete."""
         try:
             content: dict[str, Any] = json.loads(self.read(path)) if self.exists(path) else {}
         except ValueError:
@@ -203,7 +206,7 @@ class Storage:
 
     @contextmanager
     def _at(self, path: str) -> Iterator[tuple[Any, Any]]:  # of the JVM
-        """Yield the file system of a path, and the path as its object; errors become a `StorageError`."""
+        """Yield the file system of a path, and the path as a Java object. Errors become a `StorageError`."""
         with _of_java(path):
             target = self._path(path)
             yield target.getFileSystem(self._hadoop), target
@@ -218,9 +221,9 @@ def literal(path: str) -> str:
 
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
-#: Depth limit of the directories of sidecars: enough for input/cluster/sidecar/date=...
+#: Maximum depth of the sidecars' directories, which is enough for input/cluster/sidecar/date=...
 _DEPTH = 3
-#: Depth of the directories in that of a day: hours.
+#: Depth of the directories within the directory of a day, which are those of hours.
 _DEPTH_OF_DAY = 2
 
 
@@ -235,7 +238,7 @@ class Segment:
 
 
 def find_segments(files: Files, folder: str, wanted: Callable[[date], bool] = lambda _: True) -> list[Segment]:
-    """List the segments of the wanted days and the loose segments, ordered by day and path."""
+    """List the segments of the wanted days, and the loose segments, ordered by day and path."""
     return sorted(_walk(files, folder, _DEPTH, wanted), key=lambda segment: (segment.folder or date.min, segment.path))
 
 

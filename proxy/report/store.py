@@ -1,10 +1,10 @@
-"""The partials of an output directory: shows which segments have been read, and creates and reads partials.
+"""The partials in an output directory: determines which segments have been read, and creates and reads partials.
 
-Partials are Parquet files with the columns ``batch``, ``name`` and ``data``: a batch has the partials of a group of
-segments; each row is one of its tables, as an embedded Parquet file. A Spark task writes one such file, which appears
-when it is complete. A partial therefore exists completely or not at all, and a run that is killed at any step leaves
-nothing that a later run would count twice. Within a batch, ``sid`` numbers the segment; the table ``segments``
-identifies its file by path and hash of the content.
+Partials are Parquet files with the columns ``batch``, ``name`` and ``data``. A batch has the partials of a group of
+segments, and each row is one of its tables, as an embedded Parquet file. A Spark task writes one such file, which
+becomes visible when it is complete. A partial therefore exists completely or not at all, and nothing that a killed run
+has written is counted twice by a later run. Within a batch, ``sid`` is the number of the segment; the table
+``segments`` identifies its file by path and hash of the content.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Partials:
             rows = files.select("path", F.unix_millis("modificationTime"), "content").rdd
             pieces = rows.mapPartitions(functools.partial(partials.read, traced=traced))
         else:
-            # The form of paths in Spark's rows differs from the listed form, so each path is added as a constant.
+            # Paths in Spark's rows have a different form from listed paths, so each path is added as a constant.
             several = [
                 spark.read.option("lineSep", "\n")
                 .text(literal(at.path))
@@ -167,16 +167,16 @@ class Partials:
         )
 
     def compact(self) -> None:
-        """Join small files if there are many: following the log creates one every minute."""
+        """Join small files if there are many, since following the log creates one every minute."""
         small = [path for path, local in self._files.items() if local.stat().st_size <= _SMALL_FILE]
         if len(small) > _MOST_FILES:
             self._rewrite(small, "")
 
     def _rewrite(self, paths: Sequence[str], condition: str) -> None:
-        """Write the effective partials of files, limited by a condition, to one new file that replaces the files.
+        """Write the effective partials in files, limited by a condition, to one new file that replaces these files.
 
-        The partials get new numbers: if the process is killed before the old files are removed, `load` uses one of
-        the two versions.
+        The partials get new numbers, so that `load` uses one of the two versions if the process is killed before the
+        old files are removed.
         """
         batches = [batch for batch, local in self._batches.items() if local in {self._files[path] for path in paths}]
         if not batches:

@@ -1,8 +1,8 @@
-"""The tables of a report: their names, and the replacement of a day's tables.
+"""The names of a report's tables, and the replacement of a day's tables.
 
-New tables of a day are first written next to the old ones; then each directory is exchanged by a rename. The inputs of
-a day are recorded in ``_days/``. This record is removed before the exchange and written after it, so that the tables of
-the day are made again after a killed run. Concurrent runs with the same output are not supported.
+The new tables of a day are first written next to the old tables; then each directory is replaced with a rename. The
+inputs of a day are recorded in ``_days/``. This record is removed before the replacement and written after it, so that
+the tables of the day are made again after a killed run. Concurrent runs with the same output are not supported.
 
 A day with records has a directory in each table, possibly with an empty file, so that readers always find the columns.
 A day without records has no directory.
@@ -53,15 +53,15 @@ class Tables:
         return folder
 
     def drop(self, day: date | None, *only: str) -> None:
-        """Remove the new tables of a day, or only the given ones."""
+        """Remove the new tables of a day, or only the given tables."""
         for name in only or TABLES:
             shutil.rmtree(self._staged / name, ignore_errors=True)
 
     def exchange(self, day: date | None, state: dict[str, Any] | None) -> bool:
-        """Replace the tables of a day with the new ones; ``state`` describes their inputs.
+        """Replace the tables of a day with the new tables, whose inputs ``state`` describes.
 
         Returns:
-            Whether the day had tables and no longer has any.
+            True if the day had tables and no longer has any.
         """
         folder, staging = _folder(day), f"{self._output}/{_STAGING}"
         self._storage.remove(f"{self._output}/{_DAYS}/{folder}.json")
@@ -83,7 +83,7 @@ class Tables:
         return gone
 
     def state(self, day: date | None) -> dict[str, Any]:
-        """Read the recorded inputs of a day's tables; empty if this version did not make the tables."""
+        """Return the recorded inputs of a day's tables, which are empty if this version did not make the tables."""
         return self._storage.read_json(f"{self._output}/{_DAYS}/{_folder(day)}.json")
 
     def days(self, name: str) -> list[date]:

@@ -1,7 +1,7 @@
-"""Finds every record of one message in the audit log: ``oxproxy trace``.
+"""Finds all records of one message in the audit log, for ``oxproxy trace``.
 
-The segments themselves are read, except those that can't contain the message according to their partial in a report
-(time, bloom filter). Spark is started only for file systems that require it; no job runs.
+The segments themselves are read, except those that, according to their partial in a report (time, bloom filter), can't
+contain the message. Spark is started only for file systems that require it, and runs no jobs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Record = dict[str, Any]  # as in JSON
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Result of a search: records ordered by time, number of segments read, and number of segments skipped."""
+    """Result of a search: records ordered by time, and the numbers of segments read and skipped."""
 
     records: list[Record]
     read: int
@@ -35,7 +35,7 @@ class Found:
 
 
 def trace(message_id: str, request: Request, report: str | None) -> Found:
-    """Find every record of a message; the partials in a report's output show which segments can be skipped.
+    """Find all records of a message. The partials in a report's output show which segments can be skipped.
 
     Raises:
         ConfigError: the directory does not exist or can't be read.

@@ -10,17 +10,17 @@ _TIMES = (("µs", 1.0), ("ms", 1e3), ("s", 1e6))
 
 
 def whole(number: float) -> str:
-    """Format a count: 2,000,000."""
+    """Format a count, such as 2,000,000."""
     return f"{number:,.0f}"
 
 
 def several(number: int, singular: str, plural: str = "") -> str:
-    """Format a count with its noun: 1 segment, 2,000 segments."""
+    """Format a count with its noun, such as 1 segment or 2,000 segments."""
     return f"{whole(number)} {singular if number == 1 else plural or f'{singular}s'}"
 
 
 def short(number: float, unit: str = "") -> str:
-    """Format a number with up to three digits: 1.25 M; with a unit: 1.25 MB."""
+    """Format a number with up to three digits, such as 1.25 M or, with a unit, 1.25 MB."""
     size, prefix = scale(number)
     return f"{_three(number / size)} {prefix}{unit}".rstrip()
 
@@ -31,7 +31,7 @@ def _three(number: float) -> str:
 
 
 def scale(number: float) -> tuple[float, str]:
-    """Choose the prefix for numbers up to this number: (1000000.0, "M")."""
+    """Choose the prefix for numbers up to this number, such as (1000000.0, "M")."""
     size, place = 1.0, 0
     while abs(number) >= size * _THOUSAND and place < len(_PREFIXES) - 1:
         size, place = size * _THOUSAND, place + 1
@@ -39,7 +39,7 @@ def scale(number: float) -> tuple[float, str]:
 
 
 def micros(microseconds: float) -> str:
-    """Format a duration: 12.3 µs, 4.56 ms."""
+    """Format a duration, such as 12.3 µs or 4.56 ms."""
     unit, size = next((pair for pair in reversed(_TIMES) if microseconds >= pair[1]), _TIMES[0])
     return f"{_three(microseconds / size)} {unit}"
 
@@ -50,12 +50,12 @@ def moment(time: datetime | None) -> str:
 
 
 def hour(time: datetime) -> str:
-    """Format an hour: 2026-11-20 07-08 h."""
+    """Format an hour, such as 2026-11-20 07-08 h."""
     return f"{time:%Y-%m-%d %H}-{(time + timedelta(hours=1)):%H} h"
 
 
 def minutes(count: int) -> str:
-    """Format the length of a step: minute, 10 minutes, hour, 2 hours, day."""
+    """Format the length of a step, such as minute, 10 minutes, hour, 2 hours or day."""
     for name, size in (("week", 10080), ("day", 1440), ("hour", 60), ("minute", 1)):
         if count % size == 0:
             times = count // size
@@ -64,7 +64,7 @@ def minutes(count: int) -> str:
 
 
 def share(part: float, all_of_it: float) -> str:
-    """Format a share: 12.3 %, or < 0.1 %."""
+    """Format a share, such as 12.3 % or < 0.1 %."""
     if not all_of_it:
         return "0 %"
     percent = 100 * part / all_of_it
@@ -72,5 +72,5 @@ def share(part: float, all_of_it: float) -> str:
 
 
 def exchange(name: str) -> str:
-    """Format an exchange's name, including the empty one."""
+    """Format the name of an exchange, which may be empty."""
     return name or "(default)"

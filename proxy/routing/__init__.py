@@ -1,6 +1,6 @@
-"""Decides the destinations of a message by the rules of the exchange that it was published to.
+"""Decides the destinations of a message according to the rules of the exchange to which it was published.
 
-Pure: no sockets, clocks, files or randomness; time, queue names and random draws are arguments.
+The package is pure: it uses no sockets, clocks, files or randomness. Time, queue names and random draws are arguments.
 
 | question | module |
 |---|---|

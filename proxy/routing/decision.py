@@ -1,12 +1,12 @@
 """Input and result of a decision, and its trace.
 
 ``Facts`` is the part of a message that rules can test. ``Interest`` specifies which facts the rules of an exchange
-test, so that no other fact is extracted or becomes part of a cache key. ``Decision`` is the result. All are immutable
-and independent of the wire format. ``Facts`` and ``Decision`` are created for every message whose decision is not
-cached; they are not frozen dataclasses because creating a frozen one takes four times as long.
+test, so that no other facts are extracted or become part of a cache key. ``Decision`` is the result. All three are
+immutable and independent of the wire format. ``Facts`` and ``Decision`` are created for every message whose decision is
+not cached. They are not frozen dataclasses, since creating a frozen instance takes four times as long.
 
-A ``Trace`` is collected on request only; then every binding is visited, including those that the index would skip. It
-is plain data for explanations and has no influence on the decision.
+A ``Trace`` is collected only on request. Every binding is then visited, including those that the index would skip. The
+trace is plain data for explanations and does not affect the decision.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Facts:
 
     routing_key: bytes  # the AMQP routing key
     headers: Table  # header table in message order, () if there is none
-    #: set properties by AMQP name with underscores (``content_type``); string properties as bytes (``expiration`` too,
-    #: as sent), ``delivery_mode``, ``priority``, ``timestamp`` as int
+    #: the properties that are set, by AMQP name with underscores (``content_type``). String properties are bytes,
+    #: including ``expiration``, which is not parsed; ``delivery_mode``, ``priority`` and ``timestamp`` are int
     properties: Mapping[str, bytes | int]
     body_size_bytes: int  # announced size of the body
 
@@ -49,12 +49,12 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Interest:
-    """Facts that can change the decision of an exchange (and of the exchanges that it routes to)."""
+    """Facts that can change the decision of an exchange, or of the exchanges that it routes to."""
 
     routing_key: bool = False  # whether the routing key matters
     headers: frozenset[bytes] | None = frozenset()  # names of the headers that matter; None: the whole table
     properties: frozenset[str] = frozenset()  # names of the properties that matter
-    #: sorted cut points; two sizes with equal ``bisect_right(body_sizes, size)`` are equivalent
+    #: sorted boundaries; two sizes with equal ``bisect_right(body_sizes, size)`` are equivalent
     body_sizes: tuple[int, ...] = ()
     clock: bool = False  # whether there is a datetime operator: a decision is then valid for one second
     queues: bool = False  # whether the list of queues matters: a decision is then valid for one version of the list
@@ -62,7 +62,7 @@ class Interest:
 
 @dataclass(frozen=True, slots=True)
 class QueueNames:
-    """The queues of one virtual host, as seen by regex routes; a new version whenever the names change."""
+    """The queues of one virtual host, as seen by regex routes. There is a new version whenever the names change."""
 
     names: tuple[bytes, ...] = ()
     version: int = 0
@@ -77,7 +77,7 @@ class Outcome(Enum):
     REJECTED = "rejected"  # by a filter or an invalid regex of the producer: the channel is closed with `error`
 
 
-#: Members for the publish path: Python takes 0.1 us to find one through its class.
+#: Members for the publish path, since access through the class takes 0.1 us.
 ROUTED: Final = Outcome.ROUTED
 UNROUTED: Final = Outcome.UNROUTED
 FILTERED: Final = Outcome.FILTERED
@@ -85,13 +85,15 @@ FILTERED: Final = Outcome.FILTERED
 
 @dataclass(slots=True, init=False)
 class Decision:
-    """The destinations of one message. Shared by all messages with the same facts while the rules don't change."""
+    """The destinations of a message. The decision is shared by all messages with the same facts while the rules don't
+    change.
+    """
 
     exchange: bytes  # the exchange that the message was published to
     outcome: Outcome  # see Outcome; ROUTED if the final set is not empty, whether or not its members exist
     queues: tuple[bytes, ...]  # queues chosen by name, sorted
     exchanges: tuple[bytes, ...]  # exchanges outside the router that receive the message with its own key, sorted
-    #: whether the exchange itself chose nothing (or dropped the message silently) and has an alternate exchange on the
+    #: whether the exchange itself chose nothing, or dropped the message silently, and has an alternate exchange on the
     #: broker; an alternate exchange in the router has already been evaluated
     alternate: bool
     error: bytes  # for REJECTED, the reply text without ``PRECONDITION_FAILED - ``
@@ -101,7 +103,7 @@ class Decision:
     match_limit_hits: int  # regex searches that reached the match limit
     #: owners whose regex budgets were spent, sorted: rules (rules files), client, message
     spent_budgets: tuple[str, ...]
-    #: destinations chosen by clients' bindings and not yet known to be within the reach of these bindings
+    #: destinations chosen by clients' bindings that are not yet known to be within the reach of these bindings
     unchecked: frozenset[tuple[Reach, Destination]]
     trace: Trace | None = field(compare=False)  # the visits, if requested
 
@@ -158,8 +160,8 @@ class OperatorStep:
     key: bytes  # the argument's key
     expected: Value  # the argument's value
     verdict: Verdict
-    #: the tested fact: a header's Value, the bytes or the number of a property, the routing key, the clock's text; None
-    #: if it was absent
+    #: the tested fact: a header's Value, the bytes or the number of a property, the routing key, or the clock's text;
+    #: None if the fact was absent
     seen: Value | bytes | int | None
 
 
@@ -178,8 +180,8 @@ class BindingStep:
     jump: int | None = None  # order at which the evaluation continued, None for the next binding
     stopped: bool = False  # whether the binding ended the evaluation of the exchange
     error: bytes = b""  # reply text for an invalid regex of the producer, which ended the decision
-    #: owners whose regex budget was spent, so that the binding was false or its routes chose nothing: rules (rules
-    #: files), client, message
+    #: owners whose regex budget was spent, because of which the binding was false or its routes chose nothing: rules
+    #: (rules files), client, message
     spent_budgets: tuple[str, ...] = ()
 
 
@@ -197,6 +199,6 @@ class ExchangeStep:
 
 @dataclass(slots=True)
 class Trace:
-    """All exchanges that one message reached, in order, starting with the one that it was published to."""
+    """All exchanges that one message reached, in order, starting with the exchange to which it was published."""
 
     exchanges: list[ExchangeStep] = field(default_factory=list)

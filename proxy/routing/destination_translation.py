@@ -1,10 +1,10 @@
-"""Translates the destinations of a decision by the address table.
+"""Translates the destinations of a decision with the address table.
 
 Each destination is looked up once: a queue as a publish to the default exchange with the queue's name as routing key,
 an exchange as a publish to it with the routing key of the message. The result is not looked up again.
 
-`translate_destinations` serves publishes. `static_translations` serves the control plane, which has no message: it
-determines which destinations need not exist, and which must exist instead.
+`translate_destinations` is used for publishes. The control plane, which has no message, uses `static_translations` to
+determine which destinations need not exist, and which must exist instead.
 
 Source: the messenger-addressing specification, 3.1 and 3.2.
 """
@@ -18,9 +18,9 @@ from proxy.addressing.targets import AddressBook, FailedTranslation, Publication
 from proxy.routing.router import Router
 from proxy.values import EXCHANGE, QUEUE, Destination
 
-#: Two different routing keys: a translation that does not depend on the key has the same result for both.
+#: Two different routing keys. A translation that does not depend on the key has the same result for both.
 _PROBE_KEYS = (b"a", b"b/c.d")
-#: Why a destination can't be translated to an exchange of the rules: there is only one decision per message.
+#: Why a destination can't be translated to an exchange of the rules: a message is evaluated only once.
 EVALUATED_HERE = "an exchange evaluated by the sidecar, which has already evaluated the message"
 
 
@@ -90,7 +90,7 @@ class StaticTranslation(NamedTuple):
     """The translation of a destination named by rules, if it is the same for every message."""
 
     destination: Destination  # as named by the rules
-    #: its replacement on this broker; None if there is none, or it depends on the message
+    #: its replacement on this broker; None if there is none, or if the replacement depends on the message
     here: Destination | None = None
     remote: Target | None = None  # its replacement on another broker; None in the same cases
     failure: str = ""  # why the translation fails; empty if it succeeds
@@ -114,7 +114,7 @@ def static_translations(book: AddressBook, named: Iterable[Destination], router:
     evaluated = router.exchanges
     candidates = (static_translation(book, destination, evaluated) for destination in sorted(set(named)))
     translations = tuple(translation for translation in candidates if translation is not None)
-    # A message that the table redirected to an exchange is not translated again: these destinations must exist.
+    # A message that the table redirected to an exchange is not translated again, so these destinations must exist.
     final = {destination for name in evaluated if book.may_lead_to(name) for destination in router.destinations(name)}
     by_destination = {translation.destination: translation for translation in translations}
     away = {destination: by_destination[destination] for destination in by_destination if destination not in final}
@@ -132,7 +132,7 @@ def static_translation(
         evaluated: exchanges that the sidecar evaluates.
 
     Returns:
-        None if the destination is not translated, at least for some messages.
+        The translation; None if the destination is not translated for all messages.
     """
     kind, name = destination
     if kind == QUEUE:

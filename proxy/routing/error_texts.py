@@ -1,4 +1,4 @@
-"""Formats error texts as RabbitMQ does.
+"""Formats error texts in the same way as RabbitMQ.
 
 RabbitMQ prints keys and values as Erlang terms (``~p``: lines of 80 columns, Latin-1), sends the text as Latin-1 if
 possible, and truncates it to a short string. Clients and the recorded vectors compare these texts byte by byte.
@@ -14,10 +14,11 @@ from typing import cast
 from proxy.errors import ProtocolError, Scope
 from proxy.values import Table, Value
 
-#: AMQP 0-9-1 reply code 406, the only one that rules cause, and the prefix of its text on the wire.
+#: AMQP 0-9-1 reply code 406, the only reply code that rules cause, and the prefix of its text on the wire.
 PRECONDITION_FAILED = 406
 _OPENING = "PRECONDITION_FAILED - "
-#: Longest text on the wire in bytes (a short string); a longer text is cut to _KEPT bytes, and three dots are added.
+#: Longest text on the wire in bytes, which is a short string. A longer text is cut to _KEPT bytes, and three dots are
+#: added.
 _LONGEST = 255
 _KEPT = 252
 
@@ -67,7 +68,7 @@ def precondition_failed(text: str) -> ProtocolError:
 def encode_error_text(text: str) -> bytes:
     """Encode an error text without the name of the code, truncated so that both fit into a short string.
 
-    The encoding is Latin-1 if possible, as in the broker; otherwise UTF-8, cut between characters.
+    As in the broker, the encoding is Latin-1 if possible. Otherwise it is UTF-8, cut between characters.
     """
     room = _LONGEST - len(_OPENING)
     try:
@@ -83,7 +84,7 @@ def encode_error_text(text: str) -> bytes:
 
 
 def decode_text(text: bytes) -> str:
-    """Decode bytes as ``~ts`` prints them: UTF-8 if valid, else one character per byte."""
+    """Decode bytes as ``~ts`` prints them: as UTF-8 if valid, otherwise one character per byte."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -147,7 +148,7 @@ def format_term(value: Value, column: int = 0) -> str:
 
 
 def _float(number: float) -> str:
-    """Format the shortest digits; with an exponent if that is shorter, or if the number is 2**53 or larger."""
+    """Format the shortest digits, with an exponent if that is shorter or if the number is 2**53 or larger."""
     plain = repr(number)
     mantissa, _, exponent = (plain if "e" in plain else _scientific(plain)).partition("e")
     scientific = f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent)}"

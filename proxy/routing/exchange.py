@@ -1,7 +1,7 @@
 """An exchange that the sidecar evaluates: its filters, its bindings and their index.
 
-The facts and destinations that bindings use are counted as bindings are added and removed: interest and destinations
-are exact at any time, and only recomputed if a change affects them. `router` follows chains of exchanges.
+The facts and destinations that bindings use are counted when bindings are added and removed. Interest and destinations
+are therefore exact at any time, and are recomputed only if a change affects them. `router` follows chains of exchanges.
 
 Source: the open-exchange specification, sections 1, 8, 10 and 13.
 """
@@ -64,7 +64,7 @@ class InterestCount:
 
     @property
     def sees_queues(self) -> bool:
-        """True if the names of all queues matter; cheap even after a change."""
+        """True if the names of all queues matter. This is cheap even after a change."""
         return QUEUE_NAMES in self._fact_names
 
     def _collect(self) -> Interest:
@@ -100,7 +100,7 @@ def join_interests(interests: Iterable[Interest]) -> Interest:
 
 
 class _Identity:
-    """The key of a binding in its exchange: refers to the binding's identity without copying it."""
+    """The key of a binding in its exchange, which refers to the binding's identity without copying it."""
 
     __slots__ = ("_binding",)
 
@@ -125,7 +125,7 @@ class Exchange:
         alternate: name of the alternate exchange.
 
     Raises:
-        ProtocolError: 406 on the channel, a filter's value is not an integer.
+        ProtocolError: a filter's value is not an integer; 406 on the channel.
         ValueError: the type is unknown.
     """
 
@@ -176,10 +176,10 @@ class Exchange:
         """Check, compile and add a binding; `compiled` is the compiled form of an equal binding, if available.
 
         Returns:
-            False if the binding already exists; then nothing changes.
+            False if the binding already exists, so that nothing changes.
 
         Raises:
-            ProtocolError: 406 on the channel, the binding is not valid.
+            ProtocolError: the binding is not valid; 406 on the channel.
         """
         if compiled is None:
             compiled = compile_binding(self.type, binding, self._local_time)
@@ -202,7 +202,7 @@ class Exchange:
         """Remove the binding with the same identity.
 
         Returns:
-            False if it does not exist.
+            False if there is no such binding.
         """
         compiled = self._compiled.pop(_Identity(binding), None)
         if compiled is None:
@@ -252,7 +252,7 @@ class Exchange:
 
     @property
     def entries(self) -> list[CompiledBinding]:
-        # Copied in one step: another thread may explain a message while this thread adds a binding.
+        # Copied in one step, since another thread may explain a message while this thread adds a binding.
         return sorted(self._compiled.values())
 
     def dismantle(self, count: int) -> bool:
@@ -265,7 +265,7 @@ class Exchange:
 
     @property
     def destinations(self) -> Set[Destination]:
-        """All destinations that bindings and their named routes name; a live view."""
+        """A live view of all destinations that bindings and their routes name."""
         return self._destinations.keys()
 
     @property
@@ -284,7 +284,7 @@ class Exchange:
 
     @property
     def sees_queues(self) -> bool:
-        """True if the exchange chooses among all queues; cheaper than `interest` after a binding was added."""
+        """True if the exchange chooses among all queues. After a binding was added, this is cheaper than `interest`."""
         return self._interest.sees_queues
 
     @property
@@ -293,7 +293,9 @@ class Exchange:
         return self._interest.interest
 
     def breach(self, message: Message, step: ExchangeStep | None = None) -> tuple[str, bool] | None:
-        """Return the first violated filter's error text and whether it is silent; None if the message passes."""
+        """Return the error text of the first violated filter, and whether the filter is silent; None if the message
+        passes.
+        """
         for limit in self.filters:
             text = limit.breach(message)
             if step is not None:

@@ -1,7 +1,7 @@
 """Filters of an open exchange, checked before its bindings.
 
-Filters are arguments of the exchange. They test the size of the body and the header table, never bindings. If a message
-violates several filters, the last one declared wins.
+Filters are arguments of the exchange. They test only the size of the body and the header table. If a message violates
+several filters, the last one declared wins.
 
 Source: the open-exchange specification, section 10.
 """
@@ -30,7 +30,7 @@ _BOUNDS = (*sorted(_PAYLOAD), *sorted(_HEADERS))
 #: Known arguments of an open exchange.
 ARGUMENTS = (_ALTERNATE, *_BOUNDS)
 
-#: A timestamp compares as an integer, but is not a size.
+#: A timestamp is compared as an integer but is not a size.
 _SIZES = INTEGERS - {"T"}
 
 _TOO_SMALL = "Min size payload hit."
@@ -59,13 +59,13 @@ class PayloadFilter:
 
     @property
     def cut(self) -> int:
-        """The size from which on the result differs from that of smaller sizes."""
+        """The first size for which the result differs from the result for smaller sizes."""
         return self.limit if self.smallest else self.limit + 1
 
 
 @dataclass(frozen=True, slots=True)
 class HeadersFilter:
-    """Limits of the header table: size as computed by the plugin, and nesting of lists."""
+    """Limits for the header table: its size as computed by the plugin, and the nesting of lists."""
 
     name: bytes
     max_depth: int
@@ -73,7 +73,7 @@ class HeadersFilter:
     silent: bool = False
 
     def breach(self, message: Message) -> str | None:
-        """Return the error text of the first violation in order of header names; depth before size."""
+        """Return the error text of the first violation, in order of header names, with depth before size."""
         size = 0
         if self.max_depth < 0:
             return _TOO_DEEP
@@ -96,7 +96,7 @@ def read_filters(arguments: Table) -> tuple[Filter, ...]:
     """Return the filters among an exchange's arguments, in the order in which they are checked.
 
     Raises:
-        ProtocolError: 406 on the channel, a filter's value is not an integer.
+        ProtocolError: a filter's value is not an integer; 406 on the channel.
     """
     filters: list[Filter] = []
     bounds = dict(_HEADERS)
@@ -108,7 +108,7 @@ def read_filters(arguments: Table) -> tuple[Filter, ...]:
         elif name in _HEADERS:
             bounds[name] = _limit(value)
             if headers_at is not None:
-                # Both limits are checked together, at the position of the later argument.
+                # Both limits are checked together, in the position of the later argument.
                 del filters[headers_at]
             headers_at = len(filters)
             filters.append(HeadersFilter(name, bounds[_MAX_DEPTH], bounds[_MAX_SIZE]))
@@ -126,8 +126,8 @@ class ArgumentFault(NamedTuple):
 def argument_faults(arguments: Table, also_known: Collection[bytes] = ()) -> Iterator[ArgumentFault]:
     """Find misspelt names, negative sizes and limits that no message can satisfy.
 
-    `read_filters` accepts them, as the plugin does: existing exchanges must still be readable. Values of a wrong type,
-    which `read_filters` rejects, are not reported here.
+    Like the plugin, `read_filters` accepts these arguments, since existing exchanges must still be readable. Values of
+    a wrong type, which `read_filters` rejects, are not reported here.
 
     Args:
         arguments: arguments of an open exchange.

@@ -2,13 +2,13 @@
 
 A binding that has no effect when it is false, and that is true only if a certain equality holds, is indexed by that
 equality and found by looking up the message's facts. All other bindings are always visited. The result is in visiting
-order and may contain bindings that are false: the index only excludes bindings that certainly have no effect.
+order and may contain bindings that are false, since the index excludes only bindings that certainly have no effect.
 
-Topics are stored in a tree of words. A lookup takes the words of the routing key one by one and computes the set of all
-nodes that they can reach: the cost is proportional to the number of words and nodes, not to the number of paths.
+Topics are stored in a tree of words. A lookup processes the words of the routing key in order and computes the set of
+all nodes that they can reach. The cost is proportional to the number of words and nodes, not to the number of paths.
 
-Sources: the open-exchange specification, section 1 (a visit that changes nothing may be left out); AMQP 0-9-1 spec,
-3.1.3.3; an empty key has no words, as in RabbitMQ's topic exchange.
+An empty key has no words, as in RabbitMQ's topic exchange. Sources: the open-exchange specification, section 1 (a visit
+that changes nothing may be omitted); AMQP 0-9-1 spec, 3.1.3.3.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ANY_WORDS = b"#"
 _EXPIRATION = "expiration"
 
 _Bucket: TypeAlias = list[CompiledBinding]
-#: A binding that is the only one with its key is stored without a list.
+#: If only one binding has a key, it is stored without a list.
 _Table: TypeAlias = dict[Hashable, CompiledBinding | _Bucket]
 
 
@@ -39,7 +39,7 @@ class _Node:
         self.one_word: _Node | None = None
         self.any_words: _Node | None = None
         self.entries: _Bucket = []
-        #: Whether the node follows `#`, so that every further word leads to the node itself.
+        #: Whether the node follows `#`, so that every further word leads to the same node.
         self.repeats = repeats
 
     @property
@@ -65,7 +65,7 @@ class TopicTree:
         insort(node.entries, entry)
 
     def remove(self, pattern: bytes, entry: CompiledBinding) -> None:
-        """Remove an entry, and nodes that no other entry needs."""
+        """Remove an entry, and the nodes that no other entry needs."""
         path = [self._root]
         words = _words(pattern)
         for word in words:
@@ -121,7 +121,7 @@ def _cut(node: _Node, word: bytes) -> None:
 
 
 def _with_skipped(places: dict[_Node, None]) -> dict[_Node, None]:
-    """Add the nodes that are reached if following `#` match no word."""
+    """Add the nodes that are reached if following `#` wildcards match no words."""
     for node in list(places):
         following = node.any_words
         while following is not None and following not in places:
@@ -144,7 +144,7 @@ class Index:
         self._always: _Bucket = []
         self._headers: dict[Hashable, _Table] = {}
         self._properties: dict[Hashable, _Table] = {}
-        #: A message has one routing key, so there is at most one table.
+        #: A message has only one routing key, so there is at most one table.
         self._routing_keys: dict[Hashable, _Table] = {}
         self._tables = {HEADER: self._headers, PROPERTY: self._properties, ROUTING_KEY: self._routing_keys}
         self._topics: TopicTree = TopicTree()
@@ -194,7 +194,7 @@ class Index:
         if len(buckets) == 1:
             hits = buckets[0]
         else:
-            # A binding can be found by several facts, but must be visited once.
+            # A binding can be found by several facts but must be visited only once.
             hits = sorted(set(chain.from_iterable(buckets)))
         # Sorting two sorted lists is a merge.
         return sorted(self._always + hits) if self._always else hits
@@ -204,7 +204,7 @@ class Index:
         for table in self._routing_keys.values():
             _collect(buckets, table.get(message.routing_key))
         if self._headers:
-            # All headers with the name, not only the first: `eq` and `set` read all of them.
+            # All headers with the name are used, not only the first, since `eq` and `set` read all of them.
             for name, value in message.headers:
                 named = self._headers.get(name)
                 if named is not None:
@@ -226,7 +226,7 @@ class Index:
         required = match.required
         if not required:
             return ALWAYS_VISITED
-        # Any of the keys is sufficient; the one with the fewest bindings is the most selective.
+        # Any of the keys is sufficient; the key with the fewest bindings is the most selective.
         crowds = [self._crowd(index_key) for index_key in required] if len(required) > 1 else [0]
         return crowds.index(min(crowds))
 

@@ -1,7 +1,7 @@
-"""The message that is evaluated: its facts and data derived from them.
+"""The message that is evaluated, with its facts and data derived from them.
 
-A `Message` exists for one decision and is shared by all evaluated exchanges, so that each fact is derived at most once:
-the clock is read once, headers are sorted once, the producer's routes are read once.
+A `Message` exists for one decision and is shared by all evaluated exchanges, so that everything is derived at most
+once: the clock is read once, headers are sorted once, and the producer's routes are read once.
 
 Source: the open-exchange specification, section 1 (sorting of headers, BCC), section 5 (clock text).
 """
@@ -88,16 +88,16 @@ class Message:
         self.now = now
         self.queues = queues
         self.draw = draw
-        #: Whether the decision may be cached: not after a random pick.
+        #: Whether the decision may be cached, which is not the case after a random pick.
         self.keep = True
         #: Kinds of owners whose budget is spent: rules, client, message.
         self.spent_budgets: frozenset[str] = _NONE
         self._regex_budget = regex_budget
-        #: Current owner of the searched regexes, and its budget after the first search; see `charge`.
+        #: Current owner of the searched regexes, and the owner's budget after the first search; see `charge`.
         self.payer: Hashable = None
         self._budget: Budget | None = None
         self._budgets: dict[Hashable, Budget] | None = None
-        #: Destinations chosen by routes and not yet known to be within the reach of the binding.
+        #: Destinations chosen by routes that are not yet known to be within the reach of the binding.
         self.unchecked: set[tuple[Reach, Destination]] = set()
         self._sorted: Table | None = None
         self._clock: dict[tzinfo, bytes] | None = None
@@ -150,7 +150,7 @@ class Message:
 
     @contextmanager
     def uncharged(self) -> Iterator[None]:
-        """Let a trace repeat searches, or search more than the decision, without changing budgets or counts."""
+        """Let a trace search again, or search more than the decision did, without changing budgets or counts."""
         kept = self._budgets, self._budget, self.payer, self.spent_budgets
         self._budgets, self._budget, self.payer, self.spent_budgets = {}, None, None, _NONE
         try:
@@ -172,7 +172,7 @@ class Message:
 
 
 def spelled_integer(text: bytes | int) -> int | None:
-    """Return the integer value of an expiration; None if the broker is going to reject it."""
+    """Return the integer value of an expiration; None if the broker will reject it."""
     if isinstance(text, int):
         return text
     return int(text) if _INTEGER.fullmatch(text) else None

@@ -1,7 +1,8 @@
 """Decides the destinations of a message published to an exchange of a virtual host.
 
-A `Router` contains the exchanges that the sidecar evaluates and follows chains of them: each exchange is evaluated at
-most once per message, also as an alternate exchange. Decisions contain only queues, and exchanges outside the router.
+A `Router` contains the exchanges that the sidecar evaluates, and follows chains of such exchanges. Each exchange is
+evaluated at most once per message, which includes evaluation as an alternate exchange. Decisions contain only queues,
+and exchanges outside the router.
 
 Source: the open-exchange specification, section 1 (5. and 6.) and section 10 (5.).
 """
@@ -65,7 +66,7 @@ class Router:
     def destinations(self, exchange: bytes) -> frozenset[Destination]:
         """Return all destinations outside the router that rules name for messages to `exchange`.
 
-        The alternate exchange of `exchange` itself is not included: the broker applies it. The result is the same
+        The alternate exchange of `exchange` itself is not included, since the broker applies it. The result is the same
         object until a binding changes.
         """
         return self._reach(exchange).destinations
@@ -80,7 +81,9 @@ class Router:
         )
 
     def may_choose(self, exchange: bytes, destination: Destination) -> bool:
-        """Return True if messages to `exchange` can reach a destination outside the router, named by a rule or not."""
+        """Return True if messages to `exchange` can reach a destination outside the router, even if no rule names
+        it.
+        """
         kind, name = destination
         if kind == EXCHANGE and name in self._exchanges:
             return False
@@ -103,15 +106,15 @@ class Router:
 
         Args:
             exchange: the name of an exchange of this router.
-            facts: the message; facts that `interest` does not name may be missing.
+            facts: the facts of the message; those that `interest` does not name may be missing.
             now: seconds since the epoch, for datetime operators.
             queues: the queues of the virtual host, for regex routes.
-            draw: returns an index below its argument; called for random picks only.
+            draw: returns an index below its argument; called only for random picks.
             trace: receives the steps of the evaluation.
             regex_budget: budget for the regexes of each owner, in match-limit units.
 
         Returns:
-            The decision; its `keep` states whether it may be cached for messages with the same facts.
+            The decision, whose `keep` states whether it may be cached for messages with the same facts.
         """
         message = Message(facts, now, queues, draw, regex_budget)
         matched: list[tuple[bytes, str]] = []
@@ -168,7 +171,8 @@ class Router:
                 seen.add(name)
                 nested.append(self._exchanges[name])
         if len(nested) > 1:
-            # As in the broker, the last name is visited first. The order matters only if two of them close the channel.
+            # As in the broker, the last name is visited first. The order matters only if two exchanges close the
+            # channel.
             nested.sort(key=_name)
         return nested
 

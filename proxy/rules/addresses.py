@@ -1,7 +1,7 @@
 """The keys `addresses:` and `brokers:` of rules files: the address table and the brokers that it may name.
 
-Package `addressing` defines patterns and translations; this module adds file and line to its findings, and reads the
-passwords of brokers. No message contains a translation, which may include a password.
+The package `addressing` defines patterns and translations. This module adds file and line to the findings of that
+package, and reads the passwords for brokers. No message contains a translation, since it may include a password.
 
 Source: the messenger-addressing specification, Part 2 and 3.2; the interface of rules files.
 """
@@ -58,7 +58,7 @@ class AddressModel(FileModel):
 
 
 class BrokerTlsModel(FileModel):
-    """TLS to another broker; the broker's certificate is always verified."""
+    """TLS settings for another broker, whose certificate is always verified."""
 
     ca: _FileName = Field(default=NOTHING, description="file of trusted CA certificates (PEM); default: the system's")
     certificate: _FileName = Field(default=NOTHING, description="file of the client certificate (PEM)")
@@ -116,7 +116,7 @@ def read_address(node: Node, path: str, faults: Faults) -> ParsedAddress | None:
     keys = Keys(node, path, faults)
     hosts = None if model.hosts is None else tuple(host.encode() for host in model.hosts)
     if hosts == ():
-        keys.error("hosts", "seen no host, expected a host, host:port, or *")
+        keys.error("hosts", "no host, expected a host, host:port, or *")
     return ParsedAddress(keys, AddressRule(model.pattern.encode(), model.translation.encode(), model.name or "", hosts))
 
 
@@ -150,7 +150,7 @@ _TLS_FILES = ("ca", "certificate", "key")
 
 
 def read_broker(name: Scalar, node: Node, faults: Faults) -> BrokerRule | None:
-    """Read one entry of `brokers:`; the files that it names are relative to the directory of the rules file."""
+    """Read one entry of `brokers:`. File names in it are relative to the directory of the rules file."""
     path = join("brokers", name.text)
     warn_of_variables(node, path, faults)
     model = read_model(BrokerModel, node, faults, path)
@@ -226,7 +226,7 @@ def broker_password(
     """Return a broker's password.
 
     Args:
-        required: whether a missing password is an error; otherwise it is a warning, for checks on a machine that must
+        required: whether a missing password is an error. Otherwise it is a warning, for checks on a machine that must
             not have the password.
     """
     if broker.password is not None:

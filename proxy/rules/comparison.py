@@ -1,9 +1,9 @@
 """Compares two sets of rules on the same publishes, for ``oxproxy shadow``.
 
 Outcome, destinations and error text are compared as `explain` reports them, regardless of whether a destination exists.
-A random pick is not comparable and is counted separately; clock conditions are comparable, since both sets get the time
-of the publish. The number of exchanges with separate counts, and of differences with an example, is limited. No I/O, no
-clock.
+A random pick is not comparable and is counted separately. Clock conditions are comparable, since both sets get the time
+of the publish. The number of exchanges with separate counts, and of differences with an example, is limited. This
+module uses no I/O and no clock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from proxy.rules.evaluation import PASSED, RoutingResult, routing_result, transl
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage, text
 
-#: Limits of exchanges with separate counts, and of kinds of difference with an example; the rest is counted together.
+#: Maximum numbers of exchanges with separate counts, and of kinds of difference with an example; all others are counted
+#: together.
 EXCHANGES, KINDS = 500, 20
 #: Name that stands for all exchanges without separate counts.
 OTHER = "other"
@@ -175,7 +176,7 @@ class RulesComparison:
 
 
 def _first(_: int) -> int:
-    """Replace a random pick, which is not compared."""
+    """Make a fixed choice instead of a random pick, which is not compared."""
     return 0
 
 

@@ -1,7 +1,7 @@
 """Compiles the exchanges of rules files and reports rejections at the lines that cause them.
 
-Package `routing` rejects a declaration as the broker would: with a single error and without a position. Each argument
-of a rejected declaration is therefore tried alone, so that every error is reported at its own line.
+The package `routing` rejects a declaration as the broker would, with a single error and without a position. Each
+argument of a rejected declaration is therefore tried alone, so that every error is reported at its line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def compile_exchange(parsed: ParsedExchange, faults: Faults) -> Exchange:
     """Compile one exchange with all its bindings.
 
     Returns:
-        The exchange without its invalid parts; usable only if there was no error.
+        The exchange without its invalid parts. It is usable only if there was no error.
     """
     rule = parsed.rule
     try:

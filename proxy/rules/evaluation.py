@@ -1,4 +1,4 @@
-"""Evaluates the rules for a message without a broker.
+"""Evaluates the rules for a message, without a broker.
 
 Applies the decision, the address table, the alternate exchange and ``unmatched: pass``. Used by tests in rules files,
 ``oxproxy explain`` and ``oxproxy shadow``. Whether a destination exists is not considered.
@@ -25,8 +25,8 @@ PASSED, TRANSLATED = "passed", "translated"
 class RoutingResult:
     """Result of routing a message; the fields have the names of the keys of a test.
 
-    `exchanges` includes the alternate exchange if it is used. `failed` has the reasons of failed translations; `rule`
-    is the index of the first rule of the address table that applied.
+    `exchanges` includes the alternate exchange if it is used. `failed` has the reasons for failed translations. `rule`
+    is the index of the first rule in the address table that applied.
     """
 
     queues: tuple[str, ...]
@@ -50,7 +50,9 @@ class RoutingResult:
 
 
 def mentioned_queues(vhost: VhostRules, router: Router) -> frozenset[bytes]:
-    """Return the queues named by the rules of a virtual host; without a broker, regex routes choose among them."""
+    """Return the queues named by the rules of a virtual host. Without a broker, regex routes choose among these
+    queues.
+    """
     queues = {queue.name for queue in vhost.queues}
     for exchange in router.exchanges.values():
         queues |= {name for kind, name in exchange.destinations if kind == QUEUE}
@@ -65,7 +67,7 @@ def decide(
     trace: Trace | None = None,
     regex_budget: int = DEFAULT_BUDGET,
 ) -> Decision:
-    """Evaluate the rules; a random choice takes the first name in byte order, so that results are comparable."""
+    """Evaluate the rules. A random choice takes the first name in byte order, so that results are comparable."""
     names = QueueNames(tuple(sorted(queues)))
     return router.decide(message.exchange, message.facts, at, names, lambda _: 0, trace, regex_budget)
 
@@ -99,7 +101,7 @@ def routing_result(
 def translate_publish(
     message: DescribedMessage, vhost: VhostRules, book: AddressBook
 ) -> DescribedMessage | RoutingResult | None:
-    """Look up in the address table a publish to an exchange that the sidecar does not evaluate.
+    """Look up a publish in the address table if the sidecar does not evaluate its exchange.
 
     Returns:
         None if no rule applies; the redirected message if its new exchange is evaluated; otherwise the final result.

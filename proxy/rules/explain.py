@@ -1,10 +1,10 @@
 """Explains how one message is routed, as text and as JSON.
 
-The steps are the trace of package `routing`, and the lookups in the address table with rule, captures, result and
-target, without passwords. No broker is queried: it is unknown whether a chosen queue exists, and regex routes choose
+The steps are the trace from the package `routing`, and the lookups in the address table with rule, captures, result and
+target, without passwords. No broker is queried, so it is unknown whether a chosen queue exists, and regex routes choose
 among the queues named by the rules and the request.
 
-Source: the messenger-addressing specification, 3.4 (a dry run that prints rule number, captures, result and target).
+Source: the messenger-addressing specification, 3.4 (which requires a dry run that prints these data).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ExplainRequest:
     """One message to explain.
 
     Args:
-        vhost: the virtual host; None for the only one that has the exchange.
+        vhost: the virtual host; None for the only virtual host that has the exchange.
         queues: queues that exist in addition to those named by the rules.
         at: time of the publish in seconds since the epoch; None for now.
     """
@@ -160,7 +160,9 @@ class ExplainRequest:
 
 @dataclass(frozen=True, slots=True)
 class AddressRequest:
-    """An address to look up in the address table of a virtual host; None for the only one that has a table."""
+    """An address to look up in the address table of `vhost`, or of the only virtual host with a table if that is
+    None.
+    """
 
     address: bytes
     vhost: str | None = None
@@ -168,7 +170,7 @@ class AddressRequest:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The result for a message, with its reasons.
+    """The result for a message, and the reasons for it.
 
     Args:
         matched: exchange and id of the bindings that were true.
@@ -223,7 +225,7 @@ def read_question(data: bytes, source: str) -> ExplainRequest | AddressRequest:
 def _document(data: bytes, source: str, faults: Faults) -> Node:
     root = read_document(_ESCAPE.sub(_joined, data) if data.lstrip()[:1] == b"{" else data, source, faults)
     if root is None and not faults.errors:
-        faults.error(Place(source, 0), "", "seen nothing, expected a message: exchange, routing_key, headers, ...")
+        faults.error(Place(source, 0), "", "the file is empty, expected a message: exchange, routing_key, headers, ...")
     if root is None:
         raise ConfigErrors(faults.errors)
     return root
@@ -238,7 +240,7 @@ def _message(root: Node, source: str, faults: Faults) -> ExplainRequest:
 
 
 def _joined(escape: re.Match[bytes]) -> bytes:
-    """Replace a surrogate pair, as in JSON, with the single character that YAML requires."""
+    """Replace a surrogate pair, which JSON permits, with the single character that YAML requires."""
     high, low = escape.group(1), escape.group(2)
     if high is None:
         return escape.group()
@@ -265,7 +267,7 @@ def explain(
     ]
     if len(homes) > 1:
         names = ", ".join(sorted(vhost.vhost for vhost in homes))
-        message = f"seen nothing, expected one of {names}: each has an exchange {text(name)}"
+        message = f"missing, expected one of {names}: each of them has an exchange {text(name)}"
         raise ConfigErrors([ConfigError(request.source, 0, "vhost", message)])
     if not homes:
         return _outside(loaded, request, at, live)
@@ -318,7 +320,7 @@ def _evaluated(
 
 
 def _book(loaded: LoadedRules, vhost: str) -> AddressBook | None:
-    """Return the address table of a virtual host, with caches separate from those of publishes."""
+    """Return the address table of a virtual host, with separate caches from those used for publishes."""
     book = loaded.books.get(vhost)
     return None if book is None else book.with_empty_cache()
 
@@ -327,12 +329,13 @@ def explain_address(loaded: LoadedRules, address: bytes, vhost: str | None = Non
     """Look up an address in the address table of one virtual host.
 
     Raises:
-        ConfigErrors: no virtual host has a table, or several have one.
+        ConfigErrors: no virtual host has a table, or several virtual hosts have tables.
     """
     names = [name for name in sorted(loaded.books) if vhost in (None, name)]
     if len(names) != 1:
-        seen = f"one of {', '.join(names)}" if names else "a rules file with addresses:"
-        raise ConfigErrors([ConfigError("address", 0, "vhost", f"seen {vhost or 'nothing'}, expected {seen}")])
+        expected = f"one of {', '.join(names)}" if names else "a rules file with addresses:"
+        problem = f"seen {vhost}" if vhost else "missing"
+        raise ConfigErrors([ConfigError("address", 0, "vhost", f"{problem}, expected {expected}")])
     return look_up(loaded.books[names[0]], address)
 
 

@@ -1,4 +1,5 @@
-"""AMQP values and times in rules files: arguments of bindings, exchanges and queues; headers; instants; time zones.
+"""Reads AMQP values and times in rules files: arguments of bindings, exchanges and queues; headers; instants; time
+zones.
 
 A string becomes ``S``, a whole number ``I`` or ``l``, a decimal ``d``, true and false ``t``, a list ``A``, a mapping
 ``F``, null ``V``; every other type is written with a tag. Instants are seconds since the epoch; a time without a zone
@@ -22,7 +23,7 @@ from proxy.yamlfile.document import Faults, Mapping, Node, Place, Plain, Scalar,
 MAX_NAME_BYTES = 255
 _INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
-_NO_VALUE = "seen no value; put it in quotes if it begins with one of # * & ! | > % @ `, write null for the value void"
+_NO_VALUE = "no value; put it in quotes if it begins with one of # * & ! | > % @ `, write null for the value void"
 
 
 class _RefusedError(Exception):
@@ -39,7 +40,7 @@ def read_table(node: Mapping, path: str, faults: Faults) -> Table:
     """Convert a mapping to a table, entry by entry.
 
     Args:
-        faults: receives one error for each invalid entry; such entries are left out.
+        faults: receives one error for each invalid entry. Invalid entries are omitted.
 
     Returns:
         The entries in file order.
@@ -88,7 +89,7 @@ def _scalar(node: Scalar) -> Value:
     content = node.value
     value = plain_value(content)
     if value is None:  # a number
-        # RabbitMQ drops the connection on a bind with a double that is not finite, and answers such a publish with 541.
+        # If a double is not finite, RabbitMQ drops the connection on a bind, and answers a publish with 541.
         infinite = isinstance(content, float)
         expected = "a finite number" if infinite else "a signed 64-bit whole number"
         raise _RefusedError(node.place, f"seen {node.text if infinite else describe(node)}, expected {expected}")
@@ -180,7 +181,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class SystemZone(tzinfo):
-    """The system's time zone, including daylight saving time; evaluated at each use."""
+    """The system's time zone, including daylight saving time, which is evaluated at each use."""
 
     def utcoffset(self, moment: datetime | None) -> timedelta | None:
         return None if moment is None else timedelta(seconds=self._local(moment).tm_gmtoff)

@@ -1,7 +1,7 @@
-"""Tests in rules files: reads the message and the expected result of each test, and compares it with the actual one.
+"""Tests in rules files: reads the message and expected result of each test, and compares it with the actual result.
 
-A test expects the names that the rules choose, whether or not such queues and exchanges exist. Regex routes choose
-among the queues named by the rules and those added by the test.
+A test expects the names that the rules choose, regardless of whether such queues and exchanges exist. Regex routes
+choose among the queues named by the rules and those added by the test.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ExpectationModel(FileModel):
 class FileTestModel(FileModel):
     """One test of a rules file."""
 
-    name: Annotated[str, Expected("a sentence: what must hold")]
+    name: Annotated[str, Expected("a sentence that states what must hold")]
     publish: MessageModel = Field(description="the message to publish")
     at: Time = NOTHING
     queues: Annotated[tuple[Annotated[str, Expected("the name of a queue")], ...], LISTED] = Field(
@@ -69,7 +69,7 @@ class RulesTest:
     """One test of a rules file.
 
     Args:
-        at: seconds since the epoch, None if not specified.
+        at: seconds since the epoch; None if not specified.
         queues: queues that exist in this test in addition to those named by the rules.
     """
 

@@ -1,8 +1,8 @@
-"""Writes a rules file from the definitions of a broker, to migrate exchanges of the open-exchange plugin or of standard
+"""Writes a rules file from a broker's definitions, to migrate exchanges of the open-exchange plugin or of standard
 types.
 
-Definitions are the output of ``rabbitmqctl export_definitions``: JSON, which contains neither the widths of numbers nor
-the order of declaration; a warning is given if that order matters.
+Definitions are the JSON output of ``rabbitmqctl export_definitions``. They contain neither the widths of numbers nor
+the order of declaration; if that order matters, there is a warning.
 
 Source: RabbitMQ's guide "Schema Definition Export and Import"; the open-exchange specification, section 8.
 """
@@ -23,7 +23,7 @@ from proxy.rules.schema import OPEN, TYPES
 from proxy.values import RESERVED_PREFIXES
 from proxy.yamlfile.document import ConfigWarning, Place
 
-#: Types whose bindings are distinguished by their arguments; the others ignore them.
+#: Exchange types that distinguish bindings by their arguments; other types ignore arguments.
 _BY_ARGUMENTS = (OPEN, "headers")
 _BY_KEY = ("direct", "topic")
 #: Name of the carrier if the broker already has an exchange with the imported name.
@@ -49,7 +49,7 @@ def import_definitions(
     """Write a rules file.
 
     Args:
-        vhost: the virtual host to import.
+        vhost: virtual host to import.
         only: exchanges to import; empty: all except those that the broker predefines.
 
     Returns:
@@ -113,7 +113,7 @@ def _vhosts(data: bytes) -> set[str]:
 
 
 def _distinct(kind: str, bindings: Iterable[Mapping[str, object]]) -> list[Mapping[str, object]]:
-    """Remove keys that the exchange type ignores, and bindings that are equal without these keys."""
+    """Remove keys that the exchange type ignores, and bindings that are duplicates without these keys."""
     distinct: dict[str, Mapping[str, object]] = {}
     for defined in bindings:
         binding = {
@@ -176,7 +176,7 @@ def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:
                     yield (
                         f"exchange {text(exchange.name)}",
                         f"{len(alike)} bindings have order {order}, and those to {names} stop, jump or remove "
-                        f"destinations: definitions do not contain the order of declaration; give each its own x-order",
+                        f"destinations; definitions do not contain the order of declaration: give each its own x-order",
                     )
 
 

@@ -1,6 +1,6 @@
-"""Loads rules files: reads, checks and compiles them as one set, or raises all errors in them.
+"""Loads rules files: reads, checks and compiles them as one set, or raises an exception with all errors.
 
-Does not connect to a broker. `LoadedRules` has everything that routing needs.
+This module does not connect to a broker. `LoadedRules` contains everything that routing needs.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def load_rules(paths: Iterable[Path], on_compiled: CompiledHook | None = None) -
 
     Args:
         paths: the files; `rules_files` lists the files of a configuration.
-        on_compiled: receives the parsed files, with positions, and the rules compiled from them; the parsed files are
-            only valid during the call.
+        on_compiled: receives the parsed files, with positions, and the rules compiled from them. The parsed files are
+            valid only during the call.
 
     Returns:
-        The rules. Their tests have not been run: see `LoadedRules.failures`.
+        The rules, whose tests have not been run (see `LoadedRules.failures`).
 
     Raises:
         ConfigErrors: all errors in all files.
@@ -95,9 +95,9 @@ def compile_sources(
     on_compiled: CompiledHook | None = None,
     read_tests: TestsReader | None = None,
 ) -> LoadedRules:
-    """Compile parsed rules files, consuming them; see `load_rules`.
+    """Compile parsed rules files, which are consumed; see `load_rules`.
 
-    Separate test files are skipped without `read_tests`: a running sidecar does not need them.
+    Without `read_tests`, separate test files are skipped, since a running sidecar does not need them.
     """
     with without_collection():
         files: list[ParsedFile] = []
@@ -108,7 +108,7 @@ def compile_sources(
             if on_compiled is not None:
                 on_compiled(files, loaded)
         finally:
-            # Thousands of objects are freed one by one, so that other threads can run in between.
+            # Thousands of objects are freed individually, so that other threads can run in the meantime.
             for file in files:
                 release_parsed(file)
             for source in sources:
@@ -183,7 +183,9 @@ def _compile_vhost(name: str, files: Sequence[ParsedFile], faults: Faults) -> tu
 
 
 def rules_version(contents: Iterable[tuple[str, bytes]]) -> str:
-    """Hash the files' content, not their location: two sidecars with the same rules report the same version."""
+    """Hash the contents of the files, not their location, so that sidecars with the same rules report the same
+    version.
+    """
     digest = blake2b(digest_size=6)
     for _, data in contents:
         digest.update(len(data).to_bytes(8, "big"))

@@ -1,7 +1,7 @@
-"""Messages described by operators, in tests of rules files and for `explain`; and formatting of names and values.
+"""Messages that operators describe in tests of rules files and for `explain`, and formatting of names and values.
 
-Values that the broker would reject before routing (a delivery mode of 3, a malformed expiration) are errors here too.
-Formatted values keep their type if JSON has that type.
+Values that the broker would reject before routing, such as a delivery mode of 3 or a malformed expiration, are also
+errors here. Formatted values keep their type if JSON has that type.
 """
 
 from __future__ import annotations

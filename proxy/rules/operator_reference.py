@@ -1,8 +1,8 @@
 """The meaning of each operator, effect, permission and filter of an open exchange, with an example.
 
-This module is the single source: ``oxproxy operators`` prints it, ``python -m deploy.reference`` writes the tables of
-docs/reference/rules.md from it, and messages and the JSON Schema of rules files are derived from it. A test compares
-the keys with those that `routing` reads, and compiles every example.
+This module is the single source: ``oxproxy operators`` prints it, ``python -m deploy.reference`` writes the tables in
+docs/reference/rules.md from it, and messages and the JSON Schema for rules files are derived from it. A test compares
+the keys with the keys that `routing` reads, and compiles every example.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class OperatorEntry:
     """Keys that are described together.
 
     Args:
-        keys: as written; NAME stands for the name of a header or property.
+        keys: the keys as written; NAME stands for the name of a header or property.
         meaning: completes the lead of its section.
         example: one argument, as YAML.
     """
@@ -38,7 +38,7 @@ class OperatorSection:
     Args:
         lead: beginning of the sentence that each meaning completes.
         column: heading of the meanings in docs/reference/rules.md.
-        first: heading of the first column there.
+        first: heading of the first column in that table.
         of_exchange: whether the entries are arguments of the exchange, not of a binding.
     """
 
@@ -352,7 +352,7 @@ def _operators() -> dict[str, OperatorValue]:
                 name, _, named = key.partition(" ")
                 if name == "NAME":
                     continue
-                # An operator for an optional header takes the same value as the one for a required header.
+                # An operator for an optional header takes the same value as the operator for a required header.
                 plain = operators.get(name.replace("x-?hk?v", "x-?hkv"))
                 expected, schema = _VALUES[entry.value] if entry.value in _VALUES else (plain or operators[name])[:2]
                 of = "property" if name.startswith("x-?pr") else "header"

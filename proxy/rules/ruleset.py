@@ -14,8 +14,9 @@ from proxy.routing.bindings.binding import Binding
 from proxy.values import Table
 from proxy.yamlfile.document import Place
 
-#: Start of the descending sequence numbers of bindings from files; those of clients' bindings, microseconds since 1970,
-#: are smaller. Among bindings with equal order, the greatest number is visited first: bindings from files come first.
+#: First of the descending sequence numbers for bindings from files. The sequence numbers of clients' bindings, which
+#: are microseconds since 1970, are smaller. Among bindings with equal order, the binding with the greatest number is
+#: visited first, so bindings from files precede clients' bindings.
 FILE_FIRST = 1 << 62
 _NOWHERE = Place("", 0)
 
@@ -33,11 +34,11 @@ class ExchangeRule:
     """One exchange of a rules file.
 
     Args:
-        carrier: name of the exchange on the broker (by default equal to `name`).
+        carrier: name of the exchange on the broker, by default equal to `name`.
         carrier_type: type of the carrier if it has to be declared: ``auto``, ``direct`` or ``topic``.
         unmatched_pass: whether messages that no binding routes are passed unchanged to the broker's own exchange.
         arguments: exchange arguments in file order, including alternate-exchange.
-        bindings: the bindings in file order; those with equal order are visited by `sequence`.
+        bindings: the bindings in file order; bindings with equal order are visited by `sequence`.
     """
 
     name: bytes
@@ -54,11 +55,11 @@ class ExchangeRule:
 
 @dataclass(frozen=True, slots=True)
 class TlsRule:
-    """TLS to a broker; the broker's certificate is always verified.
+    """TLS settings for a broker, whose certificate is always verified.
 
     Args:
-        ca: file of trusted CA certificates, None for the system's.
-        server_name: name that the certificate must have, None for the name of the host.
+        ca: file of trusted CA certificates; None for the system's.
+        server_name: name that the certificate must have; None for the name of the host.
     """
 
     ca: Path | None = None
@@ -72,12 +73,12 @@ class BrokerRule:
     """Another broker that translations may name.
 
     Args:
-        username: user name, None if only translations contain one.
-        password: plain password, None if it is stored elsewhere.
-        vhost: virtual host on this broker, None for the producer's virtual host.
+        username: user name; None if only translations contain one.
+        password: plain password; None if it is stored elsewhere.
+        vhost: virtual host on this broker; None for the producer's virtual host.
         deadline_seconds: deadline of a publish to this broker.
-        unconfirmed: limit of unconfirmed publishes before producers are paused.
-        unconfirmed_bytes: the same limit in bytes of message bodies.
+        unconfirmed: number of unconfirmed publishes at which producers are paused.
+        unconfirmed_bytes: total size of the bodies of unconfirmed publishes at which producers are paused.
         places: positions of the keys whose values are verified later: address, password_env, password_file, and the
             files in tls.
     """

@@ -1,10 +1,10 @@
 """Rules files: the models of their keys, and functions that read one file into parsed objects with positions.
 
-Checks here concern a single file: keys, types, names. `compiler` checks the arguments of bindings, package `lint`
-checks across files.
+This module checks only single files: keys, types and names. `compiler` checks the arguments of bindings, and the
+package `lint` performs the checks across files.
 
-There may be a hundred thousand bindings. Each is read as soon as its nodes are complete (`BindingReader`), and the
-positions of its keys are packed into an array. The model, which describes errors in a binding, is used only if a
+There may be a hundred thousand bindings. Each binding is read as soon as its nodes are complete (`BindingReader`), and
+the positions of its keys are packed into an array. The model, which describes errors in a binding, is used only if a
 binding may be invalid.
 """
 
@@ -63,7 +63,7 @@ CARRIER: Final = "carrier"
 ALTERNATE = b"alternate-exchange"
 #: Routing operators that name their destinations.
 NAMED_ROUTES = (b"x-addq-", b"x-adde-", b"x-delq-", b"x-dele-")
-#: Arguments that the proxy itself adds to exchanges and bindings of the broker.
+#: Arguments that the proxy itself adds to exchanges and bindings on the broker.
 OWN_ARGUMENTS = frozenset((b"x-open-exchange", b"x-oxproxy"))
 
 
@@ -95,7 +95,7 @@ def _or_name(schema: dict[str, Any]) -> None:
 
 
 class QueueModel(FileModel):
-    """A queue to declare as durable; an existing queue is used unchanged. May be written as its name only."""
+    """A queue to declare as durable; an existing queue is used unchanged. May be written as just the name."""
 
     model_config = ConfigDict(json_schema_extra=_or_name)
 
@@ -205,7 +205,7 @@ class PackedPlaces:
         self._packed = array("Q")
 
     def extend(self, places: Iterable[Place]) -> int:
-        """Add positions in this file; return the index of the first one."""
+        """Add positions in this file; return the index of the first position."""
         first = len(self._packed)
         self._packed.extend([place.line << 32 | place.column for place in places])
         return first
@@ -226,7 +226,7 @@ class PackedBinding:
     first: int
 
 
-#: Order of a binding's positions: the binding, its routing key, its name, its arguments; then each argument.
+#: Order of a binding's positions: the binding, its routing key, its name, its arguments, then each argument.
 _OWN, _KEY, _NAME, _ARGUMENTS, _FIRST_ARGUMENT = range(5)
 
 
@@ -325,7 +325,7 @@ def read_rules_file(root: Node, source: RulesSource, faults: Faults) -> ParsedFi
     """Read the document of one rules file.
 
     Args:
-        faults: receives all errors; invalid values are left out.
+        faults: receives all errors. Invalid values are omitted.
     """
     keys = Keys(root, "", faults)
     tests_file = _take_tests_file(root, source.name, faults)
@@ -345,7 +345,7 @@ def read_rules_file(root: Node, source: RulesSource, faults: Faults) -> ParsedFi
 
 
 def _take_tests_file(root: Node, source: str, faults: Faults) -> TestsFile | None:
-    """Remove and return the name of a test file if the key `tests` has one instead of a list."""
+    """Remove and return the name of a test file if the key `tests` contains a name instead of a list."""
     entry = root.entry("tests") if isinstance(root, Mapping) else None
     if entry is None or not isinstance(root, Mapping) or not isinstance(entry[1], Scalar) or entry[1].absent:
         return None
@@ -363,7 +363,7 @@ def read_tests_file(source: RulesSource, vhost: str, faults: Faults) -> list[Rul
     faults.errors += source.faults.errors
     if source.root is None:
         if not source.faults.errors:
-            faults.error(Place(source.name, 1, 1), "", "seen nothing, expected a mapping with the key tests")
+            faults.error(Place(source.name, 1, 1), "", "the file is empty, expected a mapping with the key tests")
         return []
     tests = _numbered(Keys(source.root, "", faults), "tests")
     read_model(TestsModel, source.root, faults)
@@ -375,7 +375,7 @@ def _present(items: Iterable[T | None]) -> list[T]:
 
 
 def _take_items(keys: Keys, key: str) -> list[Any]:
-    """Remove and return the items of a list: they are read one by one, not by the model of the list."""
+    """Remove and return the items of a list, which are read individually and not by the model of the list."""
     node = keys.value(key)
     if not isinstance(node, Sequence):
         return []
@@ -454,9 +454,9 @@ def _binding(packed: PackedBinding, owner: ParsedExchange, index: int, places: P
 
 #: Kind and name of the destination, routing key, name.
 _PlainBinding: TypeAlias = tuple[str, bytes, bytes, str]
-#: Limit of shared names and entries.
+#: Maximum number of shared names and entries.
 _MOST_SHARED = 8192
-#: Keys of a binding with string values; keys whose positions are packed, with their index in the order.
+#: Keys of a binding that have string values, and keys whose positions are packed, with their index in that order.
 _TEXT_KEYS = frozenset(("queue", "exchange", "name", "routing_key"))
 _MARKED = {"routing_key": _KEY, "name": _NAME, "arguments": _ARGUMENTS}
 
@@ -490,12 +490,14 @@ class BindingReader:
                     written = [entry for entry in written if entry[0].text.encode() in kept]
                 marks += [argument.place for argument, _ in written]
         first = self._places.extend(marks)
-        # Values that may contain floats are not shared: zero and negative zero are equal.
+        # Values that may contain floats are not shared, since zero and negative zero are equal.
         arguments = tuple(entry if entry[1].letter in "dfAF" else self._once(entry) for entry in arguments)
         return PackedBinding(kind, self._once(destination), routing_key, arguments, name, first)
 
     def _once(self, value: T) -> T:
-        """Return an equal object that was read earlier, if any: many bindings share names and entries."""
+        """Return an equal object that was read earlier, if there is one, since many bindings share names and
+        entries.
+        """
         look = self._shared.setdefault if len(self._shared) < _MOST_SHARED else self._shared.get
         kept: T = look(value, value)
         return kept
@@ -584,7 +586,7 @@ class RulesSource:
 
 
 def read_source(name: str, data: bytes) -> RulesSource:
-    """Parse a file, whether or not it is a rules file."""
+    """Parse a file, which need not be a rules file."""
     places, faults, of_bindings = PackedPlaces(name), Faults(), Faults()
     with without_collection():
         root = read_document(data, name, faults, BindingReader(places, of_bindings))
@@ -597,7 +599,7 @@ def read_source(name: str, data: bytes) -> RulesSource:
 def without_collection() -> Iterator[None]:
     """Disable the garbage collector, which would repeatedly traverse a tree that only grows.
 
-    Collection took half of the time of loading ten thousand bindings.
+    Collection took half of the time needed to load ten thousand bindings.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -609,7 +611,7 @@ def without_collection() -> Iterator[None]:
 
 
 def release_parsed(file: ParsedFile) -> None:
-    """Release the parsed bindings of a file one by one; see `release_tree`."""
+    """Release the parsed bindings of a file individually; see `release_tree`."""
     for exchange in file.exchanges:
         while exchange.bindings:
             exchange.bindings.pop()

@@ -1,7 +1,7 @@
 """Detects changes to rules files and TLS files, for reload.
 
-Files are compared by name, target and time (so a switched symbolic link of a ConfigMap is noticed) and then by content:
-a file with a new time but the same content has not changed. No function blocks; the caller polls.
+Files are compared by name, target and time, so that a switched symbolic link of a ConfigMap is noticed, and then by
+content: a file with a new time but the same content has not changed. No function blocks; the caller polls.
 
 Source: Kubernetes documentation, "ConfigMaps: mounted ConfigMaps are updated automatically" (not under `subPath`).
 """
@@ -18,7 +18,7 @@ from proxy.rules.loader import rules_version
 
 #: Seconds within which some file systems do not distinguish two writes of the same size by time.
 _RECENT_SECONDS = 2.0
-#: Version of files that can't be read; a load reports the reason.
+#: Version of files that can't be read; the reason is reported when the files are loaded.
 _UNREADABLE = "unreadable"
 
 #: Name, target, inode, size and time of each file.
@@ -44,7 +44,7 @@ class FileWatch:
     def look(self) -> bool:
         """Return True if the files have changed since the last load and are stable.
 
-        They are stable if two successive calls find the same state, so that a partially written file is not loaded.
+        Files are stable if two successive calls find the same state, so that a partially written file is not loaded.
         """
         stats = self._look()
         if stats != self._stats:
@@ -53,7 +53,7 @@ class FileWatch:
             return False
         if self._settled:
             return False
-        # A file written a moment ago may change again with the same size and time: read it once more.
+        # A file written a moment ago may change again without a change of size and time, so it is read once more.
         self._settled = all(self._now() - changed / 1e9 > _RECENT_SECONDS for *_, changed in stats)
         return self._version() != self._taken
 
@@ -90,7 +90,7 @@ class FileWatch:
 
 
 def lone_mounts(paths: Iterable[Path], mountinfo: str) -> list[Path]:
-    """Return files that are mounted individually, as Kubernetes does for `subPath`: such files are never updated.
+    """Return files that are mounted individually, as Kubernetes does for `subPath`, and are therefore never updated.
 
     Args:
         mountinfo: content of /proc/self/mountinfo (proc(5)).

@@ -1,8 +1,8 @@
-"""Computes the publishes that are sent for one message, for the last part of an explanation.
+"""Computes the publishes that would be sent for one message, for the last part of an explanation.
 
-Calls the functions of the publish path, which return exchange and key of each outgoing publish, its BCC keys, the
-destinations of these keys, and the added headers. Without a broker, every chosen destination is assumed to exist and to
-be bound; with the state of a running sidecar, missing destinations are listed with the reason.
+This module calls the functions of the publish path, which return the exchange and key of each outgoing publish, the BCC
+keys, their destinations, and the added headers. Without a broker, every chosen destination is assumed to exist and to
+be bound. With the state of a running sidecar, missing destinations are listed with the reason.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Wire:
 
     Args:
         publishes: outgoing publishes; empty if the message is rejected or unroutable.
-        missing: chosen destinations that can't be reached, with the reason; only known for running sidecars.
+        missing: chosen destinations that can't be reached, with the reason; known only for running sidecars.
     """
 
     publishes: tuple[WirePublish, ...] = ()
@@ -94,7 +94,7 @@ class WireContext:
     """The state of the sidecar that affects outgoing publishes.
 
     Args:
-        live: state of a running sidecar, None if there is none.
+        live: state of a running sidecar; None if there is none.
     """
 
     vhost: VhostRules
@@ -192,7 +192,7 @@ def _address(message: DescribedMessage) -> OriginalAddress:
 def _publishes(message: DescribedMessage, out: Outgoing) -> Iterator[WirePublish]:
     if out.untouched:
         yield WirePublish(UPSTREAM, *_address(message), untouched=True)
-    # Computed without the secret key: the tokens on the broker must not be shown.
+    # Computed without the secret key, since the tokens on the broker must not be shown.
     names = {token(*destination): destination for destination in _chosen(out.decision)}
     for copy in out.copies:
         yield _leaving(message, copy, names)

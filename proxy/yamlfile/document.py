@@ -1,9 +1,10 @@
-"""The strict YAML parser: returns one file as a tree of nodes with their positions, or all errors in it.
+"""The strict YAML parser, which returns a file as a tree of nodes with their positions, or all errors in the file.
 
-It uses PyYAML's events, not its loaders: these resolve aliases and merge keys and drop duplicate keys, which can give a
-file a meaning that its author did not intend. Here they are errors, as are keys that are not strings. Scalars are
-resolved according to the core schema of YAML 1.2 (YAML 1.2.2, 10.3.2), not to YAML 1.1 as in PyYAML's constructors:
-``no``, ``on``, dates and ``1:30`` are strings, ``010`` is ten. All errors of a load are collected before any is raised.
+It uses PyYAML's events, not its loaders. The loaders resolve aliases and merge keys and drop duplicate keys, which can
+give a file a meaning that its author did not intend. Here all of these are errors, as are keys that are not strings.
+Scalars are resolved according to the core schema of YAML 1.2 (YAML 1.2.2, 10.3.2), not to YAML 1.1 as in PyYAML's
+constructors: ``no``, ``on``, dates and ``1:30`` are strings, ``010`` is ten. All errors of a load are collected before
+any is raised.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _TESTS_ENDINGS = ("_test.yaml", "_test.yml")
 
 
 def is_tests_file(name: str) -> bool:
-    """Return True if the name is that of a test file, which no sidecar loads."""
+    """Return True if this is the name of a test file, which no sidecar loads."""
     return name.endswith(_TESTS_ENDINGS)
 
 
 class Place(NamedTuple):
-    """Position of a value: file or environment variable; line and column from 1, 0 if unknown."""
+    """Position of a value: the file or environment variable, and the line and column, which are 0 if unknown."""
 
     source: str
     line: int
@@ -66,11 +67,10 @@ class Faults:
     warnings: list[ConfigWarning] = field(default_factory=list)
 
     def error(self, place: Place, key: str, message: str) -> None:
-        """Add an error at a key, given by its dotted path; the message must not contain a secret."""
+        """Add an error at the key with the given dotted path. The message must not contain a secret."""
         self.errors.append(ConfigError(place.source, place.line, key, message, place.column))
 
     def warn(self, place: Place, key: str, message: str) -> None:
-        """Add a warning."""
         self.warnings.append(ConfigWarning(place, key, message))
 
     def check(self) -> None:
@@ -79,11 +79,11 @@ class Faults:
             raise ConfigErrors(self.errors)
 
 
-#: Numbers with more digits are out of range for every key; a limit against hostile input.
+#: Numbers with more digits are out of range for every key. The limit protects against hostile input.
 _MAX_DIGITS = 64
 _BEYOND: int = 10**_MAX_DIGITS
 
-#: Possible password in user:password@host, with or without a scheme; masking too much is safe.
+#: Possible password in user:password@host, with or without a scheme. Masking too much is safe.
 _PASSWORD = re.compile(r":(?!//[^@]*:).*@", re.DOTALL)
 
 _INTEGER = re.compile(r"[-+]?[0-9]+")
@@ -108,7 +108,7 @@ Plain: TypeAlias = bool | int | float | str | None
 
 @dataclass(slots=True, eq=False)
 class Scalar:
-    """One scalar: its text, its notation and its position."""
+    """A scalar, with its text, notation and position."""
 
     place: Place
     text: str
@@ -122,7 +122,7 @@ class Scalar:
 
     @property
     def value(self) -> Plain:
-        """The value according to the core schema; callers resolve local tags (``!bytes``)."""
+        """The value according to the core schema. Callers resolve local tags (``!bytes``)."""
         return resolve(self.text) if self.plain and self.tag is None else self.text
 
 
@@ -136,7 +136,7 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Mapping:
-    """A mapping, in file order; keys are strings and unique."""
+    """A mapping, in file order. Keys are strings and unique."""
 
     place: Place
     entries: list[tuple[Scalar, Node]]
@@ -147,7 +147,8 @@ class Mapping:
 
 
 Node: TypeAlias = Scalar | Sequence | Mapping
-#: Returns the replacement of an item of ``exchanges[].bindings``; arguments: the item, indexes of exchange and binding.
+#: Returns the replacement for an item of ``exchanges[].bindings``, given the item and the indexes of exchange and
+#: binding.
 BindingReader: TypeAlias = Callable[[Node, int, int], Any]
 
 
@@ -167,14 +168,14 @@ def resolve(text: str) -> Plain:
 
 
 def _integer(text: str, base: int) -> int:
-    # int() of a long string is quadratic and raises a different error.
+    # int() of a long string takes quadratic time and raises a different error.
     if len(text) > _MAX_DIGITS:
         return -_BEYOND if text[0] == "-" else _BEYOND
     return int(text, base)
 
 
 def join(path: str, key: str) -> str:
-    """Append a key to a dotted path; a key that is not a plain word is quoted."""
+    """Append a key to a dotted path. A key that is not a plain word is quoted."""
     if re.fullmatch(r"[A-Za-z_][\w-]*", key):
         return f"{path}.{key}" if path else key
     return f'{path}["{key}"]'
@@ -212,7 +213,7 @@ def _scalar_shown(node: Scalar) -> str:
 
 
 def release_tree(root: Node) -> None:
-    """Release a tree in steps: freeing a large one at once would block the interpreter for too long."""
+    """Release a tree in steps, since freeing a large tree at once would block the interpreter for too long."""
     pending: list[Node] = [root]
     while pending:
         node = pending.pop()
@@ -224,9 +225,9 @@ def release_tree(root: Node) -> None:
             node.items.clear()
 
 
-#: The C parser if PyYAML was built with it: about ten times as fast, with the same events.
+#: The C parser if PyYAML was built with it. It is about ten times as fast and returns the same events.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-#: Nesting limit of lists and mappings. A rules file needs about eight levels; the readers recurse.
+#: Nesting limit for lists and mappings, since the readers are recursive. A rules file needs about eight levels.
 MAX_DEPTH = 64
 
 #: The byte order mark that editors on Windows write.
@@ -245,8 +246,8 @@ def read_document(
     Args:
         data: the file's content; bytes must be UTF-8.
         source: the file's name for error messages.
-        faults: receives every error; reading stops at a syntax error.
-        read_binding: replaces bindings while reading, to keep the tree small: there may be 100,000 bindings.
+        faults: receives all errors. Reading stops at a syntax error.
+        read_binding: replaces bindings during reading, to keep the tree small, since there may be 100,000 bindings.
 
     Returns:
         The root node; None if the file is empty or has a syntax error.
@@ -264,7 +265,7 @@ def read_document(
             return _Composer(parser.get_event, source, faults, read_binding).document()
         finally:
             parser.dispose()
-    # No partial tree is returned: its errors would only be consequences of this one.
+    # No partial tree is returned, since its errors would only be consequences of this error.
     except ConfigError as error:
         faults.errors.append(error)
     except yaml.YAMLError as error:
@@ -307,7 +308,7 @@ class _Composer:
         if event.anchor is not None:
             kind, sign = ("alias", "*") if isinstance(event, AliasEvent) else ("anchor", "&")
             plural = "aliases" if kind == "alias" else "anchors"
-            message = f"seen the {kind} {sign}{event.anchor}; there are no {plural} here: put a string in quotes"
+            message = f"seen the {kind} {sign}{event.anchor}; {plural} are not supported: put a string in quotes"
             self._fault(self._place(event), message)
         if isinstance(event, ScalarEvent):
             if event.tag is None:
@@ -326,7 +327,7 @@ class _Composer:
         return self._sequence(place) if sequence else self._mapping(place)
 
     def _tagged(self, event: Any) -> Scalar:
-        # "!" and !!str make any scalar a string; local tags are left to the caller.
+        # "!" and !!str make any scalar a string; the caller handles local tags.
         tag = event.tag if event.tag.startswith("!") and event.tag != "!" else None
         if tag is None and event.tag not in ("!", _STR_TAG):
             self._fault(self._place(event), f"seen the tag {_short(event.tag)}, which is not supported")

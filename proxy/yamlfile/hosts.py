@@ -1,4 +1,4 @@
-"""Host and port of TCP connections: notation, and comparison of addresses."""
+"""Hosts and ports of TCP connections: their notation, and comparison of addresses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def parse_address(text: str, least: int = 1) -> HostPort:
 
 
 def is_own_address(host: str, port: int, listening: Collection[tuple[str, int]]) -> bool:
-    """Return True if an address is one of our listening addresses, as far as its text shows.
+    """Return True if, judging by its text, an address is one of our listening addresses.
 
     Args:
         listening: our listening addresses as (host, port).
@@ -82,7 +82,7 @@ def _is_any(host: str) -> bool:
 
 
 def listen_conflict(first: HostPort, second: HostPort) -> bool:
-    """Return True if two listen addresses conflict, as far as their text shows; port 0 is any free port."""
+    """Return True if, judging by their text, two listen addresses conflict. Port 0 means any free port."""
     if first.port != second.port or not first.port:
         return False
     ours, theirs = _bound(first.host), _bound(second.host)
@@ -90,7 +90,7 @@ def listen_conflict(first: HostPort, second: HostPort) -> bool:
 
 
 def _bound(host: str) -> frozenset[IPv4Address | IPv6Address | str]:
-    """Return the addresses that listening on a host occupies, as far as its text shows."""
+    """Return the addresses that listening on a host occupies, judging by the text of the host."""
     if host.lower() == "localhost":
         return frozenset((ip_address("127.0.0.1"), ip_address("::1")))
     try:

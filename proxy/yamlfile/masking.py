@@ -33,7 +33,7 @@ def masked(text: str) -> str:
 
 
 def _comments_masked(text: str) -> str:
-    """Mask possible secrets in comments; there are no other secrets between two secret values."""
+    """Mask possible secrets in comments. Between two secret values there are no other secrets."""
     return _COMMENT.sub(lambda comment: _masked_lines(comment[0]), text)
 
 

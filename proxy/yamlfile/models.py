@@ -1,10 +1,10 @@
-"""Pydantic models of YAML files: value types, and error messages about invalid values.
+"""Pydantic models of YAML files: types of values, and error messages about invalid values.
 
-`read_model` is the adapter: it validates a tree of nodes with a model and reports every error of pydantic at the file,
-line, column and key of its node. Invalid values are replaced by their defaults, so that later checks find their errors
-in the same run.
+`read_model` is the adapter. It validates a tree of nodes with a model and reports every pydantic error at the file,
+line, column and key of its node. Invalid values are replaced by their defaults, so that later checks report their
+errors in the same run.
 
-A type states what it expects (`Expected`, or one of the value types below); no message contains a secret.
+A type states which values it expects, with `Expected` or one of the types below. No message contains a secret.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _VARIABLE = re.compile(r"\$\{\w[^}]*\}|\$\(\w+\)|\{\{.+?\}\}")
 
 
 class Keys:
-    """A mapping of a file with its dotted path; locates its keys for errors that are found later.
+    """A mapping in a file with its dotted path, which locates the keys for errors that are found later.
 
     Args:
-        node: the mapping, or the node found instead of one.
+        node: the mapping, or the node that is there instead of a mapping.
         path: its dotted path, empty for the whole file.
     """
 
@@ -86,7 +86,7 @@ class Keys:
 
 
 class FileModel(BaseModel):
-    """A mapping of a file: strict types, no unknown keys."""
+    """A mapping in a file, with strict types and without unknown keys."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -115,7 +115,7 @@ def read_model(model: type[M], node: Node, faults: Faults, path: str = "") -> M 
     """Read a node as a model and report every error in it.
 
     Args:
-        node: the mapping, or the node found instead of one.
+        node: the mapping, or the node that is there instead of a mapping.
 
     Returns:
         The model without the invalid values; None if required values are then missing.
@@ -143,10 +143,10 @@ def _causes(details: list[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _plain(node: Node) -> object:
-    """Return a tree as input for pydantic; nodes that no type accepts remain nodes.
+    """Return a tree as input for pydantic. Nodes that no type accepts remain nodes.
 
-    These are missing values, local tags, and floats: types accept floats only as results of converting durations and
-    times.
+    Such nodes are missing values, local tags and floats. Types accept floats only as results of converting durations
+    and times.
     """
     if isinstance(node, Mapping):
         return {key.text: _plain(child) for key, child in node.entries}
@@ -187,7 +187,7 @@ def _close_gaps(data: object) -> None:
 
 
 def _report(model: type[BaseModel], root: Node, path: str, detail: ErrorDetails, faults: Faults) -> None:
-    """Report an error of pydantic: its position, what was seen, what was expected."""
+    """Report a pydantic error with its position, what was seen and what was expected."""
     node: Node | None = root
     place = root.place
     for step in detail["loc"]:
@@ -212,7 +212,7 @@ def _message(model: type[BaseModel], node: Node | None, detail: ErrorDetails) ->
     key = key_type(model, *detail["loc"])
     stated = next((mark for mark in key.marks if isinstance(mark, Expected)), None)
     if kind == "missing":
-        return f"seen nothing, expected {stated.expected if stated else key.description or 'a value'}"
+        return f"missing, expected {stated.expected if stated else key.description or 'a value'}"
     if kind in ("model_type", "dict_type"):
         return f"seen {_shape(node)}, expected a mapping"
     seen = describe(node)
@@ -233,7 +233,7 @@ def _message(model: type[BaseModel], node: Node | None, detail: ErrorDetails) ->
 
 
 def _shape(node: Node | None) -> str:
-    """Describe a node found instead of a mapping, without its text, which may be a password."""
+    """Describe a node that is not a mapping, without its text, which may be a password."""
     if not isinstance(node, Scalar) or node.absent or node.value is None or isinstance(node.value, bool):
         return describe(node)
     return "a single value" if isinstance(node.value, str) else "a number"
@@ -269,7 +269,7 @@ class KeyType(NamedTuple):
 
 
 def key_type(model: type[BaseModel], *steps: str | int) -> KeyType:
-    """Follow keys and indexes from a model; an unknown key has the type None."""
+    """Return the type at a path of keys and indexes in a model. An unknown key has the type None."""
     key = KeyType(model)
     for step in steps:
         arguments = get_args(key.type)
@@ -296,7 +296,7 @@ def _unwrapped(annotation: Any, marks: Iterable[Any] = (), description: str | No
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
-    """Suggest the intended key: a similar one, or the only one with this prefix; else list all keys."""
+    """Suggest a similar key or the only key with this prefix; otherwise list all keys."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, 1, 0.75)
     begun = [key for key in known if len(name) > 1 and key.startswith(name)]
@@ -306,7 +306,9 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def warn_of_variables(node: Node, path: str, faults: Faults) -> None:
-    """Warn about strings that look like shell or template variables, which are not expanded; never show the text."""
+    """Warn about strings that look like shell or template variables, which are not expanded. The text is never
+    shown.
+    """
     if isinstance(node, Mapping):
         for key, child in node.entries:
             warn_of_variables(child, join(path, key.text), faults)
@@ -325,7 +327,7 @@ class Expected:
     """Metadata for ``Annotated``: describes the expected value in messages.
 
     Args:
-        hidden: whether the value must not appear in messages.
+        hidden: whether the value must be kept out of messages.
         quotes: whether quoting fixes the value if it is a scalar of another type.
     """
 
@@ -347,7 +349,7 @@ class Whole(Expected):
 
 
 class Parsed(Expected):
-    """Strings converted by a function; converted values (a default, a copy) are accepted as they are.
+    """Strings converted by a function. Values that are already converted (a default, a copy) are accepted unchanged.
 
     Args:
         parse: raises ValueError with the expected value, or `fault` with a complete message.
@@ -380,7 +382,7 @@ class Parsed(Expected):
 
 
 class Duration(Parsed):
-    """Durations within bounds, in seconds; written as ``500ms``, ``5s``, ``2m``, ``1h``."""
+    """Durations within bounds, in seconds, written as ``500ms``, ``5s``, ``2m`` or ``1h``."""
 
     def __init__(self, low: float, high: float) -> None:
         expected = f"a duration with its unit such as 500ms, 5s, 2m or 1h, from {low:g}s to {high:g}s"
@@ -397,7 +399,7 @@ class Duration(Parsed):
 
 
 class Name(Parsed):
-    """The name of a queue or an exchange, or a routing key, as bytes; a routing key may be empty."""
+    """The name of a queue or an exchange, or a routing key, as bytes. A routing key may be empty."""
 
     def __init__(self, expected: str, empty: bool = False) -> None:
         length: JsonSchemaValue = {} if empty else {"minLength": 1}
@@ -413,7 +415,7 @@ class Name(Parsed):
 
 
 class _OneOrMore:
-    """A list as a tuple; a single value is accepted as a list of one."""
+    """A list as a tuple. A single value is accepted as a list with one item."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(self._items, handler(source))
@@ -427,7 +429,7 @@ class _OneOrMore:
 
 
 class _NoKey:
-    """A field that is not a key of the file: its alias begins with a zero byte, and it is missing from the schema."""
+    """A field that is not a key of the file. Its alias begins with a zero byte, and it is missing from the schema."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         raise PydanticOmit
@@ -464,7 +466,7 @@ def _http_url(text: str) -> str:
     except ValueError:
         good = False
     if not good:
-        # The text is not shown: it may contain a password.
+        # The text is not shown, since it may contain a password.
         raise ValueError(_HTTP)
     return text.rstrip("/")
 
@@ -493,12 +495,12 @@ Table: TypeAlias = dict[str, Any]
 
 
 def name_fault(text: str) -> str | None:
-    """Return why a string is not a valid name of a queue or an exchange, None if it is."""
+    """Return why a string is not a valid name for a queue or an exchange; None if it is valid."""
     return short_fault(text.encode()) if text else "an empty name"
 
 
 def short_fault(name: bytes) -> str | None:
-    """Return why rules may not use a name or routing key, None if they may."""
+    """Return why rules may not use a name or routing key; None if they may."""
     if len(name) > MAX_SHORT_BYTES:
         return f"{len(name)} bytes, the protocol allows {MAX_SHORT_BYTES}"
     prefix = reserved_prefix(name)

@@ -326,7 +326,9 @@ def test_port_0_is_warned_of(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     file = tmp_path / "oxproxy.yaml"
     file.write_text("listen: [{address: 127.0.0.1:0}, {address: 127.0.0.1:0}]\n")
     assert main(["check", str(file)]) == 0
-    assert capfd.readouterr().err.count("address: warning: port 0 is any free port, a different one at each start") == 2
+    assert (
+        capfd.readouterr().err.count("address: warning: port 0 means any free port, which differs at each start") == 2
+    )
 
 
 def test_serve_ends_with_a_line_of_the_log_whatever_happens(

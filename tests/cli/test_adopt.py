@@ -231,4 +231,4 @@ def test_without_the_management_api_it_says_so(tmp_path: Path, capsys: pytest.Ca
     file = tmp_path / "oxproxy.yaml"
     file.write_text("upstream: {address: 127.0.0.1:1}\n")
     assert cli.main(["adopt", "--config", str(file)]) == 2
-    assert "upstream.management: seen nothing" in capsys.readouterr().err
+    assert "upstream.management: not set" in capsys.readouterr().err

@@ -245,7 +245,7 @@ def test_permissions_that_the_control_user_lacks_are_named_at_what_needs_them(
     ("tags", "granted", "why"),
     [
         ("monitoring", True, "expected a user with the tag administrator in the address"),
-        ("administrator", False, "the broker's own database has none"),
+        ("administrator", False, "the broker's internal database has none"),
     ],
 )
 def test_permissions_that_can_not_be_asked_for_are_no_ok(

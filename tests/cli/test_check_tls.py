@@ -65,7 +65,7 @@ def test_files_that_can_not_be_used_are_errors_at_their_keys(folder: Path, capsy
     (folder / "ca.pem").write_text("none")
     (folder / "far-ca.pem").write_text("none")
     (folder / "key.pem").write_bytes((folder / "far.key").read_bytes())
-    no_authority = "seen no CERTIFICATE in PEM, expected CA certificates"
+    no_authority = "no CERTIFICATE in PEM, expected CA certificates"
     no_pair = "key.pem: expected the private key of the certificate in cert.pem"
     assert check(folder, capsys) == (
         2,

@@ -47,7 +47,7 @@ def test_nothing_is_overwritten(tmp_path: Path, name: str, capsys: pytest.Captur
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("mine")
     assert cli.main(["init", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"{mine}: exists already; nothing was written\n"
+    assert capsys.readouterr().err == f"{mine}: already exists; nothing was written\n"
     assert mine.read_text() == "mine"
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
 

@@ -115,7 +115,7 @@ def test_a_configuration_without_an_admin_address_is_said(tmp_path: Path) -> Non
     config.write_text("admin: {address: null}\n")
     done = subprocess.run([str(PROGRAM), "status"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "oxproxy.yaml:1:9: admin.address: seen none, expected the address of a running sidecar\n"
+    assert done.stderr == "oxproxy.yaml:1:9: admin.address: not set, expected the address of a running sidecar\n"
 
 
 def test_top_counts_what_is_published_meanwhile(site: Site) -> None:

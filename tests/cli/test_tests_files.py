@@ -55,7 +55,12 @@ def test_check_runs_the_tests_of_a_file_that_rules_name(
         ("orders_test.yaml", TESTS.replace("name", "nmae"), 2, "rules/orders_test.yaml:1:10: tests[0].nmae: unknown"),
         ("orders_test.yaml", TESTS + "queues: [q]\n", 2, "rules/orders_test.yaml:2:1: queues: unknown key"),
         ("orders_test.yaml", "tests: [\n", 2, "rules/orders_test.yaml:2:1: YAML syntax"),
-        ("orders_test.yaml", "", 2, "rules/orders_test.yaml:1:1: seen nothing, expected a mapping with the key tests"),
+        (
+            "orders_test.yaml",
+            "",
+            2,
+            "rules/orders_test.yaml:1:1: the file is empty, expected a mapping with the key tests",
+        ),
         ("orders.yaml", RULES.replace("orders_t", "no_t"), 2, "rules/orders.yaml:3:8: tests: rules/no_test.yaml can't"),
         ("orders.yaml", RULES.replace("_test", ""), 2, 'rules/orders.yaml:3:8: tests: seen the string "orders.yaml"'),
         ("orders.yaml", RULES.replace("orders_test.yaml", "5"), 2, "rules/orders.yaml:3:8: tests: seen the number 5"),
@@ -78,7 +83,7 @@ def test_a_file_of_tests_is_no_rules_file(folder: Path, capsys: pytest.CaptureFi
     assert main(["routes", "rules/orders_test.yaml"]) == 2
     assert main(["routes", "rules/orders_test.yaml", "rules/orders.yaml"]) == 0
     (folder / "oxproxy.yaml").write_text("rules: rules/orders_test.yaml\n")
-    assert "expected a rules file, whose key tests can name it" in check(capsys, "oxproxy.yaml")[2]
+    assert "expected a rules file that names it under tests" in check(capsys, "oxproxy.yaml")[2]
 
 
 def test_a_sidecar_reads_no_file_of_tests(folder: Path) -> None:

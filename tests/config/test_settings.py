@@ -196,8 +196,9 @@ def test_a_password_as_text_is_a_warning_unless_every_broker_is_on_loopback(tmp_
     assert warnings(tmp_path, "upstream:\n  tls: {}\n  address: [127.0.0.1:1, rabbit:2]\n" + control) == [
         "oxproxy.yaml:4:13: upstream.control.password: warning: a password in plain text, for a broker that is not on "
         "loopback: use password_env or password_file",
-        "oxproxy.yaml:3:3: declared.secrets: warning: seen nothing, expected a secret for a broker that is "
-        "not on loopback: without one the key that signs clients' bindings is derived from the control user's password",
+        "oxproxy.yaml:3:3: declared.secrets: warning: missing, expected a secret, because the broker is "
+        "not on loopback: without a secret, the key that signs clients' bindings is derived from the control user's "
+        "password",
     ]
 
 
@@ -226,7 +227,7 @@ def test_secrets_come_from_variables_as_well_and_the_broker_may_be_elsewhere(tmp
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("{username: me}", '31: upstream.control.password: seen nothing for the user "me", expected password_env, '),
+        ("{username: me}", '31: upstream.control.password: no password for the user "me", expected password_env, '),
         (
             "{username: me, password_env: EMPTY}",
             '45: upstream.control.password_env: the environment variable "EMPTY" is',
@@ -255,8 +256,8 @@ def test_guest_with_its_default_password_is_for_brokers_on_loopback(tmp_path: Pa
     assert warnings(tmp_path, "upstream: {address: 'localhost:1'}") == []
     said = warnings(tmp_path, "upstream: {address: 'rabbit:1', tls: {}}\ndeclared: {secrets: [{env: A}]}", A="0" * 64)
     assert said == [
-        "oxproxy.yaml:1:1: upstream.control.password: warning: seen nothing: guest with its default password works "
-        "for brokers on loopback only"
+        "oxproxy.yaml:1:1: upstream.control.password: warning: no password is set: the default password of guest works "
+        "only for brokers on loopback"
     ]
 
 
@@ -266,7 +267,7 @@ def test_secrets_that_cannot_be_used_are_faults(tmp_path: Path) -> None:
     found = faults(tmp_path, text, A="z" * 64)
     assert "hunter2" not in str(found)
     assert sorted(found) == [
-        "oxproxy.yaml:2:3: declared.secrets[2]: seen nothing, expected file or env",
+        "oxproxy.yaml:2:3: declared.secrets[2]: missing, expected file or env",
         "oxproxy.yaml:3:5: declared.secrets[0].file: short: seen 7 bytes in another format, expected 32 random bytes: "
         "raw (in a file), in hexadecimal or in base64",
         "oxproxy.yaml:4:6: declared.secrets[1].env: environment variable A: seen 64 bytes in another format, "

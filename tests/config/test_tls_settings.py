@@ -79,13 +79,13 @@ def test_the_environment_gives_it_as_well(folder: Path) -> None:
     [
         (
             "listen: [{tls: {certificate: cert.pem}}]",
-            ["oxproxy.yaml:1:11: listen[0].tls.key: seen nothing, expected the name of a file"],
+            ["oxproxy.yaml:1:11: listen[0].tls.key: missing, expected the name of a file"],
         ),
         (
             "listen:\n  - tls: {}",
             [
-                "oxproxy.yaml:2:5: listen[0].tls.certificate: seen nothing, expected the name of a file",
-                "oxproxy.yaml:2:5: listen[0].tls.key: seen nothing, expected the name of a file",
+                "oxproxy.yaml:2:5: listen[0].tls.certificate: missing, expected the name of a file",
+                "oxproxy.yaml:2:5: listen[0].tls.key: missing, expected the name of a file",
             ],
         ),
         (

@@ -176,7 +176,7 @@ def test_a_day_is_replaced_or_goes_and_no_other_is_touched(place: Place) -> None
     said = place.run(since=D20, until=D20)
     assert place.publishes() == {D19: 1, D20: 2}
     again = place.run(since=D20, until=D20)
-    assert again.splitlines()[:2] == [said.splitlines()[0], "read 0 new segments, made the tables of 0 days"]
+    assert again.splitlines()[:2] == [said.splitlines()[0], "read 0 new segments, created the tables of 0 days"]
     assert place.publishes() == {D19: 1, D20: 2}
 
     for path in more.parents[1].rglob("*.gz"):

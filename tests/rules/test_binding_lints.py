@@ -162,7 +162,7 @@ def test_everything_in_vain_is_found_at_its_line(found: Findings) -> None:
         (8, 53, "this goto has no effect"),
         (10, 37, "this pattern reaches the match limit on aaaaaaaaaaaa... (201 bytes), which counts as no match"),
         (13, 9, "this binding is never visited"),
-        (18, 9, "this binding adds nothing to the one on line 17"),
+        (18, 9, "this binding adds nothing to the binding on line 17"),
     ]
 
 

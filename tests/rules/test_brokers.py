@@ -62,10 +62,10 @@ def test_a_broker_says_how_it_is_reached() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("addresses: [{translation: /a}]", "addresses[0].pattern: seen nothing, expected a pattern such as orders/*"),
+        ("addresses: [{translation: /a}]", "addresses[0].pattern: missing, expected a pattern such as orders/*"),
         (
             "addresses: [{pattern: a}]",
-            "addresses[0].translation: seen nothing, expected an address such as /queue/q or amqps://broker/queue/q",
+            "addresses[0].translation: missing, expected an address such as /queue/q or amqps://broker/queue/q",
         ),
         (
             f"addresses: [{{pattern: a, translation: [{SECRET}]}}]",
@@ -79,15 +79,15 @@ def test_a_broker_says_how_it_is_reached() -> None:
         ),
         (
             "addresses: [{pattern: a, translation: h/q, hosts: []}]",
-            "addresses[0].hosts: seen no host, expected a host, host:port, or *",
+            "addresses[0].hosts: no host, expected a host, host:port, or *",
         ),
         ("addresses: [{pattern: a, translation: /b, to: c}]", "addresses[0].to: unknown key"),
         (
             "addresses: [{pattern: a, translation: '~h/q'}]",
-            "addresses[0].translation: ~ requests listening; a translation can only name a target",
+            "addresses[0].translation: ~ marks an address to listen on, expected an address to send to",
         ),
         (f"addresses: [{{pattern: a, translation: 'http://u:{SECRET}@h/q'}}]", "addresses[0].translation: the scheme"),
-        ("brokers: {a: {}}", "brokers.a.address: seen nothing, expected host:port"),
+        ("brokers: {a: {}}", "brokers.a.address: missing, expected host:port"),
         ("brokers: {a: {address: h}}", "brokers.a.address: seen the string"),
         ("brokers: {'a/b': {address: 'h:1'}}", 'brokers["a/b"]: a broker\'s name is used as a host'),
         ("brokers: {a: {address: 'h:1', tls: true}}", "brokers.a.tls: seen the boolean true, expected a mapping"),

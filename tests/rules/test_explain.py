@@ -167,7 +167,7 @@ def test_regex_routes_see_the_queues_of_the_rules_and_of_the_question() -> None:
 
 def test_an_exchange_of_two_virtual_hosts_needs_the_name_of_one() -> None:
     one, two = "vhost: one\nexchanges: [{name: e}]\n", "vhost: two\nexchanges: [{name: e}]\n"
-    with pytest.raises(ConfigErrors, match=r"m\.yaml: vhost: seen nothing, expected one of one, two"):
+    with pytest.raises(ConfigErrors, match=r"m\.yaml: vhost: missing, expected one of one, two"):
         explain(load(one, two), message_request(b"exchange: e", "m.yaml"), NOON)
     question = message_request(b"{exchange: e, vhost: two}", "m.yaml")
     assert explain(load(one, two), question, NOON).vhost == "two"
@@ -183,7 +183,7 @@ def test_every_fault_of_a_message_is_told_with_its_line() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"# nothing\n"])
 def test_an_empty_message_is_a_fault(data: bytes) -> None:
-    assert refused(data) == "m.yaml: seen nothing, expected a message: exchange, routing_key, headers, ..."
+    assert refused(data) == "m.yaml: the file is empty, expected a message: exchange, routing_key, headers, ..."
 
 
 def test_a_message_that_is_no_yaml_is_a_fault() -> None:

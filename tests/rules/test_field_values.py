@@ -90,7 +90,7 @@ def test_a_key_without_a_value_is_a_fault_that_says_to_quote(key: str) -> None:
 
 
 def test_a_list_item_without_a_value_is_a_fault_at_its_place() -> None:
-    assert read("a:\n  - 1\n  -\n")[1][0].startswith("f.yaml:3:4: arguments.a[1]: seen no value")
+    assert read("a:\n  - 1\n  -\n")[1][0].startswith("f.yaml:3:4: arguments.a[1]: no value")
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_a_test_asks_the_rules_of_its_file_s_virtual_host() -> None:
 @pytest.mark.parametrize(
     ("test", "message"),
     [
-        ("publish: {}, expect: {}", "publish.exchange: seen nothing, expected the name of the exchange"),
+        ("publish: {}, expect: {}", "publish.exchange: missing, expected the name of the exchange"),
         ("publish: 5, expect: {}", "publish: seen a number, expected a mapping"),
         (
             "publish: {exchange: e, body: x}, expect: {}",
@@ -137,7 +137,7 @@ def test_a_test_that_can_not_be_read_is_a_fault(test: str, message: str) -> None
 
 def test_a_test_needs_a_name_a_message_and_an_expectation() -> None:
     assert faults("tests: [{}]") == [
-        "a.yaml:1:9: tests[0].name: seen nothing, expected a sentence: what must hold",
-        "a.yaml:1:9: tests[0].publish: seen nothing, expected the message to publish",
-        "a.yaml:1:9: tests[0].expect: seen nothing, expected queues, exchanges, remotes, outcome or error",
+        "a.yaml:1:9: tests[0].name: missing, expected a sentence that states what must hold",
+        "a.yaml:1:9: tests[0].publish: missing, expected the message to publish",
+        "a.yaml:1:9: tests[0].expect: missing, expected queues, exchanges, remotes, outcome or error",
     ]

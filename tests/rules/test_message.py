@@ -48,7 +48,7 @@ body_size: 10
 
 def test_a_message_needs_an_exchange_and_nothing_else() -> None:
     assert read("exchange: a") == (DescribedMessage(b"a", Facts(b"")), [])
-    assert read("{}")[1] == ["f.yaml:1:1: exchange: seen nothing, expected the name of the exchange"]
+    assert read("{}")[1] == ["f.yaml:1:1: exchange: missing, expected the name of the exchange"]
 
 
 def test_every_text_property_is_read() -> None:

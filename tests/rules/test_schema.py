@@ -107,12 +107,12 @@ def test_without_a_time_zone_the_machine_s_own_is_used() -> None:
             "queues: ['']",
             "a.yaml:1:10: queues[0]: seen an empty name, expected the name of a queue, or a mapping with its name",
         ),
-        ("queues: [{}]", "a.yaml:1:10: queues[0].name: seen nothing, expected the name of a queue"),
+        ("queues: [{}]", "a.yaml:1:10: queues[0].name: missing, expected the name of a queue"),
         (
             "queues: [amq.a]",
             'a.yaml:1:10: queues[0]: names that begin with "amq." are reserved by the broker and can\'t be declared',
         ),
-        ("exchanges: [{}]", "a.yaml:1:13: exchanges[0].name: seen nothing, expected the name of an exchange"),
+        ("exchanges: [{}]", "a.yaml:1:13: exchanges[0].name: missing, expected the name of an exchange"),
         ("exchanges: [e]", "a.yaml:1:13: exchanges[0]: seen a single value, expected a mapping"),
         (
             "exchanges: [{name: ''}]",

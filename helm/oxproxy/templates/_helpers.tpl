@@ -72,7 +72,7 @@ app.kubernetes.io/part-of: oxproxy
 {{- if hasPrefix "OXPROXY_UPSTREAM__CONTROL__PASSWORD" .name }}{{ $given = true }}{{ end -}}
 {{- end -}}
 {{- if not $given -}}
-{{- fail (printf "control: seen no password of the control user %s, expected control.password or control.existingSecret" (default "guest" $control.username)) -}}
+{{- fail (printf "control: no password for the control user %s, expected control.password or control.existingSecret" (default "guest" $control.username)) -}}
 {{- end -}}
 {{- end -}}
 

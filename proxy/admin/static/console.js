@@ -1,4 +1,4 @@
-// The console: one page with six views, based on the documented pages of the admin address.
+// The console: one page with six views, which uses the documented pages of the admin address.
 
 import { at, element } from './dom.js'
 import { follow, state } from './feed.js'

@@ -1,4 +1,4 @@
-"""Client declarations over AMQP: exchanges and bindings that are stored on the broker, not in a rules file.
+"""Client declarations over AMQP, which are exchanges and bindings that are stored on the broker, not in a rules file.
 
 | question | module |
 |---|---|

@@ -1,7 +1,7 @@
-"""Announces changes of declared state to other sidecars, so that they need not wait for their next pass.
+"""Announces changes to declared state to other sidecars, so that they need not wait for their next pass.
 
-There is a fanout exchange on the broker, with a queue for each sidecar. A message only names the changed exchanges;
-their content is read from the broker. Changes within a short time share one message. A failure here only causes a
+There is a fanout exchange on the broker, with a queue for each sidecar. A message only names the changed exchanges; the
+changes themselves are read from the broker. Changes within a short time share one message. A failure only causes a
 delay, since every sidecar reconciles regularly. Source: RabbitMQ's guide on exchanges.
 """
 
@@ -25,10 +25,10 @@ from proxy.values import RESERVED_PREFIX
 EXCHANGE = (RESERVED_PREFIX + b"announce").decode()
 #: Changes within this time share one message.
 _GATHER_SECONDS = 0.05
-#: Limit of names in one message; more are sent as "everything".
+#: Maximum number of names in one message; if there are more, the message names "everything".
 _NAMES = 100
 _SENDER_BYTES = 8
-#: Timeout of a publish.
+#: Timeout for a publish.
 _DEADLINE_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
@@ -38,7 +38,7 @@ class Announcements:
     """Sends and receives announcements in one virtual host.
 
     Args:
-        heard: called with the exchanges that another sidecar has changed, None for "everything".
+        heard: called with the exchanges that another sidecar has changed, or with None for "everything".
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Announcements:
         self._sending: asyncio.Task[None] | None = None
 
     async def subscribe(self) -> None:
-        """Subscribe on a new connection; a refusal is logged, and announcements are not received.
+        """Subscribe on a new connection. A refusal is logged; announcements are then not received.
 
         Raises:
             UpstreamError: the connection was lost.

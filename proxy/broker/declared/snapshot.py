@@ -1,11 +1,12 @@
-"""The snapshot file: stores client declarations that the broker can't (``delivery: queue``, or no management API).
+"""The snapshot file, which stores client declarations that can't be stored on or read from the broker (``delivery:
+queue``, or no management API).
 
-The first line has format, version and checksum; each further line is a JSON list. The file is replaced atomically. A
-damaged file is rejected and renamed, not deleted: it may be the only copy.
+The first line has the format, version and checksum; each further line is a JSON list. The file is replaced atomically.
+A damaged file is rejected and renamed, not deleted, since it may be the only copy.
 
-`Recorder` decides when the file is written: a change is written at once if no write is in progress, otherwise together
-with all later changes. After a write it pauses in proportion to the duration, so that bursts of changes leave time for
-the producers.
+`Recorder` decides when the file is written. A change is written at once if no write is in progress, otherwise together
+with all later changes. After each write there is a pause in proportion to its duration, so that bursts of changes do
+not delay producers.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class BindingRecord(NamedTuple):
         """Return the copies of the binding.
 
         Args:
-            mark: the destination's token: the key of the marks if the file has no keys.
-            key: the key of the other copies in this case.
+            mark: the destination's token, which is the key of the marks if the file has no keys.
+            key: the key of the other copies if the file has no keys.
         """
         rows = zip_longest(self.sequences, self.clients, self.keys, self.signatures)
         return [
@@ -78,7 +79,7 @@ class BindingRecord(NamedTuple):
 
 
 class GrantRecord(NamedTuple):
-    """A destination that a client is known to be allowed to bind.
+    """A destination that a client is known to have permission to bind.
 
     Args:
         key: hash that includes the client's name.
@@ -106,7 +107,7 @@ class Snapshot:
         self.path = path
 
     def load(self) -> SnapshotRecords:
-        """Read the file; the result is empty if there is no file.
+        """Read the file. The result is empty if there is no file.
 
         Raises:
             ValueError: the file is damaged, and was renamed to the name in the message.
@@ -156,7 +157,7 @@ def decode(data: bytes) -> SnapshotRecords:
     """Decode the output of `encode`.
 
     Raises:
-        ValueError: the data are malformed, or were changed.
+        ValueError: the data are malformed or were changed.
     """
     head, newline, lines = data.partition(b"\n")
     parts = head.split(b" ")
@@ -197,7 +198,7 @@ def _rows(records: SnapshotRecords) -> Iterator[Iterable[object]]:
             _text(binding.routing_key),
         )
         copies = (binding.sequences, binding.clients, binding.marks)
-        # As numbers: version 0.1 expects only lists of numbers after the clients.
+        # Written as numbers, since version 0.1 expects only lists of numbers after the clients.
         more = (tuple(map(_number, binding.signatures)), tuple(map(_number, binding.keys)))
         yield "binding", binding.vhost, *names, _packed(binding.entries), *copies, *more
     for grant in records.grants:
@@ -254,7 +255,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-#: Minimum pause after a write, as a multiple of its duration.
+#: Minimum pause after a write, as a multiple of the write's duration.
 _SHARE = 4
 #: Pause after a failed write.
 _RETRY_SECONDS = 1.0
@@ -279,7 +280,7 @@ class Recorder:
         self._writing: asyncio.Task[None] | None = None
 
     async def load(self) -> SnapshotRecords:
-        """Read the snapshot; a damaged or unreadable file is logged and treated as empty."""
+        """Read the snapshot. A damaged or unreadable file is logged and treated as empty."""
         try:
             return await asyncio.to_thread(self.snapshot.load)
         except ValueError as error:

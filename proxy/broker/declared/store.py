@@ -1,18 +1,18 @@
-"""Client declarations of one virtual host: read back from the broker and kept in sync with it.
+"""Client declarations of one virtual host, which are read back from the broker and kept in sync with it.
 
-A listing shows the state at an unknown time between its request and its answer; changes through this sidecar in between
-take precedence. So a listing is compared with the state at the time of the request. A listed item that is unknown here
-is accepted only if nothing changed in between, or if the next listing shows it again: it may have been created and
-deleted meanwhile. No requests are made here (see `reconcile.observer`).
+A listing shows the state at an unknown time between the request and the answer. Changes made through this sidecar in
+the meantime take precedence, so a listing is compared with the state at the time of the request. A listed item that is
+unknown here may have been created and deleted in the meantime. It is accepted only if nothing changed in between, or if
+the next listing contains it again. No requests are made here (see `reconcile.observer`).
 
 Parts of the module, in this order:
 
-- conversion of the raw bytes stored on the broker or in a snapshot (`relay.declare.stored`) into exchanges and
+- conversion of the raw bytes stored on the broker or in a snapshot (`relay.declare.storage`) into exchanges and
   bindings; damaged bytes raise a ``ValueError`` with the reason;
 - `BindingListings`: applies a listing of the bindings of one exchange. Only new bindings are decoded, since there may
-  be ten thousand, and relays run between two steps;
-- `inherit`: carries declarations over to new rules. Client exchanges are unchanged, unless a rules file now owns the
-  name: then the file's declaration applies and the clients' bindings are kept;
+  be ten thousand bindings, and relays run between two steps;
+- `inherit`: carries declarations over to new rules. Client exchanges are unchanged unless a rules file now declares the
+  same name. In this case, the file's declaration applies, and the clients' bindings are kept;
 - `DeclarationStore`: the state itself.
 
 Sources: delivery notes, "The store"; architecture, "The broker is the store".
@@ -142,7 +142,7 @@ def stored_binding(
 
     Args:
         copies: all copies; empty if they are added later.
-        one_word: whether the carrier is a topic exchange.
+        one_word: whether the carrier is a topic exchange, on which storage keys are one word.
 
     Raises:
         ValueError: the arguments are damaged.
@@ -160,7 +160,7 @@ def stored_binding(
 
 
 def with_copies(stored: StoredBinding, copies: Iterable[BindingCopy]) -> StoredBinding:
-    """Return a binding with the given copies; the copy with the lowest sequence is effective."""
+    """Return a binding with the given copies, of which the copy with the lowest sequence is effective."""
     ordered = sorted_copies(copies)
     binding = replace(stored.binding, sequence=ordered[0].sequence if ordered else 0)
     return stored._replace(binding=binding, copies=ordered)
@@ -173,9 +173,9 @@ def _table(entries: bytes) -> Table:
         raise ValueError(str(error)) from error
 
 
-#: Bindings read or applied between two pauses in which other tasks may run.
+#: Number of bindings read or applied between two pauses in which other tasks may run.
 _STEP = 128
-#: Limit of bindings in one log line.
+#: Maximum number of bindings in one log line.
 _SHOWN = 20
 
 log = structlog.get_logger(__name__)
@@ -242,11 +242,11 @@ class BindingListings:
     async def take(
         self, owned: OwnedExchange, before: BindingsBefore | None, listed: Iterable[BindingInfo]
     ) -> list[BindingInfo]:
-        """Apply a listing of the bindings of an exchange's carrier: adds and removals by other sidecars.
+        """Apply a listing of the bindings of an exchange's carrier, with additions and removals by other sidecars.
 
         Returns:
-            Superfluous copies to remove: an unbind would not match them, since their stored data differ in more than
-                the sequence (two sidecars got the same arguments in a different order).
+            Superfluous copies, which have to be removed. A client's unbind would not match them, since their stored
+            data differ in more than the sequence: two sidecars got the same arguments in a different order.
         """
         if before is None:
             return []
@@ -269,7 +269,7 @@ class BindingListings:
     async def _joined(
         self, owned: OwnedExchange, listed: Iterable[BindingInfo]
     ) -> tuple[dict[Hashable, StoredBinding], list[BindingInfo]]:
-        """Read the stored bindings of a listing; copies of a binding are merged, and the lowest sequence wins."""
+        """Read the stored bindings in a listing. Copies of a binding are merged, and the lowest sequence wins."""
         name = owned.name
         last, fresh = self._decoded.get(name, {}), dict[_Row, tuple[Hashable, StoredBinding]]()
         joined: dict[Hashable, StoredBinding] = {}
@@ -315,7 +315,7 @@ class BindingListings:
         fresh = sorted(set(unsigned).difference(last))
         if fresh:
             log.warning(
-                "bindings without a valid signature: they route to their own destination only",
+                "bindings without a valid signature route only to their own destination",
                 vhost=self._state.name,
                 exchange=name.decode(errors="replace"),
                 count=len(unsigned),
@@ -337,12 +337,12 @@ def why_unsigned(info: BindingInfo) -> str:
 
 
 def _weight(stored: StoredBinding) -> tuple[bool, bool, int]:
-    """Rank copies that differ in more than the sequence: the greatest is effective."""
+    """Return the rank of a copy among copies that differ in more than the sequence. The greatest rank is effective."""
     return stored.signed, stored.is_mark, -stored.copies[0].sequence
 
 
 class _Join:
-    """A listing of bindings that is being applied; relays may change the state between two steps."""
+    """A listing of bindings that is being applied. Relays may change the state between two steps."""
 
     def __init__(
         self, store: DeclarationStore, owned: OwnedExchange, before: BindingsBefore, unverified: set[Hashable]
@@ -357,13 +357,13 @@ class _Join:
 
     @property
     def current(self) -> bool:
-        """True if the exchange is still the one whose bindings were requested."""
+        """True if the exchange is still the same object as when its bindings were requested."""
         state, name = self._store.state, self._owned.name
         return state.exchanges.get(name) is self._owned and state.router.exchanges.get(name) is self._before.exchange
 
     @property
     def disturbed(self) -> bool:
-        """True if the exchange was also changed by others since the listing was requested."""
+        """True if anything other than this listing has changed the exchange since the listing was requested."""
         return self._before.exchange.changes != self._before.changes + self._own
 
     def changes(self, listed: Mapping[Hashable, StoredBinding]) -> list[tuple[_Change, Hashable, StoredBinding]]:
@@ -381,7 +381,7 @@ class _Join:
         known = self._owned.clients.get(identity)
         if known is None:
             if identity in self._before.clients:
-                return  # removed meanwhile
+                return  # removed in the meantime
             if self.disturbed and identity not in self._believed:
                 self.unverified.add(identity)
             else:
@@ -400,7 +400,7 @@ Refused: TypeAlias = tuple[StoredBinding, str]
 
 
 def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> list[Refused]:
-    """Carry clients' exchanges and bindings over to new rules; a repeated call updates them.
+    """Carry clients' exchanges and bindings over to new rules. A repeated call updates them.
 
     Args:
         state: the state with the old rules and the declarations.
@@ -412,7 +412,7 @@ def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Ro
 
 
 def inheriting(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> Iterator[Refused | None]:
-    """Do the same as `inherit` in small steps, between which the old rules may change.
+    """Do the same as `inherit`, in small steps between which the old rules may change.
 
     Yields:
         For each step, None, or a binding that the new rules make invalid.
@@ -449,7 +449,7 @@ def _bindings(old: OwnedExchange, new: OwnedExchange, exchange: Exchange) -> Ite
             yield None
 
 
-#: Limit of logged errors, since any user who may bind can cause them.
+#: Maximum number of logged errors, since any user that may bind can cause such errors.
 _LOGGED_FAULTS = 1000
 
 
@@ -482,7 +482,7 @@ class DeclarationStore:
     # -- exchanges ---------------------------------------------------------------------------------------------
 
     def exchanges_before(self) -> ExchangesBefore:
-        """Return the input for `exchanges_listed`; to be called before the request."""
+        """Return the input for `exchanges_listed`. Must be called before the request."""
         known = {
             name: owned
             for name, owned in self.state.exchanges.items()
@@ -491,7 +491,7 @@ class DeclarationStore:
         return ExchangesBefore(known, self.state.epoch)
 
     def exchanges_listed(self, before: ExchangesBefore, listed: Mapping[bytes, ExchangeInfo]) -> None:
-        """Apply a listing of all exchanges: those created, deleted or replaced elsewhere."""
+        """Apply a listing of all exchanges, some of which may have been created, deleted or replaced elsewhere."""
         unverified, self._unverified = self._unverified, set()
         believed = self.state.epoch == before.epoch
         for name, info in listed.items():
@@ -520,7 +520,7 @@ class DeclarationStore:
         now = self.state.exchanges.get(name)
         if now is None:
             if name in before.exchanges or name in self.state.carriers:
-                return  # deleted meanwhile, or the carrier of another exchange
+                return  # deleted in the meantime, or the carrier of another exchange
             if believed:
                 self._add(info)
             else:
@@ -559,7 +559,7 @@ class DeclarationStore:
         log.info("declared exchange found", vhost=self.state.name, exchange=_text(info.name))
 
     def _warn_of_arguments(self, owned: OwnedExchange) -> None:
-        """Log arguments without effect; refusing them would break applications that work with the plugin."""
+        """Log arguments without effect. Refusing them would break applications that work with the plugin."""
         for fault in argument_faults(owned.arguments, (DELIVERY, CARRIER_TYPE)):
             if not fault.stray:
                 names = {"vhost": self.state.name, "exchange": _text(owned.name), "argument": _text(fault.name)}
@@ -580,7 +580,7 @@ class DeclarationStore:
         binding = stored.binding
         if self.state.router.exchanges[binding.exchange].has(binding):
             return False  # the rules file has the same binding and takes precedence
-        # The sequence of an unsigned binding is not trusted; the sequences of exchanges determine no order.
+        # The sequence of an unsigned binding is not trusted, and the sequences of exchanges do not determine an order.
         signed = [copy.sequence for copy in stored.copies if copy.signed]
         self.state.last_sequence = max(self.state.last_sequence, *signed, 0)
         try:
@@ -597,7 +597,7 @@ class DeclarationStore:
         self.changes += 1
 
     async def remember(self, records: SnapshotRecords, *, carriers: bool) -> None:
-        """Apply the snapshot of this virtual host; existing state takes precedence.
+        """Apply the snapshot of this virtual host. Existing state takes precedence.
 
         Args:
             carriers: whether exchanges with a carrier are included, because they can't be read from the broker.
@@ -627,7 +627,7 @@ class DeclarationStore:
             self.log_fault(record.name, f"its snapshot is damaged: {error}")
 
     def _remembered(self, owned: OwnedExchange, record: BindingRecord) -> StoredBinding:
-        """Create a binding from a snapshot; the signatures of copies on the broker are verified as usual."""
+        """Create a binding from a snapshot. The signatures of copies on the broker are verified as usual."""
         key = record.routing_key
         names = record.exchange, record.destination_type, record.destination
         stored = stored_binding(*names, key, record.entries, [], one_word=owned.is_topic)
@@ -637,11 +637,11 @@ class DeclarationStore:
         return with_copies(stored, copies)
 
     def bindings(self) -> list[StoredBinding]:
-        """Return a copy of the current bindings, since a pass in progress can't judge later ones."""
+        """Return a copy of the current bindings, since a pass in progress can't judge later bindings."""
         return [stored for owned in self.state.exchanges.values() for stored in owned.clients.values()]
 
     def binding_gone(self, stored: StoredBinding) -> bool:
-        """Forget a client's binding unless it was replaced meanwhile; return whether it was forgotten."""
+        """Forget a client's binding unless it was replaced in the meantime; return whether it was forgotten."""
         binding = stored.binding
         owned = self.state.exchanges.get(binding.exchange)
         if owned is None or owned.clients.get(binding.identity) is not stored:

@@ -1,15 +1,15 @@
 """The types of carriers, and the form of the tokens on topic carriers.
 
-An existing carrier keeps its type: the broker refuses to declare it with a different type, clients' bindings are stored
-on it, and other sidecars publish to it. A new carrier gets the type that costs the broker less.
+An existing carrier keeps its type, since the broker refuses to declare it with a different type, clients' bindings are
+stored on it, and other sidecars publish to it. A new carrier gets the type that costs the broker less.
 
 RabbitMQ before 3.13 compares every binding of a direct exchange with every routing key of a message that has several
-keys, as a sidecar's messages do. Above `FEW_DESTINATIONS`, a topic exchange costs less, as measured
-(docs/explanation/performance.md). `relay.tokens.TokenForm` describes the forms.
+keys, which is the case for a sidecar's messages. Measurements show that above `FEW_DESTINATIONS`, a topic exchange
+costs less (docs/explanation/performance.md). `relay.tokens.TokenForm` describes the forms.
 
-Order of a change: destinations are bound with both tokens; then messages are sent with tokens of eight words; and after
-`FORMER_LOOKS` passes, the tokens of one word are unbound (`token_migration`). By then, other sidecars have changed too,
-since their next pass detects bindings with eight words.
+A form is changed in this order: destinations are bound with both tokens; messages are sent with eight-word tokens;
+after `FORMER_LOOKS` passes, the one-word tokens are unbound (`token_migration`). By then, other sidecars have also
+switched, since their next pass detects bindings with eight-word tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm, is_eight_words
 from proxy.relay.vhost import CarrierType, OwnedExchange, VhostState
 from proxy.values import EXCHANGE
 
-#: Passes for which tokens of one word stay bound after the change to eight.
+#: Number of passes for which one-word tokens stay bound after the change to eight-word tokens.
 FORMER_LOOKS = 12
 #: The first version of RabbitMQ that looks up the bindings of a direct exchange for each key of a message.
 _LOOKS_UP = (3, 13)
@@ -59,7 +59,7 @@ class CarrierBindings(NamedTuple):
     """The number of bindings of a carrier.
 
     Args:
-        exchange: the exchange of the carrier.
+        exchange: the exchange to which the carrier belongs.
         bindings: number of bindings.
         scans: whether the broker compares all bindings of a direct exchange with every message.
     """
@@ -95,9 +95,9 @@ def adopt_types(state: VhostState, desired: DesiredState, listed: Mapping[bytes,
     """Adopt the types of existing carriers, and choose the types of carriers to declare.
 
     Args:
-        state: shows whether the broker scans bindings.
-        desired: has the carriers.
-        listed: the exchanges of the broker, None if they are unknown.
+        state: the shared state, which has whether the broker scans bindings.
+        desired: the desired state, which has the carriers.
+        listed: the exchanges of the broker; None if they are unknown.
     """
     for exchange in desired.carriers:
         info = None if listed is None else listed.get(exchange.carrier)
@@ -128,18 +128,18 @@ class CarrierForms:
     def __init__(self, state: VhostState, executor: Executor) -> None:
         self._state = state
         self._executor = executor
-        #: By carrier, the number of passes after the change in which tokens of one word were still bound.
+        #: Number of passes after the change in which one-word tokens were still bound, by carrier.
         self._looks: dict[bytes, int] = {}
 
     async def change_forms(self, desired: DesiredState, changed: Callable[[OwnedExchange], bool]) -> None:
-        """Change carriers to eight words as needed, after their bindings have been listed.
+        """Switch carriers to eight-word tokens as needed, after their bindings have been listed.
 
         Args:
-            desired: has the carriers.
-            changed: returns True if a carrier has tokens of eight words, since another sidecar needs them.
+            desired: the desired state, which has the carriers.
+            changed: returns True if a carrier has eight-word tokens because another sidecar needs them.
 
         Raises:
-            UpstreamError: the connection was lost; a started change continues in the next pass.
+            UpstreamError: the connection was lost. A change that has started continues in the next pass.
         """
         for exchange in desired.carriers:
             needed = exchange.form is TokenForm.CHANGING
@@ -149,14 +149,15 @@ class CarrierForms:
                 await self.change(exchange)
 
     async def change(self, exchange: OwnedExchange) -> None:
-        """Change a topic carrier to tokens of eight words.
+        """Switch a topic carrier to eight-word tokens.
 
         Raises:
             UpstreamError: the connection was lost.
         """
         if exchange.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS):
             return
-        # Rules being prepared have their own exchange object for the carrier, in addition to the current one.
+        # Rules that are being prepared have their own exchange object for the carrier, in addition to the current
+        # object.
         now = self._state.exchanges.get(exchange.name)
         in_use = [now] if now is not None and now is not exchange and now.tokens is exchange.tokens else []
         for sharing in (exchange, *in_use):
@@ -169,7 +170,7 @@ class CarrierForms:
         exchange.form = TokenForm.EIGHT_WORDS
         self._state.changed()
         log.info(
-            "carrier changed to tokens of eight words",
+            "carrier switched to eight-word tokens",
             vhost=self._state.name,
             carrier=exchange.carrier.decode(errors="replace"),
             destinations=len(exchange.bound),
@@ -194,5 +195,5 @@ class CarrierForms:
 
 
 def has_eight_words(bindings: Iterable[BindingInfo]) -> bool:
-    """Return True if there are bindings with tokens of eight words."""
+    """Return True if there are bindings with eight-word tokens."""
     return any(is_eight_words(info.routing_key) for info in bindings)

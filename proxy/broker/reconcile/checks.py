@@ -1,6 +1,6 @@
 """Finds exchanges, queues and bindings on the broker that contradict the rules or change their effect.
 
-Conflicts prevent the rules from being loaded: the operator must resolve them. Warnings do not. All functions are pure
+Conflicts, which the operator must resolve, prevent the rules from being loaded; warnings do not. All functions are pure
 and return sentences for the operator. Sources: architecture, "The control plane", and the measured behaviour of
 RabbitMQ 3.10.
 """
@@ -22,7 +22,7 @@ from proxy.values import RESERVED_PREFIX, Destination
 
 _WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
 _UNKEYED = Tokens()
-#: The words of a token before its hash: queue or exchange, keyed or not.
+#: The words of a token before its hash, which show whether it is for a queue or an exchange and whether it is keyed.
 _TOKEN_WORDS = tuple(
     (*prefix.rstrip(b".").split(b"."), letter) for prefix in (RESERVED_PREFIX, GRANTS) for letter in (b"q", b"e")
 )
@@ -40,7 +40,7 @@ def carrier_conflict(exchange: OwnedExchange, info: ExchangeInfo | None) -> str 
     if info.type not in CARRIER_TYPES:
         return f"{_shown(exchange)} exists on the broker with type {info.type}: {_WAYS_OUT}"
     if info.arguments.get(MARK.decode()) is not True:
-        return f"{_shown(exchange)} exists on the broker as a {info.type} exchange that is not ours: {_WAYS_OUT}"
+        return f"{_shown(exchange)} exists on the broker as a {info.type} exchange that no sidecar created: {_WAYS_OUT}"
     return None
 
 
@@ -82,7 +82,7 @@ def internal_conflicts(published: Mapping[bytes, bytes], exchanges: Mapping[byte
 
 
 def foreign_bindings(bindings: Iterable[BindingInfo], tokens: Tokens = _UNKEYED) -> list[BindingInfo]:
-    """Find bindings of a carrier that are neither our tokens or grants nor stored bindings of clients."""
+    """Find bindings on a carrier that are not our tokens, grants or stored bindings of clients."""
     return [binding for binding in bindings if not _ours(binding, tokens)]
 
 
@@ -90,8 +90,8 @@ class CarrierTokens(NamedTuple):
     """The tokens bound on a carrier.
 
     Args:
-        rows: by destination, the rows with tokens that publishes carry.
-        incomplete: destinations in `rows` for which another of these tokens is not bound.
+        rows: rows with tokens that publishes carry, by destination.
+        incomplete: destinations in `rows` for which some of these tokens are not bound.
         former: bindings with former tokens that no destination depends on.
         unkeyed: number of bindings with unkeyed tokens.
         previous: number of bindings with tokens of previous secrets.
@@ -117,8 +117,8 @@ def carrier_tokens(
     Args:
         bindings: bindings of the carrier.
         tokens: tokens in the form of the carrier.
-        leftover: destinations that stay bound with former tokens, since they can't be bound again; publishes carry
-            these tokens as well.
+        leftover: destinations that stay bound with former tokens, since they can't be bound again. Publishes also carry
+            these tokens.
     """
     bound_keys: dict[Destination, set[bytes]] = {}
     rows: dict[Destination, set[Row]] = {}
@@ -152,7 +152,7 @@ def carrier_tokens(
 
 
 def _row(binding: BindingInfo) -> Row:
-    """Return the identity of a binding among the bindings with the same token."""
+    """Return the identity of a row among the rows with the same token."""
     if binding.kept:
         with suppress(ValueError):
             return unpack(binding.kept.encode()).sequence
@@ -167,7 +167,7 @@ def _may_go(binding: BindingInfo, tokens: Tokens, bound_keys: Mapping[Destinatio
         and not is_eight_words(binding.routing_key)
         and destination not in bound_keys
     ):
-        return True  # not needed any more: otherwise the destination would have the current token
+        return True  # no longer needed, since otherwise the destination would have the current token
     return tokens.of(*destination)[0] in bound_keys.get(destination, ())
 
 
@@ -184,7 +184,7 @@ def dead_letter_warnings(queues: Iterable[QueueInfo]) -> list[str]:
     """Find destinations of `delivery: queue` whose dead letters would be routed to another queue."""
     return [
         f"queue {queue.name.decode(errors='replace')} dead-letters to the default exchange without "
-        "x-dead-letter-routing-key: with delivery: queue a dead letter is sent to the first queue of its message"
+        "x-dead-letter-routing-key; with delivery: queue, a dead letter is sent to the first queue of its message"
         for queue in queues
         if queue.arguments.get("x-dead-letter-exchange") == "" and "x-dead-letter-routing-key" not in queue.arguments
     ]
@@ -233,7 +233,7 @@ def topic_warnings(exchange: bytes, bindings: Iterable[BindingInfo]) -> list[str
 def matches_tokens(pattern: bytes) -> bool:
     """Return True if a topic pattern matches tokens but not every key.
 
-    A pattern that consists of ``#`` also matches the message's own key, so tokens make no difference.
+    A pattern that consists only of ``#`` also matches the message's own key, so tokens make no difference.
     """
     words = pattern.split(b".")
     if all(word == b"#" for word in words):
@@ -242,9 +242,9 @@ def matches_tokens(pattern: bytes) -> bool:
 
 
 def _matches(pattern: list[bytes], key: tuple[bytes, ...]) -> bool:
-    """Match like a topic exchange; the key has an additional last word, which is any hash."""
+    """Match like a topic exchange, but with an additional last word in the key, which stands for any hash."""
     length = len(key) + 1
-    # reached[i]: the part of the pattern processed so far can match the first i words of the key.
+    # reached[i] is True if the part of the pattern processed so far can match the first i words of the key.
     reached = [True] + [False] * length
     for word in pattern:
         if word == b"#":

@@ -1,7 +1,7 @@
 """Computes the desired state of one virtual host: carriers, tokens, and destinations that must exist.
 
-The functions are pure: they depend on the shared state, not on the broker. Destinations reached only through routes of
-clients' bindings are omitted if clients must not benefit from the permissions of the control user: relays bind such
+The functions are pure: they depend on the shared state, not on the broker. Destinations reached only through routes in
+clients' bindings are omitted if clients must not benefit from the permissions of the control user; relays bind their
 tokens with the permissions of the client. Source: delivery notes, "Tokens and bindings".
 """
 
@@ -27,7 +27,7 @@ class WantedQueue(Protocol):
 
     @property
     def arguments(self) -> Table:
-        """Arguments of the queue, used if it has to be created."""
+        """Arguments of the queue, which are used if it has to be created."""
 
 
 _NONE: frozenset[Destination] = frozenset()
@@ -39,13 +39,13 @@ class DesiredState:
 
     Args:
         made: exchanges whose carriers we declare, since a rules file owns them.
-        tokens: by exchange name, the destinations that need a token on its carrier.
-        plain: by exchange name, the destinations in `tokens` that rules files need, not only clients' bindings.
-        holders: by destination, the exchanges with a carrier that needs its token.
-        existing: destinations that must exist but need no token, with their role in the rules ("" for a plain
-            destination).
-        published: exchanges to which the sidecar itself publishes, each with the exchange for which it does so; only
-            for exchanges owned by rules files.
+        tokens: destinations that need a token on the carrier of an exchange, by exchange name.
+        plain: destinations in `tokens` that rules files need, and not only clients' bindings, by exchange name.
+        holders: exchanges on whose carrier a destination needs a token, by destination.
+        existing: destinations that must exist but need no token, with their role in the rules, which is "" for a plain
+            destination.
+        published: exchanges to which the sidecar itself publishes, each with the exchange on whose behalf it does so;
+            only for exchanges owned by rules files.
         translated: destinations that the address table redirects, so that they need not exist. Their replacements on
             this broker are in `existing`.
         remote_destinations: translations to a destination at another broker.
@@ -87,7 +87,7 @@ class TokenRights:
     """Determines for which destinations of an exchange the control user may bind tokens.
 
     Args:
-        own_routes: whether the control user must not bind tokens for routes of clients' bindings.
+        own_routes: whether the control user must not bind tokens for routes in clients' bindings.
     """
 
     def __init__(self, own_routes: bool) -> None:
@@ -95,7 +95,7 @@ class TokenRights:
         self._files: dict[Exchange, _File] = {}
 
     def learn(self, exchanges: Mapping[bytes, OwnedExchange], router: Router) -> None:
-        """Record the destinations in rules files; called for new exchanges before clients' bindings are added."""
+        """Record the destinations in rules files. Called for new exchanges before clients' bindings are added."""
         known, self._files = self._files, {}
         for name, exchange in router.exchanges.items():
             file = known.get(exchange)
@@ -118,15 +118,17 @@ class TokenRights:
         return self._files.get(exchange, _NOTHING).destinations
 
     def names(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
-        """Return True if an exchange itself names a destination; computed without listing all destinations."""
+        """Return True if an exchange itself names a destination. Computed without listing all destinations."""
         if not self.own_routes:
             return destination in exchange.destinations
         return destination in owned.receivers or destination in self._files.get(exchange, _NOTHING).destinations
 
     def awaits(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
-        """Return True if an exchange names a destination that may be created later: any except those bound by clients.
+        """Return True if an exchange names a destination that may be created later, which excludes those bound by
+        clients.
 
-        Clients' bindings are deleted with the queue, as on the broker: a later queue of the same name is not bound.
+        As on the broker, clients' bindings are deleted with the queue, so a later queue with the same name is not
+        bound.
         """
         if destination in self._files.get(exchange, _NOTHING).destinations:
             return True
@@ -145,7 +147,9 @@ class TokenRights:
         return names
 
     def holders(self, exchanges: Mapping[bytes, OwnedExchange], router: Router, queue: bytes) -> list[OwnedExchange]:
-        """Find the exchanges that need the token of a queue; fast even if rules name thousands of others."""
+        """Find the exchanges that need the token of a queue. This is fast even if rules name thousands of other
+        queues.
+        """
         return self._above(exchanges, router, self.names, ("queue", queue))
 
     def waiting(self, exchanges: Mapping[bytes, OwnedExchange], router: Router, queue: bytes) -> list[OwnedExchange]:
@@ -159,7 +163,7 @@ class TokenRights:
         asks: Callable[[OwnedExchange, Exchange, Destination], bool],
         destination: Destination,
     ) -> list[OwnedExchange]:
-        """Find the exchanges with a carrier that name a destination, or lead to an exchange that names it."""
+        """Find the exchanges with a carrier that name a destination, or that route to an exchange that names it."""
         pairs = [(owned, router.exchanges[name]) for name, owned in exchanges.items()]
         names = {owned.name for owned, exchange in pairs if asks(owned, exchange, destination)}
         size = 0
@@ -185,7 +189,7 @@ def desired_state(
     """Compute the desired state.
 
     Args:
-        rights: determines which tokens may be bound; by default, those of all named destinations.
+        rights: determines which tokens may be bound, by default those of all named destinations.
     """
     tokens: dict[bytes, frozenset[Destination]] = {}
     plain: dict[bytes, frozenset[Destination]] = {}
@@ -244,7 +248,7 @@ def _reached(
     """Find the destinations outside the evaluated exchanges that messages to an exchange may reach with our tokens.
 
     Returns:
-        These destinations, and the evaluated exchanges on the way, including the first one.
+        These destinations, and the evaluated exchanges on the way, including the first exchange.
     """
     named: set[Destination] = set()
     seen = {start}

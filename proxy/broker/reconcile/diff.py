@@ -1,8 +1,8 @@
-"""The difference between the desired and the observed state of one virtual host, as actions: pure functions.
+"""Pure functions that return the difference between the desired and the observed state of one virtual host as actions.
 
-Changes by other sidecars or operators, and losses of the broker, need no special case here: the next observation shows
-them, and the difference restores the desired state. `executor` carries out the actions; `desired` and `observer`
-compute the two states.
+Changes made by other sidecars or operators, and objects that the broker has lost, need no special case: the next
+observation shows them, and the difference restores the desired state. `executor` carries out the actions; `desired` and
+`observer` compute the two states.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from proxy.broker.reconcile.observed import ObservedState
 from proxy.relay.vhost import CarrierType, Delivery, OwnedExchange, StoredBinding
 from proxy.values import EXCHANGE, QUEUE, Destination, Table
 
-#: A binding to make: destination, key, and raw entries of the argument table.
+#: A binding to make, with destination, key, and raw entries of the argument table.
 KeptRow: TypeAlias = tuple[Destination, bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class MakeQueue:
-    """Declares a queue of the rules; an existing one is used as it is."""
+    """Declares a queue of the rules; an existing queue is used unchanged."""
 
     name: bytes
     arguments: Table = field(default=(), compare=False)
@@ -59,10 +59,10 @@ class BindToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RemoveBinding:
-    """Removes an unwanted binding of a carrier with any arguments.
+    """Removes an unwanted binding on a carrier, regardless of its arguments.
 
     Args:
-        why: log message; nothing is logged if it is empty.
+        why: log message; if it is empty, nothing is logged.
         moves: bindings to make first, so that the stored binding is not lost.
     """
 
@@ -80,8 +80,8 @@ class UnbindRows(NamedTuple):
 
     Args:
         rows: identities of the rows (`relay.token_table`).
-        needless: whether the destination is not needed, so that publishes must no longer use its token.
-        hands_over: whether the plain row is unbound as well and replaced with a pin for other sidecars.
+        needless: whether nothing needs the destination, so that publishes must no longer use its token.
+        hands_over: whether the plain row is also unbound, and replaced with a pin for other sidecars.
     """
 
     exchange: OwnedExchange
@@ -98,9 +98,9 @@ class Observation(NamedTuple):
     """The observed state.
 
     Args:
-        tokens: by exchange, the destinations with all tokens bound on its carrier, or assumed to be bound if the
-            carrier could not be listed.
-        conflicts: exchanges whose carrier is in conflict with the broker; they are not changed.
+        tokens: destinations all of whose tokens are bound on the carrier of an exchange, or are assumed to be bound if
+            the carrier could not be listed, by exchange.
+        conflicts: exchanges whose carrier conflicts with the broker, which are not changed.
     """
 
     names: ObservedState
@@ -116,7 +116,8 @@ def diff(
     """Return the actions that establish the desired state, in order.
 
     Args:
-        declare_all: whether existing carriers are declared as well, so that the broker compares them with ours.
+        declare_all: whether existing carriers are also declared, so that the broker compares them with our
+            declarations.
     """
     names = observed.names
     queue_actions = [
@@ -142,7 +143,7 @@ def diff(
 
 
 def find_conflicts(desired: DesiredState, exchanges: Mapping[bytes, ExchangeInfo]) -> dict[bytes, str]:
-    """Find conflicts between the broker and the rules: descriptions with advice, by exchange name."""
+    """Find conflicts between the broker and the rules; return descriptions with advice, by exchange name."""
     conflicts = internal_conflicts(desired.published, exchanges)
     for exchange in desired.made:
         text = carrier_conflict(exchange, exchanges.get(exchange.carrier))
@@ -152,7 +153,7 @@ def find_conflicts(desired: DesiredState, exchanges: Mapping[bytes, ExchangeInfo
 
 
 def undetermined(desired: DesiredState, names: ObservedState) -> list[Destination]:
-    """Return destinations that must exist and could not be listed: the broker must be queried."""
+    """Return destinations that must exist and could not be listed, so that the broker must be queried."""
     complete = {QUEUE: names.queues_complete, EXCHANGE: names.exchanges_complete}
     return [
         destination
@@ -167,10 +168,10 @@ def missing_destinations(
     refused: Mapping[Action, str],
     lacking: Mapping[Destination, str],
 ) -> dict[Destination, str]:
-    """Return the destinations that can't be reached, with the reason.
+    """Return the destinations that can't be reached, with the reasons.
 
     Args:
-        desired: the needs of the rules; bound tokens are in ``bound`` of its exchanges.
+        desired: the desired state; bound tokens are in the ``bound`` attribute of its exchanges.
         lacking: queried destinations that could not be found, with the reason.
     """
     undeclared = {
@@ -224,7 +225,7 @@ def believed_tokens(
 
 
 def may_bind(desired: DesiredState, token: BindToken) -> bool:
-    """Return True if the control user may bind a token again: tokens may depend on a client's permissions."""
+    """Return True if the control user may bind a token again, since tokens may depend on a client's permissions."""
     exchange, destination = token
     return (exchange.declared is None and not exchange.clients) or destination in desired.tokens_of(exchange)
 
@@ -245,7 +246,7 @@ def lost_bindings(
 
 
 def retired_tokens(old: DesiredState, new: DesiredState) -> tuple[BindToken, ...]:
-    """Find the tokens to remove after a swap of rules: those that only the old rules need."""
+    """Find the tokens to remove after a swap of rules, which are those that only the old rules need."""
     coming = _by_carrier(new)
     return tuple(
         BindToken(exchange, destination)

@@ -1,8 +1,8 @@
 """Carries out the actions of `diff` on the broker, and tracks failures.
 
-A failed action is retried in the next pass, then less and less often, as long as it is in the difference. A destination
-that does not exist, or belongs to another connection, is an expected result, not a failure: such destinations are
-checked again in each pass, a limited number at a time. `desired` and `diff` decide which actions are needed,
+A failed action is retried in the next pass, and then less and less often while it is part of the difference. A
+destination that does not exist, or belongs to another connection, is an expected result and not a failure. A limited
+number of such destinations is checked again in each pass. `desired` and `diff` decide which actions are needed, and
 `vhost_loop` decides when they are run.
 """
 
@@ -39,7 +39,7 @@ from proxy.values import Destination
 
 _NOT_FOUND = 404
 _DIFFERS = 406
-#: Maximum number of passes between retries of a failing action: about a minute.
+#: Maximum number of passes between retries of a failing action, which take about a minute.
 _LONGEST_PAUSE_LOOKS = 12
 
 log = structlog.get_logger(__name__)
@@ -50,7 +50,7 @@ class Failure(NamedTuple):
 
     Args:
         pause_looks: passes to skip before it is retried.
-        expected: whether the destination merely does not exist or belongs to another connection.
+        expected: whether the destination just does not exist or belongs to another connection.
     """
 
     why: str
@@ -83,7 +83,7 @@ class Executor:
     async def carry_out(
         self, actions: Sequence[Action], *, stop_at: Callable[[Collection[str]], None] | None = None
     ) -> None:
-        """Carry out actions, except failed ones that are not due; successes are recorded in the state.
+        """Carry out actions, except failed actions that are not due. Successes are recorded in the state.
 
         Args:
             stop_at: called with the reasons why carriers could not be declared, before tokens are bound; may raise.
@@ -107,7 +107,7 @@ class Executor:
                 break  # the management API does not answer
 
     def failing(self) -> list[str]:
-        """Return failures that are retried, except expected ones such as missing destinations."""
+        """Return failures that are retried, except expected failures such as missing destinations."""
         return [
             f"{action}: {failure.why} ({failure.attempts} attempts)"
             for action, failure in self.failures.items()
@@ -156,7 +156,7 @@ class Executor:
                 self._note(action, refusal, f"can't be declared: {refusal.code} {refusal.text}")
 
     async def bind(self, tokens: Sequence[BindToken]) -> dict[BindToken, str]:
-        """Bind tokens and update each exchange's table; return the reasons of refusals."""
+        """Bind tokens and update each exchange's table; return the reasons for refusals."""
         answers = (await self._bind(tokens)).items()
         return {token: why for token, refusal in answers if (why := _why(refusal, token[1])) is not None}
 
@@ -177,7 +177,7 @@ class Executor:
                 self._bound(exchange, destination, written[exchange])
             else:
                 why = reason(refusal.code, refusal.text, destination[0])
-                # Locked: the queue exists, and its owner's connection may have bound it.
+                # Locked means that the queue exists and that its owner's connection may have bound it.
                 exchange.tokens.refused(destination, why, keeps=refusal.code == LOCKED)
         return refusals
 
@@ -198,16 +198,17 @@ class Executor:
     def _bound(self, exchange: OwnedExchange, destination: Destination, tokens: Tokens) -> None:
         exchange.tokens.bind_ok(destination)
         if not tokens.lead_to(self._state.tokens_of(exchange)):
-            exchange.tokens.not_bound(destination)  # the carrier has switched to other tokens meanwhile
+            exchange.tokens.not_bound(destination)  # the carrier has switched to other tokens in the meantime
 
     async def bind_again(self, exchange: OwnedExchange) -> list[Destination]:
-        """Bind destinations of a topic carrier with eight words as well; return existing ones that were refused.
+        """Also bind destinations of a topic carrier with eight-word tokens; return existing destinations that were
+        refused.
 
         Raises:
             UpstreamError: the connection was lost.
         """
         table, done, refused = exchange.tokens, set[Destination](), list[Destination]()
-        # Repeated, since relays bind destinations meanwhile.
+        # Repeated, since relays bind destinations in the meantime.
         while left := sorted(exchange.bound - done):
             done.update(left)
             pins = [self._row_for(table, destination) for destination in left]
@@ -233,7 +234,9 @@ class Executor:
         return refused
 
     def _row_for(self, table: TokenTable, destination: Destination) -> bytes:
-        """Return the row for a destination: a pin, to be removed with the bindings, if only clients need it."""
+        """Return the row for a destination. If only clients need the destination, it is a pin, removed with their
+        bindings.
+        """
         if not table.shared or table.needs(destination) & (Need.RULES | Need.DEMAND):
             return PLAIN
         return self._state.next_pin(time.time())
@@ -243,9 +246,10 @@ class Executor:
         return await self._connection.call_all([Bind(carrier, *row) for row in rows])
 
     async def hand_over(self, tokens: Sequence[BindToken]) -> list[UnbindRows]:
-        """Unbind the plain rows of tokens that this sidecar's rules no longer need, although other sidecars' rules may.
+        """Unbind the plain rows of tokens that this sidecar's rules, but possibly not other sidecars' rules, no longer
+        need.
 
-        If there are other sidecars, pins replace the rows until these sidecars have run a pass (`relay.token_table`).
+        If there are other sidecars, pins replace the rows until those sidecars have run a pass (`relay.token_table`).
 
         Returns:
             The actions that unbind the pins.
@@ -263,7 +267,7 @@ class Executor:
         return pins
 
     async def unbind(self, actions: Iterable[UnbindRows]) -> None:
-        """Unbind rows; relays stop publishing with unneeded tokens before these are unbound.
+        """Unbind rows. Relays stop publishing with unneeded tokens before the tokens are unbound.
 
         Raises:
             UpstreamError: the connection was lost.

@@ -1,7 +1,7 @@
 """The queues and exchanges of one virtual host that are known to exist.
 
 There are two sources: listings, and declarations through the sidecar. A listing shows the state at an unknown time
-between its request and its answer, so declarations in between take precedence.
+between the request and the answer, so declarations made in between take precedence.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ObservedState:
     def __init__(self) -> None:
         self.queues: dict[bytes, QueueInfo] = {}
         self.exchanges: dict[bytes, ExchangeInfo] = {}
-        #: Whether all existing queues are known: false until the first listing, and while listings fail.
+        #: Whether all existing queues are known, which is False until the first listing and while listings fail.
         self.queues_complete = False
         self.exchanges_complete = False
 
@@ -78,18 +78,20 @@ class ObservedState:
         return kind == "queue" and name in self.queues and self.queues[name].exclusive
 
     def unreachable(self, destination: Destination) -> str | None:
-        """Return why a token can't be bound; None if it can, or if this is unknown."""
+        """Return why a token can't be bound; None if it can be bound, or if this is unknown."""
         why = unnameable(destination[1]) or self.absence_reason(destination)
         return EXCLUSIVE if why is None and self.exclusive(destination) else why
 
     def names(self, last: QueueNames) -> QueueNames:
-        """Return the names of all queues: `last` itself if they are unchanged, else a new version."""
+        """Return the names of all queues, which is `last` itself if they are unchanged and otherwise a new version."""
         names = tuple(sorted(self.queues))
         return last if names == last.names else QueueNames(names, last.version + 1)
 
 
 def with_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Return a new version with a name added; `last` itself if it has the name. Cheap even with thousands of names."""
+    """Return a new version with a name added, or `last` if it has the name. This is cheap even with thousands of
+    names.
+    """
     at = bisect_left(last.names, name)
     if at < len(last.names) and last.names[at] == name:
         return last
@@ -97,7 +99,7 @@ def with_name(last: QueueNames, name: bytes) -> QueueNames:
 
 
 def without_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Return a new version without a name; `last` itself if it does not have the name."""
+    """Return a new version without a name, or `last` if it does not have the name."""
     at = bisect_left(last.names, name)
     if at == len(last.names) or last.names[at] != name:
         return last

@@ -1,8 +1,8 @@
-"""Observes one virtual host: queues, exchanges, tokens, and unwanted bindings.
+"""Observes the queues, exchanges, tokens and unwanted bindings of one virtual host.
 
-The management API is used if there is one; if a listing fails, only its own result is missing, and the pass continues.
-Objects that could not be listed are looked up by name, a limited number in each pass. Nothing is declared or removed
-here.
+The management API is used if there is one. If a listing fails, only the result of this listing is missing, and the pass
+continues. In each pass, a limited number of objects that could not be listed is looked up by name. Nothing is declared
+or removed here.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from proxy.values import EXCHANGE, QUEUE, Destination
 
 T = TypeVar("T")
 
-#: Concurrent listings of bindings.
+#: Number of concurrent listings of bindings.
 _READERS = 4
-#: Limit of names in one log line.
+#: Maximum number of names in one log line.
 _SHOWN = 20
-#: Limit of exchanges downstream of carriers whose bindings are searched for patterns; further ones are not checked.
+#: Maximum number of exchanges downstream of carriers whose bindings are searched for patterns; others are not checked.
 _DOWNSTREAM_LIMIT = 200
 
 #: default without a store
@@ -50,7 +50,7 @@ log = structlog.get_logger(__name__)
 
 
 class Names(NamedTuple):
-    """The queues and exchanges of a listing; None if it failed or there is no management API."""
+    """The queues and exchanges of a listing; None if the listing failed or there is no management API."""
 
     queues: Mapping[bytes, QueueInfo] | None
     exchanges: Mapping[bytes, ExchangeInfo] | None
@@ -82,7 +82,7 @@ class _Turns:
         return (items[first:] + items[:first])[: self._size]
 
 
-#: Queries the broker for destinations; returns the missing ones with the reason.
+#: Queries the broker for destinations; returns the missing destinations with the reasons.
 Find: TypeAlias = Callable[[Iterable[Destination]], Awaitable[dict[Destination, str]]]
 
 
@@ -90,7 +90,7 @@ class Observer:
     """Observes one virtual host.
 
     Args:
-        share: limit of names queried in one pass.
+        share: maximum number of names queried in one pass.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class Observer:
         self._failed: list[str] = []
         #: Foreign bindings, by carrier.
         self.foreign: dict[bytes, list[BindingInfo]] = {}
-        #: By carrier, copies of clients' bindings to remove, from the last listings.
+        #: Copies of clients' bindings that have to be removed, from the last listings, by carrier.
         self.superfluous: dict[bytes, list[RemoveBinding]] = {}
-        #: Failed listings of the last pass.
+        #: Listings that failed in the last pass.
         self.failures: tuple[str, ...] = ()
         #: Alternate and dead-letter exchanges that route to carriers, as sentences for operators.
         self.bypasses: tuple[str, ...] = ()
@@ -132,24 +132,26 @@ class Observer:
         return last.carrier_tokens if last is not None and last.exchange is exchange else CarrierTokens()
 
     def has_eight_words(self, exchange: OwnedExchange) -> bool:
-        """Return True if the carrier of an exchange had tokens of eight words in the last listing."""
+        """Return True if the carrier of an exchange had eight-word tokens in the last listing."""
         last = self._readings.get(exchange.carrier)
         return last is not None and last.exchange is exchange and last.eight_words
 
     def binding_count(self, exchange: OwnedExchange) -> int:
-        """Return the number of bindings of a carrier in the last listing."""
+        """Return the number of bindings on a carrier in the last listing."""
         last = self._readings.get(exchange.carrier)
         return last.size if last is not None and last.exchange is exchange else 0
 
     def incomplete(self, exchange: OwnedExchange) -> Set[Destination]:
-        """Return destinations without one of their tokens on the carrier of an exchange, as of the last listing."""
+        """Return destinations of which some token is not bound on the carrier of an exchange, as of the last
+        listing.
+        """
         last = self._readings.get(exchange.carrier)
         if last is None or last.exchange is not exchange or last.tokens is not self._tokens(exchange):
             return frozenset()
         return last.carrier_tokens.incomplete
 
     def tokens(self) -> dict[str, int]:
-        """Count the bindings with tokens other than the current ones on all carriers."""
+        """Count the bindings with tokens other than the current tokens on all carriers."""
         seen = [last.carrier_tokens for last in self._readings.values()]
         return {"unkeyed": sum(tokens.unkeyed for tokens in seen), "previous": sum(tokens.previous for tokens in seen)}
 
@@ -169,7 +171,7 @@ class Observer:
         )
 
     async def find_absent(self, desired: DesiredState, *, thorough: bool) -> list[Destination]:
-        """Query needed objects individually if they could not be listed; return those that do not exist.
+        """Query needed objects individually if they could not be listed; return the destinations that do not exist.
 
         Args:
             thorough: whether earlier results are ignored.
@@ -185,7 +187,7 @@ class Observer:
         return [destination for destination, why in (await self._find(asked)).items() if why == ABSENT]
 
     async def ask_unlisted(self, desired: DesiredState, *, thorough: bool) -> dict[Destination, str]:
-        """Query destinations that must exist and could not be listed; return the missing ones."""
+        """Query destinations that must exist and could not be listed; return the missing destinations."""
         unlisted = undetermined(desired, self._observed)
         asked = self._unlisted.share(unlisted, whole=thorough)
         answers = await self._find(asked)
@@ -196,7 +198,7 @@ class Observer:
         return self._lacking
 
     async def read_bindings(self, carriers: Sequence[OwnedExchange]) -> set[bytes]:
-        """Read the bindings of carriers: bound tokens, clients' bindings, foreign bindings.
+        """Read the bindings of carriers, which are bound tokens, clients' bindings and foreign bindings.
 
         Returns:
             Names of the exchanges whose bindings could be read.
@@ -251,7 +253,7 @@ class Observer:
         self._note_foreign(exchange.carrier, foreign_bindings(bindings, tokens))
         if store is not None:
             self.superfluous[exchange.carrier] = [
-                RemoveBinding(exchange.carrier, copy, "second copy of a binding removed")
+                RemoveBinding(exchange.carrier, copy, "duplicate binding removed")
                 for copy in await store.listings.take(exchange, known, bindings)
             ]
 
@@ -286,7 +288,7 @@ class Observer:
         return sources
 
     def note_bypasses(self, desired: DesiredState) -> None:
-        """Find bypasses in the observed state, and log new ones."""
+        """Find bypasses in the observed state, and log new bypasses."""
         carriers = {exchange.carrier for exchange in desired.carriers}
         last, self.bypasses = self.bypasses, ()
         if carriers:
@@ -295,7 +297,7 @@ class Observer:
         fresh = [text for text in self.bypasses if text not in last]
         if fresh:
             log.warning(
-                "messages can reach carriers without their rules",
+                "messages can reach carriers without being evaluated",
                 vhost=self._vhost,
                 count=len(self.bypasses),
                 ways=fresh[:_SHOWN],
@@ -348,7 +350,7 @@ class Observer:
 
 
 def log_missing(vhost: str, last: Collection[Destination], missing: dict[Destination, str]) -> None:
-    """Log the destinations that are newly missing, and those that exist again."""
+    """Log destinations that are newly missing, and destinations that exist again."""
     newly_missing = sorted(set(missing).difference(last))
     back = sorted(set(last).difference(missing))
     if newly_missing:

@@ -1,9 +1,9 @@
-"""Finds tokens that remain after the last binding that needed them was removed: to the broker, a token is a use of its
-destination.
+"""Finds tokens that remain after the last binding that needed them was removed.
 
-The relay that unbinds removes the token itself; this module handles tokens that it could not remove, and bindings that
-were removed without the sidecar. A token is unbound when two successive passes find that it is not needed: during the
-first pass, a client may be about to bind. Source: delivery notes, "Tokens and bindings".
+For the broker, such a token is still a use of the exchange. The relay that unbinds removes the token itself; this
+module handles tokens that the relay could not remove, and bindings that were removed without the sidecar. A token is
+unbound when two successive passes find that it is not needed, since a client may be about to bind during the first
+pass. Source: delivery notes, "Tokens and bindings".
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class OrphanTokens:
             for destination in sorted(due_here.union(self._idle(exchange, desired, now))):
                 rows, hands_over = table.removable(destination), False
                 if destination in due_here and exchange.declared is None:
-                    hands_over = table.has_plain(destination)  # rules of another sidecar may need it
+                    hands_over = table.has_plain(destination)  # the rules of another sidecar may need it
                 elif destination in due_here:
                     rows = (PLAIN, *rows)
                 if rows or hands_over:
@@ -57,7 +57,9 @@ class OrphanTokens:
         return actions
 
     def needed_again(self, unbound: Iterable[UnbindRows]) -> list[BindToken]:
-        """Return unbound tokens that are needed again; sidecars that bound them meanwhile rely on their assertions."""
+        """Return unbound tokens that are needed again. Sidecars that bound them in the meantime rely on their own
+        assertions.
+        """
         return [
             BindToken(action.exchange, action.destination)
             for action in unbound
@@ -67,7 +69,7 @@ class OrphanTokens:
         ]
 
     def _idle(self, exchange: OwnedExchange, desired: DesiredState, now: float) -> list[Destination]:
-        """Return the destinations without any known need, according to the last listings."""
+        """Return the destinations that, according to the last listings, nothing is known to need."""
         router = self._state.router
         if exchange.name not in router.exchanges:
             return []

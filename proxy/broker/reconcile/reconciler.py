@@ -1,12 +1,12 @@
-"""Observe, diff, execute: one pass in one virtual host, and the replacement of its rules.
+"""Observes, computes the difference and executes it in one pass of one virtual host, and replaces the rules.
 
     desired   the needs of rules and clients, computed from the shared state
     observed  queues and exchanges (`ObservedState`), bindings of carriers (`TokenTable` and `DeclarationStore`)
     diff      the actions that change the observed to the desired state
     execute   results are stored in `ObservedState` and `TokenTable`, which the relays use
 
-Listed tokens are trusted. Without listings, some of the tokens are bound again in each pass, which has no effect if
-they exist. `vhost_loop` decides when a pass is due.
+Listed tokens are trusted. Without listings, some tokens are bound again in each pass, which has no effect if they
+exist. `vhost_loop` decides when a pass is due.
 
 Source: docs/explanation/architecture.md.
 """
@@ -54,9 +54,10 @@ from proxy.values import QUEUE, Destination
 #: Tokens that only the rules before a swap need.
 Retired: TypeAlias = tuple[BindToken, ...]
 
-#: Number of pass intervals for which pins stay bound for other sidecars: each of them runs a pass meanwhile.
+#: Number of pass intervals for which pins stay bound for other sidecars, so that each of them runs a pass in the
+#: meantime.
 HANDOVER_LOOKS = 3
-#: Client bindings carried over to new rules between two pauses in which other tasks may run.
+#: Number of client bindings carried over to new rules between two pauses in which other tasks may run.
 _STEP = 64
 
 log = structlog.get_logger(__name__)
@@ -66,9 +67,9 @@ class LookResult(NamedTuple):
     """Result of a pass.
 
     Args:
-        missing: destinations named by rules that can't be reached, with the reason.
+        missing: destinations named by rules that can't be reached, with the reasons.
         tokens_changed: whether tokens were bound or unbound.
-        unbound: whether orphan tokens were unbound: an auto-delete exchange is deleted with its last binding.
+        unbound: whether orphan tokens were unbound, because of which auto-delete exchanges may have been deleted.
     """
 
     missing: Mapping[Destination, str]
@@ -112,9 +113,9 @@ class Reconciler:
         self._undeclared: Sequence[WantedQueue] = ()
         self._desired: DesiredState | None = None
         self._one_at_a_time = asyncio.Lock()
-        #: Conflicts with the rules, and solutions.
+        #: Conflicts with the rules, each with ways to resolve it.
         self.conflicts: tuple[str, ...] = ()
-        #: Destinations named by rules that the last pass could not reach, with the reason.
+        #: Destinations named by rules that could not be reached in the last pass, with the reasons.
         self.missing: Mapping[Destination, str] = {}
 
     # -- desired -----------------------------------------------------------------------------------------------
@@ -148,12 +149,12 @@ class Reconciler:
     def note_orphans(self, exchange: OwnedExchange) -> None:
         """Record that a deletion removed the last binding of an exchange.
 
-        To the broker, the exchange remains in use until its tokens are unbound.
+        For the broker, the exchange remains in use until its tokens are unbound.
         """
         self._orphans.note(exchange)
 
     def changed(self) -> None:
-        """Record a change of client declarations: `desired` is recomputed on demand."""
+        """Record a change to client declarations, after which `desired` is recomputed on demand."""
         self._desired = None
 
     def _wanted(self) -> DesiredState:
@@ -170,7 +171,7 @@ class Reconciler:
             thorough: whether earlier results are ignored, and existing carriers are declared again.
 
         Raises:
-            UpstreamError: REFUSED with every conflict, else the connection was lost.
+            UpstreamError: REFUSED with all conflicts, otherwise the connection was lost.
         """
         async with self._one_at_a_time:
             before = {name: set(exchange.bound) for name, exchange in self._state.exchanges.items()}
@@ -230,16 +231,16 @@ class Reconciler:
         *,
         remove_foreign: bool = False,
     ) -> dict[Destination, str]:
-        """Observe, and correct differences; return the destinations that remain unreachable, with the reason.
+        """Observe, and correct differences; return the destinations that remain unreachable, with the reasons.
 
         Args:
-            wanted: returns the desired state; called again after each step that may find client declarations.
-            queues: for a full pass, the queues declared by the rules: earlier results are ignored, existing carriers
-                are declared again, and conflicts end the pass.
+            wanted: returns the desired state. Called again after each step that may find client declarations.
+            queues: for a full pass, the queues declared by the rules. In a full pass, earlier results are ignored,
+                existing carriers are declared again, and conflicts end the pass.
             remove_foreign: whether foreign bindings on carriers are removed.
 
         Raises:
-            UpstreamError: REFUSED with every conflict, else the connection was lost.
+            UpstreamError: REFUSED with all conflicts, otherwise the connection was lost.
         """
         last = self._undeclared
         if queues is not None:
@@ -249,12 +250,12 @@ class Reconciler:
             began_at = self._clock()
             missing = await self._reconcile(wanted, remove_foreign, thorough=queues is not None)
             if queues is not None and self._clock() > began_at + self._state.handover_seconds / HANDOVER_LOOKS:
-                # Other sidecars may have handed over rows since they were listed: run another pass first.
+                # Other sidecars may have handed over rows since they were listed, so another pass is run first.
                 missing = await self._reconcile(wanted, remove_foreign, thorough=False)
             return missing
         except UpstreamError:
             if queues is not None:
-                self._undeclared = last  # rejected rules declare nothing later
+                self._undeclared = last  # rejected rules must not declare anything later
             raise
 
     async def _reconcile(
@@ -324,7 +325,7 @@ class Reconciler:
         for exchange, destination in gone:
             exchange.tokens.not_bound(destination)
         if thorough:
-            # Unlisted tokens that the control user may not bind again: relays request them.
+            # Tokens that were not listed and that the control user may not bind again are requested by relays.
             for exchange in desired.carriers:
                 if exchange.name not in listed:
                     for extra in [
@@ -343,7 +344,7 @@ class Reconciler:
                 for carrier, bindings in observer.foreign.items()
                 for binding in bindings
             ]
-        # Messages may choose these destinations by the rules of this sidecar, which others can't see on the broker.
+        # Messages may choose these destinations because of this sidecar's rules, which other sidecars can't see.
         router = self._state.router
         chosen = [
             BindToken(exchange, destination)
@@ -370,16 +371,17 @@ class Reconciler:
     async def prepare(
         self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
     ) -> Retired:
-        """Declare and bind everything that new rules need, before they are swapped in.
+        """Declare and bind everything that new rules need before they replace the old rules.
 
         Args:
-            exchanges: the new exchanges; here they get token tables and the client declarations.
+            exchanges: the new exchanges, to which token tables and client declarations are added.
 
         Returns:
             Tokens to remove after the swap.
 
         Raises:
-            UpstreamError: REFUSED for conflicts, else the broker is unreachable. The rules must not be swapped then.
+            UpstreamError: REFUSED for conflicts, otherwise the broker is unreachable. The rules must then not be
+                swapped.
         """
         async with self._one_at_a_time:
             old = self._wanted()
@@ -395,7 +397,7 @@ class Reconciler:
             return retired_tokens(old, desired_state(exchanges, router, rights))
 
     def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
-        """Replace the old rules with prepared ones, including the latest client declarations."""
+        """Replace the old rules with prepared rules, including the latest client declarations."""
         self.rights.take(self._coming_rights)
         self.rights.learn(exchanges, router)
         for stored, why in inherit(self._state, exchanges, router):
@@ -411,7 +413,7 @@ class Reconciler:
         self._wanted()
 
     def release(self, tokens: Retired) -> None:
-        """Start to retire tokens: from now on, relays request them before use."""
+        """Start to retire tokens. From now on, relays request them before use."""
         desired = self._wanted()
         for token in tokens:
             if not needed_again(desired, token):
@@ -419,12 +421,14 @@ class Reconciler:
         self._state.changed()
 
     async def unbind(self, tokens: Retired) -> list[UnbindRows]:
-        """Finish retiring tokens; tokens that were requested meanwhile, or that prepared rules need, stay bound.
+        """Finish retiring tokens. Tokens that have been requested in the meantime, or that prepared rules need, stay
+        bound.
 
         Returns:
-            Actions that unbind the pins that replace the tokens for other sidecars, to be run after `handover_seconds`.
+            The actions that unbind the pins that replace the tokens for other sidecars. They must be run after
+            `handover_seconds`.
         """
-        # Not while new rules are prepared, since `prepare` may have just bound these tokens.
+        # Not during the preparation of new rules, since `prepare` may have just bound these tokens.
         async with self._one_at_a_time:
             due = [token for token in tokens if token.exchange.tokens.retire(token.destination)]
             pins = await self.executor.hand_over(due)

@@ -1,10 +1,10 @@
-"""Serves relays between two passes: destinations bound on demand, and queues and exchanges that are created and
-deleted.
+"""Handles requests and reports from relays between two passes: destinations to bind on demand, and created or deleted
+queues and exchanges.
 
-Producers and regex routes can choose destinations that no rule names, so there are limits: one attempt per destination
-at a time, a limited number of bound destinations, and a limited cache of destinations that can't be bound. Declares and
-deletes through a relay are applied at once. This must stay cheap with thousands of bindings: ten thousand successive
-declares must not compute the desired state ten thousand times. The broker is not observed here.
+Producers and regex routes can choose destinations that no rule names. Therefore attempts for the same destination never
+run concurrently, and the number of bound destinations and the cache of destinations that can't be bound are limited.
+Declares and deletes through a relay are applied at once. This must stay cheap with thousands of bindings, so ten
+thousand successive declares must not compute the desired state ten thousand times. The broker is not observed here.
 
 Source: architecture, "The control plane".
 """
@@ -31,20 +31,20 @@ from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
 from proxy.values import EXCHANGE, Destination
 
-#: Key of the attempt to change a carrier's form.
+#: Key for the attempt to change a carrier's form.
 _FORM: Destination = (EXCHANGE, b"")
 
 log = structlog.get_logger(__name__)
 
 
 class RelayRequests:
-    """Requests and reports of relays in one virtual host.
+    """Requests and reports from relays in one virtual host.
 
     Destinations that could not be bound are added to the state's `missing`, so that publishes don't request them
     repeatedly, until the next pass after `refresh_seconds`.
 
     Args:
-        reconciler: has the inventory and the client declarations, and binds tokens.
+        reconciler: provides the inventory and the client declarations, and binds tokens.
         management: queried for objects unknown to `observed`; None if there is no management API.
         orphaned: called when an exchange that clients declared has lost its last binding because of a deletion.
     """
@@ -73,15 +73,15 @@ class RelayRequests:
         self.connected = asyncio.Event()
         self._attempts: dict[tuple[bytes, Destination], asyncio.Task[None]] = {}
         self._remembered: OrderedDict[Destination, tuple[str, float]] = OrderedDict()
-        #: Number of bound tokens that no rule needs; recounted in every pass.
+        #: Number of bound tokens that no rule needs, which is recounted in every pass.
         self.bound_count = 0
 
     # -- destinations requested by publishes -------------------------------------------------------------------
 
     async def bind(self, name: bytes, destinations: Iterable[Destination]) -> set[Destination]:
-        """Bind destinations to the carrier of an exchange, waiting no longer than the deadline.
+        """Bind destinations to the carrier of an exchange, and wait for this until the deadline.
 
-        If there is no carrier, destinations that can be published to count as bound.
+        If there is no carrier, destinations count as bound if they can be published to.
 
         Returns:
             The destinations that are bound now.
@@ -101,7 +101,7 @@ class RelayRequests:
         if not exchange.takes_exchanges and any(kind == EXCHANGE for kind, _ in wanted):
             flights.add(self._flight(exchange, _FORM, partial(self._change_form, exchange)))
         if flights:
-            # asyncio.wait does not cancel the attempts if the caller is cancelled: others may wait for them.
+            # asyncio.wait does not cancel the attempts if the caller is cancelled, since others may wait for them.
             await asyncio.wait(flights, timeout=self._settings.deadline_seconds)
         return wanted & exchange.bound
 
@@ -129,7 +129,7 @@ class RelayRequests:
         return INTERNAL if isinstance(info, ExchangeInfo) and info.internal else None
 
     def missing(self) -> dict[Destination, str]:
-        """Return destinations that could not be bound, with the reason, except expired entries."""
+        """Return destinations that could not be bound, with the reasons, except expired entries."""
         now = asyncio.get_running_loop().time()
         while self._remembered:
             destination, (_, until) = next(iter(self._remembered.items()))
@@ -160,14 +160,14 @@ class RelayRequests:
         return flight
 
     async def _change_form(self, exchange: OwnedExchange) -> None:
-        """Change a topic carrier to tokens of eight words, since a message is to be routed to an exchange."""
+        """Switch a topic carrier to eight-word tokens, since a message is to be routed to an exchange."""
         try:
             async with asyncio.timeout(self._settings.deadline_seconds):
                 await self.connected.wait()
                 await self._forms.change(exchange)
         except (UpstreamError, TimeoutError) as error:
             log.warning(
-                "carrier not changed to tokens of eight words yet",
+                "carrier not yet switched to eight-word tokens",
                 vhost=self._state.name,
                 exchange=exchange.name.decode(errors="replace"),
                 error=str(error) or "the broker did not answer in time",
@@ -195,8 +195,8 @@ class RelayRequests:
             return why
         extra = not self.named(destination)
         if extra and self.bound_count >= self._settings.bind_limit:
-            return f"{self._settings.bind_limit} destinations are already bound on demand"
-        # Counted before the request: many attempts may be in progress.
+            return f"{self._settings.bind_limit} destinations are already bound on demand, which is the limit"
+        # Counted before the request, since many attempts may be in progress.
         self.bound_count += extra
         why = None
         try:
@@ -211,12 +211,12 @@ class RelayRequests:
     async def _lacking(self, destination: Destination) -> str | None:
         why = self._observed.absence_reason(destination)
         if why is not None and self._management is not None:
-            # The last pass may be seconds old; querying one name costs the broker little.
+            # The last pass may have been seconds ago, and querying a single name costs the broker little.
             kind, name = destination
             try:
                 info = await self._management.find(self._state.name, kind, name)
             except UpstreamError:
-                return None  # leave the answer to the broker
+                return None  # the broker will answer
             if info is None:
                 return why
             if isinstance(info, QueueInfo):
@@ -227,7 +227,7 @@ class RelayRequests:
         now = asyncio.get_running_loop().time()
         self._remembered.pop(destination, None)
         self._remembered[destination] = (why, now + self._settings.refresh_seconds)
-        # No `changed`: plans that wait for a destination are never cached, so nothing is stale.
+        # No call of `changed`, since plans that wait for a destination are never cached and thus never stale.
         self._state.set_missing(destination, why)
         if len(self._remembered) > self._settings.remember_limit:
             oldest, _ = self._remembered.popitem(last=False)
@@ -283,12 +283,12 @@ class RelayRequests:
             self._state.changed()
 
     async def ensure_queue(self, queue: bytes, exclusive: bool = False) -> None:
-        """Bind the tokens of a newly declared queue; return when they are bound or refused, or at the deadline."""
+        """Bind the tokens of a newly declared queue. Returns when they are bound or refused, or at the deadline."""
         self.queue_declared(queue, exclusive)
         if exclusive or unnameable(queue) is not None:
             return
         state, destination = self._state, ("queue", queue)
-        # Even if it is known as bound: the queue may have been deleted elsewhere, with its bindings.
+        # Also if it counts as bound, since the queue may have been deleted elsewhere together with its bindings.
         waiting = self._rights.waiting(state.exchanges, state.router, queue)
         waiting += [
             exchange
@@ -319,7 +319,7 @@ class RelayRequests:
             state.changed()
 
     def named(self, destination: Destination) -> bool:
-        """Return True if any rule names the destination, with or without a right to a token."""
+        """Return True if any rule names the destination, regardless of whether a token may be bound for it."""
         return any(destination in exchange.destinations for exchange in self._rules())
 
     @staticmethod

@@ -1,10 +1,10 @@
-"""Migrates a virtual host from old destination tokens to current ones, and removes the old ones.
+"""Migrates a virtual host from old destination tokens to current tokens, and removes the old tokens.
 
-Tokens of version 0.1 are unkeyed, and while a secret is being replaced, sidecars with only the old secret still run.
-Therefore tokens of all kinds are bound and used by publishes (`relay.tokens.Tokens`) until the operator declares the
-migration finished. This statement is stored on the broker, as an exchange whose name is a hash keyed with the current
-secret. A virtual host that has never had a carrier needs no unkeyed tokens, unless another virtual host of the broker
-still has some.
+Tokens of version 0.1 are unkeyed, and while a secret is being replaced, sidecars that have only the old secret are
+still running. All kinds of tokens are therefore bound, and used by publishes (`relay.tokens.Tokens`), until the
+operator finishes the migration. This is recorded on the broker with an exchange whose name is a hash keyed with the
+current secret. A virtual host that has never had a carrier needs no unkeyed tokens, unless another virtual host on the
+broker still has such tokens.
 
 Invariant: a token is removed only if the current token of the same destination was seen on the same carrier.
 """
@@ -27,7 +27,7 @@ from proxy.relay.tokens import UNKEYED, TokenForm, Tokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.values import Destination
 
-#: Attempts to determine whether the broker is new if the management API does not answer.
+#: Number of attempts to determine whether the broker is new if the management API does not answer.
 _ATTEMPTS = 3
 
 log = structlog.get_logger(__name__)
@@ -82,7 +82,7 @@ class TokenMigration:
 
     async def _keep(self, tokens: Tokens) -> None:
         for key in sorted(self._ended):
-            # With the current secret, since the secret of an older marker may be retired next.
+            # The marker is made with the current secret, since the secret of an older marker may be retired next.
             marker = tokens.marker(tokens.keys[0], key)
             gone = self._observed.exchanges_complete and marker not in self._observed.exchanges
             if marker in self._declared and not gone:
@@ -102,13 +102,14 @@ class TokenMigration:
         return {name for name in markers if ("exchange", name) not in lacking}
 
     async def _is_new(self) -> bool:
-        """Return True if no sidecar of version 0.1 can rely on tokens here; checked before our first declaration."""
+        """Return True if no sidecar of version 0.1 can rely on tokens here. Checked before our first declaration."""
         if self._looked or self._management is None or not self._observed.exchanges_complete:
             return False
         if len(self._state.tokens.keys) < 2 or any(info.marked for info in self._observed.exchanges.values()):
             return False
         secrets = [key for key in self._state.tokens.keys if key != UNKEYED]
-        # This is the last chance: with our first carrier, a new virtual host looks like an old one.
+        # This can't be determined later, since a new virtual host with our first carrier looks like an old virtual
+        # host.
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
                 return not await self._management.in_transition(secrets)
@@ -124,8 +125,8 @@ def former_bindings(
 ) -> list[RemoveBinding]:
     """Find bindings of a carrier to remove because their tokens are no longer used.
 
-    Clients' bindings stored in them are first stored with their storage keys. An exclusive queue can only be unbound by
-    its own connection: such a binding is deleted with the queue.
+    Clients' bindings stored in them are first stored with their storage keys. An exclusive queue can be unbound only by
+    its own connection, so such a binding is deleted with the queue.
 
     Args:
         former: bindings with such tokens, to destinations whose current token is bound.
@@ -147,7 +148,7 @@ def former_bindings(
 
 
 async def lacking_tokens(management: ManagementApi, tokens: Tokens) -> list[tuple[bytes, Destination]]:
-    """Find destinations that carriers reach with old tokens only: if these were retired, messages would be lost.
+    """Find destinations that carriers reach only with old tokens, so that messages would be lost if these were retired.
 
     Raises:
         UpstreamError: the management API is unavailable.
@@ -165,10 +166,11 @@ async def lacking_tokens(management: ManagementApi, tokens: Tokens) -> list[tupl
 
 
 async def retire_tokens(management: ManagementApi, tokens: Tokens) -> int:
-    """Record on the broker that only the current tokens of a virtual host are bound from now on.
+    """Record on the broker that, from now on, only the current tokens of a virtual host are bound.
 
-    Sidecars detect this in their next pass, publish only with the current tokens and remove the others. Before, all
-    sidecars must have the current secret, none may have version 0.1, and `lacking_tokens` must return nothing.
+    Sidecars detect this in their next pass, publish only with the current tokens and remove the other tokens. Before
+    this call, all sidecars must have the current secret, none may have version 0.1, and `lacking_tokens` must return
+    nothing.
 
     Returns:
         Number of remaining bindings with other tokens.
@@ -183,7 +185,7 @@ async def retire_tokens(management: ManagementApi, tokens: Tokens) -> int:
 
 
 async def _carriers(management: ManagementApi, tokens: Tokens) -> dict[bytes, tuple[Tokens, list[BindingInfo]]]:
-    """List the bindings of each carrier, with the tokens that it may have."""
+    """List the bindings of each carrier, with the tokens that the carrier may have."""
     exchanges = await management.exchanges(tokens.vhost)
     return {
         name: (

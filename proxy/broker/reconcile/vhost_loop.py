@@ -1,12 +1,12 @@
-"""Keeps one virtual host of the broker in sync with its rules: the reconcile loop.
+"""The reconcile loop, which keeps one virtual host on the broker in sync with its rules.
 
 A pass observes queues, exchanges and bindings, declares missing objects, binds missing tokens, unbinds orphaned tokens,
-and provides the result to the relays through `VhostState`. A full pass (at the start, after a reconnect, before new
-rules) ignores the results of earlier passes. Declarations of clients through the sidecar are applied at once, between
-passes (`relay_requests`).
+and provides the result to the relays through `VhostState`. A full pass, which is run at the start, after a reconnect
+and before new rules, ignores the results of earlier passes. Clients' declarations through the sidecar are applied at
+once, between passes (`relay_requests`).
 
-`RefreshSchedule` decides when the next pass is due: at the regular interval, or soon after a request. Requested passes
-take a limited share of the time, however many requests there are.
+`RefreshSchedule` decides when the next pass is due, which is at the regular interval or soon after a request. Requested
+passes take a limited share of the time, regardless of the number of requests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from proxy.relay.token_table import LEASE_SECONDS
 from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 
-#: Minimum pause before a requested pass, which serves all requests of the pause.
+#: Minimum pause before a requested pass, which handles all requests made during the pause.
 _PAUSE_SECONDS = 0.05
 #: Minimum pause as a multiple of the duration of the last pass.
 _SHARE = 9
@@ -56,7 +56,7 @@ class RefreshSchedule:
         self._requested_at = 0.0
 
     def request_refresh(self, names: set[bytes] | None = None) -> None:
-        """Request a pass soon, for the given exchanges or (None) for everything."""
+        """Request that a pass be run soon, for the given exchanges or, if None, for everything."""
         if names is None:
             self._everything = True
         else:
@@ -64,7 +64,7 @@ class RefreshSchedule:
         self._wake.set()
 
     def take(self) -> set[bytes] | None:
-        """Start a due pass: return the names of the exchanges to observe, None for everything."""
+        """Start a pass that is due; return the names of the exchanges to observe, None for everything."""
         regular = self._clock() >= self._regular_at
         names = None if regular or self._everything or not self._wake.is_set() else self._names
         self._names, self._everything = set(), False
@@ -76,7 +76,7 @@ class RefreshSchedule:
         took_seconds = now - began_at
         self._requested_at = now + max(_PAUSE_SECONDS, _SHARE * took_seconds)
         if everything:
-            # Changes right after this pass must be detected by the end of the next pass.
+            # Changes made right after this pass must be detected by the end of the next pass.
             pause = max(self._refresh_seconds - 2 * took_seconds, self._refresh_seconds / 4)
             self._regular_at = now + pause
 
@@ -90,7 +90,7 @@ class RefreshSchedule:
         return await connection.wait_lost(seconds) if seconds > 0 else not connection.connected
 
 
-#: Number of consecutive refusals after which the existence of the virtual host is checked.
+#: Number of consecutive refusals after which it is checked whether the virtual host still exists.
 _SURE_REFUSALS = 3
 
 log = structlog.get_logger(__name__)
@@ -105,7 +105,7 @@ class Health:
     """Health of a virtual host, for operators.
 
     Args:
-        refreshed_at: time of the last pass in seconds since the epoch, None before the first.
+        refreshed_at: time of the last pass in seconds since the epoch; None before the first pass.
         fault: error of the last attempt to connect and reconcile; empty if it succeeded.
         refused: whether the broker refused that attempt, so that a retry is unlikely to succeed soon.
         settled: set when the first pass has succeeded or failed.
@@ -169,7 +169,7 @@ class VhostTopology:
         """Connect and run a full pass.
 
         Raises:
-            UpstreamError: unreachable or refused; REFUSED lists every conflict.
+            UpstreamError: the broker is unreachable or refused the request; REFUSED lists all conflicts.
         """
         health = self.health
         try:
@@ -191,18 +191,18 @@ class VhostTopology:
         log.info("control connection established", vhost=self.state.name)
 
     async def disconnect(self) -> None:
-        """Close the connection; requests of relays wait until `connect` succeeds."""
+        """Close the connection. Requests from relays wait until `connect` succeeds."""
         self.requests.connected.clear()
         await self.connection.close()
 
     async def run(self, is_gone: Callable[[], Awaitable[bool]] = _never) -> None:
         """Stay connected and run passes until cancelled, or until the virtual host has been deleted.
 
-        Exceptions other than `UpstreamError` are left to the supervisor, which restarts the method: the connection
-        stays open, so that publishes can still have destinations bound.
+        Exceptions other than `UpstreamError` are handled by the supervisor, which restarts the method. The connection
+        stays open in the meantime, so that destinations can still be bound for publishes.
 
         Args:
-            is_gone: returns True if a virtual host that refuses us need not be managed any more.
+            is_gone: returns True if a virtual host that refuses our login need not be managed any more.
         """
         settings = self._settings
         pause_seconds = settings.retry_seconds
@@ -220,7 +220,7 @@ class VhostTopology:
                 if str(error) != last_error:
                     last_error = str(error)
                     log.error("control connection failed", vhost=self.state.name, error=last_error)
-                # Jitter, so that sidecars don't reconnect to a restarted broker all at once.
+                # Jitter, so that sidecars don't all reconnect to a restarted broker at the same time.
                 await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
                 pause_seconds = min(2 * pause_seconds, settings.retry_limit_seconds)
                 continue
@@ -261,7 +261,7 @@ class VhostTopology:
         state.missing = missing
         if changed:
             state.changed()
-        # Not earlier: requests of relays would use carriers that do not exist yet.
+        # Not earlier, since requests from relays would use carriers that do not exist yet.
         requests.connected.set()
         self.health.refreshed_at = time.time()
         self._schedule.looked(began_at, everything=True)
@@ -300,8 +300,8 @@ class VhostTopology:
         """Look up an exchange on the broker.
 
         Returns:
-            The type of an exchange that no client declared. None if a client declared it (it is then in the state), if
-            it does not exist, or if there is no management API (the broker then compares types).
+            The type of an exchange that no client declared. None if a client declared it, in which case it is in the
+            state; if it does not exist; or if there is no management API, in which case the broker compares types.
 
         Raises:
             UpstreamError: the management API did not answer.
@@ -318,7 +318,7 @@ class VhostTopology:
     # -- new rules ---------------------------------------------------------------------------------------------
 
     async def retire(self, tokens: Retired) -> None:
-        """Unbind tokens that only the old rules need, after publishes decided by these rules have been sent."""
+        """Unbind tokens that only the old rules need, after publishes decided by the old rules have been sent."""
         self.reconciler.release(tokens)
         await asyncio.sleep(self._settings.grace_seconds)
         pins = await self.reconciler.unbind(tokens)

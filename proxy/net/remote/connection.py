@@ -1,7 +1,7 @@
-"""One link to another broker, kept connected: socket, TLS, deadlines, reconnects, back-pressure.
+"""Keeps one link to another broker connected: socket, TLS, deadlines, reconnects, back-pressure.
 
 `relay.remote.link` gets the bytes and decides what to send. Lanes outlive a connection: waiting messages are sent over
-the next one or, at their deadline, reported to their producer as lost. Nothing is sent twice.
+the next connection or, at their deadline, reported to their producer as lost. Nothing is sent twice.
 
 Sources: the messenger-addressing specification, 3.4; architecture, "Invariants" (bounded buffers).
 """
@@ -26,9 +26,9 @@ from proxy.relay.remote.lane import Lane, RemoteMessage, RemoteResult
 from proxy.relay.remote.link import RemoteLink
 
 _log = structlog.get_logger(__name__)
-#: Timeout of connecting and logging in to a broker.
+#: Timeout for connecting and logging in to a broker.
 _OPENING_SECONDS = 10.0
-#: Seconds between two attempts: the first and the longest wait, randomised by up to half.
+#: Seconds between two attempts: the first wait and the longest wait, both randomised by up to half.
 _BACK_OFF = (0.2, 5.0)
 #: Seconds between two log lines about refused or lost messages of one link.
 _LOG_SECONDS = 5.0
@@ -43,10 +43,10 @@ class RemoteConnection:
 
     Args:
         endpoint: the target of the link.
-        counters: its counters.
-        version: of this program.
+        counters: counters for the link.
+        version: version of this program.
         contexts: the TLS contexts in use.
-        ourselves: returns True if the two addresses of a socket show that it leads back to this process.
+        ourselves: returns True if the two addresses of a socket show that it is connected to this process itself.
         changed: called when `full` has changed.
     """
 
@@ -68,11 +68,11 @@ class RemoteConnection:
         self._loop = asyncio.get_running_loop()
         self._rests = Rests()
         self._lanes: set[Lane] = set()
-        #: lanes with messages in progress whose producer's channel is closed
+        #: lanes that still have messages in progress although the producer's channel is closed
         self._leaving: set[Lane] = set()
         self._messages = 0
         self._bytes = 0
-        #: whether so many messages are in progress that producers have to wait
+        #: whether the number or size of messages in progress has reached a limit, so that producers have to wait
         self.full = False
         self._link: RemoteLink | None = None
         self._socket: Link | None = None
@@ -107,7 +107,7 @@ class RemoteConnection:
             self.flush_soon()
 
     def leave(self, lane: Lane) -> None:
-        """Close the lane of a closed channel once nothing is in progress on it."""
+        """Close the lane of a closed channel once it has no messages in progress."""
         self._leaving.add(lane)
         self._retire(lane)
 
@@ -150,7 +150,7 @@ class RemoteConnection:
     # -- bytes -----------------------------------------------------------------------------------------------------
 
     def flush_soon(self) -> None:
-        """Send collected output, once per iteration of the event loop."""
+        """Send the collected output, once per iteration of the event loop."""
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
@@ -198,7 +198,7 @@ class RemoteConnection:
         names = (transport.get_extra_info("sockname"), transport.get_extra_info("peername"))
         if self._ourselves(*names):
             self._end(_LOOP)
-            # A retry would lead to the same place, so the messages fail now instead of waiting.
+            # A retry would have the same result, so the messages fail now instead of waiting.
             self.give_up(_LOOP)
             return
         self._link = RemoteLink(self.endpoint.credentials, self._version)

@@ -1,8 +1,7 @@
-"""Resolves a remote target to host, login, TLS and limits: the address combined with the configured broker.
+"""Resolves a remote target to host, login, TLS and limits by combining the address with the configured broker.
 
-An address takes precedence over the configured broker, but never weakens its security: plain TCP is refused if TLS is
-configured.
-Source: the messenger-addressing specification, 3.2 "Where a translated address leads".
+An address takes precedence over the configured broker but never weakens security: plain TCP is refused if TLS is
+configured. Source: the messenger-addressing specification, 3.2 "Where a translated address leads".
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class RemoteLimits:
     Args:
         deadline_seconds: how long a message waits for its confirm.
         messages: number of unconfirmed messages at which producers wait.
-        message_bytes: number of their bytes at which producers wait.
+        message_bytes: total size of unconfirmed messages at which producers wait.
     """
 
     deadline_seconds: float = 10.0
@@ -39,8 +38,8 @@ class RemoteBroker:
 
     Args:
         tls: None for plain TCP.
-        user: user name, None if it is given in addresses only.
-        vhost: virtual host to log in to, None for the name of the producer's.
+        user: user name; None if it is given only in addresses.
+        vhost: virtual host to log in to; None for the name of the producer's virtual host.
     """
 
     host: str
@@ -54,7 +53,7 @@ class RemoteBroker:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Identity of a link; the label is its name in metrics and logs."""
+    """Identity of a link, whose name in metrics and logs is the label."""
 
     label: str
     host: str
@@ -65,7 +64,7 @@ class Endpoint:
 
 
 def endpoint(remote: Remote, brokers: Mapping[bytes, RemoteBroker], vhost: str) -> Endpoint | str:
-    """Return the endpoint of a target, or the reason why there is none, without credentials.
+    """Return the endpoint of a target, or the reason why there is none. The reason contains no credentials.
 
     Args:
         remote: the target.

@@ -1,7 +1,7 @@
 """The links to other brokers, shared by all producers.
 
-Messages for the same broker and login share a link; each producer's channel has its own lane on it. Producers that use
-a full link wait, others do not.
+Messages for the same broker and login share a link, on which each producer's channel has its own lane. Producers that
+use a full link wait; others do not.
 
 Source: the messenger-addressing specification, 3.2 (pooling) and 3.4.
 """
@@ -22,9 +22,9 @@ from proxy.relay.counters import Counters, RemoteCounters
 from proxy.relay.remote.lane import Lane, RemoteMessage, RemotePublisher
 from proxy.yamlfile.hosts import is_own_address
 
-#: Limit of concurrent links: a rule may take its host from the address.
+#: Maximum number of concurrent links, which is needed since a rule may take the host from the address.
 _MOST_LINKS = 256
-#: Limit of brokers with separate metrics; all others are counted together.
+#: Maximum number of brokers with separate metrics; all others are counted together.
 _MOST_LABELS = 100
 _OTHER = "other"
 
@@ -35,7 +35,7 @@ class RemotePool:
     Args:
         brokers: configured brokers, by virtual host and name.
         counters: counters of the process.
-        version: of this program.
+        version: version of this program.
         tasks: runs the links.
         contexts: the TLS contexts in use.
     """
@@ -60,13 +60,13 @@ class RemotePool:
         self.listening: Sequence[tuple[str, int]] = ()
 
     def port(self, vhost: str, full: Callable[[bool], None]) -> ProducerRemotes:
-        """Return the remotes of one producer's connection; `full` as in `ProducerRemotes`."""
+        """Return the remotes for one producer's connection; see `ProducerRemotes` for `full`."""
         port = ProducerRemotes(self, vhost, full)
         self._ports.add(port)
         return port
 
     def driver(self, remote: Remote, vhost: str) -> RemoteConnection | str:
-        """Return the link to a broker, started if necessary, or the reason why there is none."""
+        """Return the link to a broker, which is started if necessary, or the reason why there is none."""
         target = endpoint(remote, self.brokers.get(vhost, {}), vhost)
         if isinstance(target, str):
             return target
@@ -86,7 +86,7 @@ class RemotePool:
         return driver
 
     def status(self) -> list[dict[str, object]]:
-        """Return broker, connection state, error and number of unconfirmed messages of each link."""
+        """Return the broker, connection state, error and number of unconfirmed messages for each link."""
         return [
             {"broker": key.label, "connected": not link.failure, "error": link.failure, "under_way": link.under_way}
             for key, link in self._drivers.items()
@@ -103,7 +103,7 @@ class RemotePool:
             await asyncio.sleep(0.05)
 
     def give_up(self) -> None:
-        """Report all messages in progress as lost: connected producers get nacks."""
+        """Report all messages in progress as lost, so that connected producers get nacks."""
         for driver in self._drivers.values():
             driver.give_up()
 
@@ -121,7 +121,7 @@ class RemotePool:
                 self._running.pop(key).cancel()
 
     def _is_ourselves(self, own_name: object, peer_name: object) -> bool:
-        """Return True if a socket leads to one of our own listeners."""
+        """Return True if a socket is connected to one of our own listeners."""
         if not (isinstance(own_name, tuple) and isinstance(peer_name, tuple)):
             return False
         ports = {port for host, port in self.listening if host in (peer_name[0], "0.0.0.0", "::")}  # noqa: S104
@@ -161,7 +161,7 @@ class ProducerRemotes:
             self._full(full)
 
     def close(self) -> None:
-        """Release it when the connection is closed; accepted messages are still sent."""
+        """Release the links when the connection is closed. Accepted messages are still sent."""
         self._pool.close_port(self)
 
 

@@ -1,15 +1,15 @@
-"""Binds and unbinds of clients whose source is an exchange that is evaluated here.
+"""Handles clients' binds and unbinds whose source is an exchange that is evaluated here.
 
-The binding is checked as the plugin would check it, then made on the carrier, on the client's own channel, which stores
-it on the broker. The first binding of a destination has the destination's token as key and routes messages to it;
-further ones have storage keys. RabbitMQ before 3.13 compares every binding of an exchange for each message with a BCC
-header: a separate binding of the token for each destination would double their number. Each sidecar makes its own first
-binding, or a pin: another sidecar may remove its rows before this one knows (`relay.token_table`). Clients can't change
-bindings of rules files.
+A binding is checked as the plugin would check it. It is then made on the carrier, over the client's own channel, so
+that the broker stores it. The first binding to a destination has the destination's token as key and routes messages to
+it; further bindings have storage keys. RabbitMQ before 3.13 compares every binding of an exchange with each message
+that has a BCC header, and a separate binding with the token for each destination would double the number of bindings.
+Each sidecar makes its own first binding, or a pin, since other sidecars may remove their rows before this sidecar sees
+it (`relay.token_table`). Clients can't change bindings of rules files.
 
-A client's routes reach only destinations that this client may bind itself (`ClientReach`). Existing destinations are
-checked before the binding is stored, later ones when a message chooses them. Tokens bound for the routes are removed
-with the client's last binding.
+A client's routes reach only destinations that the client has permission to bind (`ClientReach`). Existing destinations
+are checked before the binding is stored; other destinations are checked when a message chooses them. Tokens bound for
+the routes are removed with the client's last binding.
 
 Source: architecture, "The broker is the store"; delivery notes, "Tokens and bindings"; the open-exchange specification,
 7, 11 and 13; AMQP 0-9-1 spec, 1.7.2.3 and 1.7.2.5; RabbitMQ guides "Exchange to exchange bindings" and "Queues" (an
@@ -50,12 +50,12 @@ from proxy.routing.bindings.exchange_types import compile_binding
 from proxy.routing.bindings.patterns import Budget
 from proxy.values import EXCHANGE, QUEUE, Destination, reserved_prefix
 
-#: Limit of destinations checked when a binding is made; others are checked when a message chooses them.
+#: Maximum number of destinations checked when a binding is made; others are checked when a message chooses them.
 CHECKED_AT_ONCE = 500
 _REFUSED = "403 ACCESS_REFUSED - "
-#: The broker's texts for destinations that a client may not bind.
+#: The broker's error texts for destinations that a client may not bind.
 Refusals: TypeAlias = Mapping[Destination, str]
-#: Limit of unanswered binds of one channel; further ones wait.
+#: Maximum number of unanswered binds on one channel; further binds wait.
 _BINDS_AT_ONCE = 256
 
 
@@ -67,7 +67,7 @@ class BindRequest(NamedTuple):
     destination: bytes
     #: the exchange to bind to
     source: bytes
-    #: as given; the last declared queue if both it and the queue's name are empty
+    #: the routing key as sent; the last declared queue if both the key and the queue's name are empty
     routing_key: bytes
     #: whether the client expects no answer
     nowait: bool
@@ -111,7 +111,7 @@ class ClientReach:
     def chosen_destinations(
         self, owned: OwnedExchange, compiled: CompiledBinding
     ) -> tuple[list[Destination], list[Destination]]:
-        """Return existing destinations of a binding's routes: those to be checked, and those known to be allowed."""
+        """Return existing destinations of a binding's routes: those to be checked, and those known to be permitted."""
         state = self._state
         chosen: dict[Destination, None] = {}
         budget = Budget(state.regex_budget)
@@ -136,7 +136,8 @@ class ClientReach:
         reach = owned.reach(self._connection.terms.user)
         checks = [PermissionCheck(owned, reach, name) for name in wanted if name not in reach.allowed]
         waiting = len(checks)
-        # Collected here: a pass of the control plane may clear those in `reach` before the last check is answered.
+        # Collected here because a pass of the control plane may clear the refusals in `reach` before the last check is
+        # answered.
         refusals: dict[Destination, str] = {}
 
         def checked(destination: Destination) -> None:
@@ -154,7 +155,7 @@ class ClientReach:
 
     @staticmethod
     def refusal(refusals: Refusals, named: Iterable[Destination]) -> ProtocolError | None:
-        """Return the first refusal of a destination that the client named itself; None if there is none."""
+        """Return the first refusal for a destination that the client named itself; None if there is none."""
         for destination in named:
             text = refusals.get(destination, "")
             if text.startswith(_REFUSED):
@@ -164,9 +165,10 @@ class ClientReach:
     def remove_unneeded(
         self, owned: OwnedExchange, client: str, tokens: Collection[Destination], then: Callable[[], None]
     ) -> None:
-        """Unbind rows and grants that were bound for a client's routes, if it has no binding left on the exchange.
+        """Unbind rows and grants that were bound for a client's routes, if the client has no bindings left on the
+        exchange.
 
-        `tokens` are destinations whose tokens were bound for a binding of the client that was removed or refused.
+        `tokens` are the destinations whose tokens were bound for a binding of the client that was removed or refused.
         """
         if self._state.exchanges.get(owned.name) is not owned or self._connection.lifecycle.phase is not Phase.OPEN:
             then()
@@ -184,7 +186,9 @@ class ClientReach:
         return self.is_needed(owned, stored.destination, stored.binding.identity in owned.clients)
 
     def is_needed(self, owned: OwnedExchange, destination: Destination, uses: int = 0) -> bool:
-        """Return True if a route, a next exchange or more than `uses` bindings need a destination."""
+        """Return True if a route, an exchange evaluated after this one, or more than `uses` bindings need a
+        destination.
+        """
         router = self._state.router
         exchange = router.exchanges[owned.name]
         if exchange.uses(destination) > uses or any(destination in reach.allowed for reach in owned.reaches.values()):
@@ -203,19 +207,19 @@ class _Bind(NamedTuple):
     compiled: CompiledBinding
     #: the tokens of the carrier when the bind was sent
     under: Tokens
-    #: the stored binding; None if a rules file has the same one
+    #: the stored binding; None if a rules file contains the same binding
     stored: StoredBinding | None
-    #: whether the broker may not have the binding yet
+    #: whether the binding may be new to the broker
     is_new: bool
     #: methods that store the binding on the broker; empty if nothing has to be stored
     keep: list[bytes]
-    #: destinations whose tokens are bound with it
+    #: destinations whose tokens are bound together with the binding
     tokens: tuple[Destination, ...]
-    #: destinations of its routes that the client is known to be allowed to bind
+    #: destinations of the binding's routes that the client is known to have permission to bind
     routes: tuple[Destination, ...]
-    #: destinations to check first
+    #: destinations to be checked before the binding is stored
     chosen: list[Destination]
-    #: destinations in `chosen` that the client named itself: if one is refused, the bind is refused
+    #: destinations in `chosen` that the client named itself; if one of them is refused, the bind is refused
     named: list[Destination]
 
 
@@ -230,7 +234,7 @@ class _Unbind(NamedTuple):
 
 
 class ClientBindings:
-    """Handles binds and unbinds of one connection."""
+    """Handles binds and unbinds on one connection."""
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection = connection
@@ -264,7 +268,7 @@ class ClientBindings:
             owned = self._owned(request)
             planned = None if owned is None else self._planned(channel, request, owned)
         except ProtocolError:
-            return False  # it is refused when its turn comes
+            return False  # it is refused when it is processed
         if planned is None or planned.chosen or planned.identity in channel.held.binds:
             return False
         if planned.compiled.regexes:
@@ -273,7 +277,7 @@ class ClientBindings:
         return True
 
     def _read(self, channel: Channel, frame: bytes) -> BindRequest:
-        """Read a bind; refuse arguments nested too deeply (406), and reserved arguments and keys (403)."""
+        """Read a bind. Refuse arguments that are nested too deeply (406), and reserved arguments and keys (403)."""
         request = read_bind_request(channel, frame)
         refuse_nested(request.entries, f"binding to {request.kind}", request.destination, self._state.name)
         refuse_own_arguments(request.entries)
@@ -294,7 +298,7 @@ class ClientBindings:
         known = owned.clients.get(identity)
         kept = known is not None or not self._state.router.exchanges[owned.name].has(binding)
         if known is not None and not known.signed:
-            known = None  # the other client's permissions may differ
+            known = None  # the client that made it may have different permissions
         is_new = known is None
         carried = owned.delivery is Delivery.CARRIER
         tokens = (receiver,) if carried and self._state.has_token(receiver) else ()
@@ -310,8 +314,8 @@ class ClientBindings:
         if kept:
             if known is None:
                 key = storage = identity_key(identity, one_word=owned.is_topic)
-                # The first binding routes messages to the destination, if that has a single token: with one of several
-                # tokens as key, only some sidecars would read it.
+                # The first binding routes messages to the destination, provided that the destination has a single
+                # token. With one of several tokens as key, only some sidecars would read the binding.
                 marked = owned.tokens.has_assertion(receiver) or (owned, receiver) in channel.held.marking
                 if tokens and not chosen and not marked and len(keys := under.of(*receiver)) == 1:
                     key = keys[0]
@@ -333,7 +337,7 @@ class ClientBindings:
         is_mark = self._is_mark(owned, stored)
         steps = list(planned.keep)
         pins: list[Pin] = []
-        if planned.tokens and stored is None:  # the plain row of the rules, which all bindings share
+        if planned.tokens and stored is None:  # the rules' plain row, which all bindings share
             steps += row_frames(bind, channel.number, owned, receiver, planned.under)
         elif planned.tokens and not is_mark and not self._may_rely(place, channel):
             pins.append(new_pin(self._connection, owned, receiver))
@@ -362,14 +366,18 @@ class ClientBindings:
         inject(self._connection, channel, steps, answered)
 
     def _may_rely(self, place: tuple[OwnedExchange, Destination], channel: Channel) -> bool:
-        """Return True if a binding may rely on an assertion of this connection, made or pending on the same channel."""
+        """Return True if a binding may rely on an assertion that this connection has made or that is pending on the
+        channel.
+        """
         owned, receiver = place
         if place in channel.held.marking:
             return True
         return receiver[0] == QUEUE and owned.tokens.may_rely(receiver, self._binder, self._connection.traffic.now)
 
     def _confirm(self, planned: _Bind, relies: list[Destination], since: int, then: Callable[[], None]) -> None:
-        """Verify, once the broker has a binding, that the rows on which it relies still exist; then continue."""
+        """Verify, after the broker has stored a binding, that the rows on which it relies still exist; then
+        continue.
+        """
         table, now = self._table(planned.owned), self._connection.traffic.now
         lacking = [name for name in (*relies, *planned.routes) if not table.holds(name, since, now)]
         if not lacking:
@@ -384,7 +392,7 @@ class ClientBindings:
         inject(self._connection, planned.channel, self._pin_steps(planned.channel, pins), answered)
 
     def _check_first(self, planned: _Bind) -> None:
-        """Check what the client may bind, then store the binding; after a refusal no rows remain."""
+        """Check what the client may bind, then store the binding. After a refusal, no rows remain."""
         channel, request, owned = planned.channel, planned.request, planned.owned
         fresh = [destination for destination in planned.tokens if destination not in owned.bound]
         since = owned.tokens.events
@@ -470,13 +478,13 @@ class ClientBindings:
         stored = owned.clients.get(binding.identity)
         if stored is None:
             self._refuse_unknown(request, owned, binding)
-            # Nothing is removed, but the broker checks permissions and the existence of source and destination.
+            # Nothing is removed, but the broker checks the permissions and whether source and destination exist.
             key = identity_key(binding.identity, one_word=owned.is_topic)
             stored = StoredBinding(binding, request.entries, key, (BindingCopy(0, "", key),))
         pending = _Unbind(channel, request, owned, stored)
         if owned.delivery is Delivery.QUEUE:
             permitted = partial(self._permitted, pending)
-            # As on the broker, it makes no difference whether the binding exists.
+            # As on the broker, the result does not depend on whether the binding exists.
             inject(self._connection, channel, [], lambda: self._reach.check(owned, [request.receiver], permitted))
             return False
         needed = self._reach.needed_besides(owned, stored)
@@ -505,7 +513,7 @@ class ClientBindings:
         if sidecar_channel.number is None:
             inject(self._connection, channel, self._pin_steps(channel, [pin]), bound)
             return
-        # The pin may be refused if the queue was just deleted: the unbind must still succeed.
+        # The pin may be refused because the queue was just deleted; the unbind must still succeed.
         frames = pin.frames(sidecar_channel.number)
         inject(self._connection, channel, [], partial(sidecar_channel.run, frames, bound))
 
@@ -514,16 +522,17 @@ class ClientBindings:
         channel, stored, receiver = pending.channel, pending.stored, pending.request.receiver
         owned = self._state.now(pending.owned) or pending.owned
         known = owned.clients.get(stored.binding.identity)
-        stored = stored if known is None else stored.merged_with(known)  # a listing may have shown further copies
+        stored = stored if known is None else stored.merged_with(known)  # a listing may have contained further copies
         table, steps = owned.tokens, list[bytes]()
         if stored.marks:
             table.unbinding_marks(receiver, stored.marks)
         if receiver in table.bound and not self._reach.needed_besides(owned, stored):
-            # Tokens first: they keep the exchange in use, and an auto-delete exchange is deleted with its last binding.
+            # Tokens are unbound first, since they keep the exchange in use and an auto-delete exchange is deleted with
+            # its last binding.
             for row in table.removable(receiver):
                 steps += row_frames(unbind, channel.number, owned, receiver, self._state.tokens_of(owned), row)
             table.unbinding(receiver)
-        # A copy with a retired token as key may have been moved in the meantime.
+        # A copy with a retired token as key may have been moved to another key in the meantime.
         stays = (stored.key, *self._state.tokens_of(owned).of(*receiver))
         moved = [copy._replace(key=stored.key) for copy in stored.copies if copy.key not in stays]
         copies = stored._replace(copies=(*stored.copies, *moved))
@@ -531,7 +540,7 @@ class ClientBindings:
         inject(self._connection, channel, steps, partial(self._unbound, pending))
 
     def _permitted(self, pending: _Unbind, refusals: Refusals) -> None:
-        """Unbind if the client has permission; without a binding on the broker this was checked separately."""
+        """Unbind if the client has permission, which is checked separately if there is no binding on the broker."""
         if pending.channel.state is not DECLARING:
             return
         refusal = self._reach.refusal(refusals, [pending.request.receiver])
@@ -541,7 +550,7 @@ class ClientBindings:
             self._connection.refuse(pending.channel, refusal.about(pending.request.method))
 
     def _unbound(self, pending: _Unbind) -> None:
-        """Record that the binding is removed, and clean up after its routes."""
+        """Record that the binding was removed, and clean up after its routes."""
         owned = self._state.now(pending.owned)
         known = None
         if owned is not None:
@@ -556,7 +565,8 @@ class ClientBindings:
 
     def _gone(self, pending: _Unbind) -> None:
         owned = pending.owned
-        # The broker has deleted it with its last binding, unless a pin remains: then a later listing shows it.
+        # The broker has deleted the exchange with its last binding, unless a pin remains. In that case, a later listing
+        # shows the deletion.
         if owned.ends and not pending.handed_over and self._state.exchanges.get(owned.name) is owned:
             self._state.remove_exchange(owned.name)
         self._unbind_ok(pending)
@@ -568,7 +578,7 @@ class ClientBindings:
     # -- what is known -----------------------------------------------------------------------------------------
 
     def _owned(self, request: BindRequest) -> OwnedExchange | None:
-        """Return the source exchange if its bindings are handled here, and not by the broker's own exchange."""
+        """Return the source exchange if its bindings are handled here and not by the broker's own exchange."""
         owned = self._state.exchanges.get(request.source)
         return None if owned is None or owned.unmatched_pass else owned
 
@@ -593,8 +603,8 @@ class ClientBindings:
         owned = self._evaluated_destination(request)
         if owned is not None and (owned.declared is not None or owned.carrier == owned.name):
             text = (
-                f"exchange '{shown(request.destination)}' is evaluated by the proxy; the broker alone would route from "
-                f"'{shown(request.source)}' to it"
+                f"exchange '{shown(request.destination)}' is evaluated by the proxy, but the broker would route "
+                f"messages from '{shown(request.source)}' to it without the proxy"
             )
             raise ProtocolError(540, text)
 

@@ -1,9 +1,9 @@
-"""exchange.declare and exchange.delete of exchanges that are, or will be, evaluated here.
+"""Handles exchange.declare and exchange.delete for exchanges that are, or will be, evaluated here.
 
-An ``x-open`` exchange becomes a marked direct exchange on the broker, declared on the client's own channel. The broker
-compares type, flags and alternate exchange of an existing exchange; the filters of an open exchange are compared here,
-by value: the width of integers makes no difference. Reply texts are RabbitMQ's. Clients can't change exchanges of rules
-files.
+An ``x-open`` exchange becomes a marked direct exchange on the broker, declared on the client's own channel. If the
+exchange exists, the broker compares its type, flags and alternate exchange. The filters of an open exchange are
+compared here, by value, so that the width of integers makes no difference. Reply texts are those of RabbitMQ. Clients
+can't change exchanges of rules files.
 
 Source: delivery notes, "The store"; the open-exchange specification, 10 and 11; RabbitMQ guide "Exchanges"; texts of
 RabbitMQ 3.10 ("inequivalent arg").
@@ -67,12 +67,12 @@ _COMPARED = (
     b"min-payload-size-silent",
     DELIVERY,
 )
-#: properties of exchanges that the control plane declares for rules files
+#: properties of the exchanges that the control plane declares for rules files
 _BY_FILE = DeclaredExchange(durable=True, auto_delete=False, internal=False, entries=b"", sequence=0)
 
 
 def refuse_inequivalent(owned: OwnedExchange, request: ExchangeDeclare, table: Table, vhost: str) -> None:
-    """Refuse to redeclare an exchange with another type, flag or argument: 406 for the first difference."""
+    """Refuse to redeclare an exchange with a different type, flag or argument, with 406 for the first difference."""
     declared = owned.declared or _BY_FILE
     received_type, current_type = shown(request.exchange_type), owned.type
     compared = [("type", f"'{received_type}'", f"'{current_type}'")] if received_type != current_type else []
@@ -119,7 +119,7 @@ class _NewExchange(NamedTuple):
 
 
 class ClientExchanges:
-    """Handles exchange.declare and exchange.delete of one connection."""
+    """Handles exchange.declare and exchange.delete on one connection."""
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection = connection
@@ -182,7 +182,7 @@ class ClientExchanges:
         self._connection.terms.inventory.changed(owned.name)
 
     def _again(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> bool:
-        """Redeclare a known exchange: its properties must match."""
+        """Redeclare a known exchange, whose properties must match."""
         table = decode_table(request.arguments, 0, len(request.arguments))
         refuse_inequivalent(owned, request, table, self._state.name)
         # The broker compares the flags and the alternate exchange, and checks the client's permission.
@@ -208,18 +208,20 @@ class ClientExchanges:
         )
 
     def _new(self, channel: Channel, request: ExchangeDeclare) -> None:
-        """Declare an exchange that is unknown here: look it up on the broker first."""
+        """Declare an exchange that is unknown here, after looking it up on the broker."""
         new = _NewExchange(channel, request, *self._make(request))
         if not request.exchange or request.exchange.startswith(b"amq."):
             self._connection.change(channel, ChannelEvent.DECLARE)
             self._looked_up(new, None)  # the broker will refuse it
             return
         look_up = LookUpExchange(channel, request.exchange, partial(self._looked_up, new))
-        # After the client's earlier requests, which may include the deletion of an exchange of that name.
+        # This follows the client's earlier requests, which may include the deletion of an exchange with this name.
         inject(self._connection, channel, [], partial(self._connection.pending.requests.append, look_up))
 
     def _looked_up(self, new: _NewExchange, exchange_type: str | None) -> None:
-        """Declare the exchange, unless another exchange of that name exists, with the given type."""
+        """Declare the exchange, unless another exchange with this name exists; `exchange_type` is the type of that
+        exchange.
+        """
         channel, request, owned = new.channel, new.request, new.owned
         if channel.state is not DECLARING:
             return
@@ -237,13 +239,13 @@ class ClientExchanges:
             self._compared(new, None)
             return
         frame = self._carrier_frame(channel, request, owned, owned.declared.sequence)
-        # Two clients may have declared it concurrently, and the broker does not compare: look it up again.
+        # Two clients may have declared it concurrently, and the broker does not compare filters: look it up again.
         again = LookUpExchange(channel, request.exchange, partial(self._compared, new))
         look_up_again = partial(self._connection.pending.requests.append, again)
         inject(self._connection, channel, [frame], look_up_again)
 
     def _compared(self, new: _NewExchange, _: str | None) -> None:
-        """After the declare-ok, compare the exchange with the one that was declared first."""
+        """After the declare-ok, compare the exchange with the exchange that was declared first."""
         channel, owned = new.channel, new.owned
         if channel.state is not DECLARING:
             return

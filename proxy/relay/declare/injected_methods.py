@@ -1,8 +1,8 @@
-"""Runs methods of the sidecar on a client's own channel, so that the broker checks that client's permissions.
+"""Runs methods of the sidecar on a client's own channel, so that the broker checks the client's permissions.
 
-Meanwhile, the client's frames on the channel wait; the broker answers in order, so each answer is identified by its
-position. A refusal is the broker's own Channel.Close, which is relayed to the client; if it refuses a passive declare
-of ours, it is changed to name the method that the client has sent.
+Meanwhile, the client's frames on the channel wait. The broker answers in order, so each answer is identified by its
+position. A refusal is the broker's own Channel.Close, which is relayed to the client. If the broker refuses our own
+passive declare, the close is changed to name the method that the client sent.
 
 Source: architecture, "The broker is the store"; AMQP 0-9-1 spec, 1.3 (synchronous methods are answered in order).
 """
@@ -18,22 +18,22 @@ from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState
 
-#: Number of declares without a reply after which a method with a reply is sent.
+#: Number of requests without a reply after which a method with a reply is sent.
 _UNANSWERABLE = 256
 
-#: Exists in every virtual host, and checking for it needs no permission.
+#: An exchange that exists in every virtual host and whose passive declare needs no permission.
 _ALWAYS_THERE = b"amq.direct"
 
 
 def pass_on(channel: Channel, method: int, nowait: bool) -> bool:
-    """Forward a request unchanged (returns True), and expect the broker's answer."""
+    """Expect the broker's answer to a request; return True, since the request is forwarded unchanged."""
     if not nowait:
         channel.replies.append(ExpectedReply(reply_of(method)))
     return True
 
 
 def answer(channel: Channel, method: int, nowait: bool) -> bytes:
-    """Build the answer (without arguments) to a request; b"" if the client expects none."""
+    """Build the answer to a request, without arguments; b"" if the client expects no answer."""
     return b"" if nowait else method_frame(channel.number, reply_of(method))
 
 
@@ -58,9 +58,9 @@ def inject(
     Args:
         connection: state of the connection.
         channel: the client's channel; its frames may already be held.
-        steps: frames of methods of ours, none of them nowait. If empty, a method without effect is sent, so that
+        steps: frames of our own methods, none of them with nowait. If empty, a method without effect is sent, so that
             earlier requests of the client are answered first.
-        then: called when all are answered; must finally call `reply_and_resume`.
+        then: called when all methods have been answered; must eventually lead to a call of `reply_and_resume`.
         request_method: class id << 16 | method id of the client's request, if steps are passive declares.
     """
 
@@ -80,12 +80,12 @@ def inject(
 def inject_and_reply(
     connection: ConnectionState, channel: Channel, steps: Sequence[bytes], done: Callable[[], bytes]
 ) -> None:
-    """Run methods as `inject` does, then answer the client with the result of `done` and resume its frames."""
+    """Run methods like `inject`, then answer the client with the result of `done` and resume its frames."""
     inject(connection, channel, steps, lambda: reply_and_resume(connection, channel, done()))
 
 
 def count_unanswerable(connection: ConnectionState, channel: Channel) -> None:
-    """Count a request without a reply; after every `_UNANSWERABLE` of them, send a method with a reply."""
+    """Count a request without a reply; after every `_UNANSWERABLE` such requests, send a method with a reply."""
     weight = connection.backlog.count_unanswerable(_UNANSWERABLE)
     if weight:
         frame = _nothing(channel)

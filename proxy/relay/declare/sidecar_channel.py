@@ -1,7 +1,8 @@
 """The channel of a leased upstream connection that is reserved for the sidecar.
 
-It is the top channel, which is never offered to the producer. Methods that only this connection may send (binding
-its exclusive queues) run there, one at a time: a refusal closes only this channel.
+It is the channel with the highest number, which is never offered to the producer. It is used, for one method at a time,
+to send methods that only this connection may send, such as binds of its exclusive queues. A refusal closes only this
+channel.
 
 Source: delivery notes, "Tokens and bindings".
 """
@@ -17,7 +18,7 @@ from proxy.amqp import methods
 from proxy.amqp.frames import U32
 from proxy.amqp.method_frames import Close, channel_close_ok, channel_open, read_method
 
-#: called with None when the methods are done, or with the broker's text of the first refusal
+#: called with None when the methods have been answered, or with the broker's text of the first refusal
 Done: TypeAlias = Callable[[str | None], None]
 
 
@@ -29,10 +30,10 @@ class _State(Enum):
 
 
 class SidecarChannel:
-    """The sidecar's channel on a leased connection; opened on first use.
+    """The sidecar's channel on a leased connection, which is opened when it is first used.
 
     Args:
-        number: its channel number; None if the broker permits a single channel: then every method is refused.
+        number: its channel number; None if the broker permits only one channel, so that every method is refused.
         to_upstream: output for the broker.
     """
 
@@ -42,7 +43,7 @@ class SidecarChannel:
         self.number = number
         self._out = to_upstream
         self._state = _State.CLOSED
-        #: frames to send; the last of each `run` has the callback
+        #: frames to send; the last frame of each `run` has the callback
         self._queue: deque[tuple[bytes, Done | None]] = deque()
         self._refusal: str | None = None
 
@@ -66,7 +67,7 @@ class SidecarChannel:
         self._go_on()
 
     def take_method(self, payload: bytes) -> None:
-        """Handle a method payload that the broker sent on this channel."""
+        """Handle the payload of a method that the broker sent on this channel."""
         index = U32.unpack_from(payload)[0] if len(payload) >= 4 else 0
         if index == methods.CHANNEL_OPEN_OK:
             self._state = _State.IDLE

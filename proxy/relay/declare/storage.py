@@ -1,11 +1,12 @@
-"""Storage format of clients' declarations on the broker: arguments and keys of exchanges and bindings.
+"""The format in which clients' declarations are stored on the broker, as arguments and keys of exchanges and bindings.
 
-An open exchange is a real direct or topic exchange marked ``x-open-exchange``; each client binding is a real binding of
-it with the client's own arguments. The first binding of a destination has the destination's token as key, further ones
-have a storage key that no publish uses. One more argument, ``x-oxproxy``, contains the raw bytes of the client's table,
-its routing key, its user name and a sequence number: the management API's JSON loses types and order, and the routing
-key on the broker is different. A binding also has ``x-oxproxy-signature``, since every user that may bind can write any
-user name into ``x-oxproxy``. An exchange has no signature: the user that declared it may configure it.
+An open exchange is a real direct or topic exchange marked ``x-open-exchange``, and each client binding is a real
+binding on it with the client's own arguments. The first binding to a destination has the destination's token as key;
+further bindings have a storage key that no publish uses. An additional argument, ``x-oxproxy``, contains the raw bytes
+of the client's table, the routing key, the user name and a sequence number. It is needed since the management API's
+JSON loses types and order, and the routing key on the broker is different. A binding also has the argument
+``x-oxproxy-signature``, since any user that may bind can write any user name into ``x-oxproxy``. An exchange has no
+signature, since the user that declared it has permission to configure it.
 
 Source: delivery notes, "The store"; architecture, "The broker is the store".
 """
@@ -42,21 +43,21 @@ Member = TypeVar("Member", bound=Enum)
 
 #: argument that marks our exchanges on the broker
 MARK = b"x-open-exchange"
-#: argument with sequence and raw arguments; hidden from clients
+#: argument with the sequence and the raw arguments; hidden from clients
 KEPT = b"x-oxproxy"
 #: argument with the signature of a binding; hidden from clients
 SIGNATURE = b"x-oxproxy-signature"
 #: argument of a pin, a binding with a token as key and no other content (see `relay.token_table`); hidden from clients
 PIN = b"x-oxproxy-token"
-#: argument by which a client chooses the delivery of an exchange
+#: argument with which a client chooses the delivery of an exchange
 DELIVERY = b"x-delivery"
-#: argument by which a client chooses the carrier's type of an exchange
+#: argument with which a client chooses the type of an exchange's carrier
 CARRIER_TYPE = b"x-carrier-type"
 ALTERNATE = b"alternate-exchange"
 STORAGE = RESERVED_PREFIX + b"b."
 #: The same prefix as part of a single word, for topic carriers.
 STORAGE_WORD = RESERVED_WORD + b"b-"
-#: Sequences are microseconds since 1970: greater ones are invalid (the year 2255).
+#: Sequences are microseconds since 1970; greater numbers, from the year 2255 on, are invalid.
 LAST_SEQUENCE = 2**53 - 1
 _MARK_ENTRY = b"\x0f" + MARK + b"t\x01"
 
@@ -68,7 +69,7 @@ class StoredArguments(NamedTuple):
     sequence: int
     #: the client's routing key; empty for an exchange
     routing_key: bytes
-    #: user of the binding; empty for an exchange
+    #: user that made the binding; empty for an exchange
     client: str
     #: raw entries of the client's table
     entries: bytes
@@ -104,7 +105,9 @@ def kept_arguments(
 
 
 def pin_entries(pin: bytes) -> bytes:
-    """Return the argument entries of a row (see `relay.token_table`): none for the plain row, else those of a pin."""
+    """Return the argument entries of a row (see `relay.token_table`): none for the plain row, otherwise those of a
+    pin.
+    """
     return longstr_entry(PIN, pin) if pin else b""
 
 
@@ -142,7 +145,7 @@ def signed_copy(
 
 
 def refuse_own_arguments(entries: bytes) -> None:
-    """Refuse arguments of a client's declare or bind that are reserved for sidecars, with 403 on the channel."""
+    """Refuse, with 403 on the channel, arguments of a client's declare or bind that are reserved for sidecars."""
     if KEPT not in entries and MARK not in entries:
         return
     for name, _ in decode_table(entries, 0, len(entries)):
@@ -151,10 +154,10 @@ def refuse_own_arguments(entries: bytes) -> None:
 
 
 def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str) -> None:
-    """Refuse arguments of a declare or bind that are nested too deeply to be decoded, with 406 on the channel.
+    """Refuse, with 406 on the channel, arguments of a declare or bind that are nested too deeply to be decoded.
 
-    The broker accepts and stores any depth, and its management API then returns JSON that no client decodes: one such
-    queue would hide every queue of the virtual host from every sidecar.
+    The broker accepts and stores arguments of any depth, but its management API then returns JSON that no client can
+    decode. One such queue would hide all queues of the virtual host from all sidecars.
     """
     argument = too_deep(entries) if entries else None
     if argument is not None:
@@ -176,12 +179,12 @@ def exchange_arguments(sequence: int, entries: bytes) -> bytes:
 
 
 def wanted_type(table: Table) -> CarrierType | None:
-    """Read the requested carrier type from the arguments of a declare; None if it is invalid."""
+    """Return the requested carrier type from the arguments of a declare; None if it is invalid."""
     return chosen_member(CarrierType, dict(table).get(CARRIER_TYPE), CarrierType.AUTO)
 
 
 def chosen_member(kind: type[Member], value: Value | None, default: Member) -> Member | None:
-    """Return the member of an enum that an argument selects by its value; None if there is none."""
+    """Return the enum member that an argument selects by its value; None if there is none."""
     if value is None:
         return default
     return next((member for member in kind if value == Value("S", member.value.encode())), None)
@@ -193,7 +196,7 @@ def open_exchange(
     """Create an open exchange from a client's declaration.
 
     Raises:
-        ProtocolError: 406 on the channel, an argument has an invalid value; 502, the table is malformed.
+        ProtocolError: an argument has an invalid value (406 on the channel), or the table is malformed (502).
     """
     table = decode_table(declared.entries, 0, len(declared.entries))
     value = dict(table).get(ALTERNATE)
@@ -212,13 +215,13 @@ def topic_form(alternate: bytes | None) -> TokenForm:
 
 
 def identity_key(identity: tuple[Hashable, ...], *, one_word: bool = False) -> bytes:
-    """Return the storage key of the binding with the given identity; source and sequence do not influence it."""
+    """Return the storage key of the binding with the given identity. It does not depend on source and sequence."""
     hashed = blake2b(repr(identity[1:]).encode(), digest_size=8).hexdigest()
     return (STORAGE_WORD if one_word else STORAGE) + hashed.encode()
 
 
 def kept_rows(stored: StoredBinding) -> list[tuple[bytes, bytes]]:
-    """Return key and argument entries of each stored copy on the broker, the effective copy first."""
+    """Return the key and argument entries of each copy stored on the broker, starting with the effective copy."""
     client_key = stored.binding.routing_key
     return [
         (copy.key, kept_arguments(copy.sequence, stored.entries, client_key, copy.client, copy.signature))

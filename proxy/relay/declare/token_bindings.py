@@ -1,9 +1,9 @@
-"""Binds destination tokens and checks a client's permissions on the sidecar channel of its connection.
+"""Binds destination tokens and checks permissions on the sidecar channel of a client's connection.
 
-Only its owner's connection can bind an exclusive queue, and destinations chosen by a client's rules or messages must
-not be bound with the control user's permissions: here it is checked whether the client may bind them, and a
-grant is stored on the carrier as a binding with a grant key. A refusal makes the destination missing, with the refusal
-as reason, and is never an error for the producer.
+An exclusive queue can be bound only on its owner's connection, and destinations chosen by a client's rules or messages
+must not be bound with the control user's permissions. This module checks whether the client may bind them, and stores a
+grant on the carrier as a binding with a grant key. After a refusal, the destination counts as missing, with the refusal
+as the reason; this is never an error for the producer.
 
 Source: delivery notes, "Tokens and bindings"; RabbitMQ guide "Access control".
 """
@@ -22,7 +22,7 @@ from proxy.relay.tokens import Tokens, grant_key
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.values import QUEUE, Destination
 
-#: prefix of a refusal if source or destination does not exist: the permissions have been checked before
+#: prefix of a refusal if the source or destination does not exist, which the broker checks after the permissions
 _NOT_FOUND = "404 "
 
 
@@ -43,18 +43,18 @@ class Pin(NamedTuple):
     """A pin that is being bound (see `relay.token_table`)."""
 
     owned: OwnedExchange
-    #: the destination whose tokens it has as keys
+    #: the destination whose tokens this pin has as keys
     destination: Destination
     row: bytes
-    #: pins that are unbound once it is bound
+    #: pins that are unbound once this pin is bound
     replaced: tuple[bytes, ...]
-    #: when the bind was sent
+    #: time at which the bind was sent
     sent_at: float
-    #: the tokens that it has as keys
+    #: the tokens that this pin has as keys
     tokens: Tokens
 
     def frames(self, number: int) -> list[bytes]:
-        """Build the methods that bind it, then unbind the pins that it replaces, on a channel."""
+        """Build the methods that bind this pin on a channel and then unbind the pins that it replaces."""
         frames = row_frames(bind, number, self.owned, self.destination, self.tokens, self.row)
         for row in self.replaced:
             frames += row_frames(unbind, number, self.owned, self.destination, self.tokens, row)
@@ -71,20 +71,20 @@ def new_pin(connection: ConnectionState, owned: OwnedExchange, destination: Dest
 
 
 def note_pin(state: VhostState, pin: Pin, binder: object | None) -> None:
-    """Record that the broker has bound a pin, and unbound the pins that it replaces."""
+    """Record that the broker has bound a pin and unbound the pins that it replaces."""
     owned = state.now(pin.owned) or pin.owned
     owned.tokens.asserted(pin.destination, pin.row, pin.sent_at, binder, pin.replaced)
     check_tokens(state, owned, pin.destination, pin.tokens)
 
 
 def check_tokens(state: VhostState, owned: OwnedExchange, destination: Destination, tokens: Tokens) -> None:
-    """Record that a new row does not route messages if the tokens of the carrier have changed in the meantime."""
+    """If the tokens of the carrier have changed in the meantime, record that a new row does not route messages."""
     if not tokens.lead_to(state.tokens_of(owned)):
         owned.tokens.not_bound(destination)
 
 
 def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Destination]]:
-    """Return (exchange, destination) of each carrier on which a queue needs its tokens."""
+    """Return (exchange, destination) for each carrier on which a queue needs its tokens."""
     destination = (QUEUE, queue)
     return [(owned, destination) for owned in state.carried() if state.router.names(owned.name, destination)]
 
@@ -115,16 +115,16 @@ def bind_tokens(
         current, *others = row_frames(bind, channel.number or 0, owned, destination, state.tokens_of(owned))
         if others:
             channel.run(others, _unheeded)
-        # Sent last, so that its answer is the last one.
+        # Sent last, so that it is answered last.
         channel.run([current], partial(answered, owned=owned, destination=destination))
 
 
 def _unheeded(text: str | None) -> None:
-    """Ignore the answer: only the answer for the destination's current token counts."""
+    """Ignore the answer, since only the answer for the destination's current token counts."""
 
 
 def check_permission(connection: ConnectionState, check: PermissionCheck, done: Callable[[], None]) -> None:
-    """Check on a connection of the client whether it may bind a destination, and record the answer."""
+    """Check, on one of the client's connections, whether the client may bind a destination, and record the answer."""
     if connection.lifecycle.phase is not Phase.OPEN:
         done()
         return
@@ -142,7 +142,7 @@ def check_permission(connection: ConnectionState, check: PermissionCheck, done: 
         done()
 
     if owned.delivery is Delivery.QUEUE:
-        # There is usually nothing to unbind, but the broker checks the same permissions as for a bind.
+        # Usually there is nothing to unbind, but the broker checks the same permissions as for a bind.
         channel.run([unbind(number, destination, owned.name, key)], witnessed)
         return
     grant = bind(number, destination, owned.carrier, key)
@@ -175,9 +175,9 @@ def withdraw(
     *,
     plain: bool = False,
 ) -> None:
-    """Unbind tokens and grants that nothing needs any more; the control plane retries those that are refused.
+    """Unbind tokens and grants that nothing needs any more; the control plane retries unbinds that are refused.
 
-    With `plain`, the control plane's rows are unbound as well.
+    With `plain`, the control plane's rows are also unbound.
     """
     state, channel = connection.plans.state, connection.upstream.sidecar_channel
     number = channel.number or 0

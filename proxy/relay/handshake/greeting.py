@@ -1,14 +1,14 @@
-"""Rewrites Connection.Start and StartOk, and negotiates the limits of both sides.
+"""Rewrites Connection.Start and StartOk, and negotiates the limits for both sides.
 
-Entries of the property tables keep their bytes; our own are appended, and a peer's entries with our names are removed,
-so that no client can pose as a proxy or as another peer.
+The entries of the property tables keep their bytes. Our own entries are appended, and entries from a peer with the same
+names are removed, so that no client can impersonate a proxy or another peer.
 
-The producer is offered one channel less than the broker permits: the top channel of the leased connection is
-reserved for the sidecar. If the producer insists on smaller frames than the broker accepts, the two sides have
-different limits.
+The producer is offered one channel less than the broker permits, since the channel with the highest number on the
+leased connection is reserved for the sidecar. If the producer insists on smaller frames than the broker accepts, the
+two sides have different limits.
 
-Source: AMQP 0-9-1 spec, 1.4.2.1, 1.4.2.2, 1.4.2.5 and 1.4.2.6, 4.9 "Limitations"; texts as RabbitMQ's; RabbitMQ
-"Authentication, Authorisation", SASL PLAIN (RFC 4616).
+Source: AMQP 0-9-1 spec, 1.4.2.1, 1.4.2.2, 1.4.2.5 and 1.4.2.6, 4.9 "Limitations"; RabbitMQ's error texts; RabbitMQ
+"Authentication, Authorisation"; SASL PLAIN (RFC 4616).
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ FRAME_MIN_BYTES = 4096
 #: Smallest frame-max that RabbitMQ accepts from version 4.1 on, in bytes.
 FRAME_MIN_BYTES_4_1 = 8192
 
-#: Meaning of a channel-max of 0 ("no limit"): channel numbers have 16 bits.
+#: Meaning of a channel-max of 0 ("no limit"), since channel numbers have 16 bits.
 _TOP_CHANNEL = 65535
 
 #: Our entry in both tables: the version of this proxy.
 OXPROXY = b"oxproxy"
 #: Our entry in the client properties: the producer's address.
 OXPROXY_PEER = b"oxproxy_peer"
-#: The mechanism for login by the connection's certificate. The broker would see our certificate and accept every
-#: producer as its user, so the mechanism is neither offered nor relayed.
+#: The mechanism for login with the connection's certificate. The broker would see our certificate and accept every
+#: producer as the user of that certificate, so the mechanism is neither offered nor relayed.
 EXTERNAL = b"EXTERNAL"
 _NOT_EXTERNAL = (
-    "SASL EXTERNAL can't pass a proxy: the broker would see its certificate, not yours; "
+    "SASL EXTERNAL can't be used with a proxy: the broker would see its certificate, not yours; "
     "log in with PLAIN or AMQPLAIN, over TLS"
 )
-#: Length to which a user or connection name is cut in logs.
+#: Length to which user and connection names are truncated in logs.
 NAME_CHARACTERS = 255
 _CAPABILITIES = (
     b"publisher_confirms",
@@ -63,12 +63,12 @@ class TuningLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Negotiated limits. Only a disabled heartbeat is 0."""
+    """Negotiated limits, of which only a heartbeat can be 0 (disabled)."""
 
     #: highest channel number of the producer
     channel_max_producer: int
-    #: highest channel number towards the broker: one more than the producer's, for our own channel. Equal to the
-    #: producer's if the broker permits a single channel: then we have none.
+    #: highest channel number on the broker's side, which is one more than the producer's, for our own channel. If the
+    #: broker permits only one channel, the two numbers are equal and we have no channel.
     channel_max_upstream: int
     #: largest whole frame on the producer's side, in bytes
     frame_max_producer: int
@@ -83,7 +83,7 @@ class Tuning:
 def offer(broker: TuningLimits, frame_max_bytes: int, most_channels: int = _TOP_CHANNEL) -> TuningLimits:
     """Return the limits offered to the producer."""
     channels = broker.channel_max or _TOP_CHANNEL
-    # 0 would mean "no limit": if there is a single channel, the producer gets it and we have none.
+    # 0 would mean "no limit". If there is only one channel, the producer gets it, and we have none.
     channel_max = min(max(channels - 1, 1), most_channels)
     frame_max = min(broker.frame_max_bytes or frame_max_bytes, frame_max_bytes)
     return TuningLimits(channel_max, frame_max, broker.heartbeat_seconds)
@@ -95,7 +95,7 @@ def agree(
     """Combine the producer's answer with the broker's offer.
 
     Raises:
-        ProtocolError: 530 with the ids of Tune, a value is outside the offer (RabbitMQ's ids and text).
+        ProtocolError: a value is outside the offer; 530 with the ids of Tune, as on RabbitMQ.
     """
     _check("channel_max", answer.channel_max, 1, offered.channel_max)
     _check("frame_max", answer.frame_max_bytes, FRAME_MIN_BYTES, offered.frame_max_bytes)
@@ -144,7 +144,7 @@ class Client(NamedTuple):
     capabilities: frozenset[bytes]
 
     def __repr__(self) -> str:
-        """Leave the frame out: it contains a secret."""
+        """Omit the frame, which contains a secret."""
         return f"Client(user={self.user!r}, name={self.name!r})"
 
 
@@ -178,10 +178,11 @@ def read_start_ok(payload: bytes, version: str, peer: str, frame_min_bytes: int)
     """Read the producer's StartOk and add our version and its address.
 
     Mechanism, response and locale are unchanged. If our entries would make the frame larger than the broker accepts
-    before Tune (`frame_min_bytes`), they are left out: a client that could log in without us can log in through us.
+    before Tune (`frame_min_bytes`), they are omitted, so that any client that can log in directly can also log in
+    through the sidecar.
 
     Raises:
-        ProtocolError: 502, malformed; 403, a mechanism that can't be relayed.
+        ProtocolError: the frame is malformed (502), or the mechanism can't be relayed (403).
     """
     properties, mechanism, response, locale = (cast(bytes, argument) for argument in arguments(payload))
     if mechanism == EXTERNAL:
@@ -199,7 +200,7 @@ def read_start_ok(payload: bytes, version: str, peer: str, frame_min_bytes: int)
 
 
 def login_of(frame: bytes) -> bytes:
-    """Return the parts of a whole StartOk frame that distinguish logins: mechanism, response, locale and capabilities.
+    """Return the parts of a StartOk frame that distinguish logins: mechanism, response, locale and capabilities.
 
     Capabilities are included since the broker's behaviour depends on them. The result contains a secret.
     """
@@ -235,7 +236,7 @@ def _capabilities(entries: bytes) -> frozenset[bytes]:
 
 
 def _user(mechanism: bytes, response: bytes) -> str:
-    """Return the user name; the broker rejects unreadable responses."""
+    """Return the user name. If the response is unreadable, the broker rejects it."""
     if mechanism == b"PLAIN":
         parts = response.split(b"\0")
         return _shown(parts[1]) if len(parts) == 3 else ""

@@ -1,10 +1,10 @@
-"""Reuses an idle upstream connection instead of opening a new one, during a producer's handshake.
+"""During a producer's handshake, reuses an idle upstream connection instead of opening a new one.
 
 Acts as the broker in the handshake, with the methods that the broker sent when the kept connection was opened: Start to
-every producer, Tune to a producer with the same login as the last one, OpenOk if limits and virtual host are the same,
-too. As soon as something differs, the broker itself is used: it gets everything that the producer has sent so far, and
-its answers that the producer already has are suppressed. So only the broker admits unknown users, and a producer
-receives the same methods as on a new connection.
+every producer, Tune to a producer with the same login as the previous one, and OpenOk if the limits and the virtual
+host are also the same. As soon as something differs, the broker itself is used: it receives everything that the
+producer has sent so far, and those of its answers that the producer already has are suppressed. Therefore only the
+broker admits unknown users, and a producer receives the same methods as on a new connection.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "The connection class"; architecture, "One publish in, one publish out".
 """
@@ -26,15 +26,15 @@ _CHANGED = b"the broker has changed, connect again"
 
 
 class Lease:
-    """The methods exchanged when an upstream connection was opened; whole frames, except for the login.
+    """The methods exchanged when an upstream connection was opened, as whole frames except for the login.
 
     Attributes:
-        start: Start of the broker.
+        start: Start from the broker.
         login: keyed hash of the producer's mechanism, response, locale and capabilities.
-        tune: Tune of the broker.
+        tune: Tune from the broker.
         tune_ok: TuneOk as sent to the broker.
-        open: Open of the producer.
-        open_ok: OpenOk of the broker; empty if other methods were needed to open the connection.
+        open: Open from the producer.
+        open_ok: OpenOk from the broker; empty if other methods were needed to open the connection.
     """
 
     __slots__ = ("login", "open", "open_ok", "start", "tune", "tune_ok")
@@ -48,7 +48,7 @@ class LeaseNegotiation:
 
     Args:
         kept: returns the leases of the kept connections, in order of preference.
-        key: key of the hashes of logins; the same for all leases.
+        key: key for the hashes of logins; the same for all leases.
 
     Attributes:
         to_upstream: bytes for the broker, drained by the driver.
@@ -64,15 +64,15 @@ class LeaseNegotiation:
         self.lease = Lease()
         self._kept = kept
         self._key = key
-        #: the producer's frames that have not been sent to the broker
+        #: frames from the producer that have not been sent to the broker
         self._producer_frames: list[bytes] = []
-        #: answers that were given to the producer, and that the broker itself has not sent yet
+        #: answers that were given to the producer and that the broker itself has not sent yet
         self._answers_given: list[bytes] = []
         self._input = FrameBuffer(WAITING_BYTES)
         self._passes_through = False
 
     def take(self, frames: list[bytes]) -> bytes:
-        """Take the handshake's output for the broker, and clear the list; return the broker's answer, if known."""
+        """Take the handshake's output for the broker and clear the list; return the broker's answer, if it is known."""
         answer = b""
         for frame in frames:
             self._producer_frames.append(frame)
@@ -105,7 +105,9 @@ class LeaseNegotiation:
         return unseen
 
     def _known_answer(self, method: int, frame: bytes) -> bytes | None:
-        """Record the producer's method; return the broker's answer, None if unknown, b"" if the method has none."""
+        """Record the producer's method; return the broker's answer, None if it is unknown, b"" if the method has no
+        answer.
+        """
         lease, leases = self.lease, () if self.wants_upstream else self._kept()
         if method == methods.CONNECTION_START_OK:
             lease.login = blake2b(login_of(frame), key=self._key).digest()
@@ -153,7 +155,7 @@ class LeaseNegotiation:
             self.lease.open_ok = frame.raw
             self._passes_through = True
             return frame.raw
-        else:  # the broker refuses, or needs more steps: such a connection is not kept
+        else:  # the broker refuses or needs more steps; such a connection is not kept
             self._passes_through = True
             return frame.raw
         if not self._answers_given:

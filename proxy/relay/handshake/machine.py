@@ -1,16 +1,17 @@
-"""State machine of the handshake, from the first byte to OpenOk, with one table of transitions for each side.
+"""State machine of the handshake, from the first byte to OpenOk, with a table of transitions for each side.
 
-The broker authenticates the producer: mechanism, response, virtual host and answers are relayed unchanged. There are
-three changes: our entries in the properties of both sides and the limits (`greeting`), and the reply to a producer if
-the broker is unreachable.
+The broker authenticates the producer: mechanism, response, virtual host and answers are relayed unchanged. The sidecar
+makes three changes: it adds entries to the properties from both sides, changes the limits (`greeting`), and replies to
+the producer if the broker is unreachable.
 
-If the broker is unreachable, a producer that has sent its protocol header is not closed at once: it gets a Start of our
-own, and Connection.Close 320 after its StartOk. Seen with pika 1.4, aiormq 7.2, py-amqp 5.4 and amqp-tools 0.11: after
-a Close instead of Start, aiormq reports "Expected Connection.Start" and amqp-tools "unexpected method received"; after
-Start and StartOk, all four report code and text (pika within a ProbableAuthenticationError).
+If the broker is unreachable, a producer that has sent its protocol header is not disconnected at once: it gets our own
+Start, and Connection.Close 320 after its StartOk. Seen with pika 1.4, aiormq 7.2, py-amqp 5.4 and amqp-tools 0.11:
+after a Close instead of Start, aiormq reports "Expected Connection.Start" and amqp-tools "unexpected method received";
+after Start and StartOk, all four report code and text (pika within a ProbableAuthenticationError).
 
-A protocol error of the producer is answered with Connection.Close, even before Tune, where RabbitMQ just closes the
-socket. The driver owns time, sockets and deadlines, and drains `to_producer` and `to_upstream` after every call.
+A protocol error of the producer is answered with Connection.Close even before Tune, although RabbitMQ only closes the
+socket at that stage. The driver owns time, sockets and deadlines, and drains `to_producer` and `to_upstream` after
+every call.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "The connection class" (the order of its methods), 4.2.2, 4.2.3; RabbitMQ "Protocol
 extensions" (authentication_failure_close).
@@ -40,13 +41,13 @@ from proxy.relay.handshake.greeting import (
     read_start_ok,
 )
 
-#: Limit of bytes from one side that wait for the other side's answer (506 above it), and of a frame before OpenOk (501
-#: above it). StartOk can contain a token of several KiB; 128 KiB is RabbitMQ's frame-max.
+#: Maximum number of bytes from one side that wait for the other side's answer (506 if exceeded), and maximum size of a
+#: frame before OpenOk (501 if exceeded). StartOk can contain a token of several KiB; 128 KiB is RabbitMQ's frame-max.
 WAITING_BYTES = 131072
 
 
 class HandshakeState(Enum):
-    """The awaited method; the value describes it in messages."""
+    """The awaited method; the value describes the method in messages."""
 
     AWAITING_HEADER = "protocol header"
     AWAITING_START = "Connection.Start"
@@ -75,9 +76,9 @@ PRODUCERS_TURN = frozenset(
     )
 )
 BROKERS_TURN = frozenset((_State.AWAITING_START, _State.AWAITING_TUNE, _State.AWAITING_OPEN_OK))
-#: There is no upstream connection yet, or no longer; bytes from the broker are dropped.
+#: States without an upstream connection, in which bytes from the broker are dropped.
 WITHOUT_BROKER = frozenset((_State.AWAITING_HEADER, _State.REFUSING, _State.CLOSING, _State.CLOSED))
-#: The broker may close the connection, whichever side is expected to send.
+#: States in which the broker may close the connection, regardless of which side is expected to send.
 WITH_BROKER = frozenset(_State) - WITHOUT_BROKER - {_State.OPEN}
 
 
@@ -113,7 +114,7 @@ class Ending:
 
 
 #: Accepted protocol headers. The second is the header of AMQP 0-9, sent by Perl's Net::AMQP and others, to which
-#: RabbitMQ also answers in 0-9-1. Headers of 0-8, to which it answers in 0-8, are not accepted.
+#: RabbitMQ also answers in 0-9-1. Headers of 0-8 are not accepted, since RabbitMQ answers them in 0-8.
 ACCEPTED_HEADERS = frozenset((PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"))
 
 _HEADER_BYTES = len(PROTOCOL_HEADER)
@@ -132,16 +133,17 @@ class Handshake:
     Attributes:
         to_producer: bytes to send, drained by the driver.
         to_upstream: bytes to send as soon as there is an upstream connection.
-        wants_upstream: whether the protocol header was received: connect, or call `upstream_lost`.
+        wants_upstream: whether the protocol header was received, so that the driver has to connect or call
+            `upstream_lost`.
         close_after_flush_producer: whether to send `to_producer`, then close the producer's socket.
         close_upstream: whether to send `to_upstream`, then close the upstream connection (or stop connecting).
-        state: see `HandshakeState`; in OPEN the relay takes over, beginning with the leftovers.
+        state: see `HandshakeState`; in OPEN the relay takes over, beginning with the remaining bytes.
         vhost: virtual host from Connection.Open.
         user: user name, if PLAIN or AMQPLAIN is used.
         client_name: ``connection_name`` of the client properties.
         capabilities: capabilities announced by the client.
         product: the broker's product and version.
-        ending: set as soon as it is clear that this connection will not open.
+        ending: why the handshake failed; set as soon as the connection can no longer be opened.
         wrong_header: whether the producer did not begin with an accepted protocol header.
     """
 
@@ -186,7 +188,7 @@ class Handshake:
 
     @property
     def waiting_for(self) -> HandshakeSide | None:
-        """The side that is expected to send; used when the driver's deadline has passed."""
+        """The side that is expected to send, which is needed when the driver's deadline has passed."""
         if self.state in PRODUCERS_TURN:
             return HandshakeSide.PRODUCER
         return HandshakeSide.UPSTREAM if self.state in BROKERS_TURN else None
@@ -212,7 +214,8 @@ class Handshake:
         if self.state in WITHOUT_BROKER or self.state is _State.OPEN:
             return
         if failure is None and self.state is _State.AWAITING_TUNE and not self._is_told_of_refusals():
-            # RabbitMQ "Authentication failures": without the capability, a refusal is a closed socket.
+            # RabbitMQ "Authentication failures": without the capability, the broker refuses a login by closing the
+            # socket.
             self._note(HandshakeSide.UPSTREAM, 0, "closed the connection after the credentials")
             self._close()
             return
@@ -220,7 +223,7 @@ class Handshake:
         self._run()
 
     def reject(self, text: str) -> None:
-        """Refuse the producer, whose header was received, because of a limit (530, as RabbitMQ)."""
+        """Refuse a producer whose header was received because of a limit, with 530 as RabbitMQ does."""
         reply = reply_text(530, text.encode())
         self._end(connection_close(530, reply), Ending(HandshakeSide.PRODUCER, 530, reply.decode()))
         self._run()
@@ -262,7 +265,7 @@ class Handshake:
         return True
 
     def _take(self, frame: RawFrame, table: Transitions, other_side: list[bytes]) -> None:
-        """Look the frame up in a table of transitions; a missing entry is a protocol error."""
+        """Look up the frame in a table of transitions; a missing entry is a protocol error."""
         if frame.kind == HEARTBEAT and frame.channel == 0:  # spec, 4.2.7: heartbeats are allowed at any time
             return
         if frame.kind != METHOD:
@@ -281,7 +284,7 @@ class Handshake:
             else:
                 self.state = transition(self, frame)
         except ProtocolError as error:
-            error.about(method)  # errors deep inside the arguments don't name the method
+            error.about(method)  # errors within the arguments don't name the method
             raise
 
     # -- methods of the producer ---
@@ -371,7 +374,7 @@ class Handshake:
         self.state = _State.CLOSING
 
     def _producer_broke_framing(self, error: ProtocolError) -> None:
-        """Close the socket as soon as Connection.Close is sent: a CloseOk can't be located in the malformed stream."""
+        """Close the socket once Connection.Close is sent, since a CloseOk can't be located in the malformed stream."""
         if self.state is not _State.CLOSING:
             self._producer_failed(error)
         self._close()
@@ -382,7 +385,7 @@ class Handshake:
         self._end(connection_close(320, text), ending)
 
     def _end(self, close: bytes, ending: Ending) -> None:
-        """Send Connection.Close to the producer at a time when clients understand it (see the module's docstring)."""
+        """Send Connection.Close to the producer at a time when clients can process it (see the module's docstring)."""
         self.ending = self.ending or ending
         self.close_upstream = True
         self._upstream.clear()
@@ -416,10 +419,10 @@ def _seen(start: bytes) -> str:
 
 
 Handler: TypeAlias = Callable[[Handshake, RawFrame], HandshakeState]
-#: A state without a handler: the method is relayed unchanged.
+#: If an entry is a state instead of a handler, the method is relayed unchanged.
 Transitions: TypeAlias = dict[tuple[HandshakeState, int], Handler | HandshakeState]
 
-#: Methods of the producer by state.
+#: Methods from the producer, by state.
 _FROM_PRODUCER: Transitions = {
     (_State.AWAITING_START_OK, methods.CONNECTION_START_OK): Handshake._start_ok,
     (_State.AWAITING_SECURE_OK, methods.CONNECTION_SECURE_OK): _State.AWAITING_TUNE,
@@ -430,7 +433,7 @@ _FROM_PRODUCER: Transitions = {
     **{(state, methods.CONNECTION_CLOSE): Handshake._producer_closes for state in PRODUCERS_TURN},
 }
 
-#: Methods of the broker by state.
+#: Methods from the broker, by state.
 _FROM_UPSTREAM: Transitions = {
     (_State.AWAITING_START, methods.CONNECTION_START): Handshake._start,
     (_State.AWAITING_TUNE, methods.CONNECTION_SECURE): _State.AWAITING_SECURE_OK,

@@ -1,8 +1,8 @@
-"""Turns a decision into upstream publishes: a single one if possible.
+"""Turns a decision into upstream publishes, into a single one if possible.
 
-Builds an `Outgoing` from a Decision and the state of the virtual host: exchange and key of the outgoing publish, its
-tokens or queue names in BCC, and the destinations to bind first. The publish pass caches it for a message's facts, so
-everything that does not depend on the single message is encoded here, once.
+Builds an `Outgoing` from a Decision and the state of the virtual host. It contains the exchange and key of the outgoing
+publish, its tokens or queue names in BCC, and the destinations to bind first. The publish pass caches it for the facts
+of a message, so everything that does not depend on the individual message is encoded here, once.
 
 Source: architecture "One publish in, one publish out"; delivery notes; RabbitMQ guide "Sender-selected distribution".
 """
@@ -29,14 +29,14 @@ from proxy.values import RESERVED_PREFIXES, Destination, reserved_prefix
 PUBLISH = (60, 40)
 #: reason in audit records for a publish whose address translation failed
 TRANSLATION_FAILED = "translation_failed"
-#: reason in audit records if bindings were false, or routes had no effect, because a regex budget was spent
+#: reason in audit records if a spent regex budget made bindings false or routes ineffective
 REGEX_BUDGET = "regex_budget"
 CC_ONLY = _CC = frozenset((b"CC",))
 _BCC = frozenset((b"BCC",))
 CC_BCC = _CC | _BCC
 _CUT = OURS | _BCC
 _CUT_CC = _CUT | _CC
-#: entries of a producer that may have to be cut out: BCC, CC, and the headers reserved for us
+#: entries from the producer that may have to be removed: BCC, CC, and the headers reserved for the sidecar
 CUT_BCC: Final = 1
 CUT_CC: Final = 2
 CUT_OURS: Final = 4
@@ -59,13 +59,13 @@ class Copy(NamedTuple):
 
     Args:
         exchange: exchange of the publish.
-        routing_key: its routing key; None: the producer's own.
-        bcc: further routing keys (tokens, or queue names in queue delivery).
-        moved: whether exchange or key differ from the producer's: our header contains the original.
-        hide_cc: whether the producer's CC must be hidden, since that exchange would route by it.
-        plain: whether none of our keys route it: the producer's CC and BCC have their usual meaning.
-        keys_per_destination: number of consecutive keys for one destination; they must stay in one publish, so that
-            the broker delivers to it only once.
+        routing_key: its routing key; None for the producer's own.
+        bcc: further routing keys: tokens, or queue names with queue delivery.
+        moved: whether the exchange or key differs from the producer's; if so, our header contains the original.
+        hide_cc: whether the producer's CC must be hidden, since the outgoing exchange would route by it.
+        plain: whether none of our keys route the publish; if so, the producer's CC and BCC have their usual meaning.
+        keys_per_destination: number of consecutive keys for one destination. They must stay in one publish, so that the
+            broker delivers to the destination only once.
     """
 
     exchange: bytes
@@ -78,11 +78,11 @@ class Copy(NamedTuple):
 
 
 class RemoteTargets(NamedTuple):
-    """Targets of a publish outside the producer's own broker.
+    """Targets of a publish that are not on the producer's own broker.
 
     Args:
         targets: targets at other brokers.
-        failed: failed translations: the publish can't be acked.
+        failed: failed translations, because of which the publish can't be acked.
     """
 
     targets: tuple[Target, ...]
@@ -90,19 +90,19 @@ class RemoteTargets(NamedTuple):
 
 
 class Outgoing:
-    """The outgoing form of the messages of one decision; shared by all messages with the same facts.
+    """The outgoing form of messages with the same decision, shared by all messages with the same facts.
 
     Args:
         decision: the decision.
-        tally: counts its publishes and body bytes.
-        copies: upstream publishes; empty if the publish is refused, or forwarded untouched.
-        untouched: whether it is forwarded byte for byte to the broker's own exchange (``unmatched: pass``).
+        tally: counts the publishes and body bytes.
+        copies: upstream publishes; empty if the publish is refused or forwarded untouched.
+        untouched: whether the publish is forwarded byte for byte to the broker's own exchange (``unmatched: pass``).
         unbound: destinations that must be bound before the publish can be sent.
-        record: the constant part of its audit lines.
+        record: the constant part of the audit lines.
         remote_targets: targets at other brokers, and failed translations; None if there are none.
         exchange: exchange named by the producer.
-        original: the producer's address, if it is the same for all these messages; None: `exchange` and the routing key
-            of each message.
+        original: the producer's address, if all these messages have the same one; None if it consists of `exchange` and
+            the routing key of each message.
     """
 
     __slots__ = (
@@ -135,7 +135,7 @@ class Outgoing:
         self.original = original
         #: whether destinations must be bound, or permissions checked, before the publish can be sent
         self.waits = bool(unbound or decision.unchecked)
-        #: whether it can be sent at once as one publish to the producer's own broker
+        #: whether a message can be sent at once as one publish to the producer's own broker
         self.leaves_at_once = remote_targets is None and not self.waits and (untouched or len(copies) == 1)
         #: the target at another broker, if it is the only target and no waiting is needed
         self.remote_alone: Target | None = None
@@ -145,9 +145,9 @@ class Outgoing:
         self.address = b""
         #: encoded outgoing routing key; empty: the producer's key is unchanged
         self.key_field = b""
-        #: entries inserted into the header table of every message; None: `entries` encodes them for each routing key
+        #: entries inserted into the header table of every message; None if `entries` encodes them for each routing key
         self.fixed_entries: bytes | None = b""
-        #: the producer's own entries to cut out: a sum of CUT_BCC, CUT_CC and CUT_OURS
+        #: the producer's entries to remove, as a sum of CUT_BCC, CUT_CC and CUT_OURS
         self.cuts = 0
         self.bcc = self._address_front = self._address_middle = b""
         self._new_key: bytes | None = None
@@ -155,7 +155,7 @@ class Outgoing:
             self._encode(copies[0])
 
     def _encode(self, copy: Copy) -> None:
-        """Encode the variable parts of the first (usually only) copy."""
+        """Encode the variable parts of the first copy, which is usually the only one."""
         self.cuts = CUT_OURS if copy.plain else CUT_OURS | CUT_BCC | (CUT_CC if copy.hide_cc else 0)
         self.bcc = b"" if copy.plain else bcc_entry(copy.bcc)
         if not copy.moved:
@@ -175,7 +175,7 @@ class Outgoing:
             self._new_key = U32.pack(len(copy.routing_key)) + copy.routing_key
 
     def entries(self, routing_key: bytes) -> bytes:
-        """Encode the inserted header entries of a message: its original address if its address changes, and BCC."""
+        """Encode the header entries inserted into a message: BCC, and the original address if the address changes."""
         if self.fixed_entries is not None:
             return self.fixed_entries
         key = U32.pack(len(routing_key)) + routing_key
@@ -185,7 +185,7 @@ class Outgoing:
         return b"".join((ADDRESS_ENTRY, size, front, key, middle, new_key, self.bcc))
 
     def address_of(self, routing_key: bytes) -> OriginalAddress:
-        """Return the address of a message as given by its producer."""
+        """Return the address that the producer gave to a message."""
         return OriginalAddress(self.exchange, routing_key) if self.original is None else self.original
 
 
@@ -204,11 +204,11 @@ def outgoing(
     Args:
         decision: the decision.
         owned: the exchange of the publish.
-        state: bound and missing destinations of its virtual host.
+        state: the bound and missing destinations of the virtual host.
         traffic: totals of publishes.
         journal: the audit log, if there is one.
         routing_key: the message's routing key, for the address table.
-        source: original address of the publish, if the address table has redirected it: it is not translated again.
+        source: original address of the publish if the address table has redirected it. It is then not translated again.
     """
     leaves = TranslatedDestinations(decision.queues, decision.exchanges)
     if state.addresses is not None and source is None:
@@ -247,8 +247,8 @@ def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
     """Return the outgoing form of a publish that the address table redirected to an exchange evaluated here.
 
     Args:
-        out: its outgoing form according to the decision of that exchange.
-        address: that exchange, and the publish's routing key for it.
+        out: its outgoing form, according to the decision for that exchange.
+        address: that exchange, and the routing key that the publish has there.
     """
     if out.untouched:
         copies = [Copy(*address, (), moved=True, plain=True)]
@@ -263,7 +263,7 @@ def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
 
 
 def _unreserved(leaves: TranslatedDestinations) -> TranslatedDestinations:
-    """Turn translations that would copy a token from the producer's routing key into failed ones."""
+    """Turn translations that would copy a token from the producer's routing key into failed translations."""
     reserved = [address for address in leaves.publications if address.routing_key.startswith(RESERVED_PREFIXES)]
     if not reserved:
         return leaves
@@ -283,7 +283,8 @@ def _carrier_copies(
     wanted = [("queue", name) for name in leaves.queues]
     wanted += [("exchange", name) for name in leaves.exchanges]
     if not owned.takes_exchanges and any(("exchange", name) not in state.missing for name in leaves.exchanges):
-        # The tokens have to change first. After an unsuccessful wait the publish is sent without the exchanges.
+        # The form of the tokens has to change first. After an unsuccessful wait, the publish is sent without the
+        # exchanges.
         queues = [name for name in wanted if name[0] == "queue" and name in owned.bound]
         tokens = tuple(key for name in queues for key in state.tokens_of(owned).of(*name))
         count = state.tokens_of(owned).count
@@ -292,9 +293,9 @@ def _carrier_copies(
     reachable = [name for name in wanted if name in owned.bound]
     unbound = tuple(name for name in wanted if name not in owned.bound and name not in state.missing)
     if not reachable and owned.alternate is not None and not decision.alternate:
-        # Chosen destinations that do not exist must not trigger the alternate exchange (open exchange, 1.6).
+        # If chosen destinations do not exist, this must not trigger the alternate exchange (open exchange, 1.6).
         return (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), unbound
-    # Exchange tokens first, so that a split keeps them together: the broker removes duplicates within one publish only.
+    # Exchange tokens first, so that a split keeps them together: the broker removes duplicates only within one publish.
     reachable.sort(key=lambda name: name[0] != "exchange")
     names = state.tokens_of(owned)
     tokens = tuple(key for name in reachable for key in names.of(*name))
@@ -307,7 +308,7 @@ def _carrier_copies(
 def _queue_copies(
     decision: Decision, leaves: TranslatedDestinations, owned: OwnedExchange, state: VhostState
 ) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
-    # The broker closes the connection on a short string that is not UTF-8 (501): no queue can have such a name.
+    # The broker closes the connection (501) on a short string that is not UTF-8, so no queue can have such a name.
     named = [name for name in leaves.queues if _is_text(name)]
     queues = [name for name in named if ("queue", name) not in state.missing] or named[:1]
     copies = []
@@ -317,7 +318,7 @@ def _queue_copies(
     if not copies and not exchanges and decision.alternate and owned.alternate is not None:
         exchanges.append(owned.alternate)
     exchanges = [name for name in exchanges if _is_text(name) and ("exchange", name) not in state.missing]
-    # A publish to a missing exchange would close the producer's channel: exchanges that no rules file names are
+    # A publish to a missing exchange would close the producer's channel, so exchanges that no rules file names are
     # checked first.
     existing = {name for name in exchanges if ("exchange", name) in owned.bound or _by_file(owned, state, name)}
     copies += [Copy(name, None, (), moved=True) for name in exchanges if name in existing]
@@ -392,10 +393,10 @@ def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] 
     Args:
         routing_key: routing key of a publish.
         entries: entries of its header table.
-        names: headers with further keys; with BCC if it is not replaced by ours.
+        names: headers with further keys; includes BCC if ours does not replace it.
 
     Raises:
-        ProtocolError: 403 on the channel.
+        ProtocolError: a key has a reserved prefix; 403 on the channel.
     """
     keys = [routing_key]
     if b"CC" in entries and any(prefix in entries for prefix in RESERVED_PREFIXES):
@@ -411,7 +412,7 @@ def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] 
 
 
 def copy_frames(copy: Copy, original: OriginalAddress, method: bytes, header: bytes) -> tuple[bytes, bytes]:
-    """Encode the method and header frame of one copy of a publish.
+    """Encode the method and header frames of one copy of a publish.
 
     Args:
         copy: the copy.
@@ -420,7 +421,7 @@ def copy_frames(copy: Copy, original: OriginalAddress, method: bytes, header: by
         header: the producer's whole content header frame.
 
     Raises:
-        ProtocolError: 502, the header is malformed.
+        ProtocolError: the header is malformed (502).
     """
     flags: int = U16.unpack_from(header, 19)[0]
     span = table_span(header, 21, flags, len(header) - 1)

@@ -1,9 +1,9 @@
-"""Plans: the data of the publish pass for one address, and the cache of decisions.
+"""Plans, which contain the publish pass's data for one address, and the cache of decisions.
 
-A `Plan` serves the publishes to one exchange that is evaluated here, or to one address that the address table
-translates. It lists the facts that its rules test, so that the pass collects nothing else, and maps these facts to the
-outgoing form of the message. This map is the only cache on the publish path. It is bounded in entries and bytes for
-each plan, and in bytes for the process (`DecisionCaches`).
+A `Plan` is used for publishes to one exchange that is evaluated here, or to one address that the address table
+translates. It lists the facts that the rules test, so that the pass collects nothing else, and maps these facts to the
+outgoing form of the message. This map is the only cache on the publish path. Its entries and bytes are limited for each
+plan, and the bytes of all plans for the process (`DecisionCaches`).
 
 `Plans` holds the plans of one virtual host. When the state of the virtual host changes (`VhostState.changed`), all of
 them are dropped with their decisions.
@@ -45,19 +45,19 @@ from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import FILTERED, ROUTED, Decision, Facts, Interest, Outcome
 from proxy.values import RESERVED_PREFIXES
 
-#: Limits of the number and of the approximate total size of cached decisions for one exchange.
+#: Limits for the number and the approximate total size of the cached decisions for one exchange.
 EXCHANGE_ENTRIES, EXCHANGE_BYTES = 8192, 8 << 20
-#: The same limits for one translated address; a virtual host may have plans for `ADDRESSES` of them.
+#: The same limits for one translated address; a virtual host may have plans for `ADDRESSES` such addresses.
 ADDRESS_ENTRIES, ADDRESS_BYTES = 64, 16384
 ADDRESSES = 1024
-#: Size limit of the cached decisions of all virtual hosts of the process.
+#: Size limit for the cached decisions of all virtual hosts in the process.
 PROCESS_BYTES = 64 << 20
-#: Decisions for larger facts are not cached.
+#: A decision is not cached if its facts are larger.
 FACTS_BYTES = 2048
-#: A full cache with fewer hits than `_USEFUL` times its decisions shows that the facts of the traffic do not repeat:
-#: then `_UNKEPT` times as many decisions are not cached before caching starts again.
+#: If a full cache has fewer hits than `_USEFUL` times its decisions, the facts of the traffic do not repeat. `_UNKEPT`
+#: times as many decisions are then not cached, before caching starts again.
 _USEFUL, _UNKEPT = 4, 16
-#: bytes of a cached decision besides its facts, and of a destination or binding in it: names are shared
+#: bytes of a cached decision without its facts, and of each destination or binding in it, whose names are shared
 _ENTRY_BYTES, _REFERENCE_BYTES = 200, 24
 #: offset of the property flags in a content header frame: head 7, class 2, weight 2, body size 8
 _FLAGS_AT = 19
@@ -84,16 +84,17 @@ class Sources(NamedTuple):
 
 
 class ClientRules(NamedTuple):
-    """Settings for exchanges and bindings that clients declare.
+    """Settings for the exchanges and bindings that clients declare.
 
     Args:
         delivery: delivery of exchanges declared without ``x-delivery``.
         strict_unbind: whether an unbind that matches no binding is an error.
-        own_routes: whether routes reach only queues that the client could have bound itself.
+        own_routes: whether routes reach only queues that the client has permission to bind.
         local_time: time zone of `dtl` operators.
         secrets: used to sign what is stored on the broker.
-        regexes: limit of regular expressions in the bindings of one user in one virtual host.
-        regex_budget: cost limit of the regular expressions of rules files, and of each user, in one decision.
+        regexes: maximum number of regular expressions in the bindings of one user in one virtual host.
+        regex_budget: cost limit for the regular expressions of rules files, and for those of each user, in one
+            decision.
     """
 
     delivery: Delivery = Delivery.CARRIER
@@ -106,7 +107,7 @@ class ClientRules(NamedTuple):
 
 
 class DecisionCaches:
-    """Limits the total size of the cached decisions of all virtual hosts; at the limit the largest cache is cleared.
+    """Limits the total size of the cached decisions of all virtual hosts. At the limit, the largest cache is cleared.
 
     Args:
         limit_bytes: total limit.
@@ -132,7 +133,7 @@ class DecisionCaches:
 
 
 class Plans:
-    """The plans of one virtual host, created on demand, and recreated when its state has changed.
+    """The plans of one virtual host, created on demand and recreated when the state of the virtual host has changed.
 
     Args:
         state: the virtual host.
@@ -183,9 +184,9 @@ class Plans:
         self.caches = caches or DecisionCaches()
         self.epoch = state.epoch
         self._by_exchange: dict[bytes, Plan] = {}
-        #: plans of publishes to other exchanges, which the address table or the tap needs; None: they pass
+        #: plans for publishes to other exchanges, needed for the address table or the tap; None if these publishes pass
         self._by_address: dict[tuple[bytes, bytes], Plan | None] = {}
-        #: constant parts of the audit lines of publishes that pass, by exchange
+        #: constant parts of the audit lines for publishes that pass, by exchange
         self._passed_records: dict[bytes, LineTemplate] = {}
         #: observes publishes; set by `set_tap`
         self.tap: Tap | None = None
@@ -201,7 +202,7 @@ class Plans:
         address: tuple[bytes, bytes] | None = None,
         header: bytes = b"",
     ) -> None:
-        """Record a failed publish, see `FailedPublish`; never called for a publish that reaches a queue."""
+        """Record a failed publish (see `FailedPublish`). Never called for a publish that reaches a queue."""
         if self.failures is not None:
             exchange, routing_key = (None, None) if address is None else address
             at, vhost = self.sources.wall(), self.state.name
@@ -229,11 +230,13 @@ class Plans:
 
     @property
     def passes_unknown(self) -> bool:
-        """True if all publishes to exchanges that are not evaluated here pass: no address table and no tap."""
+        """True if all publishes to exchanges that are not evaluated here pass, since there is no address table and no
+        tap.
+        """
         return self.state.addresses is None and self.tap is None
 
     def find(self, exchange: bytes, routing_key: bytes) -> Plan | None:
-        """Return the plan of a publish: that of its exchange or, if there is none, of its address; None: it passes.
+        """Return the plan for a publish: that of its exchange or else that of its address; None if the publish passes.
 
         Args:
             exchange: the publish's exchange.
@@ -261,7 +264,7 @@ class Plans:
         return plans_by_address[address]
 
     def passed_record(self, exchange: bytes) -> LineTemplate:
-        """Return the constant part of the audit lines of publishes to an exchange that is not evaluated here."""
+        """Return the constant part of the audit lines for publishes to an exchange that is not evaluated here."""
         record = self._passed_records.get(exchange)
         if record is None:
             assert self.journal is not None  # noqa: S101 -- only called for connections that write to it
@@ -275,7 +278,7 @@ class Plans:
         return self.tap if self.tap is not None and self.tap.wants(self.state.name, exchange) else None
 
     def _translate(self, publication: Publication) -> Plan | None:
-        """Return the plan, by the address table, of a publish to an exchange that is not evaluated here."""
+        """Return the plan, according to the address table, for a publish to an exchange that is not evaluated here."""
         state = self.state
         target = None if state.addresses is None else state.addresses.look_up(*publication)
         if target is None:
@@ -298,7 +301,7 @@ class Plans:
         )
 
     def _passing(self, publication: Publication) -> Plan | None:
-        """Return the plan of a publish that passes unchanged: None unless a tap observes it."""
+        """Return the plan for a publish that passes unchanged; None unless a tap observes the publish."""
         exchange = publication.exchange
         if self.watching(exchange) is None or exchange in self.state.carriers:
             return None
@@ -312,16 +315,16 @@ class Plans:
 
 
 class Plan:
-    """The plan for the publishes to one address.
+    """The plan for publishes to one address.
 
     Args:
         plans: the plans of the virtual host.
         owned: the exchange that is evaluated.
-        interest: facts that its rules test.
+        interest: facts that the exchange's rules test.
         source: the producer's address, if the address table has redirected the publish to this exchange.
-        routing_key: the routing key that rules test in that case.
-        fixed: the outgoing form if nothing is evaluated.
-        reserved: whether the address table translates it to a reserved routing key.
+        routing_key: the routing key that the rules test if the publish was redirected.
+        fixed: the outgoing form, if nothing is evaluated.
+        reserved: whether the address table translates the address to a reserved routing key.
     """
 
     __slots__ = (
@@ -351,36 +354,36 @@ class Plan:
         self.fixed: Final = fixed
         self.routing_key: Final = routing_key
         self.reserved: Final = reserved
-        #: the observer of its publishes, if any
+        #: the observer of these publishes, if any
         self.tap: Final = plans.watching(owned.name if source is None else source.address.exchange)
-        #: Whether the broker's own exchange gets the publish: it routes by BCC, and no entries are cut out.
+        #: Whether the broker's own exchange gets the publish. It routes by BCC, and no entries are removed.
         self.bcc_stays: Final = fixed is not None
         #: Whether the whole header table is a fact.
         self.whole_table: Final = interest.headers is None
         #: Whether the routing key is a fact. The address table needs it if a destination is an exchange.
         self.keyed: Final = interest.routing_key or plans.state.addresses is not None
-        #: Whether headers and routing key are the only facts.
+        #: Whether the headers and the routing key are the only facts.
         self.plain: Final = not (interest.properties or interest.body_sizes or interest.clock or interest.queues)
-        #: encoded name -> its meaning for the pass: a sum of FACT and the entries that may have to be cut out
+        #: meaning of each encoded name for the pass, as a sum of FACT and of the entries that may have to be removed
         self.mentioned: Final = {shortstr(name): cut for name, cut in _ALWAYS.items()}
         for name in interest.headers or ():
             self.mentioned[shortstr(name)] = self.mentioned.get(shortstr(name), 0) | FACT
-        #: for each possible size of a name, whether a mentioned name has that size: rules out most names
+        #: for each possible size of a name, whether a mentioned name has that size; this rules out most names
         sizes = {name[0] for name in self.mentioned}
         self.name_sizes: Final = bytes(size in sizes for size in range(256))
         self.decisions: Final[dict[object, Outgoing]] = {}
-        #: the outgoing forms in `decisions`, by decision: thousands of facts share a few forms
+        #: the outgoing forms in `decisions`, by decision; thousands of facts share a few forms
         self._forms: Final[dict[object, Outgoing]] = {}
         self._bytes = 0
-        #: publishes with a cached decision since the cache was empty
+        #: number of publishes with a cached decision since the cache was last empty
         self.hits = 0
-        #: number of decisions that are not to be cached, see _UNKEPT
+        #: number of coming decisions that are not cached (see _UNKEPT)
         self._unkept = 0
         self._limit_entries: Final = EXCHANGE_ENTRIES if source is None else ADDRESS_ENTRIES
         self._limit_bytes: Final = EXCHANGE_BYTES if source is None else ADDRESS_BYTES
 
     def other_facts(self, data: bytes, start: int, stop: int) -> object:
-        """Return the facts of a message other than headers and routing key.
+        """Return the facts of a message other than its headers and routing key.
 
         Args:
             data: bytes that contain the content header frame.
@@ -388,7 +391,7 @@ class Plan:
             stop: offset after that frame.
 
         Raises:
-            ProtocolError: 502, malformed properties.
+            ProtocolError: the properties are malformed (502).
         """
         parts: list[object] = []
         if self._properties:
@@ -417,7 +420,7 @@ class Plan:
             The outgoing form, and the microseconds that the decision took.
 
         Raises:
-            ProtocolError: 502 malformed header.
+            ProtocolError: the header is malformed (502).
         """
         if self.routing_key is not None:
             routing_key = self.routing_key
@@ -455,10 +458,11 @@ class Plan:
         return out, seconds * 1e6
 
     def _outgoing(self, decision: Decision, routing_key: bytes) -> Outgoing:
-        """Return the outgoing form: one object for all equivalent decisions."""
+        """Return the outgoing form, which is one object for all equivalent decisions."""
         plans = self._plans
         state = plans.state
-        # The address table depends on the routing key, too; the form of a waiting or refused message is not shared.
+        # The result of the address table also depends on the routing key, and the form of a waiting or refused message
+        # is not shared.
         alone = not decision.keep or decision.error or decision.unchecked or decision.spent_budgets
         if alone or (self._source is None and state.addresses is not None):
             return self._new_outgoing(decision, routing_key)
@@ -494,7 +498,7 @@ class Plan:
         if self._source is not None:
             out = readdressed(out, OriginalAddress(self.owned.name, routing_key))
         if nowhere:
-            out.leaves_at_once = False  # the slow path records it, at no cost for publishes that reach a queue
+            out.leaves_at_once = False  # the slow path records the failure, at no cost for publishes that reach a queue
         return out
 
     def _keep(self, facts: object, out: Outgoing, size: int) -> None:
@@ -516,7 +520,7 @@ class Plan:
         self._plans.caches.remove(self)
 
     def unroutable(self, out: Outgoing) -> str:
-        """Return why a publish reaches no queue, as far as is known here; empty if it may reach one."""
+        """Return the known reason why a publish reaches no queue; empty if it may reach one."""
         decision, remote_targets = out.decision, out.remote_targets
         if remote_targets is not None:
             failed = bool(remote_targets.failed) and not (remote_targets.targets or out.copies)
@@ -539,7 +543,7 @@ class Plan:
 
 
 def _translated(plans: Plans, source: PublishSource, target: Target | FailedTranslation) -> Outgoing:
-    """Return the single outgoing form of a publish that the address table redirects or fails to translate."""
+    """Return the only outgoing form of a publish that the address table redirects or fails to translate."""
     exchange = source.address.exchange
     failed = isinstance(target, FailedTranslation)
     outcome = Outcome.UNROUTED if failed else Outcome.ROUTED

@@ -1,10 +1,10 @@
-"""Producer to broker, frame by frame: every frame that the publish pass does not handle.
+"""Relays single frames from the producer to the broker, if the publish pass does not handle them.
 
-Methods, channels that are closing or waiting, the end of the connection; frames of publishes are passed to
-`PublishFrames`. Errors are `ProtocolError`.
+This includes methods, channels that are closing or waiting, and the end of the connection. Frames of publishes are
+passed to `PublishFrames`. Errors are raised as `ProtocolError`.
 
-Source: AMQP 0-9-1 spec, 1.4, 1.5, 4.2.3 and 4.2.6; reply codes of RabbitMQ, and 540 or 503 where it drops the
-connection or waits without a reply.
+Source: AMQP 0-9-1 spec, 1.4, 1.5, 4.2.3 and 4.2.6; reply codes of RabbitMQ, and 540 or 503 in cases in which RabbitMQ
+drops the connection or waits without a reply.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from proxy.relay.declare.queues import ClientQueues
 from proxy.relay.publish.publish_frames import KIND_NAMES, PublishFrames
 
 _CONNECTION = 10
-#: bytes of the shortest method frame
+#: size of the shortest method frame in bytes
 _LEAST_METHOD = 12
-#: frames of methods that consumers send for every message: only their length is checked
+#: methods that consumers send for every message; only the length of their frames is checked
 _FIXED_BYTES = dict.fromkeys((methods.BASIC_ACK, methods.BASIC_NACK, methods.BASIC_REJECT), 21)
 _EVENTS = {
     methods.CHANNEL_OPEN: ChannelEvent.PRODUCER_OPEN,
     methods.CHANNEL_CLOSE: ChannelEvent.PRODUCER_CLOSE,
     methods.CHANNEL_CLOSE_OK: ChannelEvent.PRODUCER_CLOSE_OK,
 }
-#: Access.Request and Basic.Credit: known to RabbitMQ, but not in the AMQP 0-9-1 specification.
+#: Access.Request and Basic.Credit, which RabbitMQ supports but which are not in the AMQP 0-9-1 specification.
 _BEYOND = frozenset((30 << 16 | 10, 60 << 16 | 200))
 
 
 class ProducerFrames:
-    """Handles single frames of the producer.
+    """Handles single frames from the producer.
 
     Args:
         connection: state shared by both directions.
@@ -56,7 +56,7 @@ class ProducerFrames:
     def __init__(self, connection: ConnectionState, publishes: PublishFrames) -> None:
         self._connection = connection
         self._publishes = publishes
-        #: whether the current frames were held, and are not new
+        #: whether the current frames were held before
         self.resuming = False
         exchanges, queues = ClientExchanges(connection), ClientQueues(connection)
         self._bindings = ClientBindings(connection)
@@ -87,7 +87,7 @@ class ProducerFrames:
             frame: the whole frame.
 
         Returns:
-            Whether it is forwarded unchanged. (Replacements are in the output already.)
+            True if the frame is forwarded unchanged. A replacement is already in the output.
 
         Raises:
             ProtocolError: an error that ends the connection.
@@ -118,7 +118,9 @@ class ProducerFrames:
             return False
 
     def _open(self, kind: int, number: int, frame: bytes) -> bool:
-        """Handle the first frame on a channel number. As on RabbitMQ, channel-max only limits their number."""
+        """Handle the first frame on a channel number. As on RabbitMQ, channel-max limits only the number of
+        channels.
+        """
         connection = self._connection
         most, count = connection.terms.tuning.channel_max_producer, len(connection.channels)
         if number == connection.upstream.sidecar_channel.number:
@@ -137,8 +139,8 @@ class ProducerFrames:
 
     def _channel_frame(self, channel: Channel, kind: int, frame: bytes) -> bool:
         if channel.content is not None:
-            # Also on a channel that the broker has closed: without the rest of a content that has begun, it closes the
-            # connection with 505.
+            # This is also done on a channel that the broker has closed: if a content is not completed, the broker
+            # closes the connection with 505.
             return self._publishes.content(channel, channel.content, kind, frame)
         if kind != METHOD:
             self._connection.change(channel, ChannelEvent.PRODUCER_CONTENT)
@@ -159,9 +161,9 @@ class ProducerFrames:
         before, event = channel.state, _EVENTS[index]
         connection.change(channel, event, index)
         if event is ChannelEvent.PRODUCER_CLOSE and channel.state is before:
-            # It crosses or follows another close: each close is answered (spec, 1.5.2.5 and 1.5.2.6).
+            # This close crosses or follows another close. Each close is answered (spec, 1.5.2.5 and 1.5.2.6).
             if channel.state is CLOSING_BY_PRODUCER:
-                channel.output.close_oks += 1  # sent after the broker's: confirms may arrive before it
+                channel.output.close_oks += 1  # sent after the broker's close-ok, before which confirms may arrive
             else:
                 connection.send_to_producer(channel, channel_close_ok(channel.number))
             return False
@@ -177,7 +179,7 @@ class ProducerFrames:
         return True
 
     def _qos(self, channel: Channel, frame: bytes) -> bool:
-        """Record whether consumers of the connection get few messages at a time."""
+        """Record whether the prefetch count limits the connection's consumers to a few messages."""
         _, prefetch_count, _ = methods.arguments(frame[7:-1])
         if isinstance(prefetch_count, int) and 0 < prefetch_count < AHEAD_MESSAGES:
             self._connection.deliveries.few_at_a_time = True
@@ -246,10 +248,10 @@ def _method_of(frame: bytes) -> int:
 
 
 def _check(index: int, payload: bytes) -> None:
-    """Refuse methods that the broker does not answer, or answers less clearly.
+    """Refuse methods that the broker does not answer, or whose refusal by the broker is less clear.
 
     Raises:
-        ProtocolError: 502 malformed arguments, 503 a method that only a broker sends, 540 an unknown one.
+        ProtocolError: 502 malformed arguments, 503 a method that only a broker sends, 540 an unknown method.
     """
     if index in _BEYOND:
         return

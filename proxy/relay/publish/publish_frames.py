@@ -1,10 +1,10 @@
-"""Publishes frame by frame, and the slow path of the publish pass.
+"""Handles single frames of publishes, and the slow path of the publish pass.
 
 Handles the method frame of a publish that is not followed by its header frame, the body frames of a split publish, and
 misplaced frames. A publish takes the slow path (`PublishFrames.leave`) if it can't be sent at once as one
 publish: it waits until its destinations are bound, is sent to other brokers, is split, or is refused.
 
-Source: AMQP 0-9-1 spec, 4.2.6; reply codes as RabbitMQ's.
+Source: AMQP 0-9-1 spec, 4.2.6; the reply codes are those of RabbitMQ.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from proxy.relay.publish.split_publish import fitting, send_collected
 from proxy.relay.remote.forwarding import send_alone
 
 KIND_NAMES = {METHOD: "method", HEADER: "content header", BODY: "content body", HEARTBEAT: "heartbeat"}
-#: bytes of the shortest content header frame
+#: size of the shortest content header frame in bytes
 _LEAST_HEADER = 22
 
 
 class PublishFrames:
-    """Handles publishes of one connection outside the publish pass.
+    """Handles publishes on one connection outside the publish pass.
 
     Args:
         connection: state shared by both directions.
@@ -39,10 +39,11 @@ class PublishFrames:
         self._connection = connection
 
     def method(self, channel: Channel, frame: bytes) -> bool:
-        """Hold a Basic.Publish until its header frame arrives; then both are sent upstream, or refused.
+        """Hold a Basic.Publish until its header frame arrives; then both are sent upstream or refused.
 
         Raises:
-            ProtocolError: 502 on the connection, 403 on the channel.
+            ProtocolError: the method is malformed (502 on the connection), or the routing key has a reserved prefix
+                (403 on the channel).
         """
         exchange, routing_key, mandatory, _ = read_method(Publish, frame[7:-1])
         refuse_reserved(routing_key, b"")
@@ -53,7 +54,7 @@ class PublishFrames:
         """Handle a content frame outside the publish pass; return whether it is sent upstream.
 
         Raises:
-            ProtocolError: on the connection: 505 misplaced; 501 too short, or longer than announced.
+            ProtocolError: on the connection: 505 misplaced frame; 501 frame too short, or body longer than announced.
         """
         if kind == HEADER and content.remaining == HEADER_TO_COME:
             if len(frame) < _LEAST_HEADER:
@@ -86,7 +87,7 @@ class PublishFrames:
         """Refuse a message that is larger than the configured limit.
 
         Raises:
-            ProtocolError: 406 on the channel.
+            ProtocolError: the message is too large; 406 on the channel.
         """
         connection = self._connection
         connection.plans.counters.oversized += 1
@@ -97,7 +98,7 @@ class PublishFrames:
     def leave(
         self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, took_us: float, *, waited: bool
     ) -> None:
-        """Process a publish on the slow path: its decision is made, but it can't be sent at once as one publish.
+        """Process a publish on the slow path. Its decision has been made, but it can't be sent at once as one publish.
 
         Args:
             publish: the publish's method.
@@ -105,11 +106,12 @@ class PublishFrames:
             plan: its plan.
             out: its outgoing form.
             took_us: duration of the decision in microseconds, negative if it was cached.
-            waited: whether it has already waited for its destinations: unbound ones now count as missing.
+            waited: whether it has already waited for its destinations, so that unbound destinations now count as
+                missing.
 
         Raises:
-            ProtocolError: on the channel: 406 rejected by a filter, or for another broker within a transaction; 311 too
-                large to be split. On the connection: 502 malformed header.
+            ProtocolError: on the channel: 406 rejected by a filter, or sent to another broker within a transaction; 311
+                too large to be split. On the connection: 502 malformed header.
         """
         connection = self._connection
         channel = publish.channel
@@ -118,7 +120,7 @@ class PublishFrames:
         body_size: int = U64.unpack_from(header, 11)[0]
         remote_targets = out.remote_targets
         if remote_targets is not None and channel.mode is TX:
-            text = "a transaction can't include other brokers, to which the address table redirects"
+            text = "a transaction can't include publishes that the address table redirects to other brokers"
             raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
         original = out.address_of(publish.routing_key)
         frames = copy_frames(out.copies[0], original, publish.frame, header) if len(out.copies) == 1 else None
@@ -146,7 +148,8 @@ class PublishFrames:
     def leave_for_remote(
         self, publish: PendingPublish, header: bytes, body: bytes, plan: Plan, out: Outgoing, took_us: float
     ) -> bool:
-        """Send a whole publish to its only target, at another broker; return False if `leave` has to process it.
+        """Send a whole publish to its only target, which is at another broker; return False if `leave` has to process
+        it.
 
         Args:
             publish: the publish's method.
@@ -157,7 +160,7 @@ class PublishFrames:
             took_us: duration of the decision in microseconds, negative if it was cached.
 
         Raises:
-            ProtocolError: 502 on the connection, the header is malformed.
+            ProtocolError: the header is malformed; 502 on the connection.
         """
         connection = self._connection
         channel = publish.channel

@@ -1,11 +1,11 @@
-"""The publish pass: the producer's bytes in, the broker's bytes out, read once from left to right.
+"""The publish pass, which reads the producer's bytes once from left to right and writes the bytes for the broker.
 
 Input
-    `PublishPass.read_producer` gets any part of the producer's stream. `_run` processes whole frames only; an
-    incomplete one waits in `_rest` for the next read. A frame is type (1 byte), channel (2), size (4), payload, 206. A
-    publish is three kinds of frames on one channel: a method frame with exchange, routing key and flags; a content
-    header frame with body size, property flags and properties, the header table among them; body frames. All offsets
-    below are offsets into the read buffer:
+    `PublishPass.read_producer` gets any part of the producer's stream. `_run` processes only whole frames; an
+    incomplete frame waits in `_rest` for the next read. A frame consists of type (1 byte), channel (2), size (4),
+    payload, 206. A publish consists of three kinds of frames on one channel: a method frame with exchange, routing key
+    and flags; a content header frame with body size, property flags and properties, which include the header table; and
+    body frames. All offsets below are offsets into the read buffer:
 
         at                                                header_at                                      body_at
         |                                                 |                                              |
@@ -16,22 +16,22 @@ Input
 Processing
     A frame that stays unchanged extends the run `start:at`, which is copied as one slice. The header table of a publish
     to an evaluated exchange is scanned once. The scan collects the entries that the rules of the exchange mention, and
-    detects those that may have to be removed (CC, BCC and our own headers). Routing key and collected entries, as raw
-    bytes, are the facts of the message; `Plan.decisions` maps them to the outgoing form, which `Plan.decide` computes
-    if it is missing. The publish is sent as slices of the buffer around the inserted parts.
+    detects entries that may have to be removed (CC, BCC and our own headers). The routing key and the collected
+    entries, as raw bytes, are the facts of the message. `Plan.decisions` maps the facts to the outgoing form; if the
+    form is missing, `Plan.decide` computes it. The publish is sent as slices of the buffer around the inserted parts.
 
 End of the pass for a publish
     1. It is refused: `ProtocolError` on the channel or the connection.
     2. It takes the slow path (`_leave`, `PublishFrames`): it waits for a destination, is split, or is sent to another
        broker.
     3. It has spent a regex budget: the frames after it wait for the next `read_producer`, so that other producers are
-       served in between.
+       served in the meantime.
 
 Assumptions
-    A channel accepts a publish here if it is open, expects a method and holds nothing; everything else is handled frame
-    by frame in `ProducerFrames`, which may change any channel and the rules. A method frame that is not followed by its
-    header frame is held in the channel; when the header frame arrives, `_take_joined` processes both, as it does
-    publishes that have waited.
+    The pass handles a publish if its channel is open, expects a method and holds nothing. Everything else is handled
+    frame by frame in `ProducerFrames`, which may change any channel and the rules. A method frame that is not followed
+    by its header frame is held in the channel; when the header frame arrives, `_take_joined` processes both. It also
+    processes publishes that have waited.
 
 No object is created per frame, and nothing is cached per connection. The module is compiled with mypyc if there is a
 compiler, and runs unchanged without one.
@@ -92,7 +92,7 @@ _FRAME_HEAD_BYTES: Final = 7
 _LEAST_HEADER: Final = 14
 #: payload bytes of a publish with empty exchange and routing key
 _LEAST_METHOD: Final = 9
-#: Number of held frames processed at once; only afterwards is it known whether one of them has to wait.
+#: Number of held frames processed at once; whether one of them has to wait is known only afterwards.
 _HELD_AT_ONCE: Final = 64
 #: suffix of the names of the headers CC and BCC, which contain further routing keys
 _CC_NAME: Final = b"CC"
@@ -102,11 +102,11 @@ _RESERVED_FIRST: Final = 0x78
 _HEADERS_BIT: Final = HEADERS >> 8
 #: value of `took_us` for a cached decision
 _KNOWN: Final = -1.0
-#: marks a non-existent letter in `_WIDTHS`
+#: marks letters without a type in `_WIDTHS`
 _UNKNOWN: Final = 255
-#: encoded numbers of four octets: nearly all numbers that the pass writes are small
+#: numbers encoded as four octets; nearly all numbers that the pass writes are this small
 _FOUR_OCTETS: Final = [number.to_bytes(4, "big") for number in range(1024)]
-#: octet of a field's letter -> bytes of letter and value; 0: a length of four bytes follows the letter
+#: size of letter and value in bytes, by octet of a field's letter; 0 if a length of four bytes follows the letter
 _WIDTHS: Final = bytes([VALUE_SIZES.get(letter, _UNKNOWN) for letter in range(256)])
 
 
@@ -115,7 +115,7 @@ def _four_octets(number: int) -> bytes:
 
 
 class PublishPass:
-    """Processes the bytes of the producer of one connection.
+    """Processes the bytes from the producer of one connection.
 
     Args:
         connection: state shared by both directions.
@@ -135,7 +135,7 @@ class PublishPass:
         #: largest payload of a frame, from the producer and to the broker
         self._largest: Final[int] = connection.terms.tuning.frame_max_producer + FRAME_SIZE_FUDGE - OVERHEAD
         self._upstream_largest: Final[int] = connection.terms.tuning.frame_max_upstream - OVERHEAD
-        #: size limit of a body; 0: the broker's limit
+        #: maximum size of a body; 0: the broker's limit
         self._message_bytes: Final[int] = connection.terms.limits.message_bytes
         #: an unfinished frame, or a method frame whose header frame is unfinished
         self._rest: Final = PartialFrame()
@@ -195,7 +195,7 @@ class PublishPass:
         rest = self._rest.take()
         self._frames.resuming = True
         if waits:
-            # Unbound destinations count as missing now: the publish does not wait again.
+            # Unbound destinations now count as missing, so the publish does not wait again.
             self._begin()
             self._take_joined(held[0], held[1], channel, waited=True)
             del held[:2]
@@ -247,15 +247,15 @@ class PublishPass:
             stop: int = at + size + OVERHEAD
             known_kind = METHOD <= kind <= BODY or kind == HEARTBEAT
             if stop > end or size > largest or data[stop - 1] != FRAME_END or not known_kind:
-                break  # incomplete, or invalid: `_check` decides
+                break  # incomplete or invalid, which `_check` decides
             frame_number: int = (data[at + 1] << 8) | data[at + 2]
             if frame_number != number:
                 number = frame_number
                 channel = channels.get(number)
 
             if kind == BODY and channel is not None:
-                # A content that has begun must be completed, even on a channel that is being closed: RabbitMQ answers a
-                # method within a content with 505.
+                # A content that has begun must be completed, even on a channel that is being closed, since RabbitMQ
+                # answers a method within a content with 505.
                 content = channel.content
                 if content is not None and content.collected is None and 0 < size <= content.remaining:
                     content.remaining -= size
@@ -281,7 +281,7 @@ class PublishPass:
                 if flags_at + 2 == stop:
                     body_at = self._header_end(data, at, stop)
                     if body_at > end:
-                        break  # the rest of the header frame is still to come
+                        break  # the rest of the header frame has not arrived yet
                     if body_at:
                         self._after_fault = body_at
                         at = self._publish(data, at, key_at, flags_at, body_at, channel, False)
@@ -303,7 +303,8 @@ class PublishPass:
                 at = stop
                 continue
 
-            # All other frames are handled one by one: each may change any channel and the rules, or end relaying.
+            # All other frames are handled individually: each of them may change any channel and the rules, or end
+            # relaying.
             if self._start < at:
                 self._upstream.append(data[self._start : at])
             self._start = self._after_fault = stop
@@ -324,7 +325,7 @@ class PublishPass:
         """Reject an invalid frame as soon as its head is read.
 
         Raises:
-            ProtocolError: 501 on the connection.
+            ProtocolError: the frame is invalid; 501 on the connection.
         """
         kind, number, size = FRAME_HEAD.unpack_from(data, at)
         check_head(kind, number, size, self._largest - FRAME_SIZE_FUDGE + OVERHEAD, FRAME_SIZE_FUDGE)
@@ -340,14 +341,14 @@ class PublishPass:
                 method = content.publish.frame
                 joined = method + frame
                 if self._relaying and self._header_end(joined, 0, len(method)) == len(joined):
-                    # Frames of other channels came between these two frames, which are now adjacent.
+                    # There were frames of other channels between these two frames, which are now adjacent.
                     channel.content = None
                     self._take_joined(method, frame, channel, waited=False)
                     return False
         return self._frames.take(kind, number, frame)
 
     def _take_joined(self, method: bytes, header: bytes, channel: Channel, *, waited: bool) -> None:
-        """Process a publish whose method and header frame were not adjacent, or that has waited."""
+        """Process a publish that has waited, or whose method and header frames were not adjacent."""
         outer, self._start = self._start, 0
         joined = method + header
         key_at = 14 + method[13]
@@ -369,7 +370,7 @@ class PublishPass:
             header_at: offset after it.
 
         Returns:
-            The offset after it, beyond the buffer if it is incomplete; 0 if another frame follows.
+            The offset after the header frame, beyond the buffer if it is incomplete; 0 if a different frame follows.
         """
         end = len(data)
         remaining = end - header_at
@@ -402,8 +403,8 @@ class PublishPass:
         Args:
             data: a read buffer.
             at: offset of the method frame.
-            key_at: offset in it of the length of the routing key.
-            flags_at: offset in it of its flags, the last byte of its payload.
+            key_at: offset of the length of the routing key.
+            flags_at: offset of the method's flags, which are the last byte of the payload.
             body_at: offset after the header frame.
             channel: the open channel.
             waited: whether the publish has already waited for its destinations.
@@ -415,7 +416,8 @@ class PublishPass:
         header_at = flags_at + 2
         exchange = data[at + 14 : key_at]
         routing_key = data[key_at + 1 : flags_at]
-        # Inlined, as below: compiled, reading a number of four octets this way takes a tenth of the time of a call.
+        # Inlined here and below: in compiled code, reading a number of four octets this way takes a tenth of the time
+        # of a call.
         body_size: int = (
             (data[header_at + 15] << 24)
             | (data[header_at + 16] << 16)
@@ -438,8 +440,8 @@ class PublishPass:
             if plan is None:
                 return self._pass(data, at, flags_at, body_at, exchange, routing_key, body_size, channel)
 
-            # The header table follows content type and content encoding. `last` is the offset of the frame-end octet:
-            # read as a length, it leads beyond the frame, too.
+            # The header table follows content type and content encoding. `last` is the offset of the frame-end octet.
+            # If this octet is read as a length, the result also points beyond the frame.
             last = body_at - 1
             flags = (data[header_at + 19] << 8) | data[header_at + 20]
             table_at = header_at + 21
@@ -458,10 +460,11 @@ class PublishPass:
                         | data[table_at + 3]
                     )
             if entries_at > last or table_end > last:
-                raise ProtocolError(502, "the header table ends after its frame", Scope.CONNECTION, *PUBLISH)
+                text = "the header table extends past the end of its frame"
+                raise ProtocolError(502, text, Scope.CONNECTION, *PUBLISH)
 
-            # The scan. An entry is the length of its name, the name, a letter, and a value: its size depends on the
-            # letter, or follows the letter. Most names are ruled out by their length alone.
+            # The scan. An entry consists of the length of its name, the name, a letter, and a value, whose size depends
+            # on the letter or follows it. Most names are ruled out by their length alone.
             collected = b""
             meanings = 0
             mentioned = plan.mentioned
@@ -504,8 +507,8 @@ class PublishPass:
                 refuse_reserved(routing_key, data[entries_at:table_end], CC_BCC if plan.bcc_stays else CC_ONLY)
             out = plan.fixed
             if out is None:
-                # The facts: the key preceded by its length, then whole entries. Only messages with the same key and
-                # entries have the same bytes.
+                # The facts are the key, preceded by its length, and then whole entries. Only messages with the same key
+                # and entries have the same bytes.
                 facts: object = collected
                 if plan.keyed and plan.routing_key is None:
                     facts = data[key_at:flags_at] + collected
@@ -530,7 +533,7 @@ class PublishPass:
             rewritten = False
             header_bytes = body_at - header_at - OVERHEAD
             if not out.untouched:
-                # The inserted entries, and the producer's own entries that stay.
+                # The inserted entries, and the producer's own entries that are kept.
                 fixed = out.fixed_entries
                 added = out.entries(routing_key) if fixed is None else fixed
                 kept = data[entries_at:table_end]
@@ -577,8 +580,8 @@ class PublishPass:
                 took_us,
             )
         if rewritten:
-            # The publish is sent as slices of the input around the new parts. The last slice, from the end of the table
-            # on, starts the next run `start:at`.
+            # The publish is sent as slices of the input around the new parts. The last slice, which begins at the end
+            # of the table, starts the next run `start:at`.
             upstream = self._upstream
             if out.address:
                 address = out.address + (out.key_field or data[key_at:flags_at])
@@ -616,7 +619,7 @@ class PublishPass:
         """Forward a publish to an exchange that is not evaluated here; return the offset of the frame after it.
 
         Raises:
-            ProtocolError: 403 on the channel: CC, BCC or a header has a reserved value.
+            ProtocolError: CC, BCC or a header has a reserved value; 403 on the channel.
         """
         header_at = flags_at + 2
         if data[header_at + 19] & _HEADERS_BIT and (
@@ -646,7 +649,7 @@ class PublishPass:
         """Count a publish that is sent as one publish, and find the end of its processed frames.
 
         Returns:
-            The offset after its body if that is one complete frame; after its header if the body streams.
+            The offset after the body if the body is one complete frame, otherwise the offset after the header.
         """
         confirms = channel.confirms
         confirms.published += 1
@@ -690,10 +693,11 @@ class PublishPass:
         channel: Channel,
         waited: bool,
     ) -> int:
-        """Process a publish on the slow path: it can't be sent at once as one publish to the producer's own broker.
+        """Process a publish on the slow path, since it can't be sent at once as one publish to the producer's own
+        broker.
 
         Returns:
-            The offset after the processed frames: after its header, or after its body.
+            The offset after the processed frames, which end with the header or with the body.
 
         Raises:
             ProtocolError: the publish is refused.

@@ -1,8 +1,8 @@
-"""Publishes that are split into several, since one is not enough.
+"""Splits a publish into several publishes if a single one is not sufficient.
 
-There are too many tokens for one header frame or, in queue delivery, some destinations are exchanges. The body is
-repeated, so it is buffered until it is complete (bounded, see `RelayLimits.replay_bytes`); the channel's ledger joins
-the confirms, and its `Returns` the returns.
+This is necessary if there are too many tokens for one header frame or if, with queue delivery, some destinations are
+exchanges. The body is repeated, so it is buffered until it is complete (`RelayLimits.replay_bytes` limits its size).
+The channel's ledger joins the confirms, and its `Returns` joins the returns.
 
 Source: architecture, "One publish in, one publish out"; delivery notes, "The ledger where there are no confirms".
 """
@@ -25,7 +25,7 @@ from proxy.relay.remote.forwarding import copy_ids, send_remote_copies
 
 _CONTENT_TOO_LARGE = 311
 _BCC = frozenset((b"BCC",))
-#: bytes of a BCC entry around its keys (name, letter, length), and around each key
+#: bytes of a BCC entry in addition to its keys (name, letter, length), and in addition to each key
 _AROUND_KEYS, _AROUND_KEY = 9, 5
 
 
@@ -42,7 +42,7 @@ def fitting(
         out: its outgoing form.
 
     Raises:
-        ProtocolError: 311 on the channel, body or headers are too large to be split.
+        ProtocolError: the body or the headers are too large to be split; 311 on the channel.
     """
     limits = connection.terms.limits
     if body_size > limits.replay_bytes or connection.backlog.collected + body_size > limits.collected_bytes:
@@ -55,7 +55,7 @@ def fitting(
 
 
 def send_collected(connection: ConnectionState, collected: CollectedPublish) -> None:
-    """Send every copy of a publish with a complete body; its channel has already counted the publish."""
+    """Send all copies of a publish whose body is complete and which its channel has already counted."""
     publish = collected.publish
     channel = publish.channel
     confirms = channel.confirms
@@ -80,7 +80,7 @@ def send_collected(connection: ConnectionState, collected: CollectedPublish) -> 
 
 
 def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
-    """Return the part of a publish that is equal in its return: everything except BCC, which the broker removes.
+    """Return the part of a publish that is the same in its return: everything except BCC, which the broker removes.
 
     Args:
         exchange: the outgoing exchange.
@@ -88,7 +88,7 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
         header: the content header frame.
 
     Raises:
-        ProtocolError: 502, the header is malformed.
+        ProtocolError: the header is malformed (502).
     """
     span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
     if span is None:
@@ -99,7 +99,7 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
 
 
 def ledger_of(channel: Channel) -> Ledger:
-    """Return the channel's ledger; the first call adds all publishes before the current one."""
+    """Return the channel's ledger. The first call adds all publishes before the current publish."""
     confirms = channel.confirms
     if confirms.ledger is None:
         before = confirms.published - 1
@@ -113,7 +113,7 @@ def _divided(original: OriginalAddress, header: bytes, copy: Copy, limit: int) -
         return [copy]
     bare = len(copy_frames(copy._replace(bcc=()), original, b"", header)[1])
     longest = max((_AROUND_KEY + len(key) for key in copy.bcc), default=0)
-    if copy.routing_key is not None:  # each part has its own outgoing key, which the address header repeats
+    if copy.routing_key is not None:  # each part has a different outgoing key, which the address header repeats
         bare += max(map(len, copy.bcc), default=0)
     keys_each = (limit - bare - _AROUND_KEYS) // longest if longest else 0
     keys_each -= keys_each % copy.keys_per_destination
@@ -121,7 +121,7 @@ def _divided(original: OriginalAddress, header: bytes, copy: Copy, limit: int) -
         raise _too_large(f"headers of {len(header)} bytes leave no room for the destinations")
     if copy.routing_key is None or copy.exchange:
         return [copy._replace(bcc=copy.bcc[at : at + keys_each]) for at in range(0, len(copy.bcc), keys_each)]
-    # Queue delivery: the keys are queue names, and the broker removes duplicates within one publish only.
+    # With queue delivery, the keys are queue names, and the broker removes duplicates only within one publish.
     keys = (copy.routing_key, *copy.bcc)
     return [
         copy._replace(routing_key=keys[at], bcc=keys[at + 1 : at + 1 + keys_each])

@@ -1,7 +1,7 @@
-"""Observers of the publish path: shadow rules (`Tap`), and the list of failed publishes (`FailureSink`).
+"""Observers of the publish path: shadow rules (`Tap`) and the list of failed publishes (`FailureSink`).
 
-While a tap is set, the plans of the publishes that it observes refer to it (`Plan.tap`), and it receives each of these
-publishes with its decision once the publish has been sent. The outgoing publish does not change.
+While a tap is set, the plans for publishes that it observes refer to it (`Plan.tap`). It receives each of these
+publishes with its decision after the publish has been sent. The outgoing publish does not change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ObservedDecision(NamedTuple):
         exchange: exchange named by the producer.
         routing_key: routing key given by the producer.
         header: its content header frame.
-        decision: the decision of the rules in force; an empty one if no exchange was evaluated here.
+        decision: the decision of the rules in force, which is empty if no exchange was evaluated here.
         at: seconds since the epoch.
     """
 
@@ -46,7 +46,7 @@ class ObservedDecision(NamedTuple):
         """Return all facts of the message.
 
         Raises:
-            ProtocolError: 502, the header is malformed.
+            ProtocolError: the header is malformed (502).
         """
         header = self.header
         flags = U16.unpack_from(header, _FLAGS_AT)[0]
@@ -59,7 +59,7 @@ class ObservedDecision(NamedTuple):
         """Return the headers with the given names as letter and value bytes.
 
         Raises:
-            ProtocolError: 502, the header is malformed.
+            ProtocolError: the header is malformed (502).
         """
         span = _table_span(self.header)
         return [] if span is None else pick(self.header, *span, names)
@@ -83,11 +83,11 @@ class FailedPublish(NamedTuple):
         vhost: its virtual host.
         user: the producer's user name.
         channel: number of its channel.
-        result: unroutable, rejected, nacked or returned.
+        result: ``unroutable``, ``rejected``, ``nacked`` or ``returned``.
         reason: the reason as text.
         exchange: exchange named by the producer; None if unknown (a nack has only a number).
         routing_key: routing key given by the producer; None if unknown.
-        header: its content header frame, empty if unknown.
+        header: its content header frame; empty if unknown.
     """
 
     at: float
@@ -101,17 +101,17 @@ class FailedPublish(NamedTuple):
     header: bytes = b""
 
     def size(self) -> int | None:
-        """Return the size of its body, None if unknown."""
+        """Return the size of the body; None if unknown."""
         if not self.header:
             return None
         size: int = U64.unpack_from(self.header, _SIZE_AT)[0]
         return size
 
     def header_names(self) -> list[bytes]:
-        """Return the names of its headers, in order.
+        """Return the names of the headers, in order.
 
         Raises:
-            ProtocolError: 502, the header is malformed.
+            ProtocolError: the header is malformed (502).
         """
         span = _table_span(self.header) if self.header else None
         return [] if span is None else [name for name, _ in decode_table(self.header, *span)]
@@ -120,7 +120,7 @@ class FailedPublish(NamedTuple):
         """Return the headers with the given names as letter and value bytes.
 
         Raises:
-            ProtocolError: 502, the header is malformed.
+            ProtocolError: the header is malformed (502).
         """
         span = _table_span(self.header) if self.header else None
         return [] if span is None else pick(self.header, *span, names)
@@ -129,8 +129,8 @@ class FailedPublish(NamedTuple):
 class FailureSink(Protocol):
     """Records failed publishes."""
 
-    #: Whether publishes that reach no queue are recorded as well. Plans read it for their decisions: call
-    #: `VhostState.changed` after a change.
+    #: Whether publishes that reach no queue are also recorded. Decisions of plans depend on it, so `VhostState.changed`
+    #: must be called after a change.
     watched: bool
 
     def add(self, failed: FailedPublish) -> None: ...

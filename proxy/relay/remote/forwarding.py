@@ -1,7 +1,7 @@
-"""Sends a publish to other brokers and joins their results with those of the producer's own broker.
+"""Sends a publish to other brokers and joins their results with the result from the producer's own broker.
 
-Each target is one message for that broker. A failed translation counts as a copy that is refused at once. The channel's
-ledger and returns join the results of all copies. `lane` sends the messages.
+Each target gets one message. A failed translation counts as a copy that is refused at once. The channel's ledger and
+returns join the results of all copies. `lane` sends the messages.
 
 Source: the messenger-addressing specification, 3.3 and 3.4; architecture, "One publish in, one publish out".
 """
@@ -51,7 +51,7 @@ class _Copy(RemoteMessage):
 
 
 class _OnlyCopy(RemoteMessage):
-    """The only copy of a publish, at one other broker: its confirm settles the publish."""
+    """The only copy of a publish, at one other broker, whose confirm settles the publish."""
 
     __slots__ = ("_channel", "_connection", "_tag")
 
@@ -85,7 +85,7 @@ def send_alone(
 
 
 def copy_ids(remote_targets: RemoteTargets, producer_tag: int) -> list[Hashable]:
-    """Return identifiers of copies at other brokers, by which their returns are recognised."""
+    """Return identifiers for the copies at other brokers, by which returns of these copies are recognised."""
     return [
         ("remote", producer_tag, index) for index in range(len(remote_targets.targets) + len(remote_targets.failed))
     ]
@@ -94,7 +94,7 @@ def copy_ids(remote_targets: RemoteTargets, producer_tag: int) -> list[Hashable]
 def send_remote_copies(
     connection: ConnectionState, collected: CollectedPublish, remote_targets: RemoteTargets, names: Sequence[Hashable]
 ) -> None:
-    """Send the copies of a publish to other brokers; ledger and returns already include them."""
+    """Send the copies of a publish to other brokers; the ledger and the returns already include these copies."""
     publish = collected.publish
     channel = publish.channel
     tag = channel.confirms.published if channel.mode is CONFIRM else 0
@@ -110,14 +110,14 @@ def send_remote_copies(
 
 
 def remote_publisher(connection: ConnectionState, channel: Channel, remote: Remote | None) -> RemotePublisher | None:
-    """Return the publisher of a channel for another broker, None if there is none."""
+    """Return a channel's publisher to another broker; None if there is none."""
     if remote is None:
         return None
     publisher = channel.remote_publishers.get(remote)
     if publisher is None:
         others = connection.remotes
         created = "no links" if others is None else others.remotes.publisher(remote)
-        if isinstance(created, str):  # not cached: a rule may take its host from the address
+        if isinstance(created, str):  # not cached, since a rule may take the host from the address
             connection.plans.counters.failed_translations += 1
             return None
         publisher = channel.remote_publishers[remote] = created
@@ -138,7 +138,7 @@ def _settle(
     content: tuple[bytes, bytes] | None,
     acked: bool,
 ) -> None:
-    """Join the result of one copy; `content` is header and body if it was returned."""
+    """Join the result of one copy; `content` is the header and body if the copy was returned."""
     channel = publish.channel
     if connection.lifecycle.phase is not Phase.OPEN or channel.state not in CONFIRMABLE:
         return

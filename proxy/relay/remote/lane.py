@@ -1,8 +1,8 @@
-"""A lane: the publishes of one producer's channel to another broker, and the result of each.
+"""A lane contains the publishes of one producer's channel to another broker, and the result of each publish.
 
-A lane outlives links: waiting messages are sent over the next link, unconfirmed messages of a lost link count as lost
-(nothing is sent twice). On a link it has its own channel, so that a channel error (no such exchange, a wrong user-id)
-only fails the publishes of one producer's channel. No sockets.
+A lane outlives links. Waiting messages are sent over the next link. Unconfirmed messages of a lost link count as lost,
+since nothing is sent twice. On a link, the lane has its own channel, so that a channel error (such as a missing
+exchange or a wrong user-id) affects only publishes of one producer's channel. This module uses no sockets.
 
 Source: the messenger-addressing specification, 3.4 "Confirms"; RabbitMQ guide "Publisher confirms".
 """
@@ -19,7 +19,7 @@ from proxy.amqp.frames import BODY, CONTENT_HEAD, FRAME_HEAD, HEADER, OVERHEAD, 
 from proxy.amqp.method_frames import basic_publish, channel_close, channel_open, confirm_select
 from proxy.amqp.properties import table_span
 
-#: Cached method frames, by exchange, key and flag.
+#: Number of cached method frames, which are cached by exchange, key and flag.
 _KEPT_METHODS = 256
 
 
@@ -27,11 +27,11 @@ class RemoteResult(Enum):
     """Result of one message."""
 
     ACKED = "acked"
-    #: refused: by the broker, by a closed channel, or because it can't be sent
+    #: refused by the broker, lost with a closed channel, or impossible to send
     NACKED = "nacked"
-    #: returned, since there is no queue for it
+    #: returned, since the broker has no queue for it
     RETURNED = "returned"
-    #: the link was lost, or the deadline passed; it is unknown whether the broker has it
+    #: the link was lost or the deadline passed, so it is unknown whether the broker has the message
     LOST = "lost"
 
 
@@ -39,7 +39,7 @@ class RemoteMessage:
     """One publish to another broker; it is sent at most once.
 
     Args:
-        mandatory: whether it is returned if no queue takes it.
+        mandatory: whether it is returned if the broker has no queue for it.
         header: payload of its content header frame.
         since: time of arrival on the driver's monotonic clock.
     """
@@ -55,7 +55,7 @@ class RemoteMessage:
         self.header = header
         self.body = body
         self.since = since
-        #: whether it was returned; its ack is outstanding
+        #: whether it was returned, so that its ack is outstanding
         self.returned = False
 
     @property
@@ -63,14 +63,14 @@ class RemoteMessage:
         return len(self.header) + len(self.body)
 
     def settled(self, result: RemoteResult, reason: str) -> None:
-        """Handle the result; called once. The reason is for logs; it may be empty and contains no credentials."""
+        """Handle the result; called once. The reason is for logs. It may be empty, and contains no credentials."""
 
 
 class RemotePublisher(Protocol):
     """Sends publishes of one producer's channel to one other broker, in order."""
 
     def send(self, message: RemoteMessage) -> None:
-        """Accept a message; its `settled` is called once, possibly before this returns."""
+        """Accept a message, whose `settled` is called once, possibly before this method returns."""
 
     def close(self) -> None:
         """Stop accepting messages; accepted messages are still sent."""
@@ -99,11 +99,11 @@ class LaneTransport(Protocol):
     paused: bool
 
     def release_channel(self, number: int) -> None:
-        """Release the number of a channel that we closed; the broker's answer is outstanding."""
+        """Release the number of a channel that we closed; the broker has not answered the close yet."""
 
 
 class Lane:
-    """The publishes of one producer's channel to one broker; `settled` is called before the message's own callback."""
+    """Publishes of one producer's channel to one broker; `settled` is called before the message's own callback."""
 
     __slots__ = (
         "_link",
@@ -171,7 +171,7 @@ class Lane:
     def _write(self, link: LaneTransport, message: RemoteMessage) -> None:
         number = self.number
         if len(message.header) + OVERHEAD > link.frame_max:
-            self._settle(message, RemoteResult.NACKED, "its headers are larger than a frame of that broker")
+            self._settle(message, RemoteResult.NACKED, "its headers exceed the maximum frame size of that broker")
             return
         self._tag = tag = self._tag + 1
         self.unconfirmed[tag] = message
@@ -225,7 +225,9 @@ class Lane:
         self._settle(message, result, "" if result is not RemoteResult.NACKED else "refused by that broker")
 
     def returned(self, exchange: bytes, routing_key: bytes, header: bytes) -> None:
-        """Handle a returned message: returns arrive in the order of publishes."""
+        """Handle a return. Messages sent before it are no longer tracked, since returns arrive in the order of
+        publishes.
+        """
         seen = _fingerprint(header)
         while self._mandatory:
             message = self._mandatory.popleft()
@@ -238,7 +240,9 @@ class Lane:
                 return
 
     def closed(self, reason: str) -> None:
-        """Handle a channel closed by the broker: unconfirmed messages are refused, waiting ones use a new channel."""
+        """Handle a channel closed by the broker: unconfirmed messages are refused, and waiting messages use a new
+        channel.
+        """
         link = self._link
         number = self.number
         self.stage = Stage.NONE
@@ -275,7 +279,9 @@ class Lane:
 
 
 def _fingerprint(header: bytes) -> Hashable:
-    """Return the part of a content header that is equal when sent and returned: all except the header table."""
+    """Return the part of a content header that is the same when sent and returned: everything except the header
+    table.
+    """
     fixed = CONTENT_HEAD.size - FRAME_HEAD.size
     flags = U16.unpack_from(header, fixed)[0]
     span = table_span(header, fixed + 2, flags)

@@ -1,8 +1,8 @@
-"""One client connection to another broker: login, then frames for the lanes that it serves.
+"""A client connection to another broker: the login, and then frames for the lanes that use the link.
 
 The login uses SASL PLAIN; no error text contains a password. After the login, each frame is passed to the lane of its
-channel. A link ends once, with `failure`: the broker closed it, violated the protocol, or the socket was lost.
-No sockets, no clock.
+channel. A link ends once, with the reason in `failure`: the broker has closed it or violated the protocol, or the
+socket was lost. This module uses no sockets and no clock.
 
 Source: AMQP 0-9-1 spec, 2.2.4 to 2.2.10, 4.2.3; RFC 4616; RabbitMQ guides "Publisher confirms", "Blocked connections"
 and "authentication_failure_close".
@@ -43,7 +43,7 @@ from proxy.errors import ProtocolError
 from proxy.relay.remote.lane import Lane, RemoteResult
 from proxy.values import Table, Value
 
-#: Our frame_max in bytes; the broker's may be lower.
+#: Our own frame_max in bytes; the broker's may be lower.
 FRAME_MAX = 131_072
 #: Heartbeat interval in seconds, if the broker proposes none.
 _HEARTBEAT = 60
@@ -61,7 +61,7 @@ class Credentials:
 
 
 class RemoteLink:
-    """One connection; it starts the login at once.
+    """One connection, which starts the login at once.
 
     Args:
         credentials: credentials for the login.
@@ -70,9 +70,9 @@ class RemoteLink:
     Attributes:
         to_send: output for the socket, in order; the driver sends and clears it.
         open: whether the login is done.
-        paused: whether nothing can be sent now: the broker has an alarm, or its socket is full.
-        failure: why the link ended, None until then; without credentials.
-        channel_max: highest channel number, once open.
+        paused: whether nothing can be sent now, because the broker has an alarm or the socket is full.
+        failure: why the link ended, without credentials; None until then.
+        channel_max: highest channel number, known once the link is open.
         frame_max: largest frame in bytes.
         heartbeat: interval in seconds.
     """
@@ -130,7 +130,7 @@ class RemoteLink:
         return at
 
     def attach(self, lane: Lane) -> bool:
-        """Give a lane a channel; return False if no number is left."""
+        """Assign a channel to a lane; return False if no channel number is available."""
         if self._free:
             number = self._free.pop()
         elif self._next <= self.channel_max:
@@ -143,7 +143,7 @@ class RemoteLink:
         return True
 
     def set_socket_full(self, full: bool) -> None:
-        """Record whether the socket is full; messages then wait in their lanes."""
+        """Record whether the socket is full. While it is full, messages wait in their lanes."""
         self._socket_full = full
         self._update_paused()
 

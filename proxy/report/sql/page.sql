@@ -1,4 +1,4 @@
--- The data of a page, from the tables of its days as views t_NAME.
+-- The data of a page, read from the tables of its days through the views t_NAME.
 
 -- name: over time
 SELECT ((date - DATE '1970-01-01') * 24 + hour) * 60 + minute AS clock, outcome, total(publishes), total(bytes)

@@ -21,8 +21,8 @@ CREATE OR REPLACE TEMP VIEW back AS SELECT DISTINCT sid, proxy, conn, ch, seq, t
 
 -- name: parse
 -- The parsed lines of a file. Fields with an unexpected type are null, like missing fields. `nr` counts lines that are
--- not blank; a single thread reads them in order. `sender` identifies a connection and `id` a message id: comparing
--- numbers is cheaper, and `id` is the same with every version of DuckDB.
+-- not blank; a single thread reads them in order. `sender` identifies a connection, and `id` a message id. They are
+-- numbers, which are cheaper to compare, and `id` is the same with every version of DuckDB.
 WITH parsed AS (
     SELECT row_number() OVER () AS nr, * FROM read_json('$file', format = 'newline_delimited', ignore_errors = true,
         maximum_object_size = $longest, columns = {
@@ -130,8 +130,8 @@ WHERE id <= sampled
 SELECT sid, why, line FROM wrong WHERE line IS NOT NULL
 
 -- name: table segments
--- `days` are the days whose tables a segment affects: those of its records, that of its directory, and the day before
--- if it has a return within the first hour of a day.
+-- `days` are the days whose tables a segment affects: the days of its records, the day of its directory, and the day
+-- before if it has a return within the first hour of a day.
 SELECT files.*, now()::TIMESTAMP AS made, seen.* EXCLUDE (sid, days), coalesce(torn, 0) AS torn,
     coalesce("foreign", 0) AS "foreign", coalesce(version, 0) AS version, list_sort(list_distinct(
         list_concat(coalesce(days, []), CASE WHEN folder IS NULL THEN [] ELSE [folder] END))) AS days
@@ -145,6 +145,6 @@ LEFT JOIN (SELECT sid, count(*) FILTER (why = 'torn') AS torn, count(*) FILTER (
         count(*) FILTER (why = 'version') AS version FROM wrong GROUP BY sid) USING (sid)
 
 -- name: table trace
--- As large as the log, therefore made on request only.
+-- As large as the log, and therefore made only on request.
 SELECT sid, t, message_id, proxy, vhost, exchange, rk, outcome, queues, exchanges, remotes, conn, ch, seq
 FROM publishes WHERE message_id IS NOT NULL

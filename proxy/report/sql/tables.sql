@@ -2,7 +2,7 @@
 
 -- name: begin
 CREATE MACRO IF NOT EXISTS utc(x) AS make_timestamptz(epoch_us(x));
--- A quantile of values x, each of which occurs several times (upto: number of values up to and including it);
+-- A quantile of values x, each of which occurs several times (upto: number of values up to and including x). It is
 -- interpolated like quantile_cont.
 CREATE MACRO IF NOT EXISTS percentile(x, upto, total, share) AS min(x) FILTER (upto > floor((total - 1) * share))
     + (min(x) FILTER (upto > ceil((total - 1) * share)) - min(x) FILTER (upto > floor((total - 1) * share)))
@@ -12,7 +12,7 @@ CREATE OR REPLACE TEMP TABLE m_hours
     (date DATE, hour INTEGER, vhost VARCHAR, exchange VARCHAR, outcome VARCHAR, n DOUBLE);
 
 -- name: prepare
--- Each return with the latest earlier publish that has its number; then each such publish once.
+-- Each return with the latest earlier publish that has the same number; then each such publish once.
 CREATE OR REPLACE TEMP TABLE m_pairs AS
     WITH told AS (SELECT DISTINCT proxy, conn, ch, seq, told FROM p_returned WHERE told >= $day AND told < $end),
     sent AS (FROM p_candidates WHERE t >= $begin AND t < $end)
@@ -32,8 +32,8 @@ CREATE OR REPLACE TEMP TABLE m_repeated AS FROM p_ids
 DELETE FROM m_hours WHERE date = $day;
 INSERT INTO m_hours SELECT $day, clock // 60 % 24, vhost, exchange, outcome, sum(n) FROM p_traffic
     WHERE clock // 1440 = $day - DATE '1970-01-01' GROUP BY ALL;
--- Hours compared with the same hour of earlier days, of which possibly only the tables remain. An hour without publishes
--- counts as 0 on every day that has a log.
+-- Hours compared with the same hour of earlier days, of which possibly only the tables still exist. An hour without
+-- publishes counts as 0 on every day that has a log.
 CREATE OR REPLACE TEMP TABLE m_deviations AS
     WITH hours AS (FROM m_hours WHERE date BETWEEN $day - $history_days AND $day),
     known AS (SELECT DISTINCT date FROM hours),

@@ -1,7 +1,8 @@
 """Reads the arguments of an open exchange's binding: operators, routes, order, match type.
 
-`OPERATOR_KEYS`, `HEADER_KEYS` and `ROUTE_KEYS` are the tables of the specification: argument key -> function that reads
-the value into the draft of the binding or rejects it. To add an operator, add its key to one of them.
+`OPERATOR_KEYS`, `HEADER_KEYS` and `ROUTE_KEYS` are the tables in the specification. They map each argument key to a
+function that reads the value into the draft of the binding, or rejects it. To add an operator, add its key to one of
+these tables.
 
 Only the first error of a binding is reported, so the order of checks is part of the behaviour: match type, forbidden
 lists, nested lists, then each argument by ascending key. `read_arguments` implements that order.
@@ -76,7 +77,7 @@ PROPERTY_PREFIX = b"x-?pr"
 
 _X_MATCH = b"x-match"
 _SET = re.compile(rb"set(?: ([+-]?)([0-9]+))?")
-#: A count that no binding reaches; it replaces larger numbers in ``set N``.
+#: A count that no binding reaches, which replaces larger numbers in ``set N``.
 _OUT_OF_REACH = 10**18
 
 _NO_LIST_FOR_EQUAL = "Invalid use of list type with = operator in this binding type"
@@ -96,7 +97,7 @@ _SINGLE = (b"x-order", b"x-goto-ontrue", b"x-goto-onfalse", b"x-del-dest")
 
 
 def plain_key(draft: Draft, key: bytes, value: Value) -> None:
-    """Read a key without the prefix ``x-``: the header with that name must be equal to the value."""
+    """Read a key without the prefix ``x-``, which requires that the header with that name is equal to the value."""
     draft.headers.append(HeaderEquals(key, value, key))
 
 
@@ -158,7 +159,9 @@ def _key_topic(negated: bool, ignore_case: bool) -> Reader:
 
 
 def property_key(draft: Draft, key: bytes, value: Value) -> None:
-    """Read a key of the property family: ``x-?prex``, ``x-?pr!ex``, or a comparison, a blank and the property."""
+    """Read a key of the property family: ``x-?prex``, ``x-?pr!ex``, or a comparison followed by a blank and the
+    property.
+    """
     sign, _, name = key.removeprefix(PROPERTY_PREFIX).partition(b" ")
     if value.letter == "S":
         read = _text_property(key, value, sign, name)
@@ -365,7 +368,7 @@ KEYS: dict[bytes, Reader] = {**OPERATOR_KEYS, **ROUTE_KEYS}
 
 @dataclass(frozen=True, slots=True)
 class MatchType:
-    """A match type with its name in ``x-match``; `fold` creates a `Match` from the operators of a draft."""
+    """A match type and its name in ``x-match``; `fold` creates a `Match` from the operators of a draft."""
 
     name: str
     fold: Callable[[Draft], Match]
@@ -387,7 +390,7 @@ def read_arguments(arguments: Table, draft: Draft) -> MatchType:
         The match type.
 
     Raises:
-        ProtocolError: 406 on the channel, for the first error in the order of the specification.
+        ProtocolError: an argument is not valid; 406 on the channel, for the first error in the specified order.
     """
     match_type = match_type_of(arguments)
     if any(value.letter == "A" for _, value in arguments):
@@ -475,19 +478,20 @@ def _read(draft: Draft, key: bytes, value: Value) -> None:
 
 @lru_cache(maxsize=4096)
 def _header_key(key: bytes) -> tuple[HeaderReader | None, bytes]:
-    """Split a key into its reader and the name of a header; cached, so that bindings with the same key share the name.
+    """Split a key into its reader and a header name. Results are cached, so that bindings with the same key share the
+    name.
 
-    Objects that many bindings share remain in the CPU caches during decisions.
+    Objects that many bindings share stay in the CPU caches during decisions.
     """
     sign, _, name = key.partition(b" ")
     return HEADER_KEYS.get(sign) if begins_with_character(name) else None, name
 
 
 def refuse_unreal_numbers(arguments: Sequence[tuple[bytes, Value]]) -> None:
-    """Reject infinities and NaN: RabbitMQ drops the connection that sends them.
+    """Reject infinities and NaN, since RabbitMQ drops connections that send them.
 
     Raises:
-        ProtocolError: 406 on the channel, naming the argument.
+        ProtocolError: a number is infinite or NaN; 406 on the channel, with the name of the argument.
     """
     for key, value in arguments:
         if value.letter in "fdAF" and not _is_real(value):

@@ -1,9 +1,9 @@
 """A declared binding, its identity, and the reach of its routes.
 
 The module `arguments` interprets a binding's arguments. A `Reach` limits the destinations of a client's bindings to
-those that the client could have bound itself. It caches which destinations the client may bind to one exchange; a
-decision does not use unchecked destinations, but lists them so that they are checked. The declared destination of a
-binding needs no check: the broker permitted it when the binding was created.
+those that the client has permission to bind, and caches which destinations the client may bind to one exchange. A
+decision does not use unchecked destinations, but lists them so that they will be checked. The declared destination of a
+binding needs no check, since the broker permitted it when the binding was created.
 
 Source: the open-exchange specification, section 7 (routes), sections 8 and 13 (order of ties, identity).
 """
@@ -30,17 +30,17 @@ class Binding:
     destination: bytes  # name of the queue or exchange
     routing_key: bytes  # must be empty for open exchanges
     arguments: Table  # in declared order
-    id: str = ""  # the operator's name for it, or its ``binding_hash``
+    id: str = ""  # the name that the operator chose, or the ``binding_hash``
     sequence: int = 0  # among bindings with equal order, the one with the greater sequence is visited first
     reach: Reach | None = field(default=None, compare=False)  # limit of its routes; None: no limit
-    #: visited after all bindings without this flag, regardless of its order
+    #: whether it is visited after all bindings without this flag, regardless of its order
     last: bool = field(default=False, compare=False)
-    #: user whose client declared it and whose regex budget it uses; None for a binding of a rules file
+    #: user whose client declared the binding and whose regex budget it uses; None for a binding of a rules file
     owner: str | None = field(default=None, compare=False)
 
     @property
     def identity(self) -> tuple[Hashable, ...]:
-        """Equal for two bindings if and only if the broker considers them the same."""
+        """Key that is equal for two bindings if and only if the broker considers them the same binding."""
         return (
             self.exchange,
             self.destination_type,
@@ -50,7 +50,7 @@ class Binding:
         )
 
     def limited(self, reach: Reach | None, *, last: bool, owner: str | None) -> Binding:
-        """Return a copy with the limits of a client; faster than `dataclasses.replace`."""
+        """Return a copy with a client's limits. This is faster than `dataclasses.replace`."""
         named = self.exchange, self.destination_type, self.destination, self.routing_key, self.arguments
         return Binding(*named, self.id, self.sequence, reach, last, owner)
 
@@ -81,7 +81,7 @@ def binding_hash(destination_type: str, destination: bytes, routing_key: bytes, 
     return blake2b(repr(content).encode(), digest_size=5).hexdigest()
 
 
-#: Replaces destinations out of reach: no queue has this name, and the message still counts as routed.
+#: Replaces destinations out of reach. No queue has this name, but the message still counts as routed.
 UNREACHABLE: Destination = (QUEUE, b"")
 
 
@@ -90,7 +90,7 @@ class Reach:
 
     Args:
         client: name of the client.
-        closed: whether no destination is permitted, so that none is ever checked.
+        closed: whether all destinations are refused without a check.
     """
 
     __slots__ = ("allowed", "client", "closed", "refused")
@@ -106,7 +106,7 @@ class Reach:
     def limit(
         self, chosen: Collection[Destination], unchecked: set[tuple[Reach, Destination]]
     ) -> Collection[Destination]:
-        """Return the destinations within reach, and `UNREACHABLE` if there are others.
+        """Return the destinations within reach, and `UNREACHABLE` if some are not.
 
         Args:
             chosen: destinations chosen by a binding.
@@ -123,5 +123,5 @@ class Reach:
         return kept
 
 
-#: Reach of a binding whose client is unknown: its routes have no destinations, and none is ever checked.
+#: Reach of a binding whose client is unknown: its routes have no destinations, and nothing is checked.
 NO_REACH = Reach("", closed=True)

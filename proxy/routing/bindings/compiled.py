@@ -4,9 +4,9 @@ A `CompiledBinding` is the same for every exchange type: a `Match`, effects for 
 order, and the data that index and caches need. `exchange_types` creates it.
 
 The four subclasses of `Match` are the match types. They combine the verdicts of operators; `eq` and `set` also read the
-whole header table. Each declares the facts that it reads in addition to those of its operators, and the equalities
-that must hold for it to be true. A `Draft` collects operators and effects while `arguments` reads the arguments of a
-binding.
+whole header table. Each of them declares which facts it reads in addition to those of its operators, and which
+equalities must hold for it to be true. A `Draft` collects operators and effects while `arguments` reads the arguments
+of a binding.
 
 Source: the open-exchange specification, sections 1, 3, 3.1, 7 and 8; section 11, "every other ``x-`` key, or a known
 key with a value of the wrong type".
@@ -79,7 +79,7 @@ class MatchAll(Match):
 
     def __init__(self, operators: tuple[Operator, ...]) -> None:
         if any(operator.optional for operator in operators):
-            # Mandatory operators first: the results are the same, with fewer searches for patterns.
+            # Mandatory operators first, which gives the same results with fewer pattern searches.
             operators = tuple(sorted(operators, key=_is_optional))
         self._operators: Final = operators
 
@@ -139,7 +139,7 @@ class MatchEq(Match):
 
 
 class MatchSet(Match):
-    """True if the other operators match, no header operator fails on a present header and at least `least` succeed."""
+    """True if the other operators match, no header operator fails on a present header, and at least `least` succeed."""
 
     __slots__ = ("_headers", "_least", "_rest", "_walk")
 
@@ -154,14 +154,14 @@ class MatchSet(Match):
 
     @property
     def required(self) -> tuple[IndexKey, ...]:
-        """Equalities among mandatory operators, including header operators if all of them must match."""
+        """Equalities in mandatory operators, including header operators if all of them must match."""
         if self._least >= len(self._walk):
             return self._rest.required + _index_keys(self._headers)
         return self._rest.required
 
     @property
     def fact_names(self) -> tuple[FactName, ...]:
-        """The whole header table if headers that no operator names can change the count."""
+        """The whole header table, if headers that no operator names can change the count."""
         return (ALL_HEADERS,) if _count_can_stop(self._walk) else ()
 
 
@@ -170,7 +170,7 @@ def _is_optional(operator: Operator) -> bool:
 
 
 def _index_keys(operators: Sequence[Operator]) -> tuple[IndexKey, ...]:
-    """Return the equalities among operators that must all match; topics are last."""
+    """Return the equalities in operators that must all match; topics are last."""
     index_keys = []
     for operator in operators:
         index_key = operator.index_key
@@ -239,7 +239,8 @@ def _skip_smaller(headers: Table, at: int, name: bytes) -> int:
 def _count_can_stop(walk: tuple[HeaderOperator, ...]) -> bool:
     """Return True if headers that no operator names can change the count.
 
-    Counting stops at a test of existence or type after the last header; this matters only if a test of absence follows.
+    Counting stops at a test of existence or type that follows the last header. This matters only if a test of absence
+    follows.
     """
     tests = [at for at, operator in enumerate(walk) if not operator.compares and operator.absent is ABSENT]
     absences = [at for at, operator in enumerate(walk) if operator.absent is MATCH]
@@ -265,9 +266,9 @@ class Draft:
         return draft
 
 
-#: Reads a value (or one element of a list) into the draft; also receives the whole key.
+#: Reads a value, or one element of a list, into the draft; also receives the whole key.
 Reader: TypeAlias = Callable[[Draft, bytes, Value], None]
-#: The same for keys with the name of a header, which is the last argument.
+#: The same for keys that contain the name of a header, which is the last argument.
 HeaderReader: TypeAlias = Callable[[Draft, bytes, Value, bytes], None]
 
 
@@ -313,8 +314,8 @@ def is_regex_key(key: bytes) -> bool:
     return head.startswith((b"x-addq", b"x-delq", b"x-add1q")) and b"re-on" in head
 
 
-#: Index place of a binding that is always visited, or that is indexed by all keys of `either`. Any other number is the
-#: position of the binding's key in `required`.
+#: Values of `index_place` for a binding that is always visited, and for a binding that is indexed by all keys of
+#: `either`. Any other number is the position of the binding's key in `required`.
 ALWAYS_VISITED, UNDER_EITHER = -1, -2
 
 
@@ -322,7 +323,7 @@ ALWAYS_VISITED, UNDER_EITHER = -1, -2
 class CompiledBinding:
     """A binding that is ready to be visited.
 
-    There may be a hundred thousand bindings, so attributes that can be derived from others are not stored.
+    There may be a hundred thousand bindings, so attributes that can be derived from other attributes are not stored.
     """
 
     binding: Binding
@@ -330,10 +331,10 @@ class CompiledBinding:
     match_type: str  # name of the match type, for explanations
     match: Match  # the condition
     operators: tuple[Operator, ...]  # for explanations and `fact_names`; also stored in `match`
-    destination: Destination | None  # added if true; None: the queue named by the routing key
-    on_true: Effects | None = None  # effects if true; None: nothing beyond the destination
+    destination: Destination | None  # added if true; None for the queue named by the routing key
+    on_true: Effects | None = None  # effects if true; None if it only adds the destination
     on_false: Effects | None = None  # effects if false
-    regexes: int = 0  # regular expressions in its arguments
+    regexes: int = 0  # number of regular expressions in its arguments
     exchange: bytes = b""  # name of its exchange
     id: str = ""  # as listed in decisions
     arrival: int = 0  # increases with every binding of its exchange
@@ -347,7 +348,7 @@ class CompiledBinding:
         self.plain = not self.effects and self.destination is not None
 
     def __hash__(self) -> int:
-        """Return a number that is unique in the exchange: a compiled class with `__lt__` has no default hash."""
+        """Return a number that is unique in the exchange. A compiled class with `__lt__` has no default hash."""
         return self.arrival
 
     def __lt__(self, other: CompiledBinding) -> bool:
@@ -370,7 +371,8 @@ class CompiledBinding:
     def truth(self, message: Message) -> bool:
         """Return True if the binding is true for a message.
 
-        Searches are charged to its owner; a binding that needs a search when the owner's budget is spent is false.
+        Searches are charged to the binding's owner. If the owner's budget is spent, a binding that needs a search is
+        false.
         """
         if not self.regexes:
             return self.match.truth(message)
@@ -394,7 +396,7 @@ class CompiledBinding:
 
     @property
     def effects(self) -> list[Effects]:
-        """Effects of both results, without results that have none."""
+        """The effects of both results; a result without effects is omitted."""
         return [effects for effects in (self.on_true, self.on_false) if effects is not None]
 
     @property
@@ -428,6 +430,6 @@ class CompiledBinding:
 
     @property
     def destinations(self) -> frozenset[Destination]:
-        """Every destination that the binding names: the declared one and those of its routes."""
+        """All destinations that the binding names: the declared destination and those of its routes."""
         named = (effects.add for effects in self.effects)
         return frozenset(((self.binding.destination_type, self.binding.destination),)).union(*named)

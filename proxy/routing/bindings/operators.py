@@ -1,11 +1,12 @@
 """Operators (the individual conditions of a binding) and topics.
 
-The verdict of an operator is MATCH, MISMATCH or ABSENT (the fact is missing). `compiled` combines verdicts; `arguments`
-maps argument keys to operators: add a new operator's key there. The predicate of an operator tests a fact that is
-present. Type letters are kept until the comparison and ignored only there.
+The verdict of an operator is MATCH, MISMATCH or ABSENT, which means that the fact is missing. `compiled` combines
+verdicts. `arguments` maps argument keys to operators; the key of a new operator has to be added there. The predicate of
+an operator tests a fact that is present. Type letters are kept until the comparison, and only the comparison ignores
+them.
 
-A `Topic` serves topic exchanges and the ``rkta`` operators: words are separated by dots, ``*`` is exactly one word,
-``#`` any number of words.
+Topic exchanges and the ``rkta`` operators use `Topic`: words are separated by dots, ``*`` matches exactly one word, and
+``#`` matches any number of words.
 
 Sources: the open-exchange specification, sections 2, 4 and 5; AMQP 0-9-1 spec, 3.1.3.3.
 """
@@ -25,8 +26,8 @@ from proxy.values import Value
 
 _ANY_WORDS = b"#"
 _ONE_WORD = b"*"
-#: Case folding of the regular expressions, byte by byte: Latin-1. For UTF-8 it equates only strings that differ in
-#: ASCII case.
+#: Case folding as in regular expressions, byte by byte in Latin-1. In UTF-8 strings, it ignores only the case of ASCII
+#: letters.
 _FOLD = latin1_tables()[:256]
 
 
@@ -35,7 +36,7 @@ class InvalidTopic(ValueError):  # noqa: N818 - describes the topic, not an inte
 
 
 def _words(text: bytes) -> list[bytes]:
-    # The broker reads the empty string as no word at all, so that `*` does not match the empty routing key.
+    # For the broker, the empty string contains no words, so that `*` does not match the empty routing key.
     return text.split(b".") if text else []
 
 
@@ -48,11 +49,11 @@ def _run_matches(run: tuple[bytes, ...], words: list[bytes], start: int) -> bool
 
 
 class Topic:
-    """A compiled topic; every pattern is valid, since the topic exchange rejects none.
+    """A compiled topic. Every pattern is valid, since topic exchanges reject no patterns.
 
     Args:
         pattern: words between dots.
-        ignore_case: compare letters case-insensitively (``rktaci``), as Latin-1.
+        ignore_case: whether letters are compared case-insensitively (``rktaci``), as Latin-1.
     """
 
     __slots__ = ("_first", "_last", "_least", "_middle", "ignores_case", "pattern")
@@ -75,7 +76,7 @@ class Topic:
         self._least = sum(word != _ANY_WORDS for word in words)
 
     def matches(self, key: bytes) -> bool:
-        """Return True if the routing key matches; the work is at worst proportional to the product of the lengths."""
+        """Return True if the routing key matches. The work is at most proportional to the product of the lengths."""
         if self.ignores_case:
             key = key.translate(_FOLD)
         words = _words(key)
@@ -87,7 +88,7 @@ class Topic:
         end = count - len(self._last)
         if not _run_matches(self._last, words, end):
             return False
-        # Between two `#` the leftmost place is as good as any other, so no backtracking is needed.
+        # Between two `#`, the leftmost match is always sufficient, so no backtracking is needed.
         position = len(self._first)
         for run in self._middle:
             while position + len(run) <= end and not _run_matches(run, words, position):
@@ -102,10 +103,10 @@ def check_open_topic(pattern: bytes, ignore_case: bool = False) -> None:
     """Reject topics that the open exchange rejects.
 
     The plugin turns a topic into a regular expression without quoting, and rejects the topic if the result is invalid.
-    A `Topic` matches as in a topic exchange, but the same topics are rejected as by the plugin.
+    A `Topic` matches as in a topic exchange, but this function rejects the same topics as the plugin.
 
     Raises:
-        InvalidTopic: the topic is empty, or the result is not a valid regular expression.
+        InvalidTopic: the topic is empty, or the resulting regular expression is not valid.
     """
     if not pattern:
         raise InvalidTopic("empty topic")
@@ -135,7 +136,7 @@ TEXTS = frozenset("Sx")
 _COUNTED = frozenset("AF")
 _PLAIN = NUMBERS | TEXTS
 
-#: Canonical form of the empty table and of the empty list, which are equal.
+#: Canonical form of the empty table and the empty list, which are equal.
 _EMPTY = ("F", ())
 
 #: Signs of numeric comparisons for `_compare`.
@@ -155,8 +156,8 @@ TYPE_TESTS = {
 def canonical(value: Value) -> Hashable:
     """Return the same key for all values that are equal at the top level, regardless of their type letters.
 
-    Numbers and strings represent themselves (a number never equals bytes); other values include their type letter, so
-    that a boolean does not equal a number.
+    Numbers and strings are their own keys, since a number never equals bytes. The keys of other values include the type
+    letter, so that a boolean does not equal a number.
     """
     letter, content = value
     if letter in _PLAIN:
@@ -192,7 +193,7 @@ PROPERTY = "property"
 TOPIC = "topic"
 CLOCK = "clock"
 
-#: A fact that can change a result: family and name.
+#: A fact that can change a result, given as family and name.
 FactName: TypeAlias = tuple[str, bytes | str]
 
 ALL_HEADERS: FactName = ("headers", "")
@@ -202,7 +203,7 @@ QUEUE_NAMES: FactName = ("queues", "")
 class Operator:
     """Base class of all operators.
 
-    Operators have no state and no closures: there may be two per binding and a hundred thousand bindings.
+    Operators have no state and no closures, since there may be two for each of a hundred thousand bindings.
 
     Args:
         key: the argument's key as declared.
@@ -219,7 +220,7 @@ class Operator:
 
     @property
     def index_key(self) -> IndexKey | None:
-        """For an equality: the index key that all matching messages have; otherwise None."""
+        """The index key that all matching messages have if the operator is an equality; otherwise None."""
         return None
 
     @property
@@ -267,7 +268,7 @@ class HeaderOperator(Operator):
 
     @property
     def uses_up(self) -> bool:
-        """True if `eq` and `set` continue with the next header after this operator has matched one."""
+        """True if `eq` and `set` continue with the next header after this operator has matched a header."""
         return False
 
     @property
@@ -291,7 +292,7 @@ class HeaderEquals(HeaderOperator):
     def __init__(self, key: bytes, expected: Value, name: bytes, optional: bool = False) -> None:
         super().__init__(key, expected, name, optional)
         letter = expected[0]
-        #: Types for which equal content suffices; None: compare canonical forms.
+        #: Types for which equal content suffices; None if canonical forms have to be compared.
         self._letters: Final = NUMBERS if letter in NUMBERS else TEXTS if letter in TEXTS else None
         self._content: Final[Hashable] = canonical(expected)
 

@@ -1,32 +1,32 @@
-"""Regular expressions: unmodified PCRE2, on bytes, with a bounded cost.
+"""Regular expressions of unmodified PCRE2, on bytes, with a bounded cost.
 
-Patterns are written in PCRE2's own language, pcre2pattern(3), with the character tables of Latin-1; nothing is
-translated. They are run by the system's ``libpcre2-8``, called through ctypes.
+Patterns are written in PCRE2's own language, pcre2pattern(3), with the character tables of Latin-1, and are not
+translated. The system's ``libpcre2-8`` runs them; it is called through ctypes.
 
 **Cost of a search.** Producers choose subjects, and clients choose patterns, so both may be hostile. PCRE2's match
-limit counts match steps (PCRE2: calls of the internal ``match()``), but the count restarts at every offset at which a
+limit counts match steps, which are calls of PCRE2's internal ``match()``. The count restarts at every offset at which a
 match could begin, and between two steps a repeat may scan the rest of the subject. Hence a pattern has two forms:
 
 1. The *plain* form is the pattern as written, compiled to machine code if the system permits executable memory. The
-   worst case of a search is the product of match limit, number of offsets and length of a scan; the limit is chosen so
-   that the product stays small. PCRE2 skips offsets at which no match can begin, so most searches end within a
-   microsecond, but only the worst case is known in advance.
-2. The *counted* form is the pattern after a lazy repeat over the offsets, anchored and without automatic
-   possessification: one search from one offset, in which each scanned character that backtracking releases counts as a
-   match step. The limit applies to the whole search. Only the interpreter counts like this: machine code skips, without
-   counting, the scanned characters that the next literal cannot follow (measured: 3 s for ``[a-y]*z|q`` on 131,000
-   bytes). Constructs that scan without match steps (``_UNCOUNTED``) have no counted form; for them, the worst case of
-   the plain form is charged.
+   worst case of a search is the product of the match limit, the number of offsets and the length of a scan; the limit
+   is chosen so that this product is small. PCRE2 skips offsets at which no match can begin, so most searches end within
+   a microsecond, but only the worst case is known in advance.
+2. The *counted* form is the pattern preceded by a lazy repeat over the offsets, anchored and without automatic
+   possessification. It is a single search from one offset, in which each scanned character that backtracking releases
+   counts as a match step. The limit applies to the whole search. Only the interpreter counts in this way: machine code
+   skips, without counting, scanned characters that the next literal can't follow (measured: 3 s for ``[a-y]*z|q`` on
+   131,000 bytes). Constructs that scan without match steps (``_UNCOUNTED``) have no counted form; the worst case of the
+   plain form is charged for them.
 
 **Cost of a decision.** The unit of a `Budget` is that of the match limit: one match step, about 10 ns. A search is
-charged with the limits that it was given, the smallest first, so the charge exceeds the use by a constant factor at
-most, and the same search always costs the same. Searches that cost little more than the call itself (``_FREE_UNITS``)
-are free, so a budget does not limit the number of patterns. For longer subjects, the plain form is tried first while
-the worst cases of such searches add up to at most a quarter of the budget (``Budget.unproven``). Therefore, all
-searches with one budget together take at most the budget, plus a quarter of it, plus four microseconds per search.
+tried with growing limits and charged for each of them, so the charge exceeds the use by at most a constant factor, and
+the same search always costs the same. Searches that cost little more than the call itself (``_FREE_UNITS``) are free,
+so a budget does not limit the number of patterns. For longer subjects, the plain form is tried first while the worst
+cases of such searches add up to at most a quarter of the budget (``Budget.unproven``). Therefore, all searches with one
+budget together take at most the budget, plus a quarter of the budget, plus four microseconds per search.
 
-Every call holds the interpreter lock (``PyDLL``): a search takes less time than releasing and reacquiring the lock,
-and one match block and one stack can then serve all patterns.
+Every call holds the interpreter lock (``PyDLL``), since a search takes less time than releasing and reacquiring the
+lock. All patterns can therefore share one match block and one stack.
 
 Sources: pcre2api(3), "The match context"; pcre2jit(3), "Controlling the JIT stack"; pcre2_chartables.c for the layout
 of character tables.
@@ -57,39 +57,39 @@ _ANCHORED, _NO_AUTO_POSSESS = 0x80000000, 0x00004000
 _INFO_ALLOPTIONS, _INFO_JITSIZE, _INFO_SIZE, _INFO_FRAMESIZE = 0, 10, 22, 24
 _JIT_COMPLETE = 1
 _NO_MATCH = -1
-#: Return codes for an abandoned search, as opposed to "no match": JIT stack, match limit, memory, depth limit, heap
-#: limit.
+#: Return codes that mean that a search was abandoned: JIT stack, match limit, memory, depth limit, heap limit.
 _GAVE_UP = frozenset({-46, -47, -48, -53, -63})
 
 #: Longest pattern, and longest cached pattern, in bytes; number of cached patterns. Producers may send patterns.
 _LONGEST_PATTERN, _LONGEST_KEPT, _KEPT = 16384, 1024, 512
-#: Patterns with larger compiled code are interpreted: machine code takes up to fifteen times the memory.
+#: Patterns with larger compiled code are interpreted, since machine code takes up to fifteen times the memory.
 _LARGEST_JIT = 4096
-#: Limit of nested groups.
+#: Maximum depth of nested groups.
 _NESTING_LIMIT = 1000
-#: Heap of the interpreter and stack of machine code, kept from one search to the next, since allocating memory costs
+#: Heap for the interpreter and stack for machine code. They are kept between searches, since allocating memory costs
 #: more than a search.
 _HEAP_KIB = 4096
 _STACK_BYTES = 4 << 20
 
-#: Estimated work: that of a match step, and how many copied bytes of the interpreter's frame count as 1. A compared
-#: character counts as 1, a scanned character as 1, or as `_SLOW_WALK` if the pattern contains a `_SLOW` construct.
+#: Estimated work for a match step, number of copied bytes of the interpreter's frame that count as 1, and work for a
+#: scanned character if the pattern contains a `_SLOW` construct. Otherwise a scanned character counts as 1, like a
+#: compared character.
 _DECISION, _FRAME_BYTES, _SLOW_WALK = 40, 6, 8
-#: Default budget of a decision in units: about 10 ms.
+#: Default budget for a decision in units, about 10 ms.
 DEFAULT_BUDGET = 1_000_000
 #: Largest charge for one search.
 _SEARCH_UNITS = 330_000
-#: Searches up to this cost are free.
+#: Searches that cost at most this are free.
 _FREE_UNITS = 400
 _FREE_WORK = _FREE_UNITS * _DECISION
-#: Subjects with a larger worst case, with a match limit of one, are never searched in the plain form.
+#: A subject is never searched in the plain form if its worst case, with a match limit of one, is larger.
 _LONGEST_PLAIN_UNITS = 250_000
 #: Factor between limits, and the largest limit.
 _GROWTH, _LARGEST_LIMIT = 8, 1 << 20
 
 #: Constructs without which a search never scans further than the length of the pattern.
 _WALKS = re.compile(rb"[*+]|,\}|\\[XRkg1-9]|\(\?[P&R(0-9+-]")
-#: Constructs that take longer per scanned character: Unicode properties, references, calls.
+#: Constructs that take longer for each scanned character: Unicode properties, references, calls.
 _SLOW = re.compile(rb"\(\*U|\\[XRkg1-9]|\(\?[P&R0-9+-]")
 _COUNTS = re.compile(rb"\{([0-9]{1,9})(?:,([0-9]{1,9}))?")
 #: Constructs that scan without match steps, or whose meaning changes within a group: possessive and atomic groups,
@@ -98,7 +98,7 @@ _UNCOUNTED = re.compile(rb"[*+?}]\+|\(\*|\(\?(?!:|#|\||P?<[^=!]|'|[imsUJ-]+[:)])
 _OFFSETS = b"(?s:.*?)(?:%s)"
 
 _SIZES = tuple(ctypes.c_size_t(size) for size in range(256))
-#: Subject sizes that share a match context for free searches: the step, and its logarithm.
+#: Number of subject sizes that share a match context for free searches, and its logarithm.
 _SIZE_STEP, _SIZE_BITS = 16, 4
 _START, _NO_OPTIONS = _SIZES[0], ctypes.c_uint32(0)
 
@@ -120,8 +120,8 @@ class Budget:
     Attributes:
         left: remaining units.
         unproven: units left for the worst cases of searches in the plain form.
-        spent: whether a search was abandoned because the budget did not suffice; no other search is started.
-        exceeded: whether a search was abandoned or not started for this reason since this was last set to False.
+        spent: whether a search was abandoned because the budget did not suffice. No further searches are then started.
+        exceeded: whether, since this was last set to False, a search was abandoned or not started for this reason.
         match_limit_hits: number of searches that were abandoned although the budget sufficed.
     """
 
@@ -141,10 +141,10 @@ def _power(limit: int) -> int:
 
 
 def latin1_tables() -> bytes:
-    """Return character tables for Latin-1, since few installations have a locale to generate them from.
+    """Return character tables for Latin-1, since few installations have a locale from which they could be generated.
 
     Returns:
-        Lower-case table, case-flip table, class bitmaps, type bits: 1,088 bytes.
+        The lower-case table, case-flip table, class bitmaps and type bits, 1,088 bytes in total.
     """
     text = bytes(range(256)).decode("latin-1")
     lower = bytes(ord(char.lower()) for char in text)
@@ -168,7 +168,7 @@ def latin1_tables() -> bytes:
 
 
 class _Library:
-    """The loaded PCRE2: compile context, match contexts, match block and stack."""
+    """The loaded PCRE2 library, with compile context, match contexts, match block and stack."""
 
     def __init__(self) -> None:
         try:
@@ -187,15 +187,17 @@ class _Library:
         pcre2.pcre2_set_parens_nest_limit_8(self._context, ctypes.c_uint32(_NESTING_LIMIT))
         if hasattr(pcre2, "pcre2_set_max_varlookbehind_8"):  # from 10.43: variable-length lookbehind
             pcre2.pcre2_set_max_varlookbehind_8(self._context, ctypes.c_uint32(0))
-        #: None if the system forbids executable memory. Its pages are allocated by the first search that needs them.
+        #: None if the system forbids executable memory. The first search that needs the pages of the stack allocates
+        #: them.
         self._stack = pcre2.pcre2_jit_stack_create_8(ctypes.c_size_t(1 << 15), ctypes.c_size_t(_STACK_BYTES), None)
-        #: One pair of offsets: only the existence of a match matters.
+        #: One pair of offsets suffices, since only the existence of a match matters.
         self.data = ctypes.c_void_p(pcre2.pcre2_match_data_create_8(ctypes.c_uint32(1), None))
-        #: Match contexts, indexed by the bit length of the limit, which is a power of two; `root_contexts` have the
-        #: square root as limit.
+        #: Match contexts, indexed by the bit length of the limit, which is a power of two. The limits of
+        #: `root_contexts` are the square roots.
         self.contexts = [self._match_context((1 << bits) >> 1) for bits in range(_LARGEST_LIMIT.bit_length() + 1)]
         self.root_contexts = [self.contexts[(bits + 1) // 2] for bits in range(len(self.contexts))]
-        # Without argtypes, whose conversions double the time of a call: all arguments are ctypes objects or bytes.
+        # No argtypes are set, since their conversions double the time of a call. All arguments are ctypes objects or
+        # bytes.
         self.match = pcre2.pcre2_match_8
         self.match.restype = ctypes.c_int
 
@@ -221,19 +223,19 @@ class _Library:
         raise InvalidPattern(f"{words.value.decode('ascii', 'replace')} at offset {offset.value}")
 
     def jit(self, code: ctypes.c_void_p) -> bool:
-        """Compile to machine code; return whether searches will use it."""
+        """Compile to machine code; return whether searches will use the machine code."""
         if self.info(code, _INFO_SIZE) > _LARGEST_JIT:
             return False
         self._pcre2.pcre2_jit_compile_8(code, ctypes.c_uint32(_JIT_COMPLETE))
-        return self.info(code, _INFO_JITSIZE) > 0  # a pattern may forbid it: (*NO_JIT)
+        return self.info(code, _INFO_JITSIZE) > 0  # a pattern may forbid it with (*NO_JIT)
 
     def info(self, code: ctypes.c_void_p, field: int) -> int:
-        value = ctypes.c_size_t()  # zeroed, so that answers of smaller types fit as well
+        value = ctypes.c_size_t()  # zeroed, so that answers of smaller types also fit
         self._pcre2.pcre2_pattern_info_8(code, ctypes.c_uint32(field), ctypes.byref(value))
         return value.value
 
     def _match_context(self, limit: int) -> ctypes.c_void_p:
-        """Return a new match context; a pattern's own (*LIMIT_...) can only lower its limits."""
+        """Return a new match context, whose limits a pattern's own (*LIMIT_...) can only lower."""
         context = ctypes.c_void_p(self._pcre2.pcre2_match_context_create_8(None))
         self._pcre2.pcre2_set_match_limit_8(context, ctypes.c_uint32(limit))
         self._pcre2.pcre2_set_heap_limit_8(context, ctypes.c_uint32(_HEAP_KIB))
@@ -265,9 +267,9 @@ class _Code:
 
     Attributes:
         handle: the library's pointer to the code.
-        jit: whether it is machine code.
-        anchored: whether a match can start at the first offset only.
-        weight: estimated work of a match step and of everything up to the next one, without scans.
+        jit: whether the code is machine code.
+        anchored: whether a match can start only at the first offset.
+        weight: estimated work of a match step and of everything before the next step, except for scans.
     """
 
     __slots__ = ("_free", "anchored", "handle", "jit", "weight")
@@ -315,19 +317,19 @@ class Pattern:
         if not source or len(source) > _LONGEST_PATTERN:
             raise InvalidPattern("empty pattern" if not source else f"longer than {_LONGEST_PATTERN} bytes")
         self.source: Final = source
-        text = source.partition(b"\0")[0]  # the broker's library reads patterns up to the first zero byte
+        text = source.partition(b"\0")[0]  # for the broker's library, a pattern ends at the first zero byte
         pcre2 = _library()
         self._text: Final = text
         self._code: Final = _Code(text, 0, text)
         self._match: Final = pcre2.match
         self._handle: Final = self._code.handle
         self._data: Final = pcre2.data
-        # A skip to a missing mark restarts the search at each offset where that is detected.
+        # A skip to a missing mark restarts the search at each offset at which this is detected.
         self._contexts: Final = pcre2.root_contexts if b"(*SKIP:" in text else pcre2.contexts
         self._anchored: Final = self._code.anchored
         self._weight: Final = self._code.weight
         self._walk: Final = 0 if _WALKS.search(text) is None else _SLOW_WALK if _SLOW.search(text) else 1
-        #: The counted form: None until it is needed; the plain form if there is no counted one.
+        #: The counted form; None until it is needed; the plain form if there is no counted form.
         self._counted: _Code | None = self._code if _UNCOUNTED.search(text) else None
         #: Match contexts of free searches, by subject size in steps of _SIZE_STEP; None if a search may be charged.
         self._free_contexts: Final = tuple(
@@ -339,7 +341,7 @@ class Pattern:
 
         Args:
             subject: any bytes.
-            budget: is charged with the cost, and records why a search was abandoned.
+            budget: the budget to which the cost is charged, which also records why a search was abandoned.
         """
         size = len(subject)
         if size > 255 or budget.spent:
@@ -385,7 +387,7 @@ class Pattern:
         return self._search_charged(subject, work, budget)
 
     def _search_charged(self, subject: bytes, work: int, budget: Budget) -> bool | None:
-        """Search with growing limits, each of which is charged before it is tried.
+        """Search with growing limits. Each limit is charged before it is tried.
 
         Args:
             subject: the bytes to search.
@@ -433,7 +435,7 @@ class Pattern:
         text = b"(?:%s)" % self._text if self._code.anchored else _OFFSETS % self._text
         try:
             return _Code(text, _ANCHORED | _NO_AUTO_POSSESS, self._text, counted=True)
-        except InvalidPattern:  # PCRE2's limits of size and nesting
+        except InvalidPattern:  # PCRE2's limits for size and nesting
             return self._code
 
 
@@ -441,7 +443,7 @@ _kept = lru_cache(maxsize=_KEPT)(Pattern)
 
 
 def compile_pattern(source: bytes) -> Pattern:
-    """Compile a pattern; compiled patterns are cached.
+    """Compile a pattern. Compiled patterns are cached.
 
     Raises:
         InvalidPattern: it is empty, too long, or not valid PCRE2.

@@ -1,6 +1,7 @@
 """Routes that a producer requests in the headers of its message.
 
-Only reads the headers; `routes` decides whether a binding permits the producer to add or delete destinations.
+This module only reads the headers; `routes` decides whether a binding permits the producer to add or delete
+destinations.
 
 Source: the open-exchange specification, section 7, "Producer side".
 """
@@ -16,7 +17,7 @@ from proxy.values import EXCHANGE, QUEUE, Destination, Table, Value
 
 RESULTS = (b"true", b"false")
 
-#: Header -> kind of the destinations that it names.
+#: Kind of the destinations that each header names.
 NAMED_ROUTES = {
     b"x-%s%s-on%s" % (action, kind, result): QUEUE if kind == b"q" else EXCHANGE
     for action in (b"add", b"del")
@@ -24,7 +25,7 @@ NAMED_ROUTES = {
     for result in RESULTS
 }
 
-#: Header -> whether its pattern is negated.
+#: Whether the pattern in each header is negated.
 PATTERN_ROUTES = {
     b"x-%sq%s-on%s" % (action, kind, result): kind == b"!re"
     for action in (b"add", b"del")
@@ -41,7 +42,8 @@ class PatternRoute(NamedTuple):
 
 
 class ProducerRoutes:
-    """The routes of one message. If two headers have the same name, the first regex is used, and names are combined.
+    """The routes of one message. If several headers have the same name, the first regex is used, and names are
+    combined.
 
     Args:
         headers: all headers, sorted by name.
@@ -52,7 +54,7 @@ class ProducerRoutes:
     def __init__(self, headers: Table) -> None:
         self.named: dict[bytes, set[Destination]] = {}
         self.patterns: dict[bytes, PatternRoute] = {}
-        #: Reply text for the first invalid regex, or b"".
+        #: Reply text for the first invalid regex; b"" if there is none.
         self.error = b""
         for name, value in headers:
             kind = NAMED_ROUTES.get(name)
@@ -90,5 +92,7 @@ def begins_with_character(text: bytes) -> bool:
 
 
 def invalid_regex(source: bytes, reason: str) -> str:
-    """Return the error text for a regex that is empty or does not compile: the plugin's text, and the reason."""
+    """Return the error text for a regex that is empty or does not compile, which is the plugin's text and the
+    reason.
+    """
     return f"Invalid regex '{decode_text(source)}': {reason}"

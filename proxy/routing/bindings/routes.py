@@ -19,14 +19,14 @@ from proxy.routing.decision import QueueNames
 from proxy.routing.message import PRODUCER, Message
 from proxy.values import QUEUE, Destination
 
-#: Order after every binding: the target of a stop.
+#: Order after all bindings, which is the target of a stop.
 STOP = 1_000_000
 
 
 class QueueRoute:
     """A regex route of a binding: selects queues of the virtual host by name.
 
-    Its selection depends only on the list of queues, so the last result is cached with its list.
+    The selection depends only on the list of queues, so the last result is cached together with that list.
 
     Args:
         pattern: the regex.
@@ -40,8 +40,8 @@ class QueueRoute:
         self.pattern = pattern
         self.negated = negated
         self.only_one = only_one
-        #: The list of queues, the selection, and the number of match-limit hits. A single attribute, since another
-        #: thread may use the same route for an explanation.
+        #: The list of queues, the selection, and the number of match-limit hits. They are a single attribute, since
+        #: another thread may use the same route for an explanation.
         self._kept: tuple[QueueNames | None, list[Destination], int] = (None, [], 0)
 
     def select(self, message: Message, reach: Reach | None = None) -> Collection[Destination]:
@@ -75,7 +75,7 @@ class Effects:
     delete_queues: tuple[PatternRoute, ...] = ()  # regex routes that delete queues chosen before this binding
     granted_add: tuple[bytes, ...] = ()  # headers in which the producer may request additions
     granted_delete: tuple[bytes, ...] = ()  # headers in which the producer may request deletions
-    jump: int = 0  # order at which the evaluation continues, STOP for the end; 0: the next binding
+    jump: int = 0  # order at which the evaluation continues; STOP for the end, 0 for the next binding
 
     def apply(
         self,
@@ -85,7 +85,7 @@ class Effects:
         owner: str | None = None,
         reach: Reach | None = None,
     ) -> None:
-        """Change `routed` to ``(routed + main + additions) - deletions``; only destinations within reach are added.
+        """Change `routed` to ``(routed + main + additions) - deletions``. Only destinations within reach are added.
 
         A regex route chooses nothing if its owner's budget does not suffice.
         """
@@ -115,7 +115,7 @@ class Effects:
 
     @property
     def asks_producer(self) -> bool:
-        """True if the producer's headers are read, so that an invalid regex among them is detected."""
+        """True if the producer's headers are read, so that an invalid regex in them is detected."""
         return bool(self.granted_add or self.granted_delete or self.add_queues or self.delete_queues)
 
     @property
@@ -128,7 +128,7 @@ class Effects:
 
 @dataclass(slots=True, eq=False)
 class EffectsDraft:
-    """Effects read so far from the arguments. There is at most one plain and one negated regex route of each kind."""
+    """Effects read so far from the arguments, with at most one plain and one negated regex route of each kind."""
 
     add: set[Destination] = field(default_factory=set)
     delete: set[Destination] = field(default_factory=set)
@@ -140,7 +140,7 @@ class EffectsDraft:
     stop: bool = False
 
     def finished(self) -> Effects:
-        """Return the effects; a stop overrides a goto."""
+        """Return the effects. A stop overrides a goto."""
         return Effects(
             frozenset(self.add),
             frozenset(self.delete),
@@ -157,7 +157,7 @@ def _selects(route: PatternRoute, name: bytes, message: Message) -> bool:
 
 
 def _matching(route: PatternRoute, message: Message) -> list[Destination]:
-    """Return the queues that a route selects; the result is invalid if the regex budget was exceeded."""
+    """Return the queues that a route selects. The result is invalid if the regex budget was exceeded."""
     return [(QUEUE, name) for name in message.queues.names if _selects(route, name, message)]
 
 

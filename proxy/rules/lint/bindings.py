@@ -1,8 +1,9 @@
 """Warns about bindings that never match, are never visited, add nothing or are true in no test; about gotos without
 effect; and about patterns that reach the match limit on simple strings.
 
-The rules work as written, so these are warnings. Each of them is provable: bindings that are never visited are found by
-following every path that a message can take through an exchange, with both results of a binding if both are possible.
+The rules work as written, so these are warnings. Only provable cases are reported. Bindings that are never visited are
+found by following every path that a message can take through an exchange, with both results of a binding if both are
+possible.
 
 Source: the open-exchange specification, section 8 (order, goto, stop).
 """
@@ -74,15 +75,15 @@ def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[Compiled
             if jump in (0, STOP):
                 continue
             if jump > greatest:
-                yield compiled, key, f"no binding has order {jump} or a greater one: the evaluation ends here"
+                yield compiled, key, f"no binding has order {jump} or greater: the evaluation ends here"
             elif jump <= compiled.order:
                 yield compiled, key, f"order {jump} is not greater than the order of this binding, {compiled.order}"
 
 
 def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
-    """Yield the bindings that duplicate an earlier binding, each with the earlier one.
+    """Yield the bindings that duplicate an earlier binding, each with that binding.
 
-    Only for exchanges whose bindings do nothing but add their destination, so that the order can't matter.
+    This considers only exchanges whose bindings do nothing but add their destination, so that the order can't matter.
     """
     if not all(entry.plain for entry in entries):
         return
@@ -95,7 +96,7 @@ def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBind
         first = unconditional.get(compiled.destination)
         if first is None:
             key = _effect(compiled)
-            # Only hashes are stored: the keys of a hundred thousand bindings would be as large as the bindings.
+            # Only hashes are stored, since the keys of a hundred thousand bindings would be as large as the bindings.
             first = same.setdefault(hash(key), compiled)
             if first is not compiled and _effect(first) != key:
                 continue
@@ -109,9 +110,9 @@ def _effect(compiled: CompiledBinding) -> Hashable:
     return compiled.destination, compiled.binding.routing_key, typed_arguments(arguments)
 
 
-#: Strings that a pattern should handle within the limit: one character repeated, followed by a different one.
+#: Strings that a pattern should handle within the limit: a repeated character, followed by a different character.
 _SIMPLE = (b"a" * 200 + b"!", b"0" * 200 + b"!", b" " * 200 + b"!", b"a." * 100 + b"!", b"a b " * 50 + b"!")
-#: How often a character of the pattern is repeated in a trial string.
+#: Number of times that a character of the pattern is repeated in a trial string.
 _REPEATED = 200
 
 
@@ -158,7 +159,7 @@ def _bindings(exchange: LintedExchange) -> Iterator[ConfigWarning]:
     for compiled, other in unreachable(exchange.entries):
         parsed = bindings[compiled.label[1]]
         line = exchange.place(other).line
-        message = f"this binding is never visited: the one on line {line} skips it"
+        message = f"this binding is never visited: the binding on line {line} skips it"
         yield ConfigWarning(parsed.place, parsed.path, message)
     for compiled, key, reason in invalid_gotos(exchange.entries):
         parsed = bindings[compiled.label[1]]
@@ -166,7 +167,7 @@ def _bindings(exchange: LintedExchange) -> Iterator[ConfigWarning]:
     for compiled, other in redundant(exchange.entries):
         parsed = bindings[compiled.label[1]]
         line = exchange.place(other).line
-        yield ConfigWarning(parsed.place, parsed.path, f"this binding adds nothing to the one on line {line}")
+        yield ConfigWarning(parsed.place, parsed.path, f"this binding adds nothing to the binding on line {line}")
 
 
 def _patterns(parsed: ParsedBinding) -> Iterator[ConfigWarning]:
@@ -196,7 +197,8 @@ def exceeds_match_limit(pattern: bytes) -> bytes | None:
 class UntestedBindings:
     """The bindings of one exchange that are true in no test.
 
-    Without tests these are all bindings, so they are stored as numbers, and warnings are created during iteration.
+    Without tests, these are all bindings. They are therefore stored as numbers, and warnings are created during
+    iteration.
     """
 
     __slots__ = ("_numbers", "_path", "_places")

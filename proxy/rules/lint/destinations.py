@@ -1,6 +1,7 @@
-"""Lists what rules need on a broker: the destinations named by bindings and the evaluated exchanges, with positions.
+"""Lists the objects that rules need on a broker: destinations named by bindings, and evaluated exchanges, with
+positions.
 
-`oxproxy check --broker` compares them with the broker.
+`oxproxy check --broker` compares these objects with the broker.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from proxy.rules.schema import ALTERNATE, CARRIER, OPEN, ParsedBinding, ParsedEx
 from proxy.values import EXCHANGE, Value
 from proxy.yamlfile.document import Faults, Place
 
-#: Filters are arguments of open exchanges; other types accept and ignore them, as the broker does.
+#: Filters are arguments of open exchanges. Like the broker, exchanges of other types accept and ignore them.
 _FILTERS = (b"min-payload-size", b"max-payload-size", b"max-headers-size", b"max-headers-depth")
-#: ``unmatched: pass`` passes on messages as the producer published them, not as another exchange routed them.
+#: ``unmatched: pass`` forwards messages as the producer published them, not as another exchange routed them.
 _UNREACHABLE = "an exchange with unmatched: pass cannot be the destination of another evaluated exchange"
 #: Prefix of operator keys; every other key is the name of a header.
 _RESERVED = "x-"

@@ -45,7 +45,7 @@ def _looping_keys(rule: AddressRule, brokers: Collection[bytes], listening: List
 
 
 def _is_own(permitted: bytes, listening: Listening) -> bool:
-    """Return True for a host and port of this proxy; a host without a port permits other addresses as well."""
+    """Return True for a host and port of this proxy; a host without a port also permits other addresses."""
     try:
         address = parse_address(permitted)
     except InvalidAddress:

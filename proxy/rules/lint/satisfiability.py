@@ -1,8 +1,9 @@
 """Finds bindings whose conditions no message can satisfy. Only provable cases are reported.
 
-Conditions on one fact (a header, the routing key, a property, the clock) are considered together: an equality leaves a
-few values that are tried one by one, comparisons leave an interval, type tests leave a set of types. With `eq` and
-`set`, different headers with the same name may satisfy different conditions, so header conditions are not considered.
+Conditions on the same fact (a header, the routing key, a property, the clock) are considered together. An equality
+permits only a few values, which are tried individually; comparisons permit an interval; type tests permit a set of
+types. With `eq` and `set`, different headers with the same name may satisfy different conditions, so header conditions
+are not considered.
 
 Source: the open-exchange specification, sections 2 to 5.
 """
@@ -78,7 +79,7 @@ def _conflict(operators: Iterable[Operator]) -> str | None:
         facts.setdefault(operator.fact_name, []).append(operator)
     for group in facts.values():
         if len(group) == 1 and isinstance(group[0], HeaderOperator) and group[0].index_key is not None:
-            continue  # an equality is true for the value that it expects
+            continue  # an equality is always true for the value that it expects
         if not _impossible(group):
             continue
         for size in (1, 2):
@@ -110,7 +111,7 @@ def _impossible(group: Sequence[Operator]) -> bool:
 
 
 def _opposites(group: Sequence[Operator]) -> bool:
-    """Return True if a condition and its negation occur, and neither of them is optional."""
+    """Return True if both a condition and its negation occur, and neither of them is optional."""
     if group[0].fact_name[0] not in (ROUTING_KEY, CLOCK, PROPERTY):
         return False
     conditions = {(operator.key, operator.expected) for operator in group}
@@ -140,7 +141,7 @@ def _impossible_header(group: Sequence[HeaderOperator]) -> bool:
 
 
 def _equals(expected: Value) -> list[Value]:
-    """Return every value that is equal to the given one, as far as operators can distinguish them."""
+    """Return all values that are equal to the given value but that operators can distinguish."""
     letter, content = expected
     if letter in NUMBERS:
         return [Value(number, content) for number in INTEGERS | FLOATS]
@@ -193,7 +194,7 @@ def _empty(bounds: Iterable[tuple[bytes, object]], whole: bool = False, octet: b
         if sign in (b">", b">=") or sign == b"=":
             low = max(low, (number, strict)) if low else (number, strict)
         if sign in (b"<", b"<=") or sign == b"=":
-            # Of two equal upper bounds, the strict one is narrower.
+            # If two upper bounds are equal, the strict bound is narrower.
             high = min(high, (number, strict), key=lambda bound: (bound[0], not bound[1])) if high else (number, strict)
     if low is None or high is None:
         return False

@@ -393,7 +393,7 @@ def test_an_open_exchange_behind_a_real_one_is_refused_with_the_reason(
     app.send(app.chaining("ox", source, key="k"))
     close = app.closed(0)
     assert (close.code, close.method) == (540, (40, 30))
-    assert close.text.startswith("NOT_IMPLEMENTED - exchange 'ox' is evaluated by the proxy; the broker alone would")
+    assert close.text.startswith("NOT_IMPLEMENTED - exchange 'ox' is evaluated by the proxy, but the broker would")
     assert outside.bindings(source) == set()
 
 

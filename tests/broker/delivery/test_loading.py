@@ -66,7 +66,7 @@ def test_an_exchange_of_another_type_is_an_error_with_the_two_ways_out(
 ) -> None:
     outside.make_exchange("taken", "topic")
     said = refusal(CARRIED)
-    assert f"exchange taken exists on the broker as a topic exchange that is not ours: {WAYS_OUT}" in said
+    assert f"exchange taken exists on the broker as a topic exchange that no sidecar created: {WAYS_OUT}" in said
     assert outside.vhost in said
     assert outside.bindings("taken") == set()
 
@@ -80,7 +80,9 @@ def test_without_the_management_api_the_broker_itself_says_so(outside: Outside, 
 
 def test_a_direct_exchange_that_is_not_ours_is_an_error_too(outside: Outside, refusal: Callable[..., str]) -> None:
     outside.make_exchange("taken", "direct")
-    assert f"exchange taken exists on the broker as a direct exchange that is not ours: {WAYS_OUT}" in refusal(CARRIED)
+    assert f"exchange taken exists on the broker as a direct exchange that no sidecar created: {WAYS_OUT}" in refusal(
+        CARRIED
+    )
 
 
 def test_a_carrier_with_another_alternate_exchange_is_an_error(outside: Outside, refusal: Callable[..., str]) -> None:

@@ -325,7 +325,7 @@ def test_an_original_address_that_a_producer_writes_is_refused(
     for piece in [one.raw for one in client.split(message)] if split else [message]:
         producer.send(piece)
     close = producer.closed()
-    text = "ACCESS_REFUSED - header 'x-original-address' names an address that only the proxy may give"
+    text = "ACCESS_REFUSED - header 'x-original-address' names an address that only the proxy may set"
     assert (close.code, close.text, close.method) == (403, text, (60, 40))
     assert site.bodies("a") == [[]]
 

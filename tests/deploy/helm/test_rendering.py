@@ -356,10 +356,10 @@ def test_changed_rules_can_be_left_to_the_running_sidecar() -> None:
     ("values", "text"),
     [
         ({"control": {"password": "a", "existingSecret": "b"}}, "control: seen password and existingSecret"),
-        ({"control": {}}, "control: seen no password of the control user oxproxy, expected control.password or"),
+        ({"control": {}}, "control: no password for the control user oxproxy, expected control.password or"),
         (
             {"control": {}, "config": {"upstream": {"control": {"username": None}}}},
-            "of the control user guest, expected",
+            "for the control user guest, expected",
         ),
         ({"declared": {"keys": ["a", "b"]}}, "declared.keys: seen several keys, expected declared.existingSecret"),
         ({"existingConfig": {"configMap": "a", "secret": "b"}}, "existingConfig: seen configMap and secret"),
@@ -377,14 +377,14 @@ def test_changed_rules_can_be_left_to_the_running_sidecar() -> None:
         ),
         ({"service": {"externalTrafficPolicy": "Local"}}, "service.externalTrafficPolicy: seen the type ClusterIP"),
         ({"autoscaling": {"enabled": True, "maxReplicas": 1}}, "autoscaling.minReplicas: seen 2, expected at most max"),
-        ({"autoscaling": {"enabled": True, "targetCPUUtilizationPercentage": None}}, "autoscaling: seen no target"),
+        ({"autoscaling": {"enabled": True, "targetCPUUtilizationPercentage": None}}, "autoscaling: no target"),
         (
             {"autoscaling": {"enabled": True}, "resources": {"requests": {"cpu": None}}},
-            "seen no resources.requests.cpu",
+            "no resources.requests.cpu",
         ),
         ({"report": {"enabled": True}}, "report: requires audit.enabled"),
         ({"audit": {"enabled": True}, "report": {"enabled": True}}, "report: requires audit.enabled"),
-        ({"audit": SWITCHES["report"]["audit"], "report": {"enabled": True}}, "report.output: seen nothing"),
+        ({"audit": SWITCHES["report"]["audit"], "report": {"enabled": True}}, "report.output: not set"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused_with_the_reason(values: JSON, text: str) -> None:
