@@ -107,6 +107,8 @@ class ControlSettings:
         connection_name: name shown on the broker's management pages.
         refresh_seconds: interval between two reconcile passes.
         deadline_seconds: timeout for an answer, and for binding a destination.
+        listing_seconds: timeout for a list of bindings. RabbitMQ sends nothing before the list is complete, and 100,000
+            bindings of an exchange take longer than `deadline_seconds`.
         heartbeat_seconds: AMQP heartbeat of the control connections.
         retry_seconds: first pause before a lost connection is retried; doubles up to `retry_limit_seconds`.
         retry_limit_seconds: maximum pause before a lost connection is retried.
@@ -134,6 +136,7 @@ class ControlSettings:
     connection_name: str = "oxproxy control"
     refresh_seconds: float = 5.0
     deadline_seconds: float = 10.0
+    listing_seconds: float = 120.0
     heartbeat_seconds: int = 30
     retry_seconds: float = 0.5
     retry_limit_seconds: float = 30.0

@@ -169,6 +169,25 @@ async def test_silence_ends_at_the_deadline(broker: Broker) -> None:
     assert error.failure is UpstreamFailure.TIMEOUT
 
 
+async def test_a_list_of_bindings_may_take_longer_than_other_answers(broker: Broker) -> None:
+    queries: list[bytes] = []
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        queries.append(await reader.readline())
+        await asyncio.sleep(0.3)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n[]")
+        await writer.drain()
+
+    async with answering(slow) as port:
+        patient = ManagementApi(settings(broker, deadline_seconds=0.1, listing_seconds=5.0), f"http://127.0.0.1:{port}")
+        assert await patient.bindings("/", b"ox") == []
+        assert (await failure(patient.queues("/"))).failure is UpstreamFailure.TIMEOUT
+        # Now the API is known not to respond, so the list gets no more time than other answers.
+        assert (await failure(patient.bindings("/", b"ox"))).failure is UpstreamFailure.TIMEOUT
+        await patient.close()
+    assert len(queries) == 3
+
+
 @pytest.mark.parametrize(
     ("status", "body", "expected"),
     [

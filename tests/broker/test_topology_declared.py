@@ -14,7 +14,9 @@ from structlog.testing import capture_logs
 
 from proxy.broker.connection import DeclaredSettings
 from proxy.broker.declared.snapshot import Snapshot, records_of
+from proxy.broker.management_api import ManagementApi
 from proxy.broker.topology import Topology
+from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.declare.storage import KEPT, exchange_arguments, kept_arguments, pack
 from proxy.relay.original_address import longstr_entry
 from proxy.relay.tokens import token
@@ -531,6 +533,29 @@ async def test_a_management_api_that_does_not_answer_is_waited_for_and_then_gone
     assert "can't be read from the broker" in " ".join(topology.degraded)
     assert len(has(events, "client declarations can't be read from the broker")) == 1
     assert routed(known(topology, vhost), b"ox") == (b"a",)
+
+
+async def test_a_sidecar_is_not_ready_before_it_has_read_the_bindings_of_listed_exchanges(
+    broker: Broker, app: Client, outside: Outside, vhost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside.make_queues("a")
+    await app.declare("ox")
+    await app.bind(stored("ox", "a"))
+
+    listing, slow = ManagementApi.changed_bindings, UpstreamError(UpstreamFailure.TIMEOUT, "no answer")
+
+    async def too_slow(*asked: Any) -> Any:
+        raise slow
+
+    monkeypatch.setattr(ManagementApi, "changed_bindings", too_slow)
+    topology = Topology(settings(broker, retry_seconds=0.05), {}, {})
+    with pytest.raises(UpstreamError, match="no answer"):
+        await topology.start()
+    assert not topology.ready
+    monkeypatch.setattr(ManagementApi, "changed_bindings", listing)
+    await topology.start()
+    assert routed(known(topology, vhost), b"ox") == (b"a",)
+    await topology.close()
 
 
 # -- new rules --------------------------------------------------------------------------------------------------

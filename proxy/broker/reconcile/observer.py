@@ -117,6 +117,8 @@ class Observer:
         self.foreign: dict[bytes, list[BindingInfo]] = {}
         #: Copies of clients' bindings that have to be removed, from the last listings, by carrier.
         self.superfluous: dict[bytes, list[RemoveBinding]] = {}
+        #: Listed exchanges of clients whose bindings could be read neither in this pass nor earlier, with the error.
+        self.unread: dict[bytes, UpstreamError] = {}
         #: Listings that failed in the last pass.
         self.failures: tuple[str, ...] = ()
         #: Alternate and dead-letter exchanges that route to carriers, as sentences for operators.
@@ -161,6 +163,7 @@ class Observer:
     async def list_names(self) -> Names:
         """Start a pass: list queues and exchanges."""
         self._failed.clear()
+        self.unread.clear()
         if self._management is None:
             return Names(None, None)
         queues, exchanges = await listings(self._management, self._vhost)
@@ -214,11 +217,18 @@ class Observer:
                     await self._read(management, exchange)
                 except UpstreamError as error:
                     self._failed.append(str(error))
+                    if self._is_new(exchange):
+                        self.unread[exchange.name] = error
                 else:
                     read.add(exchange.name)
 
         await asyncio.gather(*(reader(self._management) for _ in range(min(_READERS, len(carriers)))))
         return read
+
+    def _is_new(self, exchange: OwnedExchange) -> bool:
+        """Return True if only a listing of exchanges, and not yet one of bindings, has shown a client's exchange."""
+        listed = exchange.declared is not None and self._observed.exchanges_complete
+        return listed and exchange.carrier not in self._readings
 
     async def _read(self, management: ManagementApi, exchange: OwnedExchange) -> None:
         store = self.store

@@ -178,6 +178,8 @@ class VhostTopology:
             if self._settings.declared.announce:
                 await self._announcements.subscribe()
             await self.refresh(thorough=True)
+            if not health.ready:
+                self._stop_at_unread()
         except Exception as error:
             health.fault, health.refused = f"failed with {type(error).__name__}", False
             if isinstance(error, UpstreamError):
@@ -189,6 +191,19 @@ class VhostTopology:
         health.fault, health.refused = "", False
         health.ready = True
         log.info("control connection established", vhost=self.state.name)
+
+    def _stop_at_unread(self) -> None:
+        """Refuse to become ready if reading the bindings of an exchange that clients declared timed out.
+
+        Without its bindings, the messages of the exchange would be unroutable. After other errors, such as an answer
+        that RabbitMQ cannot encode, a retry does not help, so the other exchanges must not wait.
+
+        Raises:
+            UpstreamError: TIMEOUT, the listing was too slow.
+        """
+        for error in self.reconciler.observer.unread.values():
+            if error.failure is UpstreamFailure.TIMEOUT:
+                raise error
 
     async def disconnect(self) -> None:
         """Close the connection. Requests from relays wait until `connect` succeeds."""
