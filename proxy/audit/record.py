@@ -165,7 +165,9 @@ class _HashingTemplate(RecordTemplate):
 
 
 def opening(ts: str) -> str:
-    """Return the start of a line, which `LineRenderer.origin`, the publish's number and `RecordTemplate.ending` follow.
+    """Return the start of a line.
+
+    It is followed by `LineRenderer.origin`, the number of the publish and `RecordTemplate.ending`.
 
     Args:
         ts: time of the publishes, from a `TimestampText`.

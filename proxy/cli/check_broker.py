@@ -265,9 +265,9 @@ class _Need(NamedTuple):
     """Permissions that the control user needs for one purpose.
 
     Args:
-        written: the exchange or destination of the rules that needs them.
+        written: the exchange or destination in the rules for which they are needed.
         wanted: permissions, each with the kind and name of its object.
-        stops: whether the sidecar does not start without them.
+        stops: whether the sidecar refuses to start if they are missing.
     """
 
     written: EvaluatedExchange | NamedDestination

@@ -1,8 +1,8 @@
 """The page that Prometheus scrapes, which a thread writes with one collector for prometheus_client.
 
-The event loop only folds tallies into totals, in steps, since that modifies the counters. A thread reads the totals and
-writes the text (0.1 s for 10,000 series). It does not block the event loop for longer than `sys.setswitchinterval`
-permits.
+Tallies are added to the totals in the event loop, in steps, because this modifies the counters. A thread then reads the
+totals and writes the text (0.1 s for 10,000 series). It does not block the event loop for longer than
+`sys.setswitchinterval` permits.
 """
 
 from __future__ import annotations

@@ -255,8 +255,11 @@ class ConnectionAudit:
             trail.mandatory.append((seq, exchange, routing_key))
 
     def returned(self, channel: Channel, exchange: bytes, routing_key: bytes) -> None:
-        """Record a return. Its publish is identified by the producer's address, since returns arrive in the order of
-        publishes."""
+        """Record a return.
+
+        The returned publish is the oldest one with the same exchange and routing key, as given by the producer, because
+        returns arrive in the order of the publishes.
+        """
         waiting = channel.audit.mandatory
         while waiting:
             seq, to, key = waiting.popleft()

@@ -150,7 +150,7 @@ def _unknown(key: str, value: Value) -> str:
     if named and not rest:
         return f'seen {head} without a name, expected "{head} NAME" with the name of a {named} after one blank'
     if blank and not named:
-        return f"seen a name after {head}, expected it without a name"
+        return f"seen a name after {head}, expected {head} without a name"
     return f"seen {_shown(value)}, expected {_expected(head)}"
 
 

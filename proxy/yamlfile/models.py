@@ -145,7 +145,7 @@ def _causes(details: list[ErrorDetails]) -> list[ErrorDetails]:
 def _plain(node: Node) -> object:
     """Return a tree as input for pydantic. Nodes that no type accepts remain nodes.
 
-    Such nodes are missing values, local tags and floats. Types accept floats only as results of converting durations
+    Such nodes are local tags, floats, and nodes for missing values. Types accept floats only as results of converting durations
     and times.
     """
     if isinstance(node, Mapping):

@@ -101,7 +101,7 @@ def test_faults_of_several_bindings_and_of_the_exchange_are_found_at_once() -> N
             '"x-?hkv=": 5',
             'seen x-?hkv= without a name, expected "x-?hkv= NAME" with the name of a header after one blank',
         ),
-        ('"x-?rk= a": b', "seen a name after x-?rk=, expected it without a name"),
+        ('"x-?rk= a": b', "seen a name after x-?rk=, expected x-?rk= without a name"),
         ("x-order: ten", 'seen the string "ten", expected a whole number from 100 to 999999'),
         ("x-goto-ontrue: [200]", "seen a list, expected a whole number from 100 to 999999"),
         ("x-stop-ontrue: true", 'seen the boolean true, expected an empty string, ""'),

@@ -7,9 +7,10 @@ RabbitMQ before 3.13 compares every binding of a direct exchange with every rout
 keys, which is the case for a sidecar's messages. Measurements show that above `FEW_DESTINATIONS`, a topic exchange
 costs less (docs/explanation/performance.md). `relay.tokens.TokenForm` describes the forms.
 
-A form is changed in this order: destinations are bound with both tokens; messages are sent with eight-word tokens;
-after `FORMER_LOOKS` passes, the one-word tokens are unbound (`token_migration`). By then, other sidecars have also
-switched, since their next pass detects bindings with eight-word tokens.
+A carrier is migrated from one-word to eight-word tokens in three steps: each destination is bound with both kinds of
+token; messages are then sent with eight-word tokens; after `FORMER_LOOKS` passes, the one-word tokens are unbound
+(`token_migration`). By then, other sidecars have also switched, since their next pass detects bindings with eight-word
+tokens.
 """
 
 from __future__ import annotations
