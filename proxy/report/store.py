@@ -3,8 +3,8 @@
 Partials are stored in Parquet files with the columns ``batch``, ``name`` and ``data``. A batch contains the partials of
 a group of segments. Each row of the file contains one table of a batch, as an embedded Parquet file. Each Spark task
 writes one file, which becomes visible when it is complete. A partial therefore exists completely or not at all, and
-nothing that a killed run has written is counted twice by a later run. Within a batch, ``sid`` is the number of the segment; the table
-``segments`` identifies its file by path and hash of the content.
+nothing that a killed run has written is counted twice by a later run. Within a batch, ``sid`` is the number of the
+segment; the table ``segments`` identifies its file by path and hash of the content.
 """
 
 from __future__ import annotations

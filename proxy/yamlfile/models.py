@@ -145,8 +145,8 @@ def _causes(details: list[ErrorDetails]) -> list[ErrorDetails]:
 def _plain(node: Node) -> object:
     """Return a tree as input for pydantic. Nodes that no type accepts remain nodes.
 
-    Such nodes are local tags, floats, and nodes for missing values. Types accept floats only as results of converting durations
-    and times.
+    Such nodes are local tags, floats, and nodes for missing values. Types accept floats only as results of converting
+    durations and times.
     """
     if isinstance(node, Mapping):
         return {key.text: _plain(child) for key, child in node.entries}
