@@ -157,6 +157,8 @@ class OwnedExchange:
     #: destinations that clients are known to have permission to bind, by grant key; each grant is a binding on the
     #: carrier
     grants: dict[bytes, Destination] = field(default_factory=dict)
+    #: increases with every binding that a client makes, makes again or removes
+    changes: int = 0
     #: number of regular expressions in clients' bindings, by user
     regexes: Counter[str] = field(default_factory=Counter)
     #: requested type of its carrier if the carrier has to be declared
@@ -203,6 +205,7 @@ class OwnedExchange:
         pass it.
         """
         identity = identity or stored.binding.identity
+        self.changes += 1
         self._count_regexes(self.clients.get(identity), -1)
         self._count_regexes(stored, 1)
         self.clients[identity] = stored
@@ -215,6 +218,7 @@ class OwnedExchange:
         removed = self.clients.pop(identity, None)
         if removed is None:
             return False
+        self.changes += 1
         self._count_regexes(removed, -1)
         destination = (binding.destination_type, binding.destination)
         alike = self.receivers[destination]
@@ -409,6 +413,9 @@ class VhostState:
         if known is not None:
             merged_with = known.merged_with(stored)
             if merged_with.copies == known.copies:
+                # The queue may have been deleted and declared again since a listing was requested. The listing then
+                # lacks the binding. It must not remove it, so that the binding becomes another object.
+                owned.keep(known._replace(), identity)
                 return False
             is_new = merged_with.copies[0] != known.copies[0]
             if is_new:

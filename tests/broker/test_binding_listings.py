@@ -145,6 +145,20 @@ async def test_what_was_unbound_and_bound_again_meanwhile_is_the_new_one(
     assert list(ox.clients.values()) == [A]
 
 
+async def test_a_binding_made_again_since_the_request_is_not_removed_by_a_listing_without_it(
+    listings: BindingListings, ox: OwnedExchange, known: State
+) -> None:
+    """Its queue was deleted before the request, which no relay saw, and declared and bound again before the answer."""
+    await take(listings, ox, A)
+    before = listings.before(ox)
+    known.add_binding(A)
+    await listings.take(ox, before, [])
+    assert there(ox) == [b"a"]
+    assert not listings.settled(ox), "an equal listing after the next deletion must be applied"
+    await take(listings, ox)
+    assert there(ox) == []
+
+
 async def test_what_came_and_went_meanwhile_does_not_come_back(
     listings: BindingListings, ox: OwnedExchange, known: State
 ) -> None:

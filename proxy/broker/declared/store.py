@@ -230,14 +230,14 @@ class BindingListings:
         if applied is None or self._state.exchanges.get(owned.name) is not owned:
             return False
         exchange, changes = applied
-        return self._state.router.exchanges.get(owned.name) is exchange and exchange.changes == changes
+        return self._state.router.exchanges.get(owned.name) is exchange and owned.changes == changes
 
     def before(self, owned: OwnedExchange) -> BindingsBefore | None:
         """Return the input for `take`, before the request; None if the exchange is not in use."""
         if self._state.exchanges.get(owned.name) is not owned:
             return None
         exchange = self._state.router.exchanges[owned.name]
-        return BindingsBefore(exchange, dict(owned.clients), exchange.changes)
+        return BindingsBefore(exchange, dict(owned.clients), owned.changes)
 
     async def take(
         self, owned: OwnedExchange, before: BindingsBefore | None, listed: Iterable[BindingInfo]
@@ -263,7 +263,7 @@ class BindingListings:
         if join.unverified or join.disturbed:
             self._applied.pop(owned.name, None)
         else:
-            self._applied[owned.name] = (before.exchange, before.exchange.changes)
+            self._applied[owned.name] = (before.exchange, owned.changes)
         return superfluous
 
     async def _joined(
@@ -364,7 +364,7 @@ class _Join:
     @property
     def disturbed(self) -> bool:
         """True if anything other than this listing has changed the exchange since the listing was requested."""
-        return self._before.exchange.changes != self._before.changes + self._own
+        return self._owned.changes != self._before.changes + self._own
 
     def changes(self, listed: Mapping[Hashable, StoredBinding]) -> list[tuple[_Change, Hashable, StoredBinding]]:
         """Return the changes to pass to `make`."""
@@ -372,10 +372,9 @@ class _Join:
         return changes + [(self._lose, *item) for item in self._before.clients.items() if item[0] not in listed]
 
     def make(self, change: _Change, identity: Hashable, stored: StoredBinding) -> None:
-        exchange = self._before.exchange
-        changes = exchange.changes
+        changes = self._owned.changes
         change(identity, stored)
-        self._own += exchange.changes - changes
+        self._own += self._owned.changes - changes
 
     def _take(self, identity: Hashable, stored: StoredBinding) -> None:
         known = self._owned.clients.get(identity)
