@@ -558,6 +558,27 @@ async def test_a_sidecar_is_not_ready_before_it_has_read_the_bindings_of_listed_
     await topology.close()
 
 
+async def test_bindings_on_which_no_rule_relies_are_listed_once_at_the_start_however_long_it_takes(
+    start: Start, app: Client, outside: Outside, vhost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bindings of exchanges of rules are listed again, since other sidecars may have handed over rows meanwhile."""
+    outside.make_queues("a")
+    await app.declare("ox")
+    await app.bind(stored("ox", "a"))
+    listing, listed = ManagementApi.changed_bindings, list[bytes]()
+
+    async def slow(self: ManagementApi, vhost: str, exchange: bytes, digest: bytes) -> Any:
+        listed.append(exchange)
+        await asyncio.sleep(0.8)
+        return await listing(self, vhost, exchange, digest)
+
+    monkeypatch.setattr(ManagementApi, "changed_bindings", slow)
+    topology = await start({vhost: state(vhost, {"documents": queues("a")})}, refresh_seconds=0.2)
+    assert sorted(listed) == [b"documents", b"documents", b"ox"]
+    assert routed(known(topology, vhost), b"ox") == (b"a",)
+    assert outside.bound("documents") == outside.bound("ox") == queues("a")
+
+
 # -- new rules --------------------------------------------------------------------------------------------------
 
 

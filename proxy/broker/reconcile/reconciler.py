@@ -109,6 +109,8 @@ class Reconciler:
         self.forms = CarrierForms(state, self.executor)
         self._orphans = OrphanTokens(state, self.rights)
         self.queues = tuple(queues)
+        #: Exchanges whose bindings were listed in the last pass.
+        self._listed: Collection[bytes] = ()
         #: Queues of the rules that have not been declared since the last full pass.
         self._undeclared: Sequence[WantedQueue] = ()
         self._desired: DesiredState | None = None
@@ -250,8 +252,11 @@ class Reconciler:
             began_at = self._clock()
             missing = await self._reconcile(wanted, remove_foreign, thorough=queues is not None)
             if queues is not None and self._clock() > began_at + self._state.handover_seconds / HANDOVER_LOOKS:
-                # Other sidecars may have handed over rows since they were listed, so another pass is run first.
-                missing = await self._reconcile(wanted, remove_foreign, thorough=False)
+                # Other sidecars may have handed over rows since they were listed, so another pass is run first. Only
+                # rules rely on rows that can be handed over, and RabbitMQ needs 10 s to list 100,000 bindings.
+                plain = wanted().plain
+                kept = frozenset(name for name in self._listed if not plain.get(name))
+                missing = await self._reconcile(wanted, remove_foreign, thorough=False, kept=kept)
             return missing
         except UpstreamError:
             if queues is not None:
@@ -259,8 +264,14 @@ class Reconciler:
             raise
 
     async def _reconcile(
-        self, wanted: Callable[[], DesiredState], remove_foreign: bool, *, thorough: bool
+        self,
+        wanted: Callable[[], DesiredState],
+        remove_foreign: bool,
+        *,
+        thorough: bool,
+        kept: frozenset[bytes] = frozenset(),
     ) -> dict[Destination, str]:
+        """Run one pass; `kept` are exchanges whose bindings need not be listed again."""
         executor, names, observer = self.executor, self.names, self.observer
         before = self.store.bindings()
         await self._list_names()
@@ -274,9 +285,10 @@ class Reconciler:
         adopt_types(self._state, desired, names.exchanges if names.exchanges_complete else None)
         conflicts = find_conflicts(desired, names.exchanges)
         self._stop_at(conflicts.values() if thorough else ())
-        listed = await observer.read_bindings(
-            [exchange for exchange in desired.carriers if exchange.name not in conflicts]
+        listed = kept | await observer.read_bindings(
+            [exchange for exchange in desired.carriers if exchange.name not in kept and exchange.name not in conflicts]
         )
+        self._listed = listed
         desired = wanted()
         for exchange in desired.carriers:
             exchange.tokens.rules_need(desired.tokens_of(exchange))
@@ -315,7 +327,7 @@ class Reconciler:
     def _observation(
         self,
         desired: DesiredState,
-        listed: set[bytes],
+        listed: Collection[bytes],
         conflicts: Collection[bytes],
         remove_foreign: bool,
         thorough: bool,
