@@ -50,13 +50,14 @@ PLACES = {
     "amqp": Place(-1.3, 6, "codec"),
     "routing": Place(0.2, 6, "decision"),
     "addressing": Place(0.2, 7, "address table"),
-    "yamlfile": Place(-1.5, 8, "YAML with positions"),
-    "values": Place(-0.5, 8, "field values"),
-    "errors": Place(0.5, 8, "error families"),
-    "native": Place(1.5, 8, "compiled or sources"),
+    "yamlfile": Place(-2.0, 8, "YAML with positions"),
+    "values": Place(-1.0, 8, "field values"),
+    "errors": Place(0.0, 8, "error families"),
+    "garbage": Place(1.0, 8, "garbage collector"),
+    "native": Place(2.0, 8, "compiled or sources"),
 }
 #: Modules that any package may import, to which no arrows are drawn.
-FOUNDATION = frozenset(("yamlfile", "values", "errors", "native"))
+FOUNDATION = frozenset(("yamlfile", "values", "errors", "garbage", "native"))
 
 _WIDTH, _BOX_WIDTH, _BOX_HEIGHT, _COLUMN_WIDTH, _ROW_HEIGHT = 960, 160, 46, 190, 96
 _MARGIN, _CAPTION_DROP, _BEND = 20, 10, 32

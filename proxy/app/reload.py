@@ -19,6 +19,7 @@ from proxy.broker.reconcile.reconciler import Retired
 from proxy.broker.topology import Topology
 from proxy.config.loader import ChangedSettings
 from proxy.errors import ConfigErrors, UpstreamError, UpstreamFailure
+from proxy.garbage import without_collection
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters, TrafficLabels
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
@@ -309,16 +310,14 @@ def _beside_traffic() -> Iterator[None]:
     collection is disabled, since it would stop all threads while it traverses all rules. Objects that exist at the end
     are permanently excluded from garbage collection.
     """
-    collects, interval = gc.isenabled(), sys.getswitchinterval()
-    gc.disable()
+    interval = sys.getswitchinterval()
     sys.setswitchinterval(_TURN_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval)
-        gc.freeze()
-        if collects:
-            gc.enable()
+    with without_collection():
+        try:
+            yield
+        finally:
+            sys.setswitchinterval(interval)
+            gc.freeze()
 
 
 async def free_exchanges(exchanges: list[Exchange]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from proxy.addressing.targets import AddressBook
+from proxy.garbage import without_collection
 from proxy.routing.router import Router
 from proxy.rules.addresses import address_book, check_brokers
 from proxy.rules.compiler import compile_exchange
@@ -25,7 +26,6 @@ from proxy.rules.schema import (
     read_source,
     read_tests_file,
     release_parsed,
-    without_collection,
 )
 from proxy.yamlfile.document import ConfigWarning, Faults, Place, release_tree
 

@@ -32,6 +32,7 @@ from proxy.amqp.tables import decode_table
 from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, SnapshotRecords
 from proxy.broker.management_api import BindingInfo, ExchangeInfo
 from proxy.errors import ProtocolError
+from proxy.garbage import without_collection
 from proxy.relay.declare.storage import (
     ALTERNATE,
     CARRIER_TYPE,
@@ -250,6 +251,12 @@ class BindingListings:
         """
         if before is None:
             return []
+        with without_collection():
+            return await self._take(owned, before, listed)
+
+    async def _take(
+        self, owned: OwnedExchange, before: BindingsBefore, listed: Iterable[BindingInfo]
+    ) -> list[BindingInfo]:
         joined, superfluous = await self._joined(owned, listed)
         join = _Join(self._store, owned, before, self._unverified.pop(owned.name, set()))
         for number, (change, identity, stored) in enumerate(join.changes(joined)):
