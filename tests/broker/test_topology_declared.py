@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from proxy.broker.connection import DeclaredSettings
 from proxy.broker.declared.snapshot import Snapshot, records_of
 from proxy.broker.management_api import ManagementApi
+from proxy.broker.reconcile.observer import Observer
 from proxy.broker.topology import Topology
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.declare.storage import KEPT, exchange_arguments, kept_arguments, pack
@@ -577,6 +578,50 @@ async def test_bindings_on_which_no_rule_relies_are_listed_once_at_the_start_how
     assert sorted(listed) == [b"documents", b"documents", b"ox"]
     assert routed(known(topology, vhost), b"ox") == (b"a",)
     assert outside.bound("documents") == outside.bound("ox") == queues("a")
+
+
+@pytest.mark.parametrize("announcing", [True, False])
+async def test_a_long_list_is_requested_less_often_where_sidecars_announce_their_changes(
+    start: Start, app: Client, outside: Outside, vhost: str, monkeypatch: pytest.MonkeyPatch, announcing: bool
+) -> None:
+    outside.make_queues("a", "b")
+    await app.declare("ox")
+    await app.bind(stored("ox", "a"))
+    listing, listed = ManagementApi.changed_bindings, list[bytes]()
+
+    async def slow(self: ManagementApi, vhost: str, exchange: bytes, digest: bytes) -> Any:
+        listed.append(exchange)
+        await asyncio.sleep(1.1)
+        return await listing(self, vhost, exchange, digest)
+
+    monkeypatch.setattr(ManagementApi, "changed_bindings", slow)
+    topology = await start({vhost: state(vhost, {"documents": queues("a")})}, announcing=announcing)
+    await reconcile(topology, vhost)  # an equal list
+    listed.clear()
+    await reconcile(topology, vhost)
+    assert sorted(listed) == ([b"documents"] if announcing else [b"documents", b"ox"])
+    if announcing:
+        other = await start({}, announcing=True)
+        await app.bind(stored("ox", "b", (), 2))
+        await asyncio.sleep(0.1)
+        other.changed(vhost, b"ox")
+        monkeypatch.setattr(ManagementApi, "changed_bindings", listing)
+        await asyncio.sleep(0.5)
+        await reconcile(topology, vhost)
+        assert routed(known(topology, vhost), b"ox") == (b"a", b"b")
+
+
+async def test_a_deleted_queue_makes_the_next_pass_list_the_bindings_of_its_exchanges(
+    start: Start, app: Client, outside: Outside, vhost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside.make_queues("a", "b")
+    await app.declare("ox")
+    await app.bind(stored("ox", "a"), stored("ox", "b", (), 2))
+    topology = await start(announcing=True)
+    monkeypatch.setattr(Observer, "current", lambda self, desired: frozenset(item.name for item in desired.carriers))
+    outside.delete_queue("a")
+    await reconcile(topology, vhost)
+    assert routed(known(topology, vhost), b"ox") == (b"b",)
 
 
 # -- new rules --------------------------------------------------------------------------------------------------

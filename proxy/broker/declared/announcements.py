@@ -57,6 +57,11 @@ class Announcements:
         self._pending: set[bytes] = set()
         self._sending: asyncio.Task[None] | None = None
 
+    @property
+    def active(self) -> bool:
+        """True if announcements are received."""
+        return self._exchange is not None
+
     async def subscribe(self) -> None:
         """Subscribe on a new connection. A refusal is logged; announcements are then not received.
 

@@ -38,6 +38,9 @@ T = TypeVar("T")
 
 #: Number of concurrent listings of bindings.
 _READERS = 4
+#: Duration of a list of bindings above which it is not requested in every pass, and the minimum age, as a multiple of
+#: its duration, at which it is requested again.
+_LONG_SECONDS, _SHARE = 1.0, 9
 #: Maximum number of names in one log line.
 _SHOWN = 20
 #: Maximum number of exchanges downstream of carriers whose bindings are searched for patterns; others are not checked.
@@ -105,6 +108,11 @@ class Observer:
         #: The client declarations.
         self.store = store
         self._readings: dict[bytes, _Reading] = {}
+        #: Times until which long lists of bindings, which brought nothing new, need not be requested again, by
+        #: exchange.
+        self._current_until: dict[bytes, float] = {}
+        #: Number of announcements received.
+        self._announcements = 0
         self._vhost = vhost
         self._management = management
         self._observed = observed
@@ -200,6 +208,30 @@ class Observer:
         } | answers
         return self._lacking
 
+    def current(self, desired: DesiredState) -> frozenset[bytes]:
+        """Return exchanges whose bindings need not be listed in this pass.
+
+        RabbitMQ needs 10 s to list 100,000 bindings, so sidecars that listed them in every pass would occupy one of its
+        cores. If rules rely on rows of the carrier, each pass lists them, since other sidecars may hand rows over.
+        """
+        now = asyncio.get_running_loop().time()
+        return frozenset(
+            exchange.name
+            for exchange in desired.carriers
+            if now < self._current_until.get(exchange.name, 0.0)
+            and not desired.plain.get(exchange.name)
+            and self._readings[exchange.carrier].exchange is exchange
+            and self._readings[exchange.carrier].tokens is self._tokens(exchange)
+        )
+
+    def announced(self, names: Iterable[bytes] | None) -> None:
+        """Record that other sidecars have changed exchanges, or, if None, any exchanges, so that the next pass lists
+        their bindings.
+        """
+        self._announcements += 1
+        for name in list(self._current_until) if names is None else names:
+            self._current_until.pop(name, None)
+
     async def read_bindings(self, carriers: Sequence[OwnedExchange]) -> set[bytes]:
         """Read the bindings of carriers, which are bound tokens, clients' bindings and foreign bindings.
 
@@ -241,7 +273,10 @@ class Observer:
         clock = asyncio.get_running_loop().time
         look = exchange.tokens.look(clock())
         known = store.listings.before(exchange) if store is not None else None
+        self._current_until.pop(exchange.name, None)
+        announcements = self._announcements
         answer = await management.changed_bindings(self._vhost, exchange.carrier, last.digest)
+        answered_at = clock()
         if answer is not None:
             digest, bindings = answer
             if not exchange.bound and exchange.form is TokenForm.ONE_WORD and has_eight_words(bindings):
@@ -256,16 +291,26 @@ class Observer:
                 has_eight_words(bindings),
             )
         exchange.tokens.listed(look, last.carrier_tokens.rows, clock())
-        if answer is None:
-            return
-        for key, destination in grants_bound(bindings).items():
-            exchange.grant(key, destination)
-        self._note_foreign(exchange.carrier, foreign_bindings(bindings, tokens))
-        if store is not None:
-            self.superfluous[exchange.carrier] = [
-                RemoveBinding(exchange.carrier, copy, "duplicate binding removed")
-                for copy in await store.listings.take(exchange, known, bindings)
-            ]
+        if answer is not None:
+            for key, destination in grants_bound(bindings).items():
+                exchange.grant(key, destination)
+            self._note_foreign(exchange.carrier, foreign_bindings(bindings, tokens))
+            if store is not None:
+                self.superfluous[exchange.carrier] = [
+                    RemoveBinding(exchange.carrier, copy, "duplicate binding removed")
+                    for copy in await store.listings.take(exchange, known, bindings)
+                ]
+        took_seconds = answered_at - look.began_at
+        undisturbed = answer is None and announcements == self._announcements
+        if took_seconds > _LONG_SECONDS and undisturbed and not self._to_do(exchange):
+            self._current_until[exchange.name] = answered_at + _SHARE * took_seconds
+
+    def _to_do(self, exchange: OwnedExchange) -> bool:
+        """Return True if bindings on a carrier have to be removed or confirmed, so that they must be listed again."""
+        tokens, store = self._readings[exchange.carrier].carrier_tokens, self.store
+        unverified = store is not None and store.listings.is_unverified(exchange.name)
+        unwanted = self.foreign.get(exchange.carrier) or self.superfluous.get(exchange.carrier)
+        return bool(unverified or unwanted or tokens.incomplete or tokens.former)
 
     async def warn(self, desired: DesiredState) -> None:
         """Log new conditions that prevent the rules from working as intended (see `checks`)."""

@@ -166,11 +166,12 @@ class Reconciler:
 
     # -- passes ------------------------------------------------------------------------------------------------
 
-    async def look(self, *, thorough: bool) -> LookResult:
+    async def look(self, *, thorough: bool, announced: bool = False) -> LookResult:
         """Run a pass: observe the virtual host, and correct differences.
 
         Args:
             thorough: whether earlier results are ignored, and existing carriers are declared again.
+            announced: whether other sidecars announce changes, so that a long list of bindings can be used again.
 
         Raises:
             UpstreamError: REFUSED with all conflicts, otherwise the connection was lost.
@@ -179,7 +180,8 @@ class Reconciler:
             before = {name: set(exchange.bound) for name, exchange in self._state.exchanges.items()}
             conflicts = self.conflicts
             queues = self.queues if thorough else None
-            missing = await self.reconcile(self._wanted, queues, remove_foreign=self._settings.remove_foreign)
+            remove_foreign = self._settings.remove_foreign
+            missing = await self.reconcile(self._wanted, queues, remove_foreign=remove_foreign, announced=announced)
             if thorough:
                 await self.observer.warn(self.desired)
             desired = self.desired
@@ -232,6 +234,7 @@ class Reconciler:
         queues: Sequence[WantedQueue] | None = None,
         *,
         remove_foreign: bool = False,
+        announced: bool = False,
     ) -> dict[Destination, str]:
         """Observe, and correct differences; return the destinations that remain unreachable, with the reasons.
 
@@ -240,6 +243,7 @@ class Reconciler:
             queues: for a full pass, the queues declared by the rules. In a full pass, earlier results are ignored,
                 existing carriers are declared again, and conflicts end the pass.
             remove_foreign: whether foreign bindings on carriers are removed.
+            announced: see `look`.
 
         Raises:
             UpstreamError: REFUSED with all conflicts, otherwise the connection was lost.
@@ -250,7 +254,8 @@ class Reconciler:
             self._undeclared = queues
         try:
             began_at = self._clock()
-            missing = await self._reconcile(wanted, remove_foreign, thorough=queues is not None)
+            kept = self.observer.current(wanted()) if announced and queues is None else frozenset[bytes]()
+            missing = await self._reconcile(wanted, remove_foreign, thorough=queues is not None, kept=kept)
             if queues is not None and self._clock() > began_at + self._state.handover_seconds / HANDOVER_LOOKS:
                 # Other sidecars may have handed over rows since they were listed, so another pass is run first. Only
                 # rules rely on rows that can be handed over, and RabbitMQ needs 10 s to list 100,000 bindings.
@@ -269,9 +274,9 @@ class Reconciler:
         remove_foreign: bool,
         *,
         thorough: bool,
-        kept: frozenset[bytes] = frozenset(),
+        kept: frozenset[bytes],
     ) -> dict[Destination, str]:
-        """Run one pass; `kept` are exchanges whose bindings need not be listed again."""
+        """Run one pass; `kept` are exchanges whose bindings are listed again only if a destination was deleted."""
         executor, names, observer = self.executor, self.names, self.observer
         before = self.store.bindings()
         await self._list_names()
@@ -285,6 +290,9 @@ class Reconciler:
         adopt_types(self._state, desired, names.exchanges if names.exchanges_complete else None)
         conflicts = find_conflicts(desired, names.exchanges)
         self._stop_at(conflicts.values() if thorough else ())
+        kept = frozenset(
+            exchange.name for exchange in desired.carriers if exchange.name in kept and self._has_all(exchange)
+        )
         listed = kept | await observer.read_bindings(
             [exchange for exchange in desired.carriers if exchange.name not in kept and exchange.name not in conflicts]
         )
@@ -312,6 +320,10 @@ class Reconciler:
                 if destination not in gone or desired.names(destination)
             }
         return missing
+
+    def _has_all(self, exchange: OwnedExchange) -> bool:
+        """Return True if no destination bound on a carrier was deleted, which would have deleted bindings."""
+        return not any(self.names.absence_reason(destination) for destination in exchange.bound)
 
     async def _list_names(self) -> None:
         names, store = self.names, self.store

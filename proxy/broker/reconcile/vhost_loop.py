@@ -149,9 +149,7 @@ class VhostTopology:
             settings, state, self.reconciler, management, self._note_orphans, self._supervisor
         )
         self._schedule = RefreshSchedule(settings.refresh_seconds)
-        self._announcements = Announcements(
-            self.connection, state.name, self._schedule.request_refresh, self._supervisor
-        )
+        self._announcements = Announcements(self.connection, state.name, self._announced, self._supervisor)
 
     @property
     def connected(self) -> bool:
@@ -265,7 +263,7 @@ class VhostTopology:
         """
         began_at, changes = time.monotonic(), self.reconciler.store.changes
         state, reconciler, requests = self.state, self.reconciler, self.requests
-        result = await reconciler.look(thorough=thorough)
+        result = await reconciler.look(thorough=thorough, announced=self._announcements.active)
         names = reconciler.names.names(state.queues)
         missing = {**requests.missing(), **result.missing}
         regex_queues = reconciler.desired.regex and names is not state.queues
@@ -305,6 +303,11 @@ class VhostTopology:
             self._schedule.request_refresh()
         if self._settings.declared.announce:
             self._announcements.announce(exchange)
+
+    def _announced(self, names: set[bytes] | None) -> None:
+        """Request a pass because another sidecar has changed exchanges; None for all exchanges."""
+        self.reconciler.observer.announced(names)
+        self._schedule.request_refresh(names)
 
     def queue_deleted(self, queue: bytes) -> None:
         changes = self.reconciler.store.changes
