@@ -1,4 +1,4 @@
-"""The AMQP 0-9-1 codec, which converts bytes and has no connection state.
+"""The AMQP 0-9-1 codec. It converts bytes and has no connection state.
 
 | question | module |
 |---|---|
