@@ -262,8 +262,8 @@ class VhostState:
     exchanges: dict[bytes, OwnedExchange] = field(default_factory=dict)
     #: the existing queues, sorted, for regex routes
     queues: QueueNames = field(default_factory=QueueNames)
-    #: unreachable destinations, with the reason. Changed by `set_missing` and `not_missing`,
-    #: and replaced in each reconcile pass. The control plane limits the number of entries.
+    #: unreachable destinations, with the reason. Changed by `set_missing` and `not_missing`, and replaced in each
+    #: reconcile pass. The control plane limits the number of entries.
     missing: dict[Destination, str] = field(default_factory=dict)
     #: number incremented by every change that makes cached data stale
     epoch: int = 0
