@@ -378,7 +378,7 @@ class ClientBindings:
         return receiver[0] == QUEUE and owned.tokens.may_rely(receiver, self._binder, self._connection.traffic.now)
 
     def _confirm(self, planned: _Bind, relies: list[Destination], since: int, then: Callable[[], None]) -> None:
-        """Verify that the rows on which a newly stored binding relies still exist; bind pins for those that are gone."""
+        """Verify that the rows on which a newly stored binding relies still exist; otherwise, bind pins."""
         table, now = self._table(planned.owned), self._connection.traffic.now
         lacking = [name for name in (*relies, *planned.routes) if not table.holds(name, since, now)]
         if not lacking:
