@@ -172,7 +172,7 @@ class FrameBuffer:
         return RawFrame(kind, channel, raw[FRAME_HEAD.size : -1], raw)
 
     def check_limit(self) -> None:
-        """Reject a peer that sends more than may be buffered.
+        """Reject a peer that sends more bytes than may be buffered.
 
         Raises:
             ProtocolError: 506: too many bytes are buffered.

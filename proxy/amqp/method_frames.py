@@ -164,7 +164,7 @@ def read_method(method: type[Fields], payload: bytes) -> Fields:
     """Read a method from the payload of a frame that is known to contain it. Reserved arguments are omitted.
 
     Raises:
-        ProtocolError: 502, with class and method ids: the arguments don't fill the payload.
+        ProtocolError: 502, with class and method ids: the arguments are malformed.
     """
     return method._make(arguments(payload)[-len(method._fields) :])  # reserved arguments come first
 

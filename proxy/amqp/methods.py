@@ -4,9 +4,10 @@ Only the layouts are taken from pamqp, which no other module uses. pamqp convert
 binary names, and tables to ``dict``, which loses types, order and duplicates. Here, both stay bytes. This module has no
 state: the handshake and the relay decide which methods are allowed at a given time.
 
-A method is identified by one number, class id << 16 | method id. Its payload begins with this number in four bytes. All
-lengths are in bytes. Only methods that the proxy inspects have a constant. Source: AMQP 0-9-1 spec, 1.3 to 1.8
-(classes); RabbitMQ "Protocol extensions".
+A method is identified by one number, class id << 16 | method id. The payload of a method frame begins with this number,
+in four bytes. All lengths are in bytes. Only methods that the proxy inspects have a constant.
+
+Source: AMQP 0-9-1 spec, 1.3 to 1.8 (classes); RabbitMQ "Protocol extensions".
 """
 
 from __future__ import annotations
@@ -136,8 +137,8 @@ def arguments(payload: bytes) -> tuple[Argument, ...]:
         Arguments in wire order, including reserved ones. A table is returned as its entries, checked but not decoded.
 
     Raises:
-        ProtocolError: 502, with class and method ids: the arguments don't fill the payload exactly, or a table is
-            malformed; 540 as for `method_of`.
+        ProtocolError: 502, with class and method ids: the arguments or a table in them are malformed; 540 as for
+            `method_of`.
     """
     method = method_of(payload)
     values: list[Argument] = []

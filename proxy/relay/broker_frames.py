@@ -68,7 +68,7 @@ class BrokerFrames:
         """Receive any part of the broker's stream. Output for the producer is collected in the connection's state.
 
         Raises:
-            ProtocolError: the broker's bytes are not AMQP; the upstream connection is unusable.
+            ProtocolError: the broker's bytes are not valid AMQP, so the upstream connection is unusable.
         """
         if self._rest:
             data = self._rest.join(data)
@@ -231,7 +231,7 @@ class BrokerFrames:
         return at
 
     def _progress(self, kind: int, number: int, data: bytes, at: int, size: int) -> None:
-        """Count a content frame that is forwarded to the producer."""
+        """Record that a content frame is forwarded to the producer."""
         unfinished = self._connection.deliveries.unfinished
         if kind == BODY:
             left = unfinished.get(number, 0) - size

@@ -1,7 +1,7 @@
 """One channel: its state and mode, content in progress, held frames, pending confirms and expected replies.
 
-A channel of the producer and the upstream channel with the same number share one `Channel`, from Channel.Open until
-both sides have closed it. When the number is reused, a new `Channel` is created. Only `ConnectionState.change` changes
+A producer's channel and the upstream channel with the same number share one `Channel`, from Channel.Open until both
+sides have closed it. When the number is reused, a new `Channel` is created. Only `ConnectionState.change` changes
 the state (see `channel_state`). The other attributes are grouped into objects that keep their numbers consistent.
 
 `PublishPass` may process a publish itself if the channel is OPEN or OPENING and ``channel.content`` is None.
@@ -56,13 +56,13 @@ class CollectedPublish(NamedTuple):
     body_size: int
     #: received part of the body
     body: bytearray
-    #: targets at other brokers, and failed translations
+    #: targets on other brokers, and failed translations
     remote_targets: RemoteTargets | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Backlog:
-    """Buffered bytes and outstanding requests on all channels of one connection, which `RelayLimits` limits.
+    """Buffered bytes and outstanding requests on all channels of one connection. The limits are in `RelayLimits`.
 
     Requests are limited because each uses memory until it is answered, and a broker that hangs never answers.
     """
@@ -247,7 +247,7 @@ class ExpectedReply(NamedTuple):
     taken: Callable[[bytes], bool] | None = None
     #: for our own passive declare: (class << 16 | method) of the client's request, which a refusal has to name
     request_method: int = 0
-    #: number of requests that this answer settles; more than one if requests without a reply were sent before it
+    #: number of requests that count as answered with this answer, including earlier requests that get no reply
     weight: int = 1
 
 

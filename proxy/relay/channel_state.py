@@ -1,16 +1,16 @@
 """States of a channel, and the table of transitions.
 
-A channel of the producer and the upstream channel with the same number share one record with one state. `next_state`
-looks up (state, event) in `TRANSITIONS`; `ConnectionState.change` is its only caller and carries out the consequences
-of a change. An event without an entry is a protocol error, with the reply code and text that RabbitMQ 3.10.8 uses. In
-the states in `HOLDING`, frames from the producer are buffered; they become events when the channel resumes.
+A producer's channel and the upstream channel with the same number share one record with one state. `next_state` looks
+up (state, event) in `TRANSITIONS`; `ConnectionState.change` is its only caller and carries out the consequences of a
+change. An event without an entry is a protocol error, with the reply code and text that RabbitMQ 3.10.8 uses. In the
+states in `HOLDING`, frames from the producer are buffered; they become events when the channel resumes.
 
-Either side may close a channel, and the closes may cross. Each close is answered by a close-ok. The producer or the
-sidecar may reuse a channel number once no close-ok for it is outstanding on its connection (spec, 1.5.2.5 and 1.5.2.6).
-If a close crosses RabbitMQ's own close, RabbitMQ answers it at once. RabbitMQ discards everything else on a channel
-that is being closed, except an open, which it treats as a second open (504).
+Either side may close a channel, and the closes may cross. Each close is answered by a close-ok. On either connection,
+the channel number may be reused once no close-ok is outstanding (spec, 1.5.2.5 and 1.5.2.6). If a close crosses
+RabbitMQ's own close, RabbitMQ answers it at once. RabbitMQ discards everything else on a channel that is being closed,
+except an open, which it treats as a second open (504).
 
-Source: AMQP 0-9-1 spec, 1.5 "channel" and 2.2.10 "closing"; `rabbit_channel:handle_method` of RabbitMQ.
+Source: AMQP 0-9-1 spec, 1.5 "channel" and 2.2.10 "closing"; RabbitMQ's `rabbit_channel:handle_method`.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ DISCARDING: Final = frozenset(
 )
 #: In these states, confirms and returns from the broker and from other brokers are sent to the producer.
 CONFIRMABLE: Final = frozenset((OPENING, OPEN, WAITING, DECLARING, CLOSING_BY_PRODUCER))
-#: In these states, a channel counts as open. It no longer does once the producer or the sidecar has closed it.
+#: In these states, a channel counts as one of the producer's open channels.
 COUNTED: Final = CONFIRMABLE | {CLOSING_BY_BROKER, CLOSING_BY_BOTH}
 #: In these states, a close-ok from the producer (UP) or from the broker (DOWN) is relayed to the other side.
 RELAYED_UP: Final = frozenset((CLOSING_BY_BROKER, CLOSING_BY_BOTH))

@@ -6,7 +6,7 @@ upstream publishes. From then on, the tags differ. A producer's tag is settled w
 settled, with a nack if at least one copy was nacked. `Returns` relays a return once every copy has been returned. A
 return has no tag, so it is identified by its content, which also works on channels without confirms.
 
-`broker_methods` handles the broker's acks and nacks, settles them here and relays them.
+`broker_methods` handles the broker's acks and nacks, records them here and relays them.
 
 Sources: architecture, "One publish in, one publish out"; RabbitMQ guide "Consumer acknowledgements and publisher
 confirms".
@@ -101,7 +101,7 @@ class Ledger:
         self.upstream_tag = published
         self._order: deque[int] = deque(outstanding)
         self._entries: dict[int, _Entry] = {tag: _Entry(tag, 1) for tag in outstanding}
-        #: publishes with copies at other brokers, by producer tag
+        #: publishes with copies on other brokers, by producer tag
         self._remote: dict[int, _Entry] = {}
 
     def add(self, producer_tag: int, copies: int, apart: int = 0) -> None:

@@ -50,7 +50,7 @@ class AuditCommits(Protocol):
         """Number of the last appended line."""
 
     def commit_point(self) -> int:
-        """Request that all appended lines are written."""
+        """Request that all appended lines be written."""
 
 
 class DelayedConfirms:
@@ -109,7 +109,7 @@ class DelayedConfirms:
         return channel.audit.line > self._lines.durable or channel.number in self._waiting
 
     def keep(self, channel: Channel, frames: bytes) -> None:
-        """Delay confirms on a channel, and request that the lines for them are written."""
+        """Delay confirms on a channel, and request that the lines for them be written."""
         self._lines.commit_point()
         self._waiting.setdefault(channel.number, deque()).append((channel.audit.line, frames))
         self.size_bytes += len(frames) + _ENTRY_BYTES

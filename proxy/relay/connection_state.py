@@ -1,4 +1,4 @@
-"""State that the two directions of one producer connection share: channels, output, phases of closing.
+"""State shared by the two directions of one producer connection: channels, output and phases of closing.
 
 `publish_pass` (producer to broker) and `broker_frames` (broker to producer) both modify this state; `relay` creates it,
 and the driver reads it. Output is collected in `to_upstream` and `to_producer`; requests that need sockets, time or the
@@ -44,9 +44,10 @@ from proxy.values import Destination
 
 #: Interval in seconds between two timed confirms on a connection.
 SAMPLE_SECONDS = 0.1
-#: Number of unconfirmed publishes on a channel, or of prefetched deliveries, from which single latencies do not matter.
+#: With at least this many unconfirmed publishes on a channel, or prefetched deliveries, the latency of a single message
+#: does not matter.
 AHEAD_MESSAGES: Final = 1024
-#: Number of deliveries in one read from which a consumer counts as streaming.
+#: Minimum number of deliveries in one read for a consumer to count as streaming.
 STREAMED_DELIVERIES: Final = 8
 #: A connection with more channels than this is never checked for streaming.
 _STREAMING_CHANNELS: Final = 16
@@ -362,13 +363,13 @@ class ConnectionState:
 
     @property
     def producer_full(self) -> bool:
-        """True if nothing may be read from the producer: its buffered frames or unanswered requests reach a limit."""
+        """True if nothing may be read from the producer: its buffered frames or unanswered requests are at a limit."""
         backlog, limits = self.backlog, self.terms.limits
         return backlog.held >= limits.held_bytes or backlog.unanswered >= limits.unanswered
 
     @property
     def upstream_full(self) -> bool:
-        """True if nothing may be read from the broker: frames held back from the producer reach a limit."""
+        """True if nothing may be read from the broker: a close waits, or the frames held back are at a limit."""
         delayed_confirms = self.delayed_confirms
         delayed_bytes = 0 if delayed_confirms is None else delayed_confirms.size_bytes
         return self.close_is_delayed or self.backlog.held_back + delayed_bytes >= self.terms.limits.held_bytes

@@ -3,7 +3,7 @@
 The publish path only increments attributes; `observe` reads the numbers and names them. Many messages share a decision,
 so the publish path counts them in a single `Tally` for that decision. A tally is folded into the totals of `Traffic` on
 request, and when the last plan that holds it is dropped. The number of totals is bounded, since only names in the rules
-have separate totals. Only one thread counts.
+have separate totals. Only one thread modifies counters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 #: Outcomes of a publish, as named in metrics and audit records.
 OUTCOMES = ("routed", "unrouted", "filtered", "rejected", "translated", "passed")
-#: Name, instead of an exchange or binding, of the total for everything that has no separate total.
+#: Used as the name of the exchange or binding in the total for everything that has no separate total.
 OTHER = "other"
 #: Default maximum number of bindings with separate totals (setting `metrics.bindings`).
 BINDING_LIMIT = 500
@@ -25,7 +25,7 @@ BINDING_LIMIT = 500
 #: millisecond.
 FOLD_STEP = 256
 
-#: Bindings that were true: (exchange, id of the binding).
+#: Bindings whose conditions were true: (exchange, id of the binding).
 Matched: TypeAlias = tuple[tuple[bytes, str], ...]
 T = TypeVar("T")
 #: virtual host, exchange, outcome (one of OUTCOMES), bindings that were true, destinations
@@ -40,7 +40,7 @@ DECISION_BOUNDS = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1
 CONFIRM_BOUNDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 #: Limits whose violation causes a connection to be rejected before its handshake.
 REJECTED_CONNECTIONS = ("connections", "connections_per_peer")
-#: Limits that apply to producers, counted when a producer is slowed down or closed.
+#: Limits that apply to producers, counted when a producer is slowed down or its channel or connection is closed.
 LIMITS = ("publish_rate", "publish_bytes", "patience", "message_size", "idle", "regex_budget")
 
 
@@ -108,7 +108,7 @@ class TrafficLabels(NamedTuple):
     Args:
         exchanges: (vhost, exchange).
         bindings: (vhost, exchange, binding id) of the first bindings, up to the limit.
-        kept: bindings that have totals already, anywhere in the files.
+        kept: all bindings in the files that already have totals.
         destinations: (vhost, name).
     """
 

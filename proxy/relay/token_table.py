@@ -239,7 +239,7 @@ class TokenTable:
             self.need(destination, Need.RULES)
         self._wanted = wanted
 
-    # -- binding and unbinding: both planes --------------------------------------------------------------------
+    # -- binding and unbinding ---------------------------------------------------------------------------------
 
     def binding(self, destination: Destination) -> None:
         """Record that a bind of the plain row was sent."""
@@ -371,7 +371,7 @@ class TokenTable:
         return record.withdrawn <= since and now < record.asserted_at + LEASE_SECONDS
 
     def superseded(self, destination: Destination) -> tuple[bytes, ...]:
-        """Return the pins of this process, which a new pin replaces."""
+        """Return the pins of this process. They are replaced if a new pin is bound."""
         return tuple(sorted(self._records.get(destination, _ABSENT).pins - {PLAIN}))
 
     def asserted(

@@ -67,7 +67,8 @@ class TokenForm(Enum):
 #: Number of destinations up to which a direct exchange costs RabbitMQ 3.10 less than a topic exchange with tokens in
 #: the given form (docs/explanation/performance.md).
 FEW_DESTINATIONS = {TokenForm.ONE_WORD: 50, TokenForm.EIGHT_WORDS: 200}
-#: The tokens computed for a destination with one key, the current token first: whether each of them is a single word.
+#: The tokens computed for a destination with one key, the current token first. True stands for a single word, False for
+#: eight words.
 _ONE_WORD = {
     TokenForm.DIRECT: (False,),
     TokenForm.ONE_WORD: (True,),
@@ -105,7 +106,9 @@ def is_grant(routing_key: bytes) -> bool:
 
 
 class Tokens:
-    """The tokens for the destinations in one virtual host: a token per secret, and the unkeyed token of version 0.1.
+    """Computes the tokens for the destinations in one virtual host.
+
+    A destination has one token for each secret, and the unkeyed token that version 0.1 uses.
 
     Sidecars are restarted one after another, so for a while their secrets or versions may differ. Every token with
     which any sidecar may publish is bound by all sidecars that can compute it, and a publish carries every token that

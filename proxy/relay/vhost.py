@@ -122,7 +122,7 @@ class StoredBinding(NamedTuple):
 
 
 def sorted_copies(copies: Iterable[BindingCopy]) -> tuple[BindingCopy, ...]:
-    """Sort the copies of one binding, beginning with the effective copy."""
+    """Return the copies of one binding in order. The effective copy is first."""
     return tuple(sorted(copies, key=lambda copy: (not copy.signed, *copy[:-1])))
 
 
@@ -317,7 +317,7 @@ class VhostState:
         """Return the current object for an exchange, which a reload of the rules replaces.
 
         Returns:
-            None if the exchange was deleted, or if a different exchange has its name now.
+            The object; None if the exchange was deleted, or if a different exchange has its name now.
         """
         new = self.exchanges.get(owned.name)
         if new is None or new is owned:

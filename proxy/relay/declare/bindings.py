@@ -369,9 +369,7 @@ class ClientBindings:
         inject(self._connection, channel, steps, answered)
 
     def _may_rely(self, place: tuple[OwnedExchange, Destination], channel: Channel) -> bool:
-        """Return True if a binding may rely on an assertion that this connection has made or that is pending on the
-        channel.
-        """
+        """Return True if a binding may rely on an assertion that this connection has made or is making."""
         owned, receiver = place
         if place in channel.held.marking:
             return True

@@ -88,9 +88,10 @@ class ClientQueues:
         return False
 
     def _declare_exclusive(self, channel: Channel, request: QueueDeclare) -> None:
-        """Declare an exclusive queue with a reply, although the client expects none, and then bind its tokens.
+        """Declare an exclusive queue for which the client expects no reply, and then bind its tokens.
 
-        The reply is needed because only this connection can bind the queue.
+        A reply is requested from the broker, since the queue can be bound only after it was declared, and only on this
+        connection.
         """
         connection = self._connection
         go_on = partial(connection.pending.resumable.append, channel)

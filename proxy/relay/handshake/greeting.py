@@ -65,7 +65,7 @@ class TuningLimits(NamedTuple):
 class Tuning:
     """Negotiated limits. Only heartbeats can be 0, which means disabled."""
 
-    #: highest channel number of the producer
+    #: highest channel number on the producer's side
     channel_max_producer: int
     #: highest channel number on the broker's side: one more than the producer's, for our own channel. If the broker
     #: permits only one channel, both numbers are 1, and there is no channel for us.
@@ -95,7 +95,7 @@ def agree(
     """Combine the producer's answer with the broker's offer.
 
     Raises:
-        ProtocolError: a value is outside the offer; 530 with the ids of Tune, as on RabbitMQ.
+        ProtocolError: a value is outside the range offered; 530 with the ids of Tune, as on RabbitMQ.
     """
     _check("channel_max", answer.channel_max, 1, offered.channel_max)
     _check("frame_max", answer.frame_max_bytes, FRAME_MIN_BYTES, offered.frame_max_bytes)
@@ -123,7 +123,7 @@ def _check(name: str, value: int, lowest: int, highest: int) -> None:
 class Server(NamedTuple):
     """Data from a broker's Start."""
 
-    #: the Start for the producer
+    #: Start as sent to the producer
     frame: bytes
     #: e.g. ``RabbitMQ 3.10.8``, for logs.
     product: str
@@ -134,7 +134,7 @@ class Server(NamedTuple):
 class Client(NamedTuple):
     """Data from a producer's StartOk, without its password."""
 
-    #: the StartOk for the broker
+    #: StartOk as sent to the broker
     frame: bytes
     #: user name; empty if the login does not contain it
     user: str

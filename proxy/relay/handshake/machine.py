@@ -5,8 +5,8 @@ intervenes in three ways: it adds entries to the properties from both sides, cha
 replies to the producer if the broker is unreachable.
 
 If the broker is unreachable, a producer that has sent its protocol header is not disconnected at once. It gets our own
-Start, and Connection.Close 320 after its StartOk. The reason is how pika 1.4, aiormq 7.2, py-amqp 5.4 and amqp-tools
-0.11 behave. After a Close instead of Start, aiormq reports "Expected Connection.Start" and amqp-tools reports
+Start, and Connection.Close 320 after its StartOk. The reason is the behaviour of pika 1.4, aiormq 7.2, py-amqp 5.4 and
+amqp-tools 0.11. After a Close instead of Start, aiormq reports "Expected Connection.Start" and amqp-tools reports
 "unexpected method received". After a Close that follows Start and StartOk, all four report its code and text (pika in a
 ProbableAuthenticationError).
 
@@ -217,14 +217,14 @@ class Handshake:
         if failure is None and self.state is _State.AWAITING_TUNE and not self._is_told_of_refusals():
             # RabbitMQ "Authentication failures": if the client does not announce the capability, the broker refuses a
             # login by closing the socket.
-            self._note(HandshakeSide.UPSTREAM, 0, "closed the connection after the credentials")
+            self._note(HandshakeSide.UPSTREAM, 0, "closed the connection after receiving the credentials")
             self._close()
             return
         self._upstream_failed(str(failure) if failure is not None else "connection lost")
         self._run()
 
     def reject(self, text: str) -> None:
-        """Because of a limit, refuse a producer that has sent its protocol header, with 530 as on RabbitMQ."""
+        """Refuse a producer that has sent its protocol header but exceeds a limit, with 530 as on RabbitMQ."""
         reply = reply_text(530, text.encode())
         self._end(connection_close(530, reply), Ending(HandshakeSide.PRODUCER, 530, reply.decode()))
         self._run()
@@ -416,7 +416,7 @@ def _seen(start: bytes) -> str:
         return "protocol header AMQP " + " ".join(map(str, start[4:]))
     if start[0] == _TLS_HANDSHAKE:
         return "TLS on a port without TLS"
-    return "HTTP" if start.startswith(_HTTP_METHODS) else "no AMQP"
+    return "HTTP" if start.startswith(_HTTP_METHODS) else "not AMQP"
 
 
 Handler: TypeAlias = Callable[[Handshake, RawFrame], HandshakeState]

@@ -141,7 +141,7 @@ class Plans:
         sources: clocks and random numbers.
         rules: settings for client declarations.
         journal: the audit log, if there is one.
-        caches: limits the decisions of the whole process.
+        caches: limits the size of the decisions cached in the whole process.
     """
 
     __slots__ = (
@@ -370,7 +370,7 @@ class Plan:
         sizes = {name[0] for name in self.mentioned}
         self.name_sizes: Final = bytes(size in sizes for size in range(256))
         self.decisions: Final[dict[object, Outgoing]] = {}
-        #: the outgoing forms in `decisions`, by decision; thousands of facts share a few forms
+        #: the outgoing forms in `decisions`, by decision; thousands of combinations of facts share a few forms
         self._forms: Final[dict[object, Outgoing]] = {}
         self._bytes = 0
         #: number of publishes with a cached decision since the cache was last empty

@@ -1,7 +1,7 @@
 """Relays the frames from the producer that the publish pass does not handle.
 
-These include all other methods, frames on channels that are closing or waiting, and frames that close the connection.
-Frames of publishes are passed to `PublishFrames`. Errors are raised as `ProtocolError`.
+These include most methods, frames on channels that are closing or waiting, and frames that close the connection. Frames
+of publishes are passed to `PublishFrames`. Errors are raised as `ProtocolError`.
 
 Source: AMQP 0-9-1 spec, 1.4, 1.5, 4.2.3 and 4.2.6; RabbitMQ's reply codes. Where RabbitMQ would drop the connection or
 wait without a reply, the code is 540 or 503.
@@ -34,7 +34,7 @@ from proxy.relay.publish.publish_frames import KIND_NAMES, PublishFrames
 _CONNECTION = 10
 #: size of the shortest method frame in bytes
 _LEAST_METHOD = 12
-#: methods that consumers send for every message, with the only valid length of their frames
+#: methods that consumers send for every message, with the size that their frames must have, in bytes
 _FIXED_BYTES = dict.fromkeys((methods.BASIC_ACK, methods.BASIC_NACK, methods.BASIC_REJECT), 21)
 _EVENTS = {
     methods.CHANNEL_OPEN: ChannelEvent.PRODUCER_OPEN,
@@ -207,7 +207,7 @@ class ProducerFrames:
         if kind == HEARTBEAT:
             return False
         if kind != METHOD:
-            # spec, 4.2.3: header and body frames on channel 0
+            # spec, 4.2.3: there must be no header and body frames on channel 0
             raise ProtocolError(505, f"{KIND_NAMES[kind]} frame on channel 0, expected a method frame")
         index = _method_of(frame)
         if index >> 16 != _CONNECTION:

@@ -98,7 +98,7 @@ class PublishFrames:
     def leave(
         self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, took_us: float, *, waited: bool
     ) -> None:
-        """Process a publish on the slow path, after the decision: it can't be sent at once as one publish.
+        """Process a publish that can't be sent at once as one publish. Its decision has already been made.
 
         Args:
             publish: the publish's method.

@@ -30,8 +30,8 @@ Exceptions
 Assumptions
     The pass handles a publish if its channel is open, expects a method and holds no frames. Everything else is handled
     frame by frame in `ProducerFrames`, which may change any channel and the rules. A method frame that is not followed
-    by its header frame is held in the channel; when the header frame arrives, `_take_joined` processes both. It also
-    processes publishes that have waited.
+    by its header frame is held in the channel; when the header frame arrives, `_take_joined` processes both. This
+    method also processes publishes that have waited.
 
 No object is created per frame, and nothing is cached per connection. The module is compiled with mypyc if there is a
 compiler, and runs unchanged without one.
@@ -102,7 +102,7 @@ _RESERVED_FIRST: Final = 0x78
 _HEADERS_BIT: Final = HEADERS >> 8
 #: value of `took_us` for a cached decision
 _KNOWN: Final = -1.0
-#: marks letters that are not a type in `_WIDTHS`
+#: value in `_WIDTHS` for octets that are not the letter of a type
 _UNKNOWN: Final = 255
 #: numbers encoded as four octets; nearly all numbers that the pass writes are this small
 _FOUR_OCTETS: Final = [number.to_bytes(4, "big") for number in range(1024)]

@@ -25,7 +25,7 @@ from proxy.relay.remote.forwarding import copy_ids, send_remote_copies
 
 _CONTENT_TOO_LARGE = 311
 _BCC = frozenset((b"BCC",))
-#: bytes of a BCC entry in addition to its keys (name, letter, length), and in addition to each key
+#: bytes of a BCC entry before its keys (name, letter, length), and bytes before each key (letter, length)
 _AROUND_KEYS, _AROUND_KEY = 9, 5
 
 

@@ -175,7 +175,7 @@ class Lane:
     def _write(self, link: LaneTransport, message: RemoteMessage) -> None:
         number = self.number
         if len(message.header) + OVERHEAD > link.frame_max:
-            self._settle(message, RemoteResult.NACKED, "its headers exceed the maximum frame size of that broker")
+            self._settle(message, RemoteResult.NACKED, "its headers exceed the broker's maximum frame size")
             return
         self._tag = tag = self._tag + 1
         self.unconfirmed[tag] = message
@@ -226,7 +226,7 @@ class Lane:
             waiting.popleft()
         if message.returned and result is RemoteResult.ACKED:
             result = RemoteResult.RETURNED
-        self._settle(message, result, "" if result is not RemoteResult.NACKED else "refused by that broker")
+        self._settle(message, result, "" if result is not RemoteResult.NACKED else "refused by the broker")
 
     def returned(self, exchange: bytes, routing_key: bytes, header: bytes) -> None:
         """Handle a return.

@@ -154,7 +154,7 @@ class RemoteLink:
                 lane.flush()
 
     def release_channel(self, number: int) -> None:
-        """Release the channel number of a lane once the broker has answered its close."""
+        """Release a lane's channel number, which can be reused once the broker has answered the close."""
         self._lanes.pop(number, None)
         self._closing.add(number)
 
