@@ -80,7 +80,7 @@ class RawFrame(NamedTuple):
 
 
 class PartialFrame:
-    """Buffers the reads of an incomplete frame and joins them once.
+    """Buffers the parts of an incomplete frame, and joins them only once.
 
     A frame may be as large as frame-max, and a read returns about 100 KiB. Joining the buffer after each read would
     therefore take quadratic time.

@@ -73,9 +73,9 @@ class Backlog:
     held: int = 0
     #: bytes of frames from the broker that are held back
     held_back: int = 0
-    #: requests that the broker has not answered yet
+    #: number of requests that the broker has not answered yet
     unanswered: int = 0
-    #: requests to which the broker sends no reply, sent since the last request with a reply
+    #: number of requests without a reply that were sent after the last request with a reply
     unanswerable: int = 0
 
     def count_unanswerable(self, most: int) -> int:
@@ -127,7 +127,7 @@ class HeldFrames:
         self._backlog = backlog
         self._size_bytes = 0
         self.frames: list[bytes] = []
-        #: identities of the unanswered binds if the channel waits for nothing else, so that further binds need not wait
+        #: identities of the unanswered binds. If the channel waits for nothing else, further binds need not wait.
         self.binds: set[Hashable] = set()
         #: (exchange, destination) of those unanswered binds that also bind the destination's token
         self.marking: set[Hashable] = set()

@@ -598,8 +598,9 @@ class ConnectionState:
         )
 
     def close_upstream(self) -> None:
-        """Send Connection.Close to the broker. The upstream connection ends when the broker sends CloseOk or the link
-        is lost.
+        """Send Connection.Close to the broker.
+
+        The upstream connection ends when the broker sends CloseOk or the link is lost.
         """
         if not self.upstream.closing:
             self.upstream.closing = True

@@ -38,7 +38,7 @@ def answer(channel: Channel, method: int, nowait: bool) -> bytes:
 
 
 def reply_and_resume(connection: ConnectionState, channel: Channel, answer: bytes) -> None:
-    """Answer the client and resume its frames, unless its channel has been closed in the meantime."""
+    """Answer the client and process its held frames, unless its channel has been closed in the meantime."""
     if channel.state is not DECLARING:
         return
     if answer:
@@ -80,7 +80,7 @@ def inject(
 def inject_and_reply(
     connection: ConnectionState, channel: Channel, steps: Sequence[bytes], done: Callable[[], bytes]
 ) -> None:
-    """Run methods like `inject`, then answer the client with the result of `done` and resume its frames."""
+    """Run methods like `inject`, then answer the client with the result of `done` and process its held frames."""
     inject(connection, channel, steps, lambda: reply_and_resume(connection, channel, done()))
 
 

@@ -30,7 +30,7 @@ FRAME_MIN_BYTES_4_1 = 8192
 #: Limit that applies if channel-max is 0 ("no limit"), since channel numbers have 16 bits.
 _TOP_CHANNEL = 65535
 
-#: Our entry in both tables: the version of this proxy.
+#: Our entry in the server properties and in the client properties: the version of this proxy.
 OXPROXY = b"oxproxy"
 #: Our entry in the client properties: the producer's address.
 OXPROXY_PEER = b"oxproxy_peer"

@@ -293,7 +293,7 @@ def _carrier_copies(
     reachable = [name for name in wanted if name in owned.bound]
     unbound = tuple(name for name in wanted if name not in owned.bound and name not in state.missing)
     if not reachable and owned.alternate is not None and not decision.alternate:
-        # If chosen destinations do not exist, this must not trigger the alternate exchange (open exchange, 1.6).
+        # Chosen destinations that do not exist must not trigger the alternate exchange (open-exchange spec, 1.6).
         return (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), unbound
     # Exchange tokens first, so that a split keeps them together: the broker removes duplicates only within one publish.
     reachable.sort(key=lambda name: name[0] != "exchange")

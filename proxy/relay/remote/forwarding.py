@@ -1,7 +1,7 @@
 """Sends a publish to other brokers and joins their results with the result from the producer's own broker.
 
-Each target gets one message. A failed translation counts as a copy that is refused at once. The channel's ledger and
-returns join the results of all copies. `lane` sends the messages.
+Each target gets one message. A failed translation counts as a copy that is refused at once. The channel's `Ledger` and
+`Returns` join the results of all copies. `lane` sends the messages.
 
 Source: the messenger-addressing specification, 3.3 and 3.4; architecture, "One publish in, one publish out".
 """
