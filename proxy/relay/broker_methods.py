@@ -213,7 +213,10 @@ class BrokerMethods:
 
 
 def _naming_the_request(channel: Channel, close: bytes) -> bytes:
-    """Return the broker's Channel.Close; if our passive declare was refused, with the ids of the producer's method."""
+    """Return the broker's Channel.Close.
+
+    If the broker refuses our passive declare, the result names the producer's method instead of the declare.
+    """
     request_method = channel.replies.next.request_method if channel.replies else 0
     if not request_method or U32.unpack_from(close, len(close) - 1 - U32.size)[0] not in _LOOKS:
         return close

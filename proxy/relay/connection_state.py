@@ -253,7 +253,7 @@ class Deliveries:
 
 @dataclass(slots=True, eq=False)
 class ConnectionTraffic:
-    """Times and numbers of publishes on a connection."""
+    """Times for one connection, and the number of publishes on its ended channels."""
 
     #: current time in seconds on the driver's monotonic clock, set with every input
     now: float = 0.0

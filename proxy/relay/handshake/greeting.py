@@ -175,7 +175,7 @@ def own_start(version: str) -> bytes:
 
 
 def read_start_ok(payload: bytes, version: str, peer: str, frame_min_bytes: int) -> Client:
-    """Read the producer's StartOk and add our version and its address.
+    """Read the producer's StartOk, and add our version and the producer's address.
 
     Mechanism, response and locale are unchanged. If our entries would make the frame larger than the broker accepts
     before Tune (`frame_min_bytes`), they are omitted, so that any client that can log in directly can also log in

@@ -62,7 +62,7 @@ _ENTRY_BYTES, _REFERENCE_BYTES = 200, 24
 #: offset of the property flags in a content header frame: head 7, class 2, weight 2, body size 8
 _FLAGS_AT = 19
 
-#: meaning of a header that rules test; added to CUT_BCC, CUT_CC and CUT_OURS
+#: flag of a header that rules test, in addition to the flags CUT_BCC, CUT_CC and CUT_OURS
 FACT: Final = 8
 #: entries that the pass must detect regardless of the rules
 _ALWAYS = {b"BCC": CUT_BCC, b"CC": CUT_CC, ADDRESS_HEADER: CUT_OURS, CC_ASIDE: CUT_OURS}

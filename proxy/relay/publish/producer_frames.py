@@ -189,7 +189,7 @@ class ProducerFrames:
     def _ending(self, number: int, kind: int, frame: bytes) -> bool:
         connection = self._connection
         index = U32.unpack_from(frame, 7)[0] if kind == METHOD and number == 0 and len(frame) >= _LEAST_METHOD else 0
-        if index == methods.CONNECTION_CLOSE:  # RabbitMQ answers each close; clients with several threads send several
+        if index == methods.CONNECTION_CLOSE:  # RabbitMQ answers each close; multi-threaded clients may send several
             if connection.lifecycle.phase in (Phase.CLOSING, Phase.CLOSED):
                 connection.to_producer.append(connection_close_ok())
             else:

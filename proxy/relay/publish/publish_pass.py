@@ -104,7 +104,7 @@ _HEADERS_BIT: Final = HEADERS >> 8
 _KNOWN: Final = -1.0
 #: value in `_WIDTHS` for octets that are not the letter of a type
 _UNKNOWN: Final = 255
-#: numbers encoded as four octets; nearly all numbers that the pass writes are this small
+#: the four octets of each small number; nearly all numbers that the pass writes are in this range
 _FOUR_OCTETS: Final = [number.to_bytes(4, "big") for number in range(1024)]
 #: size of letter and value in bytes, by octet of a field's letter; 0 if a length of four bytes follows the letter
 _WIDTHS: Final = bytes([VALUE_SIZES.get(letter, _UNKNOWN) for letter in range(256)])
@@ -341,7 +341,7 @@ class PublishPass:
                 method = content.publish.frame
                 joined = method + frame
                 if self._relaying and self._header_end(joined, 0, len(method)) == len(joined):
-                    # Frames of other channels were between these two frames, which are adjacent in `joined`.
+                    # Frames of other channels separated these two frames. In `joined`, they are adjacent.
                     channel.content = None
                     self._take_joined(method, frame, channel, waited=False)
                     return False
@@ -416,8 +416,8 @@ class PublishPass:
         header_at = flags_at + 2
         exchange = data[at + 14 : key_at]
         routing_key = data[key_at + 1 : flags_at]
-        # Inlined here and below: in compiled code, reading a number of four octets this way takes a tenth of the time
-        # of a call.
+        # Numbers are read inline, here and below. In compiled code, reading a four-octet number this way takes a tenth
+        # of the time of a call.
         body_size: int = (
             (data[header_at + 15] << 24)
             | (data[header_at + 16] << 16)

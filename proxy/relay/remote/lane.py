@@ -131,7 +131,7 @@ class Lane:
         self._low = 1
         #: messages that wait for a channel
         self.waiting: deque[RemoteMessage] = deque()
-        #: sent messages without a confirm, by delivery tag, ascending
+        #: sent messages that have not been confirmed yet, by delivery tag, ascending
         self.unconfirmed: dict[int, RemoteMessage] = {}
         #: sent messages that may be returned, in order
         self._mandatory: deque[RemoteMessage] = deque()
