@@ -1,9 +1,12 @@
 """The four families of errors.
 
-``ProtocolError``: a peer violated AMQP 0-9-1, or another rule whose violation is also answered with Channel.Close or
-Connection.Close. ``LocalProtocolError``: our own code attempted something that the protocol forbids, which is a bug.
-``ConfigError``: an operator's file is invalid; the error contains file, line and key. ``UpstreamError``: RabbitMQ is
-unreachable or refused a request. Results of normal traffic (no route, nack, return) are values, never exceptions.
+- ``ProtocolError``: a peer violated AMQP 0-9-1 or one of our own restrictions. The answer is Channel.Close or
+  Connection.Close.
+- ``LocalProtocolError``: our own code attempted something that the protocol forbids, which is a bug.
+- ``ConfigError``: an operator's file is invalid. The error contains the file, line and key.
+- ``UpstreamError``: RabbitMQ is unreachable or refused a request.
+
+Results of normal traffic, such as nacks, returns and messages without a route, are values and never exceptions.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ class ProtocolError(ProxyError):
 
     Args:
         reply_code: AMQP 0-9-1 reply code (spec, 1.2 "Constants").
-        text: reply text without the code's name, such as ``Max size payload hit.``, as str or as encoded bytes.
-        scope: what is closed.
+        text: reply text without the name of the code, such as ``Max size payload hit.``, as str or encoded bytes.
+        scope: whether the channel or the connection is closed.
         class_id: class of the offending method; 0 if unknown.
         method_id: offending method; 0 if unknown.
     """
@@ -77,7 +80,7 @@ class ConfigError(ProxyError):
         file: path as the operator wrote it, or the name of an environment variable.
         line: line number, counting from 1; 0 for the whole file.
         key: dotted path of the key, e.g. ``exchanges[0].bindings[2].arguments``.
-        message: the seen and the expected value; never contains a secret.
+        message: the value found and the value expected; never contains a secret.
         column: column number, counting from 1; 0 if unknown.
     """
 
@@ -96,7 +99,7 @@ class ConfigError(ProxyError):
 
 
 class ConfigErrors(ProxyError):  # noqa: N818 -- a plural of ConfigError
-    """All errors found in one load, ordered by file and position."""
+    """All errors found while files were loaded, ordered by file and position."""
 
     def __init__(self, errors: Iterable[ConfigError]) -> None:
         self.errors = tuple(sorted(errors, key=lambda error: (error.file, error.line, error.column)))

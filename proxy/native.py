@@ -1,9 +1,9 @@
 """Chooses between the compiled modules and their sources.
 
-`deploy/native.py` compiles the modules of the publish path listed in ``pyproject.toml`` with mypyc and writes the
-extension modules, named by their full module names, and a manifest to ``proxy/_native``. The extension modules are
-loaded only if the digest in the manifest matches the current sources, so a stale build never hides an edit. Otherwise
-the sources run; only the speed differs.
+`deploy/native.py` compiles the publish path modules that are listed in ``pyproject.toml`` with mypyc. It writes a
+manifest and the extension modules, which are named after the full module names, to ``proxy/_native``. The extension
+modules are loaded only if the digest in the manifest matches the current sources, so a build is no longer used after a
+source was edited. Otherwise, the sources are run; only the speed differs.
 
 ``PURE_PYTHON=1`` in the environment always selects the sources.
 """
@@ -19,8 +19,8 @@ from typing import Final
 
 ROOT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER: Final = os.path.join(ROOT, "proxy", "_native")
-#: File with the digest of the sources, the settings of the compilation, and the paths of the sources, relative to ROOT,
-#: one per line.
+#: File whose first line is the digest of the sources, and whose second line contains the compilation settings. Each
+#: further line is the path of a source, relative to ROOT.
 MANIFEST: Final = "manifest.txt"
 #: Identifies this Python and this platform exactly, so that modules built for other platforms are never loaded.
 SUFFIX: Final = EXTENSION_SUFFIXES[0]
@@ -43,11 +43,11 @@ def digest(root: str, sources: Iterable[str]) -> str:
 
 
 def read_manifest(folder: str) -> tuple[str, str, list[str]]:
-    """Return the digest, settings and sources in a build's manifest; empty values if there is no manifest."""
+    """Return the digest, settings and sources from a build's manifest; empty values if there is no manifest."""
     try:
         with open(os.path.join(folder, MANIFEST), encoding="utf-8") as file:
             lines = file.read().split("\n")
-    except (FileNotFoundError, NotADirectoryError):  # NotADirectoryError occurs inside an archive
+    except (FileNotFoundError, NotADirectoryError):  # NotADirectoryError: the package is in an archive
         return "", "", []
     return lines[0], lines[1], lines[2:]
 

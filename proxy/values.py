@@ -1,7 +1,8 @@
-"""AMQP field values in Python, which are lossless, typed and hashable, and destinations of messages.
+"""Python types for AMQP field values and for the destinations of messages.
 
-A value keeps its type letter until it is compared: ``I 1``, ``l 1`` and ``d 1.0`` are the same number to a rule but
-three different arguments of a binding. Letters are those of RabbitMQ (AMQP 0-9-1 errata, "Field types").
+A field value is hashable and keeps its type letter, so nothing is lost. To a rule, ``I 1``, ``l 1`` and ``d 1.0`` are
+the same number; as arguments of a binding, they are three different values. The type letters are RabbitMQ's (AMQP 0-9-1
+errata, "Field types").
 
 =========  ==========================================================
 letter     Python value
@@ -11,7 +12,7 @@ b B s u    int (8 bits signed, unsigned, 16 bits signed, unsigned)
 I i        int (32 bits signed, unsigned)
 l L        int (64 bits; RabbitMQ also reads ``L`` as signed)
 T          int (seconds)
-f d        float (``f`` holds a single-precision number exactly)
+f d        float (also represents every single-precision ``f`` exactly)
 D          (scale: int, unsigned: int)
 S x        bytes (text, byte array)
 A          tuple of Value
@@ -41,11 +42,11 @@ def strings(value: Value) -> Iterator[bytes]:
             yield element.value
 
 
-#: Entries in wire order; a name may occur twice.
+#: Entries in wire order; a name may occur more than once.
 Table: TypeAlias = tuple[tuple[bytes, Value], ...]
 
-#: Prefixes of our own keys on carriers: one with several words, and a single word for topic exchanges, on which every
-#: dot costs time.
+#: Prefixes of our own keys on carriers. The second is a single word, for topic exchanges, on which every dot in a key
+#: costs time.
 RESERVED_PREFIX = b"x.o.p.e.n.x."
 RESERVED_WORD = RESERVED_PREFIX.replace(b".", b"-")
 #: Prefixes of destination tokens. Routing keys and CC entries from producers must not begin with them.
@@ -60,7 +61,7 @@ Destination: TypeAlias = tuple[str, bytes]
 
 
 def reserved_prefix(name: bytes) -> bytes:
-    """Return the reserved prefix of a name or routing key; b"" if it has none."""
+    """Return the reserved prefix with which a name or routing key begins; b"" if there is none."""
     for prefix in RESERVED_PREFIXES:
         if name.startswith(prefix):
             return prefix

@@ -1,4 +1,4 @@
-"""The AMQP 0-9-1 codec, which converts bytes and has no connection state.
+"""The AMQP 0-9-1 codec. It converts bytes and has no connection state.
 
 | question | module |
 |---|---|
@@ -6,5 +6,5 @@
 | methods: numbers, layouts, replies, reading and building any method | `methods` |
 | methods that the proxy reads, as named tuples; methods that it sends itself; reply texts | `method_frames` |
 | properties of a content header, read in place | `properties` |
-| field tables: selecting, cutting, decoding and encoding entries | `tables` |
+| field tables: selecting, removing, decoding and encoding entries | `tables` |
 """

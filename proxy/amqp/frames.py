@@ -1,7 +1,7 @@
 """Frames: layout, limits, builders, and buffers that extract whole frames from a stream.
 
-The handshake, which is not performance-critical, uses `FrameBuffer`, which buffers received bytes until they are
-requested. The relay uses `PartialFrame`: it reads frames in place and buffers only an incomplete frame.
+The handshake is not performance-critical. It uses `FrameBuffer`, which buffers received bytes until they are requested.
+The relay reads frames in place and uses `PartialFrame`, which buffers only an incomplete frame.
 
 Source: AMQP 0-9-1 spec, 4.2.3 "General frame format": type (1 byte), channel (2), size (4), payload, frame-end (206).
 """
@@ -27,11 +27,11 @@ OVERHEAD: Final = 8
 U16 = Struct(">H")
 U32 = Struct(">I")
 U64 = Struct(">Q")
-#: a whole Basic.Ack frame, and the size of its payload, which consists of class, method, delivery tag and bits
+#: a whole Basic.Ack frame, and the size of its payload: class, method, delivery tag and flags
 ACK_FRAME = Struct(">BHIIQBB")
 ACK_BYTES: Final = 13
-#: Number of bytes by which a frame may exceed frame-max, as on RabbitMQ (FRAME_SIZE_FUDGE in rabbit_reader), since some
-#: clients, such as AMQPStorm, split bodies into parts of frame-max bytes.
+#: Number of bytes by which a frame may exceed frame-max, as on RabbitMQ (FRAME_SIZE_FUDGE in rabbit_reader). Some
+#: clients, such as AMQPStorm, split bodies into parts of frame-max bytes, to which they add the head and the frame-end.
 FRAME_SIZE_FUDGE: Final = 8
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
@@ -51,7 +51,7 @@ def shortstr(text: bytes) -> bytes:
 
 
 def check_head(kind: int, channel: int, size: int, frame_max: int, fudge: int = 0) -> None:
-    """Reject a frame as soon as its head is read, before its payload is buffered.
+    """Reject an invalid frame as soon as its head is read, before its payload is buffered.
 
     Raises:
         ProtocolError: 501 for an unknown type or a frame larger than frame-max (spec, 4.2.3), as on RabbitMQ.
@@ -80,10 +80,10 @@ class RawFrame(NamedTuple):
 
 
 class PartialFrame:
-    """Buffers the reads of an incomplete frame and joins them once.
+    """Buffers the parts of an incomplete frame, and joins them only once.
 
-    A frame may be as large as frame-max and arrives in reads of about 100 KiB, so joining the buffer at each read would
-    take quadratic time.
+    A frame may be as large as frame-max, and a read returns about 100 KiB. Joining the buffer after each read would
+    therefore take quadratic time.
     """
 
     __slots__ = ("_pieces", "_size", "_whole")
@@ -91,7 +91,7 @@ class PartialFrame:
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._size = 0
-        #: bytes needed to continue: the whole first frame, or only its head while the head is incomplete
+        #: number of bytes needed to continue: those of the whole first frame, or of its head if that is incomplete
         self._whole = 0
 
     def __len__(self) -> int:
@@ -104,8 +104,9 @@ class PartialFrame:
         self._whole = FRAME_HEAD.size if size < FRAME_HEAD.size else FRAME_HEAD.unpack_from(data)[2] + OVERHEAD
 
     def join(self, data: bytes) -> bytes:
-        """Add a read; return all bytes once the first frame is complete or, if its head was incomplete, once the head
-        is.
+        """Add a read, and return all buffered bytes if there are enough to continue; b"" otherwise.
+
+        There are enough once the first frame is complete or, if its head was incomplete, once the head is complete.
         """
         self._pieces.append(data)
         self._size += len(data)
@@ -154,7 +155,7 @@ class FrameBuffer:
         """Return the next whole frame, or None if it is incomplete.
 
         Raises:
-            ProtocolError: 501: the type is unknown, the frame is too large, or there is no frame-end at its end.
+            ProtocolError: 501: the type is unknown, or the frame is too large or does not end with a frame-end.
         """
         waiting = self._waiting
         if len(waiting) < FRAME_HEAD.size:
@@ -171,7 +172,7 @@ class FrameBuffer:
         return RawFrame(kind, channel, raw[FRAME_HEAD.size : -1], raw)
 
     def check_limit(self) -> None:
-        """Reject a peer that sends more than may be buffered.
+        """Reject a peer that sends more bytes than may be buffered.
 
         Raises:
             ProtocolError: 506: too many bytes are buffered.

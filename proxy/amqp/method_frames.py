@@ -1,7 +1,7 @@
 """Reads the methods that the proxy inspects, and builds the methods that it sends itself.
 
-Strings and tables are bytes. A table is given as its entries, without the table's length. Builders take names and keys
-of at most 255 bytes. ``methods.method_frame`` builds all other methods.
+Strings and tables are bytes. A table is given as its entries, without the table's length. Names and keys passed to the
+builders must not exceed 255 bytes. ``methods.method_frame`` builds all other methods.
 
 Source: AMQP 0-9-1 spec, 1.2 "Constants" (reply codes), 1.3 to 1.8; RabbitMQ's reply texts; RabbitMQ "Exchange to
 exchange bindings".
@@ -161,16 +161,15 @@ Fields = TypeVar("Fields", bound=NamedTuple)
 
 
 def read_method(method: type[Fields], payload: bytes) -> Fields:
-    """Read the payload, including the ids, of a method frame that is known to contain this method; omit reserved
-    arguments.
+    """Read a method from the payload of a frame that is known to contain it. Reserved arguments are omitted.
 
     Raises:
-        ProtocolError: 502, with class and method ids: the arguments don't fill the payload.
+        ProtocolError: 502, with class and method ids: the arguments are malformed.
     """
     return method._make(arguments(payload)[-len(method._fields) :])  # reserved arguments come first
 
 
-#: Names of the reply codes, with which RabbitMQ's reply texts begin.
+#: Names of the reply codes. RabbitMQ's reply texts begin with these names.
 REPLY_NAMES = {
     200: b"REPLY_SUCCESS",
     311: b"CONTENT_TOO_LARGE",
@@ -279,11 +278,11 @@ def unbind(channel: int, destination: Destination, source: bytes, key: bytes, en
 
 
 def look_for(channel: int, destination: Destination) -> bytes:
-    """Build a passive declare, which the broker refuses with 404 if the queue or exchange is missing."""
+    """Build a passive declare. The broker refuses it with 404 if the queue or exchange does not exist."""
     kind, name = destination
     if kind == QUEUE:
         return queue_declare(channel, name, passive=True, durable=False)
-    # A passive declare does not compare the type, but the broker must support the type.
+    # The broker does not compare the type in a passive declare, but it must support the type.
     return exchange_declare(channel, name, b"direct", passive=True, durable=False)
 
 
@@ -292,7 +291,7 @@ def basic_publish(channel: int, exchange: bytes, key: bytes, *, mandatory: bool 
 
 
 def basic_return(channel: int, reply_code: int, text: bytes, exchange: bytes, key: bytes) -> bytes:
-    """Build ``Basic.Return``; header and body must follow. RabbitMQ's text is only the name, ``NO_ROUTE``."""
+    """Build ``Basic.Return``, to be sent before header and body. RabbitMQ's text is just the name ``NO_ROUTE``."""
     return method_frame(channel, methods.BASIC_RETURN, reply_code, text, exchange, key)
 
 

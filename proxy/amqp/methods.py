@@ -1,12 +1,13 @@
-"""Numbers, argument layouts and replies of methods; reads the arguments of any method and builds its frame.
+"""Method numbers, argument layouts and replies. Reads the arguments of any method, and builds method frames.
 
 Only the layouts are taken from pamqp, which no other module uses. pamqp converts strings to ``str``, which fails on
-binary names, and tables to ``dict``, which loses types, order and duplicates. Here both stay bytes. There is no state:
-the handshake and the relay decide which methods are allowed at a given time.
+binary names, and tables to ``dict``, which loses types, order and duplicates. Here, both stay bytes. This module has no
+state: the handshake and the relay decide which methods are allowed at a given time.
 
-A method is identified by one number, class id << 16 | method id, which is the value of its first four bytes. All
-lengths are in bytes. Only methods that the proxy inspects have a constant. Source: AMQP 0-9-1 spec, 1.3 to 1.8
-(classes); RabbitMQ "Protocol extensions".
+A method is identified by one number, class id << 16 | method id. The payload of a method frame begins with this number,
+in four bytes. All lengths are in bytes. Only methods that the proxy inspects have a constant.
+
+Source: AMQP 0-9-1 spec, 1.3 to 1.8 (classes); RabbitMQ "Protocol extensions".
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ REPLIES: Final[dict[int, frozenset[int]]] = {
     if kind.synchronous
 }
 
-#: Methods that only a broker sends; a producer that sends such a method gets a 503.
+#: Methods that only a broker may send. If a producer sends such a method, its connection is closed with 503.
 ONLY_FROM_BROKER: Final = frozenset(
     {CONNECTION_START, CONNECTION_SECURE, CONNECTION_TUNE, CONNECTION_BLOCKED, CONNECTION_UNBLOCKED}
     | {BASIC_RETURN, BASIC_DELIVER}
@@ -107,7 +108,7 @@ _NUMBERS = {
 }
 _LENGTHS = {"shortstr": _NUMBERS["octet"], "longstr": _NUMBERS["long"], "table": _NUMBERS["long"]}
 
-#: Kinds of the arguments of each method, in wire order.
+#: Types of each method's arguments, in wire order.
 _LAYOUTS: dict[int, tuple[str, ...]] = {
     method: tuple(kind.amqp_type(argument) for argument in kind.attributes()) for method, kind in _KINDS.items()
 }
@@ -117,8 +118,8 @@ def method_of(payload: bytes) -> int:
     """Return the method of a method frame's payload.
 
     Raises:
-        ProtocolError: 502: shorter than the two ids; 540: unknown method (RabbitMQ drops the connection without a
-            reply).
+        ProtocolError: 502: the payload is shorter than the two ids; 540: the method is unknown. In the second case,
+            RabbitMQ drops the connection without a reply.
     """
     if len(payload) < 4:
         raise ProtocolError(502, f"method frame of {len(payload)} bytes, expected 4 or more")
@@ -136,8 +137,8 @@ def arguments(payload: bytes) -> tuple[Argument, ...]:
         Arguments in wire order, including reserved ones. A table is returned as its entries, checked but not decoded.
 
     Raises:
-        ProtocolError: 502, with class and method ids: the arguments don't fill the payload exactly, or a table is
-            malformed; 540 as in `method_of`.
+        ProtocolError: 502, with class and method ids: the arguments or a table in them are malformed; 540 as for
+            `method_of`.
     """
     method = method_of(payload)
     values: list[Argument] = []

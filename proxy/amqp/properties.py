@@ -3,10 +3,10 @@
 This module handles only the layout of the properties of class basic, independently of frames and rules. It never writes
 property bytes: callers cut and insert at the returned offsets.
 
-Source: AMQP 0-9-1 spec, 4.2.6.1 "The content header". As on RabbitMQ, the two low bits of the flags, including the
-continuation bit, are ignored, so there is no second word of flags (seen with 3.10.8, which delivers the flags unchanged
-and answers 541 to a second word). The table must be located in the same way as the broker locates it; otherwise our
-tokens would be inserted at the wrong offset.
+Source: AMQP 0-9-1 spec, 4.2.6.1 "The content header". As on RabbitMQ, the two low bits of the flags are ignored. One of
+them is the continuation bit, so a second word of flags is never read. RabbitMQ 3.10.8 delivers the flags unchanged and
+answers a second word with 541. The table must be located exactly where the broker locates it; otherwise, our tokens
+would be inserted at the wrong offset.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _MALFORMED = (IndexError, struct.error)
 _TEXT: Final = "short string"
 _TABLE: Final = "table"
 _OCTET: Final = "octet"
-#: Properties in wire order, starting with the highest bit of the flags. ``cluster_id`` is RabbitMQ's name for the
-#: reserved property.
+#: Properties in wire order, starting with the highest flag bit. ``cluster_id`` is RabbitMQ's name for the reserved
+#: property.
 _LAYOUT = (
     ("content_type", _TEXT),
     ("content_encoding", _TEXT),
@@ -81,7 +81,7 @@ def table_span(data: bytes, start: int, flags: int, end: int | None = None) -> t
 
 
 def strings_end(data: bytes, start: int, flags: int, end: int) -> int:
-    """Return the offset after content type and content encoding, at which the header table begins if there is one.
+    """Return the offset after content type and content encoding, where the header table begins, if there is one.
 
     Raises:
         ProtocolError: 502: these two properties extend past ``end``.
@@ -106,13 +106,13 @@ def decode_properties(
         start: offset just after the property flags.
         end: offset after the last property.
         flags: the property flags.
-        wanted: names to read; None: all that are set.
+        wanted: names of the properties to read; None: all properties.
 
     Returns:
-        The properties in ``wanted`` that are set, by name. Strings are bytes, which may be empty.
+        The properties in ``wanted`` that are set, by name. Strings are returned as bytes and may be empty.
 
     Raises:
-        ProtocolError: 502: the properties don't fill ``start`` to ``end`` exactly.
+        ProtocolError: 502: the last property does not end exactly at ``end``.
     """
     if end > len(data):
         _malformed()

@@ -1,10 +1,11 @@
-"""Selects, cuts, decodes and encodes entries of field tables, which are read in place.
+"""Selects, removes, decodes and encodes the entries of field tables. Tables are read in place.
 
-Received bytes are never re-encoded: rules get decoded values, and the broker gets the producer's own bytes, cut or
-extended at the boundaries of entries. This module is independent of frames, methods and rules.
+Received bytes are never re-encoded: rules get decoded values, and the broker gets the producer's own bytes, to which
+whole entries may have been added and from which whole entries may have been removed. This module is independent of
+frames, methods and rules.
 
 Source: AMQP 0-9-1 spec, 4.2.5.5 "Field tables"; letters as interpreted by RabbitMQ (errata, "Field types"). All lengths
-are in bytes. Malformed bytes raise a ``ProtocolError`` 502 for the connection, as on the broker.
+are in bytes. Malformed bytes cause a ``ProtocolError`` that closes the connection with 502, as on RabbitMQ.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from proxy.values import Table, Value
 #: 502, so that producers can't exhaust the stack.
 MAX_NESTING = 128
 
-#: AMQP 0-9-1 spec, 4.2.5.5: names of entries are short strings.
+#: AMQP 0-9-1 spec, 4.2.5.5: the names of entries are short strings.
 MAX_NAME_BYTES = 255
 
 
@@ -30,11 +31,11 @@ _FIXED = {
         "T": ">Q", "f": ">f", "d": ">d", "D": ">BI",
     }.items()
 }  # fmt: skip
-#: (letter, codec, size of the value) by octet of the letter.
+#: (letter, codec, size of the value), by the octet of the letter.
 _FIXED_BY_OCTET = {ord(letter): (letter, codec, codec.size) for letter, codec in _FIXED.items()}
 _LENGTH = struct.Struct(">I")
 
-#: Size of letter and value, by octet of the letter; 0 if the size is not fixed and a length of four bytes follows.
+#: Size of letter and value together, by the octet of the letter; 0 if a length of four bytes follows the letter.
 VALUE_SIZES = (
     {ord(letter): 1 + codec.size for letter, codec in _FIXED.items()} | {ord("V"): 1} | dict.fromkeys(b"SxAF", 0)
 )
@@ -57,11 +58,11 @@ def pick(data: bytes, start: int, end: int, wanted: frozenset[bytes]) -> list[tu
         wanted: names to find.
 
     Returns:
-        (name, raw value) of the found entries, in order, including duplicates. A raw value is the letter and the value
-        bytes.
+        (name, raw value) for each entry found, in order, including duplicates. A raw value consists of the letter and
+        the bytes of the value.
 
     Raises:
-        ProtocolError: 502: the entries don't fill ``start`` to ``end`` exactly, or a letter is unknown.
+        ProtocolError: 502: the last entry does not end exactly at ``end``, or a letter is unknown.
     """
     picked: list[tuple[bytes, bytes]] = []
     sizes = VALUE_SIZES
@@ -126,13 +127,14 @@ def decode_table(data: bytes, start: int, end: int) -> Table:
 def too_deep(entries: bytes) -> bytes | None:
     """Find an argument that `decode_table` would reject because tables and arrays nest deeper than `MAX_NESTING`.
 
-    The search is iterative, not recursive. Malformed values are ignored, since the broker rejects them.
+    The search is iterative, not recursive.
 
     Returns:
-        The name of the first such top-level argument; None if there is none.
+        The name of the first such top-level argument; None if there is none, or if the table is malformed, in which
+        case the broker rejects it.
     """
     argument = b""
-    #: end offset of every table or array that has not ended yet, and whether its elements have names
+    #: end offset of each enclosing table or array, and whether its elements have names
     open_values: list[tuple[int, bool]] = [(len(entries), True)]
     at = 0
     try:
@@ -185,7 +187,7 @@ def encode_table(table: Table) -> bytes:
 
 
 def encode_value(value: Value) -> bytes:
-    """Encode one value as letter and value bytes.
+    """Encode one value: its letter, followed by its content.
 
     Raises:
         LocalProtocolError: the value does not match its letter.
@@ -240,7 +242,7 @@ def _decode(data: bytes, at: int, end: int, depth: int) -> tuple[Value, int]:
     octet: int = data[at]
     at += 1
     if octet == 0x53 and at + 4 <= end:
-        # Most headers are strings: reading their length without a codec takes half the time.
+        # Most headers are strings. Reading their length without a codec takes half as long.
         stop: int = at + 4 + ((data[at] << 24) | (data[at + 1] << 16) | (data[at + 2] << 8) | data[at + 3])
         if stop > end:
             _malformed()

@@ -4,16 +4,23 @@ Nothing here opens a socket, reads a clock or draws a random number: `net` drive
 
 | question | module |
 |---|---|
-| interface for the driver, which passes bytes, time and answers | `relay` | | shared state of both directions; output
-and requests for the driver; closing | `connection_state` | | states of a channel and the table of transitions |
-`channel_state` | | state of one channel: content in progress, held frames, pending confirms, expected replies |
-`channel` | | frames from the producer: publishes, and a handler for each other method | `publish` | | exchange.declare
-and delete, binds and unbinds of open exchanges | `declare` | | frames from the broker; deliveries and returns |
-`broker_frames` | | handling an ack, nack, return, declare-ok or close from the broker | `broker_methods` | | joining
-the acks, nacks and returns of publishes that were split | `confirm_ledger` | | publishes to other brokers | `remote` |
-| login and negotiation of limits | `handshake` | | the state of a virtual host, shared with the control plane | `vhost`
-| | whether the token of a destination is bound, and what to bind and unbind | `token_table` | | destination tokens,
-grant keys and signatures | `tokens` | | ``x-original-address`` and ``x-original-cc`` | `original_address` | | audit
-lines of a connection, and confirms that wait for them | `connection_audit` | | the interface of the audit log |
-`audit_sink` | | counters | `counters` | | publish rate limits per user | `rate_limits` |
+| interface for the driver, which passes bytes, time and answers | `relay` |
+| state shared by both directions; output and requests for the driver; closing | `connection_state` |
+| states of a channel and the table of transitions | `channel_state` |
+| state of one channel: content in progress, held frames, pending confirms, expected replies | `channel` |
+| frames from the producer: publishes, and a handler for each other method | `publish` |
+| exchange.declare and delete, binds and unbinds of open exchanges | `declare` |
+| frames from the broker; deliveries and returns | `broker_frames` |
+| handling an ack, nack, return, declare-ok or close from the broker | `broker_methods` |
+| joining the acks, nacks and returns of publishes that were split | `confirm_ledger` |
+| publishes to other brokers | `remote` |
+| login and negotiation of limits | `handshake` |
+| the state of a virtual host, shared with the control plane | `vhost` |
+| whether the token of a destination is bound, and what to bind and unbind | `token_table` |
+| destination tokens, grant keys and signatures | `tokens` |
+| ``x-original-address`` and ``x-original-cc`` | `original_address` |
+| audit lines of a connection, and confirms that wait for them | `connection_audit` |
+| the interface of the audit log | `audit_sink` |
+| counters | `counters` |
+| publish rate limits per user | `rate_limits` |
 """

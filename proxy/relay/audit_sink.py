@@ -1,7 +1,7 @@
-"""Interface of the audit log for the publish path; the audit package implements it.
+"""Interface through which the publish path uses the audit log. The audit package implements it.
 
-This is a separate module that imports nothing else from relay, since plans hold a `LineTemplate` and channels hold
-plans.
+The interface is separate from `connection_audit` and imports nothing from relay, to avoid an import cycle:
+`connection_audit` imports `channel`, which imports `outgoing`, which uses `LineTemplate`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,23 @@ from typing import Protocol
 
 
 class LineTemplate:
-    """The constant part of the lines for one decision. It is a class because compiled code looks up methods of
-    protocols by name.
+    """The constant part of the audit lines for one decision.
+
+    This is not a protocol, since compiled code looks up the methods of protocols by name.
     """
 
     __slots__ = ()
 
     def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str, decide_us: float) -> str:
-        """Return the end of a line, after the publish's number; `decide_us` is negative if the decision was cached."""
+        """Return the end of a line, which follows the number of the publish.
+
+        Args:
+            routing_key: the producer's routing key.
+            message_id: the message id, if there is one.
+            size: size of the body in bytes.
+            headers: the allow-listed headers, from `AuditSink.headers`.
+            decide_us: duration of the decision in microseconds; negative if the decision was cached.
+        """
         raise NotImplementedError
 
 
@@ -31,10 +40,10 @@ class AuditSink(Protocol):
     names: frozenset[bytes]
 
     def opening(self) -> str:
-        """Return the beginning of the lines of the current read."""
+        """Return the beginning of every line for the publishes in the current read."""
 
     def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
-        """Return the fields of a channel, which follow the opening and precede the publish's number and the ending."""
+        """Return the fields for a channel, which follow the opening in a line and precede the number of the publish."""
 
     def template(
         self,
@@ -50,7 +59,7 @@ class AuditSink(Protocol):
         """Return the part of an audit line that depends only on the decision."""
 
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
-        """Return the allow-listed headers as text of an audit line."""
+        """Return the allow-listed headers as text for an audit line."""
 
     def append(self, line: bytes) -> None: ...
 

@@ -1,8 +1,8 @@
-"""Relays frames from the broker to the producer: they are copied, and inspected only where needed.
+"""Relays frames from the broker to the producer. Frames are copied, and inspected only where this is necessary.
 
 Confirms are counted and, on a channel with a ledger, joined. The original address is restored in returns and deliveries
-of publishes whose address we changed. The answer to a declare waits until the queue's tokens are bound. Frames on a
-channel that we closed are discarded, but a content whose first frame was sent to the producer is always completed.
+of publishes whose address we changed. The answer to a queue.declare waits until the queue's tokens are bound. Frames on
+a channel that we closed are discarded, but a content whose first frame was sent to the producer is always completed.
 
 Source: AMQP 0-9-1 spec, 4.2.3, 4.2.6 and 2.2.10; spec "Messenger addressing", 3.3.
 """
@@ -68,7 +68,7 @@ class BrokerFrames:
         """Receive any part of the broker's stream. Output for the producer is collected in the connection's state.
 
         Raises:
-            ProtocolError: the broker's bytes are not AMQP; the upstream connection is unusable.
+            ProtocolError: the broker's bytes are not valid AMQP, so the upstream connection is unusable.
         """
         if self._rest:
             data = self._rest.join(data)
@@ -79,8 +79,8 @@ class BrokerFrames:
     def _run(self, data: bytes) -> int:  # noqa: C901 -- one pass over the read buffer, as in `publish_pass`
         """Process whole frames; return the offset of the rest.
 
-        Frames that need no processing extend the run `start:at`, which is copied as one slice: whole contents, parts of
-        contents, confirms on channels without a ledger, and methods that are not inspected.
+        Frames that need no processing extend the run `start:at`, which is copied as one slice. They are whole contents,
+        parts of contents, confirms on channels without a ledger, and methods that are not inspected.
         """
         connection = self._connection
         out = connection.to_producer
@@ -115,9 +115,9 @@ class BrokerFrames:
                         if channel is not None and channel.confirms.ledger is None:
                             confirms = channel.confirms
                             first = at
-                            # Confirms often follow each other: loop while the next frame is a confirm on the same
-                            # channel. Inlined, since in compiled code reading a number this way takes a tenth of the
-                            # time of a call.
+                            # Confirms often follow each other, so loop while the next frame is a confirm on the same
+                            # channel. Numbers are read inline: in compiled code, this takes a tenth of the time of a
+                            # call.
                             head = data[at : at + _ACK_HEAD_BYTES]
                             while True:
                                 tag: int = (
@@ -175,7 +175,7 @@ class BrokerFrames:
         return at if connection.lifecycle.phase not in _ENDED else self._end(data, at)
 
     def _whole_content_end(self, data: bytes, header_at: int, number: int, largest: int) -> int:
-        """Return the offset after a content whose body is at most one frame and complete; 0 otherwise.
+        """Return the offset after a content that is complete and has at most one body frame; 0 otherwise.
 
         Args:
             data: a read buffer.
@@ -231,7 +231,7 @@ class BrokerFrames:
         return at
 
     def _progress(self, kind: int, number: int, data: bytes, at: int, size: int) -> None:
-        """Count a content frame that is forwarded to the producer."""
+        """Record that a content frame is forwarded to the producer."""
         unfinished = self._connection.deliveries.unfinished
         if kind == BODY:
             left = unfinished.get(number, 0) - size
@@ -264,7 +264,7 @@ class BrokerFrames:
         return False
 
     def _unknown(self, kind: int, number: int, frame: bytes) -> bool:
-        """Handle a frame on a number without a channel: answer a close, discard the frame, and return False."""
+        """Discard a frame on a channel number without a channel, and answer it if it is a close. Return False."""
         if kind == METHOD:
             self._methods.take_while_closing(Channel(number), U32.unpack_from(frame, 7)[0] if len(frame) >= 12 else 0)
         elif number in self._connection.deliveries.unfinished:
@@ -305,11 +305,11 @@ class BrokerFrames:
         channel.output.hold_back(frame)
         most = connection.terms.limits.held_bytes
         if connection.upstream.sidecar_channel.busy and connection.backlog.held_back >= most:
-            # The answer on the sidecar channel may follow frames that are not read now: release this channel early.
+            # The sidecar channel's answer may come after frames that are no longer read, so release this channel early.
             connection.pending.released.append(channel)
 
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:
-        """Handle the content header of a delivery, get or return whose method has been waiting for it."""
+        """Handle the content header of a delivery, get-ok or return whose method has been waiting for it."""
         connection = self._connection
         if kind != HEADER or len(header) < _LEAST_HEADER:
             raise ProtocolError(505, f"expected a content header on channel {channel.number}")
@@ -351,7 +351,7 @@ class BrokerFrames:
         """Process the frames that were held back on a channel, before any new frames."""
         frames = channel.output.release()
         self._connection.deliveries.mark(channel)
-        # The answer itself, the first frame, has been inspected; the following frames have not.
+        # The first frame is the declare-ok itself, which has been inspected. The following frames have not.
         self._connection.to_producer += frames[:1]
         rest = self._rest.take()
         if self._connection.lifecycle.phase is not Phase.CLOSED:

@@ -66,7 +66,7 @@ class BrokerMethods:
 
     @property
     def looked_at(self) -> frozenset[int]:
-        """Methods that need inspection; deliveries only if an address may have to be restored."""
+        """Methods that need inspection. Deliveries are included only if an address may have to be restored."""
         return self._everything if self._connection.plans.state.restores else self._without_content
 
     def take_connection_method(self, frame: bytes) -> bool:
@@ -81,11 +81,11 @@ class BrokerMethods:
         return taken(channel, frame) if taken else True
 
     def take_while_closing(self, channel: Channel, index: int) -> bool:
-        """Handle a frame on a channel that was closed by the broker or by us; only closes and close-oks matter."""
+        """Handle a frame on a channel that was closed by the broker or by us. Most methods are discarded."""
         connection = self._connection
         if index == methods.CHANNEL_CLOSE_OK:
             return self._closed(channel)
-        if index == methods.CHANNEL_CLOSE:  # it crossed our own close, the only one sent to the producer
+        if index == methods.CHANNEL_CLOSE:  # it crossed our own close, and the producer gets only ours
             connection.change(channel, ChannelEvent.BROKER_CLOSE, index)
             if not connection.upstream.closing:
                 connection.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
@@ -132,7 +132,7 @@ class BrokerMethods:
 
     def _return(self, channel: Channel, frame: bytes) -> bool:
         connection = self._connection
-        # The content header is needed: to restore an address, to join returns, or for the list of failed publishes.
+        # The content header is needed to restore an address, to join returns, or for the list of failed publishes.
         failures = connection.plans.failures
         if connection.plans.state.restores or channel.confirms.returns or (failures is not None and failures.watched):
             return self._content(channel, frame)
@@ -166,7 +166,7 @@ class BrokerMethods:
         refusal = _naming_the_request(channel, frame)
         if refusal != frame:
             connection.send_to_producer(channel, refusal)
-        channel.replies.clear()  # none of them will arrive
+        channel.replies.clear()  # no further answers will arrive
         connection.take_held_again(channel)
         return refusal == frame
 
@@ -175,8 +175,8 @@ class BrokerMethods:
         connection, before = self._connection, channel.state
         connection.change(channel, ChannelEvent.BROKER_CLOSE_OK, methods.CHANNEL_CLOSE_OK)
         if before is BOTH_AWAITING_BROKER or before is US_AWAITING_BROKER:
-            # Not earlier, since RabbitMQ treats an open that it receives before it has sent its close-ok as a second
-            # open on the channel (504).
+            # The held frames must wait until now: RabbitMQ treats an open that arrives before it has sent its close-ok
+            # as a second open on the channel (504).
             connection.take_held_again(channel)
         if before not in RELAYED_DOWN:
             return False
@@ -192,7 +192,7 @@ class BrokerMethods:
             return True
         connection.to_upstream.append(connection_close_ok())
         connection.upstream.end()
-        # Not if the producer has closed the connection itself.
+        # If the producer's own close is unanswered, it crossed the broker's close, and we answer it.
         if connection.lifecycle.phase in (Phase.OPEN, Phase.PRODUCER_CLOSES):
             connection.producer_answered()
             connection.to_producer.append(connection_close_ok())
@@ -213,7 +213,10 @@ class BrokerMethods:
 
 
 def _naming_the_request(channel: Channel, close: bytes) -> bytes:
-    """Return the broker's Channel.Close; if it refuses our passive declare, it names the producer's method instead."""
+    """Return the broker's Channel.Close.
+
+    If the broker refuses our passive declare, the result names the producer's method instead of the declare.
+    """
     request_method = channel.replies.next.request_method if channel.replies else 0
     if not request_method or U32.unpack_from(close, len(close) - 1 - U32.size)[0] not in _LOOKS:
         return close

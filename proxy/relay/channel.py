@@ -1,13 +1,13 @@
 """One channel: its state and mode, content in progress, held frames, pending confirms and expected replies.
 
-A channel of the producer and the upstream channel with the same number share one `Channel`, from Channel.Open until
-both sides have closed it. If the number is used again, there is a new `Channel`. Only `ConnectionState.change` changes
-the state (see `channel_state`). Each group of other attributes is a separate object that keeps its numbers consistent.
+A producer's channel and the upstream channel with the same number share one `Channel`, from Channel.Open until both
+sides have closed it. When the number is reused, a new `Channel` is created. Only `ConnectionState.change` changes
+the state (see `channel_state`). The other attributes are grouped into objects that keep their numbers consistent.
 
-`PublishPass` may process a publish itself if ``channel.state is OPEN and channel.content is None``.
+`PublishPass` may process a publish itself if the channel is OPEN or OPENING and ``channel.content`` is None.
 
-Source: AMQP 0-9-1 spec, 1.5 "channel" and 4.2.6 "content framing"; RabbitMQ drops frames on a closing channel, but only
-whole contents: a content that has begun upstream must be completed.
+Source: AMQP 0-9-1 spec, 1.5 "channel" and 4.2.6 "content framing". RabbitMQ drops frames on a closing channel, but only
+whole contents, so a content that was started upstream must be completed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEADER_TO_COME: Final = -1
 
 @dataclass(slots=True, eq=False)
 class PendingPublish:
-    """An unchanged Basic.Publish method."""
+    """A Basic.Publish method as sent by the producer."""
 
     #: the whole method frame
     frame: bytes
@@ -43,7 +43,7 @@ class PendingPublish:
 
 
 class CollectedPublish(NamedTuple):
-    """A publish that is sent as several copies, whose body is buffered until it is complete."""
+    """A publish that is sent as several copies. Its body is buffered until it is complete."""
 
     publish: PendingPublish
     #: the producer's address
@@ -56,15 +56,15 @@ class CollectedPublish(NamedTuple):
     body_size: int
     #: received part of the body
     body: bytearray
-    #: targets at other brokers, and failed translations
+    #: targets on other brokers, and failed translations
     remote_targets: RemoteTargets | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Backlog:
-    """Buffered bytes and outstanding requests of all channels of one connection; `RelayLimits` bounds each.
+    """Buffered bytes and outstanding requests on all channels of one connection. The limits are in `RelayLimits`.
 
-    Every request uses memory until it is answered, and a stopped broker answers no requests.
+    Requests are limited because each uses memory until it is answered, and a broker that hangs never answers.
     """
 
     #: announced body bytes of publishes that are sent as several copies
@@ -73,9 +73,9 @@ class Backlog:
     held: int = 0
     #: bytes of frames from the broker that are held back
     held_back: int = 0
-    #: requests that the broker has not answered yet
+    #: number of requests that the broker has not answered yet
     unanswered: int = 0
-    #: requests to which the broker sends no reply, sent since the last request with a reply
+    #: number of requests without a reply that were sent after the last request with a reply
     unanswerable: int = 0
 
     def count_unanswerable(self, most: int) -> int:
@@ -96,7 +96,7 @@ class ContentUnderWay:
     """A publish with outstanding frames; a channel without such a publish expects a method.
 
     Args:
-        publish: the publish's method until the content header arrives; then None.
+        publish: the publish's method; may be None once the content header has arrived.
         remaining: outstanding body bytes, or `HEADER_TO_COME`.
     """
 
@@ -119,7 +119,7 @@ class ContentUnderWay:
 
 
 class HeldFrames:
-    """Frames from the producer that wait, only in the states in `HOLDING`."""
+    """Frames from the producer that are held while the channel is in one of the states in `HOLDING`."""
 
     __slots__ = ("_backlog", "_size_bytes", "binds", "frames", "marking")
 
@@ -127,7 +127,7 @@ class HeldFrames:
         self._backlog = backlog
         self._size_bytes = 0
         self.frames: list[bytes] = []
-        #: identities of the unanswered binds if the channel waits for nothing else, so that further binds need not wait
+        #: identities of the unanswered binds. If the channel waits for nothing else, further binds need not wait.
         self.binds: set[Hashable] = set()
         #: (exchange, destination) of those unanswered binds that also bind the destination's token
         self.marking: set[Hashable] = set()
@@ -155,14 +155,14 @@ class ProducerOutput:
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
-        #: frames from the broker, starting with a declare-ok, while the queue's tokens are being bound; None if none
-        #: are held
+        #: frames from the broker, starting with a declare-ok, that are held back while the queue's tokens are being
+        #: bound; None if there are none
         self.held_back: list[bytes] | None = None
         #: our own methods, which are sent after the content in progress
         self.deferred: list[bytes] = []
         #: number of close-oks to send after the broker's, for further closes from the producer
         self.close_oks = 0
-        #: method frame of a return, delivery or get that waits for its content header
+        #: method frame of a return, delivery or get-ok that waits for its content header
         self.returned: bytes | None = None
         #: outstanding body bytes of a return that the producer must not see
         self.swallowed = 0
@@ -173,7 +173,7 @@ class ProducerOutput:
 
     @property
     def holds_back(self) -> bool:
-        """True if `held_back` is not None; compiled code would not read a narrowed attribute again after a call."""
+        """True if `held_back` is not None. Compiled code does not reread a narrowed attribute after a call."""
         return self.held_back is not None
 
     def hold_back(self, frame: bytes) -> None:
@@ -195,7 +195,7 @@ class PendingConfirms:
 
     #: publishes before Confirm.Select, which have no delivery tag
     before: int = 0
-    #: publishes since Confirm.Select, which is also the latest delivery tag
+    #: number of publishes since Confirm.Select, which is also the latest delivery tag
     published: int = 0
     settled: Settled = field(default_factory=Settled)
     #: joins confirms; None until the first publish that is sent as several copies
@@ -224,35 +224,35 @@ class PendingConfirms:
 class ChannelAudit:
     """Audit data of a channel."""
 
-    #: common part of its lines, created for the first line
+    #: part that all lines of the channel have in common, created with the first line
     origin: str = ""
     #: number of the channel's last line, if confirms wait for lines
     line: int = 0
-    #: (number, exchange, routing key) of mandatory publishes, with which returns are identified
+    #: (number, exchange, routing key) of mandatory publishes, used to identify returns
     mandatory: deque[tuple[int, bytes, bytes]] | None = None
 
     def forget_mandatory(self, settled: int) -> None:
-        """Forget mandatory publishes up to a number: they are settled, so they can't be returned."""
+        """Forget mandatory publishes up to a number. They are settled, so they can no longer be returned."""
         waiting = self.mandatory
         while waiting and waiting[0][0] <= settled:
             waiting.popleft()
 
 
 class ExpectedReply(NamedTuple):
-    """An outstanding answer of the broker; a channel's answers arrive in the order of its requests."""
+    """An outstanding answer from the broker. The answers on a channel arrive in the order of the requests."""
 
     #: (class << 16 | method) of the answer
     reply: int
-    #: handles the answer's frame and returns whether it is forwarded; None: it is forwarded
+    #: handles the answer's frame and returns whether to forward it; None: it is always forwarded
     taken: Callable[[bytes], bool] | None = None
     #: for our own passive declare: (class << 16 | method) of the client's request, which a refusal has to name
     request_method: int = 0
-    #: number of requests that it answers: more than one if requests without a reply precede this one
+    #: number of requests that count as answered with this answer, including earlier requests that get no reply
     weight: int = 1
 
 
 class Replies:
-    """Outstanding answers of a channel, in order."""
+    """Outstanding answers on a channel, in order."""
 
     __slots__ = ("_backlog", "_expected")
 
@@ -310,14 +310,15 @@ class Channel:
         self.held = HeldFrames(backlog)
         self.output = ProducerOutput(backlog)
         self.replies = Replies(backlog)
-        #: the last declared queue, which an empty name in a bind stands for
+        #: the last declared queue; an empty queue name in a bind refers to it
         self.last_queue = b""
-        #: publishers to other brokers that publishes on this channel have used
+        #: publishers to other brokers that were used for publishes on this channel
         self.remote_publishers: dict[Remote, RemotePublisher] = {}
 
     def end(self) -> None:
-        """Forget publishes and requests, which won't be answered. Held frames are kept, and messages to other brokers
-        are still sent.
+        """Forget publishes and requests, which won't be answered.
+
+        Held frames are kept, and messages to other brokers are still sent.
         """
         for publisher in self.remote_publishers.values():
             publisher.close()

@@ -1,16 +1,16 @@
 """States of a channel, and the table of transitions.
 
-A channel of the producer and the upstream channel with the same number share one record with one state. `next_state`
-looks up (state, event) in `TRANSITIONS`; `ConnectionState.change` is its only caller and carries out the consequences
-of a change. An event without an entry is a protocol error with the reply code and text of RabbitMQ (seen with 3.10.8).
-In the states in `HOLDING`, frames from the producer are buffered; they become events when the channel resumes.
+A producer's channel and the upstream channel with the same number share one record with one state. `next_state` looks
+up (state, event) in `TRANSITIONS`; `ConnectionState.change` is its only caller and carries out the consequences of a
+change. An event without an entry is a protocol error, with the reply code and text that RabbitMQ 3.10.8 uses. In the
+states in `HOLDING`, frames from the producer are buffered; they become events when the channel resumes.
 
-Either side may close a channel, and the closes may cross. Each close is answered by a close-ok, and a side may use the
-number again once no close-ok is outstanding on that side (spec, 1.5.2.5 and 1.5.2.6). RabbitMQ answers a close that
-crosses its own at once and discards everything else on a channel that is being closed, but treats an open on such a
-channel as a second open (504).
+Either side may close a channel, and the closes may cross. Each close is answered by a close-ok. On either connection,
+the channel number may be reused once no close-ok is outstanding (spec, 1.5.2.5 and 1.5.2.6). If a close crosses
+RabbitMQ's own close, RabbitMQ answers it at once. RabbitMQ discards everything else on a channel that is being closed,
+except an open, which it treats as a second open (504).
 
-Source: AMQP 0-9-1 spec, 1.5 "channel" and 2.2.10 "closing"; `rabbit_channel:handle_method` of RabbitMQ.
+Source: AMQP 0-9-1 spec, 1.5 "channel" and 2.2.10 "closing"; RabbitMQ's `rabbit_channel:handle_method`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from proxy.errors import ProtocolError, Scope
 class ChannelState(Enum):
     """State of a channel; the value describes the state in messages."""
 
-    #: no channel of that number
+    #: no channel has this number
     CLOSED = "closed"
     #: the producer's Channel.Open was sent upstream
     OPENING = "opening"
     OPEN = "open"
     #: a publish waits until its destinations are bound
     WAITING = "waiting for a destination"
-    #: our own methods are running for a declaration of the producer
+    #: our own methods are running for a declaration by the producer
     DECLARING = "declaring"
     #: the producer's Channel.Close was sent upstream
     CLOSING_BY_PRODUCER = "closing by the producer"
@@ -52,23 +52,23 @@ class ChannelState(Enum):
 class ChannelEvent(Enum):
     """An event on a channel; the value describes the event in messages."""
 
-    PRODUCER_OPEN = "Channel.Open of the producer"
+    PRODUCER_OPEN = "Channel.Open from the producer"
     #: any method except open, close and close-ok
-    PRODUCER_METHOD = "method of the producer"
+    PRODUCER_METHOD = "method from the producer"
     #: a content frame that belongs to no publish
-    PRODUCER_CONTENT = "content frame of the producer"
-    PRODUCER_CLOSE = "Channel.Close of the producer"
-    PRODUCER_CLOSE_OK = "Channel.CloseOk of the producer"
-    BROKER_OPEN_OK = "Channel.OpenOk of the broker"
-    BROKER_CLOSE = "Channel.Close of the broker"
-    BROKER_CLOSE_OK = "Channel.CloseOk of the broker"
+    PRODUCER_CONTENT = "content frame from the producer"
+    PRODUCER_CLOSE = "Channel.Close from the producer"
+    PRODUCER_CLOSE_OK = "Channel.CloseOk from the producer"
+    BROKER_OPEN_OK = "Channel.OpenOk from the broker"
+    BROKER_CLOSE = "Channel.Close from the broker"
+    BROKER_CLOSE_OK = "Channel.CloseOk from the broker"
     #: destinations of a publish are not bound yet
     WAIT = "wait for destinations"
     #: a declaration from the producer requires our own methods
     DECLARE = "run methods of ours"
     #: destinations were bound, or our own methods were answered
     RESUME = "resume"
-    #: the producer has violated a rule, and the answer is Channel.Close
+    #: the producer has violated the protocol or a restriction, and the answer is Channel.Close
     REFUSE = "refuse"
     #: the connection has ended
     END = "end"
@@ -102,7 +102,7 @@ TX: Final = ChannelMode.TX
 
 _Event = ChannelEvent
 
-#: A missing entry is an error, see `next_state`.
+#: A missing entry is an error (see `next_state`).
 TRANSITIONS: Final[dict[ChannelState, dict[ChannelEvent, ChannelState]]] = {
     CLOSED: {
         _Event.PRODUCER_OPEN: OPENING,
@@ -202,17 +202,17 @@ TRANSITIONS: Final[dict[ChannelState, dict[ChannelEvent, ChannelState]]] = {
     },
 }
 
-#: The producer's frames are buffered until the channel resumes or its number can be used again upstream.
+#: In these states, the producer's frames are buffered until the channel resumes or its number can be reused upstream.
 HOLDING: Final = frozenset((WAITING, DECLARING, BOTH_AWAITING_BROKER, US_AWAITING_BROKER))
-#: The broker's frames are discarded, except for the rest of a content and answers to a close.
+#: In these states, the broker's frames are discarded, except for the rest of a content and answers to a close.
 DISCARDING: Final = frozenset(
     (CLOSING_BY_BROKER, CLOSING_BY_BOTH, CLOSING_BY_US, US_AWAITING_PRODUCER, US_AWAITING_BROKER, BOTH_AWAITING_BROKER)
 )
-#: Confirms and returns from the broker, and from other brokers, are sent to the producer.
+#: In these states, confirms and returns from the broker and from other brokers are sent to the producer.
 CONFIRMABLE: Final = frozenset((OPENING, OPEN, WAITING, DECLARING, CLOSING_BY_PRODUCER))
-#: The channel counts as one of the producer's open channels until either the producer or the sidecar has closed it.
+#: In these states, a channel counts as one of the producer's open channels.
 COUNTED: Final = CONFIRMABLE | {CLOSING_BY_BROKER, CLOSING_BY_BOTH}
-#: A close-ok from the producer (UP) or from the broker (DOWN) is relayed to the other side.
+#: In these states, a close-ok from the producer (UP) or from the broker (DOWN) is relayed to the other side.
 RELAYED_UP: Final = frozenset((CLOSING_BY_BROKER, CLOSING_BY_BOTH))
 RELAYED_DOWN: Final = frozenset((CLOSING_BY_PRODUCER, CLOSING_BY_BOTH, BOTH_AWAITING_BROKER))
 
@@ -220,7 +220,7 @@ _SECOND_OPEN = (504, "second 'channel.open' seen")
 _NO_OPEN = (504, "expected 'channel.open'")
 _UNEXPECTED_FRAME = (505, "expected method frame, got non method frame instead")
 _UNIMPLEMENTED = (503, "unimplemented method")
-#: RabbitMQ's errors for an event without an entry: the first if there is no channel, the second otherwise.
+#: RabbitMQ's errors for events without an entry. The first error applies if there is no channel, the second otherwise.
 _FAULTS: dict[ChannelEvent, tuple[tuple[int, str], tuple[int, str]]] = {
     _Event.PRODUCER_OPEN: (_SECOND_OPEN, _SECOND_OPEN),
     _Event.PRODUCER_METHOD: (_NO_OPEN, _NO_OPEN),
@@ -235,8 +235,8 @@ def next_state(state: ChannelState, event: ChannelEvent, method: int = 0) -> Cha
     """Return the state after an event; `method` is (class << 16 | method) if the event is a method.
 
     Raises:
-        ProtocolError: there is no transition. It closes the connection, with 503, 504 or 505 for events from the
-            producer, as on RabbitMQ, 504 for those from the broker, and 541 for our own.
+        ProtocolError: there is no transition. The connection is closed: with 503, 504 or 505 after an event from the
+            producer, as on RabbitMQ; with 504 after an event from the broker; with 541 after an event of our own.
     """
     after = TRANSITIONS[state].get(event)
     if after is not None:

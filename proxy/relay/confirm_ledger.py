@@ -2,11 +2,11 @@
 
 While every publish from the producer results in one upstream publish, the tags on both sides are equal, the broker's
 acks are relayed, and `Settled` counts them. `Ledger` takes over on a channel with the first publish that needs several
-upstream publishes. From then on, the tags differ: a producer's tag is settled when all copies are settled, and a nack
-of one copy nacks the publish. `Returns` relays a return when every copy has been returned. A return has no tag, so it
-is identified by its content, which also works on channels without confirms.
+upstream publishes. From then on, the tags differ. A producer's tag is settled when all copies of its publish are
+settled, with a nack if at least one copy was nacked. `Returns` relays a return once every copy has been returned. A
+return has no tag, so it is identified by its content, which also works on channels without confirms.
 
-`broker_methods` handles the broker's acks and nacks, settles them here and relays them.
+`broker_methods` handles the broker's acks and nacks, records them here and relays them.
 
 Sources: architecture, "One publish in, one publish out"; RabbitMQ guide "Consumer acknowledgements and publisher
 confirms".
@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable
 
-#: Maximum number of publishes sent as several copies whose returns a channel tracks. A confirm removes its publish. On
-#: a channel without confirms, the oldest publishes are forgotten, and their returns are then relayed once per copy.
+#: Maximum number of publishes per channel whose returns are joined. A confirmed publish is removed. If there are more,
+#: as is possible on a channel without confirms, the oldest are removed, and their returns are relayed once per copy.
 WAITING_RETURNS = 4096
 
 
@@ -101,11 +101,17 @@ class Ledger:
         self.upstream_tag = published
         self._order: deque[int] = deque(outstanding)
         self._entries: dict[int, _Entry] = {tag: _Entry(tag, 1) for tag in outstanding}
-        #: publishes with copies at other brokers, by producer tag
+        #: publishes with copies on other brokers, by producer tag
         self._remote: dict[int, _Entry] = {}
 
     def add(self, producer_tag: int, copies: int, apart: int = 0) -> None:
-        """Add a publish with `copies` to the producer's own broker, and `apart` copies that `settle_remote` settles."""
+        """Add a publish.
+
+        Args:
+            producer_tag: its delivery tag.
+            copies: number of copies sent to the producer's own broker.
+            apart: number of copies sent to other brokers, which `settle_remote` settles.
+        """
         entry = _Entry(producer_tag, copies + apart)
         if apart:
             self._remote[producer_tag] = entry
@@ -115,8 +121,11 @@ class Ledger:
             self._order.append(self.upstream_tag)
 
     def settle_remote(self, producer_tag: int, ack: bool) -> bool | None:
-        """Settle one copy at another broker; return whether the publish is acked, or None while copies are
-        outstanding."""
+        """Settle one copy that was sent to another broker.
+
+        Returns:
+            Whether the publish is acked; None while further copies are outstanding.
+        """
         entry = self._remote.get(producer_tag)
         if entry is None:
             return None
@@ -128,8 +137,11 @@ class Ledger:
         return entry.acked
 
     def settle(self, upstream_tag: int, multiple: bool, ack: bool) -> list[tuple[int, bool]]:
-        """Settle an upstream ack or nack; return (producer tag, acked) of each publish that this settles, in ascending
-        order."""
+        """Handle an upstream ack or nack.
+
+        Returns:
+            (producer tag, acked) for each publish that is settled as a result, in ascending order.
+        """
         order, entries = self._order, self._entries
         tags = []
         if multiple:
@@ -164,7 +176,7 @@ class _Whole:
 class Returns:
     """Joins the returns of publishes that were sent as several copies.
 
-    A copy is identified by a fingerprint of everything that is the same in a publish and its return. If several
+    A copy is identified by a fingerprint of the parts that are the same in a publish and its return. If several
     publishes have the same fingerprint, the oldest is chosen, since the producer can't distinguish them.
     """
 
@@ -188,8 +200,11 @@ class Returns:
             self._forget(self._order.popleft())
 
     def returned(self, copy: Hashable) -> bool:
-        """Handle a return; return True if it must be relayed, because it is untracked or the last copy of its
-        publish."""
+        """Handle a return.
+
+        Returns:
+            True if it must be relayed, since it is for the last copy of its publish, or its publish is not tracked.
+        """
         waiting = self._copies.get(copy)
         if waiting is None:
             return True

@@ -1,17 +1,17 @@
-"""Audit of one producer connection: writes the lines for its publishes, and delays confirms until their lines are on
-disk.
+"""Writes audit lines for the publishes on one connection, and delays confirms until their lines are on disk.
 
 There is one line per publish, and a settle line if its result becomes known later. The publish path appends complete
 lines; the audit log defines the format of lines and files (see `audit_sink`).
 
-In mode `strict` no confirm is sent before its line is on disk. Only confirms wait, each for the last line of its
-channel: acks, nacks (a nack with `multiple` that overtook an ack would include the acked publish) and Tx.CommitOk. All
-other frames overtake them. This includes returns, which precede the ack of their publish in any case.
+In mode `strict`, no confirm is sent before its line is on disk. Only confirms (acks, nacks and Tx.CommitOk) wait, each
+for the last line of its channel. Nacks must wait too, since a nack with `multiple` that overtook an ack would include
+the acked publish. All other frames may overtake the confirms. This includes returns, which have to precede the acks of
+their publishes anyway.
 
 The close of a channel or connection must not overtake its confirms. While lines are being written, the close and
-everything after it wait, for at most one write. If the disk rejects lines, or does not respond, the wait would be
-unbounded: the close is sent, and the waiting confirms are dropped. For the producer, these publishes stay unconfirmed,
-as if the broker's confirms had crossed the close.
+everything after it wait, for at most one write. If the disk rejects lines or does not respond, the wait would be
+unbounded. In this case, the close is sent and the waiting confirms are dropped. For the producer, these publishes stay
+unconfirmed, as if the broker's confirms had crossed the close.
 
 Source: docs/reference/audit.md (record, modes); RabbitMQ guide "Consumer acknowledgements and publisher confirms".
 """
@@ -28,11 +28,12 @@ from proxy.relay.audit_sink import AuditSink, LineTemplate
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import CONFIRM
 
-#: Maximum number of mandatory publishes on a channel that may still be returned; the oldest are forgotten. With
-#: confirms, settled publishes are removed at once, since the broker returns a message before it confirms it.
+#: Maximum number of mandatory publishes per channel for which returns can be identified, without and with confirms. If
+#: there are more, the oldest are forgotten. With confirms, settled publishes are removed at once, since the broker
+#: returns a message before it confirms it.
 _MANDATORY, _MANDATORY_CONFIRMING = 4096, 65536
 _MESSAGE_ID = 0x0080
-#: Size of an entry for delayed confirms in bytes, without its frames.
+#: Approximate size in bytes of an entry for delayed confirms, without its frames.
 _ENTRY_BYTES = 128
 
 
@@ -41,7 +42,7 @@ class AuditCommits(Protocol):
 
     #: number of the last line on disk
     durable: int
-    #: the disk's error, while it rejects lines
+    #: the disk's error while it rejects lines; None otherwise
     failure: str | None
 
     @property
@@ -49,16 +50,16 @@ class AuditCommits(Protocol):
         """Number of the last appended line."""
 
     def commit_point(self) -> int:
-        """Request a write of all appended lines."""
+        """Request that all appended lines be written."""
 
 
 class DelayedConfirms:
-    """Waiting confirms of one connection.
+    """Confirms on one connection that wait for their audit lines.
 
     Args:
         lines: the audit log.
         out: output for the producer.
-        send: sends methods on a channel, after a content in progress.
+        send: sends methods on a channel; if a content is in progress there, they are sent after it.
     """
 
     __slots__ = ("_before", "_last", "_lines", "_out", "_sealed", "_send", "_waiting", "_wrote", "size_bytes", "until")
@@ -108,14 +109,18 @@ class DelayedConfirms:
         return channel.audit.line > self._lines.durable or channel.number in self._waiting
 
     def keep(self, channel: Channel, frames: bytes) -> None:
-        """Delay confirms on a channel, and request that their lines are written."""
+        """Delay confirms on a channel, and request that the lines for them be written."""
         self._lines.commit_point()
         self._waiting.setdefault(channel.number, deque()).append((channel.audit.line, frames))
         self.size_bytes += len(frames) + _ENTRY_BYTES
 
     def end(self, number: int, interrupted: bool) -> None:
-        """Handle the end of a channel, whose close may be the next output; `interrupted` is True if a content is in
-        progress."""
+        """Handle the end of a channel, whose close may be the next output.
+
+        Args:
+            number: channel number.
+            interrupted: whether a content to the producer is in progress.
+        """
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             return
@@ -131,7 +136,7 @@ class DelayedConfirms:
         self._out.append(confirms)
 
     def durable(self, line: int) -> None:
-        """Release confirms whose lines, up to this number, are on disk now."""
+        """Release the confirms for lines up to this number, which are on disk now."""
         for number, waiting in tuple(self._waiting.items()):
             while waiting and waiting[0][0] <= line:
                 _, frames = waiting.popleft()
@@ -157,7 +162,7 @@ class DelayedConfirms:
 
 
 class ConnectionAudit:
-    """The audit of one producer connection.
+    """Writes the audit lines for one producer connection.
 
     Args:
         conn: id of the connection.
@@ -182,7 +187,7 @@ class ConnectionAudit:
         self._opening = self._journal.opening()
 
     def origin(self, channel: int) -> str:
-        """Return the fields of a channel in its lines."""
+        """Return the fields that all lines for a channel have in common."""
         return self._journal.origin(self._conn, self._user, self._vhost, channel)
 
     def _facts(self, data: bytes, start: int, stop: int) -> tuple[bytes | None, str]:
@@ -236,7 +241,7 @@ class ConnectionAudit:
         size: int,
         decide_us: float,
     ) -> None:
-        """Write the line for a publish that its channel has already counted."""
+        """Write the line for a publish, which must be the last publish that its channel has counted."""
         trail = channel.audit
         origin = trail.origin
         if not origin:
@@ -272,7 +277,7 @@ class ConnectionAudit:
         self._journal.settle(self._conn, channel.number, channel.confirms.before + producer_tag, result, confirm_us)
 
     def lost(self, channel: Channel) -> None:
-        """Record the end of the connection, with the result `lost` for unsettled publishes."""
+        """Record the result `lost` for unsettled publishes on a channel whose connection has ended."""
         if channel.mode is CONFIRM:
             for tag in channel.confirms.settled.outstanding(channel.confirms.published):
                 self.settled(channel, tag, "lost")

@@ -1,10 +1,10 @@
-"""State that the two directions of one producer connection share: channels, output, phases of closing.
+"""State shared by the two directions of one producer connection: channels, output and phases of closing.
 
-`publish_pass` (producer to broker) and `broker_frames` (broker to producer) both write here; `relay` creates it, and
-the driver reads it. Output is collected in `to_upstream` and `to_producer`; requests that need sockets, time or the
-control plane are collected in `pending`. Related state is grouped into separate objects: `Lifecycle` (phase and close
-of the producer), `UpstreamLink` (the leased connection), `Deliveries`, `ConnectionTraffic`, `PendingWork`, and a
-`Channel` for each channel. If several brokers are involved, our own acks, nacks and returns are sent from here.
+`publish_pass` (producer to broker) and `broker_frames` (broker to producer) both modify this state; `relay` creates it,
+and the driver reads it. Output is collected in `to_upstream` and `to_producer`; requests that need sockets, time or the
+control plane are collected in `pending`. Related state is grouped into separate objects: `Lifecycle` (phase of the
+connection), `UpstreamLink` (the leased connection), `Deliveries`, `ConnectionTraffic`, `PendingWork`, and a `Channel`
+for each channel. If several brokers are involved, our own acks, nacks and returns are sent from here.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "connection" and 1.4/1.5 on closing; RabbitMQ guide "Publisher confirms".
 """
@@ -42,13 +42,14 @@ from proxy.relay.vhost import OwnedExchange
 from proxy.routing.bindings.binding import Reach
 from proxy.values import Destination
 
-#: Interval between two timed confirms of a connection.
+#: Interval in seconds between two timed confirms on a connection.
 SAMPLE_SECONDS = 0.1
-#: Unconfirmed publishes of a channel, or prefetched deliveries, above which the latency of each does not matter.
+#: With at least this many unconfirmed publishes on a channel, or prefetched deliveries, the latency of a single message
+#: does not matter.
 AHEAD_MESSAGES: Final = 1024
-#: Number of deliveries in one read from which a consumer counts as streaming.
+#: Minimum number of deliveries in one read for a consumer to count as streaming.
 STREAMED_DELIVERIES: Final = 8
-#: A connection with more channels is never checked for streaming.
+#: A connection with more channels than this is never checked for streaming.
 _STREAMING_CHANNELS: Final = 16
 #: States in which a channel's earlier publishes and requests no longer matter.
 _ENDED = frozenset((CLOSING_BY_US, US_AWAITING_PRODUCER, US_AWAITING_BROKER, BOTH_AWAITING_BROKER, CLOSED))
@@ -58,16 +59,16 @@ class Phase(Enum):
     """Phase of the connection."""
 
     OPEN = "open"
-    #: the producer's Connection.Close was sent upstream; the broker's close-ok will be relayed, and then both
-    #: connections end
+    #: the producer's Connection.Close was sent upstream; once the broker's close-ok has been relayed, both connections
+    #: are closed
     PRODUCER_CLOSES = "producer closes"
-    #: the broker's or our own Connection.Close was sent to the producer, whose close-ok will end the connection
+    #: Connection.Close, from the broker or our own, was sent to the producer, whose close-ok has not arrived yet
     CLOSING = "closing"
     CLOSED = "closed"
 
 
 class PermissionCheck(NamedTuple):
-    """A check, made on one of the client's connections, whether the client may bind a destination to an exchange."""
+    """A check of whether a client may bind a destination to an exchange, made on one of the client's connections."""
 
     owned: OwnedExchange
     reach: Reach
@@ -112,19 +113,19 @@ Request: TypeAlias = EnsureQueue | BindDestinations | LookUpExchange
 class RelayLimits(NamedTuple):
     """Limits of one connection."""
 
-    #: maximum size of frames held while a destination or the tokens of a queue are being bound; at the limit, the side
-    #: that sends them is not read until the held frames are sent
+    #: maximum total size of the frames held while a destination or the tokens of a queue are being bound; at the limit,
+    #: nothing more is read from the peer that sends them until the held frames have been sent
     held_bytes: int = 1 << 20
     #: maximum size of a body that is sent as several copies; larger bodies are refused with 311
     replay_bytes: int = 4 << 20
     #: maximum total size of such bodies in progress on all channels; a publish that exceeds it is refused with 311
     collected_bytes: int = 16 << 20
-    #: maximum number of destinations within one client's reach from one exchange
+    #: maximum number of destinations that the routes of one client may reach from one exchange
     tokens: int = 10_000
     #: maximum size of a body; 0: the broker's limit
     message_bytes: int = 0
-    #: maximum number of unanswered requests about exchanges, queues and bindings; at the limit, the producer is not
-    #: read until answers arrive
+    #: maximum number of unanswered requests about exchanges, queues and bindings; at the limit, nothing more is read
+    #: from the producer until answers arrive
     unanswered: int = 4096
 
 
@@ -156,7 +157,7 @@ class Lifecycle:
     fault: ProtocolError | None = None
     #: the producer's Connection.Close, held while publishes wait for their destinations
     last_frame: bytes | None = None
-    #: number of further Connection.Close methods that the producer has sent before the first was answered
+    #: number of further Connection.Close methods that the producer sent before its first was answered
     further_closes: int = 0
     #: whether the producer's Connection.Close was answered, so that the producer will close the socket
     producer_ends: bool = False
@@ -217,7 +218,7 @@ class UpstreamLink:
 
 @dataclass(slots=True, eq=False)
 class PendingWork:
-    """Work to do after a read: the driver carries out `requests`, the relay everything else."""
+    """Work to do after a read: the driver carries out `requests`, and the relay does everything else."""
 
     #: requests to the control plane; the driver takes and clears them
     requests: list[Request] = field(default_factory=list)
@@ -229,7 +230,7 @@ class PendingWork:
 
 @dataclass(slots=True, eq=False)
 class Deliveries:
-    """Contents in progress to the producer, and channels whose frames from the broker are inspected."""
+    """Contents being sent to the producer, and channels on which frames from the broker are inspected."""
 
     #: whether the client has set a prefetch count below AHEAD_MESSAGES, so that its consumers soon wait for more
     #: deliveries
@@ -238,7 +239,8 @@ class Deliveries:
     in_last_read: int = 0
     #: channels on which the broker's content frames or replies are not simply copied
     inspected: set[int] = field(default_factory=set)
-    #: channel number -> outstanding body bytes of a content to the producer; -1 if its header is outstanding
+    #: outstanding body bytes of the content being sent to the producer, by channel number; -1 if its header is also
+    #: outstanding
     unfinished: dict[int, int] = field(default_factory=dict)
 
     def mark(self, channel: Channel) -> None:
@@ -251,9 +253,9 @@ class Deliveries:
 
 @dataclass(slots=True, eq=False)
 class ConnectionTraffic:
-    """Traffic of a connection, with times."""
+    """Times for one connection, and the number of publishes on its ended channels."""
 
-    #: seconds on the driver's monotonic clock, set with every input
+    #: current time in seconds on the driver's monotonic clock, set with every input
     now: float = 0.0
     #: earliest time of the next timed confirm
     sample_after: float = 0.0
@@ -319,7 +321,7 @@ class ConnectionState:
         return self.plans.state.next_sequence(self.plans.sources.wall())
 
     def change(self, channel: Channel, event: ChannelEvent, method: int = 0) -> None:
-        """Send an event to a channel: the only way to change its state."""
+        """Apply an event to a channel. This is the only way to change the state of a channel."""
         before = channel.state
         after = channel.state = next_state(before, event, method)
         if after is before:
@@ -334,7 +336,7 @@ class ConnectionState:
             self.deliveries.mark(channel)
 
     def open_channel(self, number: int, event: ChannelEvent, method: int) -> Channel:
-        """Create a channel with its first event, which must be Channel.Open."""
+        """Create a channel and apply its first event, which must be Channel.Open."""
         channel = Channel(number, self.backlog)
         self.change(channel, event, method)
         self.channels[number] = channel
@@ -355,31 +357,31 @@ class ConnectionState:
 
     @property
     def close_is_delayed(self) -> bool:
-        """True if the end of a channel or of the connection waits for confirms."""
+        """True if the close of a channel or of the connection waits for confirms."""
         delayed_confirms = self.delayed_confirms
         return delayed_confirms is not None and delayed_confirms.until is not None
 
     @property
     def producer_full(self) -> bool:
-        """True if buffered frames or unanswered requests of the producer reach a limit: its socket must not be read."""
+        """True if nothing may be read from the producer: its buffered frames or unanswered requests are at a limit."""
         backlog, limits = self.backlog, self.terms.limits
         return backlog.held >= limits.held_bytes or backlog.unanswered >= limits.unanswered
 
     @property
     def upstream_full(self) -> bool:
-        """True if frames held back from the producer reach a limit: the broker's socket must not be read."""
+        """True if nothing may be read from the broker: a close waits, or the frames held back are at a limit."""
         delayed_confirms = self.delayed_confirms
         delayed_bytes = 0 if delayed_confirms is None else delayed_confirms.size_bytes
         return self.close_is_delayed or self.backlog.held_back + delayed_bytes >= self.terms.limits.held_bytes
 
     @property
     def streams(self) -> bool:
-        """True if many messages are in flight, so that latency of single messages and confirms does not matter.
+        """True if many messages are in flight, so that the latency of single messages and confirms does not matter.
 
-        Either every channel that publishes with confirms has AHEAD_MESSAGES unconfirmed publishes, or nothing is
-        published with confirms, the last read contained STREAMED_DELIVERIES, and no prefetch count is below
-        AHEAD_MESSAGES. A client that waits for each confirm, for a reply or for the next of a few deliveries does not
-        stream.
+        Every channel that publishes with confirms must have at least AHEAD_MESSAGES unconfirmed publishes. If there is
+        no such channel, the last read must have contained at least STREAMED_DELIVERIES deliveries. In both cases, no
+        prefetch count may be below AHEAD_MESSAGES. A client that waits for each confirm, for a reply or for the next of
+        a few deliveries does not stream.
         """
         if self.lifecycle.phase is not Phase.OPEN or self.upstream.blocked or self.backlog.unanswered:
             return False
@@ -401,7 +403,7 @@ class ConnectionState:
 
     @property
     def unsettled(self) -> int:
-        """Publishes in confirm mode that are neither acked nor nacked yet, including those on waiting channels."""
+        """Publishes in confirm mode that are neither acked nor nacked, plus one for each channel that holds frames."""
         return sum(
             (channel.state in HOLDING) + (channel.confirms.outstanding if channel.mode is CONFIRM else 0)
             for channel in self.channels.values()
@@ -456,7 +458,7 @@ class ConnectionState:
             self.to_producer.append(frames)
 
     def start_audit(self, conn: str, lines: AuditCommits | None = None) -> None:
-        """Write this connection's publishes to the audit log, if there is one."""
+        """Start writing this connection's publishes to the audit log, if there is one."""
         journal, delayed_confirms = self.plans.journal, None
         if journal is None:
             return
@@ -472,7 +474,7 @@ class ConnectionState:
         return self.audit.delayed_confirms if self.audit is not None else None
 
     def delay_confirm(self, channel: Channel, confirm: bytes) -> bool:
-        """Delay a confirm for the producer if it has to wait for an audit line."""
+        """Delay a confirm for the producer if it has to wait for an audit line; return whether it was delayed."""
         delayed_confirms = self.delayed_confirms
         if delayed_confirms is None or not delayed_confirms.waits(channel):
             return False
@@ -480,7 +482,7 @@ class ConnectionState:
         return True
 
     def end_confirms(self, channel: Channel) -> None:
-        """Prepare for the close of a channel, which is sent after the waiting confirms if possible."""
+        """Prepare for the close of a channel. If possible, the close is sent after the waiting confirms."""
         if self.delayed_confirms is not None:
             self.delayed_confirms.end(channel.number, channel.number in self.deliveries.unfinished)
 
@@ -500,7 +502,7 @@ class ConnectionState:
         channel.audit.forget_mandatory(channel.confirms.before + channel.confirms.settled.low)
 
     def send_confirm(self, channel: Channel, producer_tag: int, acked: bool) -> None:
-        """Ack or nack a publish on our own behalf, since several brokers or publishes are involved."""
+        """Send our own ack or nack for a publish that involved several brokers or several upstream publishes."""
         confirms = channel.confirms
         if confirms.returns:
             confirms.returns.settled(producer_tag)
@@ -519,7 +521,7 @@ class ConnectionState:
             self.send_to_producer(channel, frame)
 
     def send_return(self, publish: PendingPublish, header: bytes, body: bytes) -> None:
-        """Return a mandatory publish for which no broker had a queue."""
+        """Send our own return for a mandatory publish that no broker could route to a queue."""
         channel = publish.channel
         self.plans.counters.returns += 1
         address = (publish.exchange, publish.routing_key)
@@ -549,13 +551,13 @@ class ConnectionState:
             self.audit.settled(channel, producer_tag, "nacked")
 
     def drop_content(self, channel: Channel) -> None:
-        """Forget the publish in progress, of which no more frames are expected."""
+        """Forget the publish in progress, for which no more frames are expected."""
         content, channel.content = channel.content, None
         if content is not None and content.collected is not None:
             self.backlog.collected -= content.collected.body_size
 
     def refuse(self, channel: Channel, error: ProtocolError) -> None:
-        """Answer a protocol error of the producer on one channel by sending Channel.Close to both sides.
+        """Answer a producer's protocol error on one channel by sending Channel.Close to both sides.
 
         Earlier publishes stay published, since the broker gets our close after them.
         """
@@ -570,12 +572,12 @@ class ConnectionState:
         self.take_held_again(channel)
 
     def take_held_again(self, channel: Channel) -> None:
-        """Process the frames that a channel has held, in its current state."""
+        """Schedule the frames that a channel has held to be processed in its current state."""
         if channel.held:
             self.pending.resumable.append(channel)
 
     def fail(self, error: ProtocolError) -> None:
-        """Answer a protocol error of the producer on the connection by sending Connection.Close to both sides."""
+        """Answer a producer's protocol error on the connection by sending Connection.Close to both sides."""
         if self.lifecycle.phase is not Phase.OPEN:
             return
         if error.scope is Scope.CHANNEL:
@@ -596,8 +598,9 @@ class ConnectionState:
         )
 
     def close_upstream(self) -> None:
-        """Send Connection.Close to the broker. The upstream connection ends when the broker sends CloseOk or the link
-        is lost.
+        """Send Connection.Close to the broker.
+
+        The upstream connection ends when the broker sends CloseOk or the link is lost.
         """
         if not self.upstream.closing:
             self.upstream.closing = True

@@ -1,9 +1,9 @@
 """Counters of connections, relays, publishes and limits, as plain integers.
 
 The publish path only increments attributes; `observe` reads the numbers and names them. Many messages share a decision,
-so the publish path counts them in the single `Tally` of that decision. `Traffic` folds tallies into totals on request,
-and when the last plan that holds a tally is dropped. The number of totals is bounded, since only names in the rules
-have separate totals. Only one thread counts.
+so the publish path counts them in a single `Tally` for that decision. A tally is folded into the totals of `Traffic` on
+request, and when the last plan that holds it is dropped. The number of totals is bounded, since only names in the rules
+have separate totals. Only one thread modifies counters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 #: Outcomes of a publish, as named in metrics and audit records.
 OUTCOMES = ("routed", "unrouted", "filtered", "rejected", "translated", "passed")
-#: Exchange or binding name of the total for everything that has no separate total.
+#: Used as the name of the exchange or binding in the total for everything that has no separate total.
 OTHER = "other"
 #: Default maximum number of bindings with separate totals (setting `metrics.bindings`).
 BINDING_LIMIT = 500
@@ -25,7 +25,7 @@ BINDING_LIMIT = 500
 #: millisecond.
 FOLD_STEP = 256
 
-#: Bindings that were true: (exchange, id of the binding).
+#: Bindings whose conditions were true: (exchange, id of the binding).
 Matched: TypeAlias = tuple[tuple[bytes, str], ...]
 T = TypeVar("T")
 #: virtual host, exchange, outcome (one of OUTCOMES), bindings that were true, destinations
@@ -34,13 +34,13 @@ _TallyKey: TypeAlias = tuple[str, bytes, str, Matched, tuple[bytes, ...]]
 RESULTS = ("ok", "refused", "unavailable", "timeout", "protocol_error", "tls_error")
 #: Owners of regular expressions: rules files, a client's bindings, or headers of a message.
 REGEX_OWNERS = ("rules", "client", "message")
-#: Upper bounds in seconds. A cached decision takes a microsecond, ten thousand regular expressions take a second.
+#: Histogram bounds in seconds. A cached decision takes a microsecond; ten thousand regular expressions take a second.
 DECISION_BOUNDS = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 1.0)
-#: Upper bounds in seconds. A confirm takes 0.2 ms on loopback, and several seconds for a busy quorum queue.
+#: Histogram bounds in seconds. A confirm takes 0.2 ms on loopback, and several seconds for a busy quorum queue.
 CONFIRM_BOUNDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-#: Limits because of which a connection was rejected before its handshake.
+#: Limits whose violation causes a connection to be rejected before its handshake.
 REJECTED_CONNECTIONS = ("connections", "connections_per_peer")
-#: Limits that apply to producers, counted when a producer is slowed down or closed.
+#: Limits that apply to producers, counted when a producer is slowed down or its channel or connection is closed.
 LIMITS = ("publish_rate", "publish_bytes", "patience", "message_size", "idle", "regex_budget")
 
 
@@ -108,7 +108,7 @@ class TrafficLabels(NamedTuple):
     Args:
         exchanges: (vhost, exchange).
         bindings: (vhost, exchange, binding id) of the first bindings, up to the limit.
-        kept: bindings that have totals already, anywhere in the files.
+        kept: all bindings in the files that already have totals.
         destinations: (vhost, name).
     """
 
@@ -138,10 +138,10 @@ class Traffic:
         bindings: Iterable[tuple[str, bytes, str]],
         destinations: Iterable[tuple[str, bytes]],
     ) -> TrafficLabels:
-        """Choose the names to which `name` gives totals. May run in another thread, since there may be 100,000
-        bindings.
+        """Choose the names for which `name` creates totals.
 
-        Bindings are given in the order of the files, and the first bindings get the totals.
+        Bindings are passed in the order of the files, and the first of them get totals. This method may run in another
+        thread, since there may be 100,000 bindings.
         """
         first: dict[tuple[str, bytes, str], None] = {}
         kept = set()
@@ -155,8 +155,8 @@ class Traffic:
     def name(self, labels: TrafficLabels) -> None:
         """Switch to the names of new rules.
 
-        New names start at zero, others keep their totals. Totals of names that are no longer in the rules are removed,
-        except those of bindings that no rules ever named (declared by clients).
+        New names start at zero, and others keep their totals. Totals of names that are no longer in the rules are
+        removed. Bindings declared by clients, which no rules ever named, keep their totals.
         """
         for _ in self.folding():
             pass
@@ -178,8 +178,9 @@ class Traffic:
     def tally(
         self, vhost: str, exchange: bytes, outcome: str, matched: Matched, destinations: tuple[bytes, ...]
     ) -> Tally:
-        """Return the tally of a decision, to be kept with its plan. While a tally is referenced, the same object is
-        returned.
+        """Return the tally for a decision. While the tally is referenced, the same object is returned.
+
+        The caller keeps it with its plan.
         """
         key = (vhost, exchange, outcome, matched, destinations)
         tally = self._tallies.get(key)
@@ -197,7 +198,7 @@ class Traffic:
         publishes: int,
         body_bytes: int,
     ) -> None:
-        """Count publishes at once, without a tally. For decisions that are not cached."""
+        """Add publishes to the totals."""
         self._exchange(vhost, exchange).add(outcome, publishes, body_bytes)
         matches = self._matches
         for binding in matched:
@@ -214,7 +215,7 @@ class Traffic:
                 totals[vhost, name] += publishes
 
     def folding(self) -> Iterator[None]:
-        """Fold all tallies; yield every `FOLD_STEP` tallies so that the caller can let other tasks run."""
+        """Fold all tallies; yield after every `FOLD_STEP` tallies so that the caller can let other tasks run."""
         for index, reference in enumerate(self._tallies.valuerefs(), 1):
             tally = reference()
             if tally is not None:
@@ -225,8 +226,8 @@ class Traffic:
     def publishes(self) -> Iterator[tuple[str, bytes, str, int, int]]:
         """Yield (vhost, exchange, outcome, publishes, body bytes).
 
-        The first row of an exchange has the bytes of all outcomes. This method and the next two need not run in the
-        thread that counts, since they read copies and copying a dictionary is atomic.
+        The first row for an exchange contains the bytes of all outcomes. This method and the next two may run in any
+        thread, since they read copies and copying a dictionary is atomic.
         """
         for counters in (*self._exchanges.copy().values(), *self._others.copy().values()):
             body_bytes = counters.body_bytes
@@ -235,8 +236,9 @@ class Traffic:
                 body_bytes = 0
 
     def matches(self) -> Iterator[tuple[str, bytes, str, int]]:
-        """Yield (vhost, exchange, binding id, matches). The last row of a vhost is the sum for bindings without a
-        total.
+        """Yield (vhost, exchange, binding id, matches).
+
+        The last row for a virtual host is the sum for all bindings without a separate total.
         """
         for (vhost, exchange, binding), count in self._matches.copy().items():
             yield vhost, exchange, binding, count
@@ -244,7 +246,7 @@ class Traffic:
             yield vhost, OTHER.encode(), OTHER, count
 
     def destinations(self) -> Iterator[tuple[str, bytes, int]]:
-        """Yield (vhost, name, publishes) of each destination that the rules name."""
+        """Yield (vhost, name, publishes) for each destination that the rules name."""
         for (vhost, name), count in self._destinations.copy().items():
             yield vhost, name, count
 
@@ -293,7 +295,7 @@ class RelayCounters:
     cache_hits: int = 0
     #: publishes whose decision had to be computed
     cache_misses: int = 0
-    #: publishes whose decision can't be cached
+    #: publishes whose decision was computed but not cached
     cache_bypassed: int = 0
     #: regex searches that reached the match limit
     regex_limit_hits: int = 0
@@ -325,10 +327,10 @@ class RelayCounters:
 
 @dataclass(slots=True, eq=False)
 class ConnectionCounters:
-    """Connections on one side: number of open connections (a gauge), attempts by result (one of RESULTS), and the last
-    failure.
+    """Connections to producers or to the broker.
 
-    `last_error` has the time (seconds since 1970) and the reason of that failure; it is None before the first failure.
+    `open` is the number of open connections (a gauge), and `results` counts attempts by result (one of RESULTS).
+    `last_error` is the time (seconds since 1970) and the reason of the last failure; None before the first failure.
     """
 
     open: int = 0
@@ -353,8 +355,9 @@ class LimitCounters:
 
 @dataclass(slots=True, eq=False)
 class AuditCounters:
-    """Numbers of audit lines written, lines dropped and bytes of text written, and a gauge of whether the disk rejects
-    lines.
+    """Numbers of audit lines written, of lines dropped, and of bytes written (before compression).
+
+    `failing` is a gauge: whether the disk currently rejects lines.
     """
 
     lines: int = 0
@@ -395,7 +398,7 @@ class Counters:
         self.rules = RulesCounters()
         self.audit = AuditCounters()
         self.remotes: dict[str, RemoteCounters] = {}
-        #: gauge: upstream connections kept without a producer; and number of reused connections
+        #: gauge: upstream connections that are kept without a producer; and the number of connections reused so far
         self.kept_connections = 0
         self.reused_connections = 0
         self.missing_destinations = 0

@@ -2,8 +2,8 @@
 
 We add `x-original-address` to a publish whose exchange or routing key we change: a table with the original pair and the
 new pair. `x-original-cc` stores a producer's CC if the broker must not route by it. For consumers and producers that
-connect through a sidecar, both headers are removed and the original is restored. This requires that the frame still has
-the pair that we set and that this configuration can produce the pair, so that a forged header has no effect.
+connect through a sidecar, both headers are removed and the original is restored. This is done only if the message still
+has the pair that we set and this configuration can produce that pair, so that a forged header has no effect.
 
 Source: spec "Messenger addressing", 3.3; delivery notes, "The original address can't be forged".
 """
@@ -42,7 +42,7 @@ def longstr_entry(name: bytes, text: bytes) -> bytes:
     return shortstr(name) + b"S" + U32.pack(len(text)) + text
 
 
-#: start of the header entry; the length and the content of its table follow
+#: start of the header entry, before the length and the content of its table
 ADDRESS_ENTRY = shortstr(ADDRESS_HEADER) + b"F"
 
 
@@ -53,7 +53,7 @@ def entry(original: OriginalAddress, new: OriginalAddress) -> bytes:
 
 
 def address_parts(original_exchange: bytes, new_exchange: bytes) -> tuple[bytes, bytes]:
-    """Encode the parts before the original and the new routing key in the table of the header entry."""
+    """Encode the parts of the header entry's table that precede the original and the new routing key."""
     exchange, key, new, new_key = _NAMES
     return (
         longstr_entry(exchange, original_exchange) + shortstr(key) + b"S",
@@ -105,7 +105,7 @@ def can_produce(state: VhostState, first: OriginalAddress, new: OriginalAddress)
 
 
 def refuse_forged(state: VhostState, entries: bytes) -> None:
-    """Refuse a forged header, because of which consumers would see a wrong address for the message, now or later.
+    """Refuse a forged header. Otherwise, consumers would now or later see a wrong address for the message.
 
     The header can't be removed, since the message is forwarded unchanged. A header that no sidecar would restore is
     harmless.
@@ -123,7 +123,7 @@ def refuse_forged(state: VhostState, entries: bytes) -> None:
 
 
 def _translated(state: VhostState, book: AddressBook, first: OriginalAddress, new: OriginalAddress) -> bool:
-    """Return True if the address table translates `first` to `new`, possibly through an exchange of the rules."""
+    """Return True if the address table translates `first` to `new`, possibly through an exchange evaluated here."""
     target = book.look_up(*first)
     if not isinstance(target, Target) or target.remote is not None:
         return False
@@ -136,15 +136,15 @@ def _translated(state: VhostState, book: AddressBook, first: OriginalAddress, ne
 
 
 def _destination(state: VhostState, book: AddressBook, first: OriginalAddress, new: OriginalAddress) -> bool:
-    """Return True if a publish to `first` may be routed to a queue that is translated to the address `new`."""
+    """Return True if a publish to `first` may be routed to a destination that is translated to `new`."""
     rewrites = book.rewrites(first.exchange, state.router.destinations(first.exchange))
     return rewrites.leads_to(first.routing_key, Publication(*new))
 
 
 def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[bytes, bytes]:
-    """Return the method and header frames of a delivery, get or return with the original address.
+    """Return the method and header frames of a delivery, get-ok or return with the original address.
 
-    A malformed message stays unchanged, since it must not end the connections of consumers that receive it.
+    A malformed message stays unchanged, since it must not close the connections of the consumers that receive it.
     """
     try:
         return _restored(state, method, header) or (method, header)

@@ -1,8 +1,8 @@
-"""Token buckets that limit the publish rate of each user, and determine how long to pause.
+"""Token buckets that limit the publish rate of each user, and determine how long the user's producers are paused.
 
-A bucket holds the units that may be taken at once and refills steadily. It may be overdrawn, since bytes have already
-been published when they are charged. The debt determines for how long the user's producers are not read. This module
-uses no sockets and no clock.
+A bucket holds the units that may be taken at once and refills steadily. It may be overdrawn, since publishes are
+charged only after they have been read. The debt determines how long nothing more is read from the user's producers.
+This module uses no sockets and no clock.
 
 Source: the token bucket in RFC 2697, section 3, with a debt instead of marking.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: When there are this many users, those without connections and debt are forgotten. Users in debt are kept, so that
-#: reconnecting does not clear the debt.
+#: When there are this many users, users that have no connections and whose buckets are full are forgotten. The others
+#: are kept, so that a user can't clear a debt by reconnecting.
 REMEMBERED = 1024
 
 
@@ -40,7 +40,7 @@ class TokenBucket:
 
 
 class RateLimits(NamedTuple):
-    """Rate limits of each user; 0 is no limit."""
+    """Rate limits for each user; 0 means no limit."""
 
     #: messages per second
     publishes: int = 0
@@ -48,12 +48,12 @@ class RateLimits(NamedTuple):
     read_bytes: int = 0
     #: capacity of either bucket in seconds of its rate
     burst_seconds: float = 1.0
-    #: maximum time that a user is slowed down before its connection is closed; 0: no limit
+    #: maximum time for which a user is slowed down before its connection is closed; 0: no limit
     patience_seconds: float = 0.0
 
 
 class UserRateLimit:
-    """The rate limit of one user, over all of its connections."""
+    """The rate limit of one user, shared by all of its connections."""
 
     __slots__ = ("_publishes", "_read_bytes", "connections", "owes_since", "rates")
 
@@ -83,13 +83,13 @@ class UserRateLimit:
         return wait, "publish_rate" if messages_wait >= bytes_wait else "publish_bytes"
 
     def patience_left(self, now: float) -> float:
-        """Return the seconds until a user in debt is disconnected, which is infinite without a limit."""
+        """Return the seconds until a user in debt is disconnected; infinite if there is no limit."""
         if not self.rates.patience_seconds or self.owes_since is None:
             return float("inf")
         return self.owes_since + self.rates.patience_seconds - now
 
     def full(self, now: float) -> bool:
-        """Return True if the buckets have had time to refill."""
+        """Return True if the buckets are full."""
         return all(bucket.full(now) for bucket in (self._publishes, self._read_bytes) if bucket is not None)
 
 

@@ -1,7 +1,8 @@
-"""Joins one producer connection to one upstream connection: bytes in and bytes out, for both sides.
+"""Joins one producer connection to one upstream connection.
 
-The driver passes bytes and times to `Relay`, and reads the results from its `connection`: it sends `to_upstream` and
-`for_producer`, and carries out `pending.requests`, whose results it passes to `answer`. This module uses no sockets.
+The driver passes the bytes from both sides, with the time, to a `Relay`. It then sends `connection.to_upstream` and
+`connection.for_producer`, carries out `connection.pending.requests`, and passes their results to `Relay.answer`. This
+module uses no sockets.
 
 Source: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7 (heartbeats).
 """
@@ -33,9 +34,7 @@ class Relay:
 
     @property
     def interrupted(self) -> bool:
-        """True if a publish has spent a regex budget, so that later frames wait for the next input, which may be
-        b"".
-        """
+        """True if a publish has spent a regex budget. Later frames then wait for the next input, which may be b""."""
         return self._publishing.interrupted
 
     def producer_sent(self, data: bytes, now: float) -> None:
@@ -80,9 +79,10 @@ class Relay:
             connection.delayed_confirms.note()
 
     def over_limit(self, text: str) -> None:
-        """Close the channel of a producer that exceeds its rate with 406, or the connection with 320.
+        """Close the channel (406) or the connection (320) of a producer that exceeds its rate limit.
 
-        A channel can be closed only between two publishes, and only if no other channel publishes.
+        The channel is closed if it is the only channel that publishes and none of its publishes is in progress;
+        otherwise, the connection is closed.
         """
         connection = self.connection
         publishing = [
@@ -94,8 +94,9 @@ class Relay:
             connection.refuse(publishing[0], ProtocolError(406, text, Scope.CHANNEL))
 
     def upstream_lost(self, reason: str) -> None:
-        """Handle the loss of the upstream link: close the producer with 320 and this reason, unless it is closing
-        already.
+        """Handle the loss of the upstream link.
+
+        The producer's connection is closed with 320 and this reason, unless it is already being closed.
         """
         connection = self.connection
         connection.upstream.end()
@@ -106,7 +107,7 @@ class Relay:
         connection.close(320, reason.encode())
 
     def ended(self) -> None:
-        """Remove the connection from the gauges after both sides are closed."""
+        """Remove the connection from the gauges once both sides are closed."""
         connection = self.connection
         connection.finish()
         connection.plans.counters.upstream_blocked += connection.upstream.block(False)

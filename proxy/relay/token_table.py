@@ -5,40 +5,44 @@ listing arrived; a destination is needed, or no longer needed) and query what to
 and this module sends nothing.
 
 Several bindings ("rows") of a destination may have the same token as their key. Messages reach the destination while at
-least one of these rows exists:
+least one of these rows exists. There are three kinds of rows:
 
-- a *plain* row has no arguments. The control plane binds it for rules files and for publishes that request it. All
-  sidecars share it, and a sidecar does not know which others need it. It is therefore unbound only if the rules of this
-  process needed it, or if an exchange that clients declared has no bindings left. Rules rely on no other row;
-- a *mark* is a client's binding whose key is the token. It is removed when the client's binding is unbound, through any
-  sidecar;
-- a *pin* has an argument that no other row has. A sidecar binds a pin if a client's binding has a storage key and none
-  of the sidecar's marks or pins is recent enough, and also for the destinations of routes in clients' bindings.
+- A *plain* row has no arguments. The control plane binds it for rules files and for publishes that request it. All
+  sidecars share it, and a sidecar does not know which other sidecars need it. A sidecar therefore unbinds it only if
+  its own rules needed it before, or if an exchange that clients declared has no bindings left. Rules rely only on plain
+  rows.
+- A *mark* is a client's binding whose key is the token. It is removed when the client's binding is unbound, through any
+  sidecar.
+- A *pin* has an argument that no other row has. A sidecar binds a pin if a client's binding has a storage key and none
+  of the sidecar's marks or pins is recent enough. It also binds pins for the destinations of routes in clients'
+  bindings.
 
-A client's binding made through another sidecar, which this one may not have seen yet, can rely on a row. No sidecar may
-remove the last such row. The broker has no compare-and-delete, but an unbind names the exact arguments of a row. Hence:
+A client's binding that was made through another sidecar may rely on a row, even if this sidecar has not seen the
+binding yet. No sidecar may remove the last row on which a binding relies. The broker has no compare-and-delete, but an
+unbind names the exact arguments of a row. Therefore, sidecars proceed as follows:
 
-1. A binding with a storage key relies on a mark or pin made by *its own* sidecar (an *assertion*) that was sent less
-  than `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). If there is none, the sidecar
-  makes another pin, with an argument that was never used before, after the binding and before it answers the client.
-2. A sidecar unbinds its own assertions as soon as it knows of nothing that needs the destination, since bindings made
-  through other sidecars rely on the assertions of those sidecars.
-3. A row of another sidecar is unbound only when it is *settled*, which means that a listing has arrived that was
-  requested more than `LEASE_SECONDS` after the row was first listed. No new binding relies on such a row, and that
-  listing contains all earlier bindings that rely on it. If a client unbinds a mark of another sidecar before the mark
-  is settled, a pin replaces it (`unbind_plan`).
+1. A binding with a storage key relies on a mark or pin made by the *same* sidecar (an *assertion*) that was sent less
+  than `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). If there is no such assertion, the
+  sidecar binds another pin, with an argument that was never used before, and only then answers the client.
+2. A sidecar unbinds its own assertions as soon as nothing that it knows of needs the destination. Bindings made through
+  other sidecars do not rely on these assertions.
+3. A row of another sidecar is unbound only when it is *settled*, which means that a listing requested more than
+  `LEASE_SECONDS` after the row was first listed has arrived. No new binding relies on such a row, and the listing
+  contains all earlier bindings that rely on it. If a client unbinds a mark of another sidecar before the mark is
+  settled, a pin replaces the mark (`unbind_plan`).
 4. Rows that nothing needs any more are unbound when two passes, `GRACE_SECONDS` apart, have confirmed this (`idle`).
   Pins of other sidecars are also unbound if this sidecar has a later pin (`outdated`), since a sidecar that has exited
   can't remove its pins.
 5. The rules of another sidecar may need a plain row that the rules of this sidecar no longer need. Before the plain row
   is unbound, a pin is bound that counts as a pin of another sidecar. A sidecar whose rules need the destination then
-  recreates the plain row in its next pass. On carriers of rules files, pins of other sidecars are settled only after
-  `handover_seconds`, so that every sidecar has run a pass. Rules take effect soon after the listing that showed their
-  rows; if binding the missing rows took long, another pass is run first.
+  recreates the plain row in its next pass. On the carriers of exchanges from rules files, pins of other sidecars are
+  settled only after `handover_seconds`, so that every sidecar has time to run a pass. New rules take effect soon after
+  the listing that showed their rows. If binding the missing rows took long, another pass is run first.
 
-Rules 1 to 4 guarantee that the last such row is kept, in every order in which the broker may execute the steps of any
-number of sidecars. Only durations are compared, so clocks need not agree. `tests/relay/test_token_table.py` runs two
-sidecars, with the same rules and with different rules, against a broker in every order that hypothesis finds.
+Points 1 to 4 guarantee that the last row on which a binding relies is kept, regardless of the order in which the broker
+executes the steps of any number of sidecars. Only durations are compared, so clocks need not agree.
+`tests/relay/test_token_table.py` runs two sidecars, with the same rules and with different rules, against a broker in
+every order that hypothesis finds.
 
 Source: delivery notes, "Tokens and bindings".
 """
@@ -54,13 +58,13 @@ from proxy.values import Destination
 
 #: Time for which further bindings made through the same sidecar may rely on a mark or pin.
 LEASE_SECONDS: Final = 2.0
-#: Time for which nothing must have needed a row before it is unbound.
+#: A row is unbound only after nothing has needed it for this time.
 GRACE_SECONDS: Final = 5.0
 #: identifies the plain row
 PLAIN: Final = b""
 _LONG_AGO: Final = float("-inf")
 
-#: Identifies a row among those with the same token: PLAIN, the value of a pin, or the sequence of a mark.
+#: Identifies a row among the rows with the same token: PLAIN, the value of a pin, or the sequence number of a mark.
 Row: TypeAlias = bytes | int
 
 
@@ -94,11 +98,11 @@ class TokenRecord:
     state: TokenState = TokenState.UNKNOWN
     #: why it is missing
     reason: str = ""
-    #: what needs it, as far as this process knows
+    #: what needs the token, as far as this process knows
     needs: Need = Need.NOBODY
-    #: the table's event count at the last change; the change takes precedence over listings requested before it
+    #: the table's event count at the last change, which takes precedence over listings requested before it
     changed: int = 0
-    #: sequences of the marks made by this process
+    #: sequence numbers of the marks made by this process
     marks: set[int] = field(default_factory=set)
     #: the pins made by this process
     pins: set[bytes] = field(default_factory=set)
@@ -107,15 +111,15 @@ class TokenRecord:
     #: connection that made the newest mark or pin; None if a new queue with the same name may have replaced the
     #: destination
     binder: object | None = None
-    #: the table's event count at the time when this process last removed assertions
+    #: the table's event count when this process last removed assertions
     withdrawn: int = 0
-    #: the rows of the last listing
+    #: the rows in the last listing
     listed: frozenset[Row] = frozenset()
     #: time at which these rows were first listed
     listed_since: float = _LONG_AGO
-    #: request time of the latest listing requested after the last change
+    #: when the latest listing was requested, counting only listings requested after the last change
     looked_at: float = _LONG_AGO
-    #: time since which listings have shown that nothing needs the token
+    #: time since which listings have shown that nothing needs the token; None if something needs it
     idle_since: float | None = None
 
     @property
@@ -125,7 +129,7 @@ class TokenRecord:
 
 
 class Look(NamedTuple):
-    """The start of a listing: the table's event count and the time."""
+    """The table's event count and the time when a listing was requested."""
 
     events: int
     began_at: float
@@ -138,7 +142,7 @@ class UnbindPlan(NamedTuple):
     pin: bool
     #: whether this pin is for other sidecars, so that this sidecar does not count it as its own
     handed_over: bool
-    #: pins to unbind with the binding, since nothing needs the destination
+    #: rows to unbind together with the binding; empty if something else needs the destination
     rows: tuple[bytes, ...]
 
 
@@ -161,7 +165,7 @@ class TokenTable:
     Args:
         bound: destinations that are known to be bound.
         shared: whether other sidecars may bind on the same carrier, so that their bindings appear in listings.
-        handover_seconds: how long pins of other sidecars are kept for sidecars whose rules may rely on them.
+        handover_seconds: how long pins of other sidecars are kept, for sidecars whose rules may need the destinations.
     """
 
     __slots__ = (
@@ -187,7 +191,7 @@ class TokenTable:
         self._bound: set[Destination] = set()
         #: number of changes so far
         self.events = 0
-        #: the event counts when the latest received listing, and the listing before it, were requested
+        #: the event counts when the latest received listing and the listing before it were requested
         self._look = self._last_look = 0
         #: destinations whose tokens have rows in the last listing, but no plain row
         self._without_plain: set[Destination] = set()
@@ -235,7 +239,7 @@ class TokenTable:
             self.need(destination, Need.RULES)
         self._wanted = wanted
 
-    # -- binding and unbinding: both planes --------------------------------------------------------------------
+    # -- binding and unbinding ---------------------------------------------------------------------------------
 
     def binding(self, destination: Destination) -> None:
         """Record that a bind of the plain row was sent."""
@@ -272,9 +276,7 @@ class TokenTable:
         self._set(destination, record, TokenState.UNBINDING)
 
     def release(self, destination: Destination) -> None:
-        """Record that rules no longer need a token, so that its plain row is unbound after a grace period
-        (`retire`).
-        """
+        """Record that rules no longer need a token. Its plain row is unbound after a grace period (`retire`)."""
         self.unbinding(destination)
         self._released.add(destination)
 
@@ -305,7 +307,7 @@ class TokenTable:
         return was_bound
 
     def declared(self, destination: Destination) -> None:
-        """Record that a destination was declared, which has no rows yet; if it was missing, it can now be bound."""
+        """Record that a destination was declared. It may be new; if it was missing, it can now be bound."""
         record = self._records.get(destination)
         if record is not None:
             record.binder = None
@@ -317,9 +319,10 @@ class TokenTable:
 
         Args:
             wanted: destinations.
-            plain: the wanted destinations that rules need, since rules rely only on the plain row.
+            plain: the wanted destinations that rules need. Rules rely only on the plain row.
         """
-        # This includes rows that changed after the listing was requested, since binding a plain row again costs little.
+        # This includes destinations whose rows changed after the listing was requested, since binding a plain row again
+        # costs little.
         without = plain & self._without_plain
         # Destinations that a client is unbinding. A plain row would be superfluous, so a later pass handles them.
         leaving = {name for name in wanted - self._bound - plain if self._is_leaving(name)}
@@ -357,14 +360,18 @@ class TokenTable:
         return destination in self._bound and record.binder is binder and now < record.asserted_at + LEASE_SECONDS
 
     def holds(self, destination: Destination, since: int, now: float) -> bool:
-        """Return True if the rows on which a binding relies still exist; `since` is the value of `events` when it was
-        sent.
+        """Return True if the rows on which a binding relies still exist.
+
+        Args:
+            destination: the destination of the binding.
+            since: the value of `events` when the binding was sent.
+            now: the current time.
         """
         record = self._records.get(destination, _ABSENT)
         return record.withdrawn <= since and now < record.asserted_at + LEASE_SECONDS
 
     def superseded(self, destination: Destination) -> tuple[bytes, ...]:
-        """Return the pins of this process, which a new pin replaces."""
+        """Return the pins of this process. They are replaced if a new pin is bound."""
         return tuple(sorted(self._records.get(destination, _ABSENT).pins - {PLAIN}))
 
     def asserted(
@@ -398,7 +405,7 @@ class TokenTable:
         return tuple(sorted(record.pins | (listed if settled else set())))
 
     def outdated(self) -> list[tuple[Destination, tuple[bytes, ...]]]:
-        """Return the settled pins of other sidecars that a later pin of this sidecar replaces."""
+        """Return the settled pins of other sidecars that are replaced by a later pin of this sidecar."""
         outdated: list[tuple[Destination, tuple[bytes, ...]]] = []
         for destination, record in self._records.items():
             own = [pin for pin in record.pins if pin in record.listed]
@@ -410,22 +417,20 @@ class TokenTable:
         return outdated
 
     def unbinding_marks(self, destination: Destination, marks: Collection[int]) -> None:
-        """Record that marks of a destination are about to be unbound, so that assertions must be verified before
-        use.
-        """
+        """Record that marks of a destination are about to be unbound. Assertions must be verified before use."""
         record = self._change(destination)
         record.marks.difference_update(marks)
         record.withdrawn = self.events
         record.binder = None
 
     def forget_assertions(self) -> None:
-        """Forget this process's assertions, since the tokens of the carrier change."""
+        """Forget this process's assertions. Called when the tokens of the carrier change."""
         for record in self._records.values():
             self.events += 1
             self._withdraw(record)
 
     def _settled(self, record: TokenRecord, rows: Collection[Row], seconds: float = LEASE_SECONDS) -> bool:
-        """Return True if all bindings that rely on the given listed rows are known (rules 3 and 5)."""
+        """Return True if all bindings that rely on the given listed rows are known (points 3 and 5 above)."""
         return record.listed.issuperset(rows) and record.listed_since + seconds <= record.looked_at
 
     # -- listings ----------------------------------------------------------------------------------------------
@@ -512,8 +517,9 @@ class TokenTable:
                 self._tidy(destination, record)
 
     def _tidy(self, destination: Destination, record: TokenRecord) -> None:
-        """Remove a blank record. If there are listings, it must be called only after a listing that can't contain older
-        state.
+        """Remove a record if it is blank.
+
+        If the carrier is shared, call this only after a listing that can't contain older state.
         """
         if record.is_blank:
             self._records.pop(destination, None)

@@ -1,11 +1,11 @@
-"""Keyed hashes that all sidecars of a broker compute identically: destination tokens, grant keys and signatures.
+"""Hashes that all sidecars of a broker compute in the same way: destination tokens, grant keys and signatures.
 
-A destination token is the routing key with which a destination is bound to a carrier exchange. A producer that knows a
+A destination token is the routing key with which a destination is bound to a carrier exchange. A producer that knew a
 token could bypass the rules and reach the queue through an alternate or dead-letter exchange that routes to a carrier.
-The token is therefore a hash keyed with the secrets that sidecars share. It contains only ``[a-z0-9.-]``, since some
-other characters break listings of RabbitMQ 3.10's management API, and ``*`` and ``#`` are wildcards of topic exchanges.
-`TokenForm` defines whether a token is a single word or has eight words, which hardly any topic pattern downstream
-matches.
+A token is therefore a keyed hash, and the key is derived from a secret that all sidecars share. It contains only
+``[a-z0-9.-]``, since some other characters break listings of RabbitMQ 3.10's management API, and ``*`` and ``#`` are
+wildcards on topic exchanges. `TokenForm` determines whether a token is a single word or has eight words. Hardly any
+topic pattern on a downstream exchange matches eight words.
 
 The secrets are arguments; other modules read them from files and the environment. Each purpose has its own key, derived
 from the secret, so that a hash for one purpose is never valid for another.
@@ -25,12 +25,12 @@ from itertools import chain
 from proxy.amqp.frames import U32
 from proxy.values import RESERVED_PREFIX, RESERVED_WORD
 
-#: A key that is never bound, so that publishing to it reaches no queue.
+#: A key that is never bound, so that a message published with it reaches no queue.
 NOWHERE = RESERVED_PREFIX + b"n.0000000000000000"
 #: Prefix of the keys of grants.
 GRANTS = RESERVED_PREFIX + b"r."
-#: Prefixes of keyed tokens by kind. Version 0.1 treats them as grants: it neither uses nor removes them, and does not
-#: report them as foreign.
+#: Prefixes of keyed tokens, by the kind of the destination. Version 0.1 treats bindings with such keys as grants: it
+#: neither uses nor removes them, and does not report them as foreign.
 _KEYED = {"queue": GRANTS + b"q.", "exchange": GRANTS + b"e."}
 #: The same prefixes as part of a single word.
 _KEYED_WORD = {"queue": RESERVED_WORD + b"r-q-", "exchange": RESERVED_WORD + b"r-e-"}
@@ -46,16 +46,16 @@ _SIGNING, _TOKENS = b"oxproxy binding signature 1", b"oxproxy destination token 
 
 
 class TokenForm(Enum):
-    """Form of the destination tokens of a carrier.
+    """Form of the destination tokens on a carrier.
 
-    A direct exchange of RabbitMQ before 3.13 compares every binding with each routing key of a message. A topic
-    exchange looks up the words of each key one after another, so a single word is cheapest. A downstream exchange also
-    receives the tokens as routing keys, and its pattern ``*`` would match one word. Tokens therefore have eight words
-    if messages may be routed on to an exchange or an alternate exchange.
+    In RabbitMQ before 3.13, a direct exchange compares every binding with each routing key of a message. A topic
+    exchange looks up the words of each key one after another, so a single word is cheapest. However, a downstream
+    exchange also receives the tokens as routing keys, and a pattern ``*`` on it would match a single word. Tokens
+    therefore have eight words if messages may be routed to another exchange or to an alternate exchange.
 
     A carrier changes from one word to eight words when an exchange becomes one of its destinations. It never changes
     back, since another sidecar may rely on eight words. While the form is `CHANGING`, destinations are bound with both
-    tokens, publishes carry both tokens, and publishes to an exchange wait.
+    kinds of token, publishes carry both kinds, and publishes to an exchange wait.
     """
 
     DIRECT = "direct"
@@ -64,10 +64,11 @@ class TokenForm(Enum):
     EIGHT_WORDS = "topic, eight words"
 
 
-#: Number of destinations up to which a direct exchange costs RabbitMQ 3.10 less than a topic exchange, by form of the
-#: tokens (docs/explanation/performance.md).
+#: Number of destinations up to which a direct exchange costs RabbitMQ 3.10 less than a topic exchange with tokens in
+#: the given form (docs/explanation/performance.md).
 FEW_DESTINATIONS = {TokenForm.ONE_WORD: 50, TokenForm.EIGHT_WORDS: 200}
-#: Whether each token computed for a destination with one key is a single word, starting with the current token.
+#: The tokens computed for a destination with one key, the current token first. True stands for a single word, False for
+#: eight words.
 _ONE_WORD = {
     TokenForm.DIRECT: (False,),
     TokenForm.ONE_WORD: (True,),
@@ -105,19 +106,22 @@ def is_grant(routing_key: bytes) -> bool:
 
 
 class Tokens:
-    """The tokens of the destinations of one virtual host: one per secret, and the unkeyed one of version 0.1.
+    """Computes the tokens for the destinations in one virtual host.
+
+    A destination has one token for each secret, and the unkeyed token that version 0.1 uses.
 
     Sidecars are restarted one after another, so for a while their secrets or versions may differ. Every token with
     which any sidecar may publish is bound by all sidecars that can compute it, and a publish carries every token that
-    any sidecar may have bound (the broker still delivers the message once). No message therefore misses a queue,
-    regardless of which sidecar bound the queue last. Only the operator knows which tokens are no longer needed; an
-    exchange on the broker records this (`markers`).
+    any sidecar may have bound. (The broker still delivers the message once.) Therefore, no message misses a queue,
+    regardless of which sidecar bound the queue last. Only the operator can decide that tokens are no longer needed. The
+    decision is recorded as an exchange on the broker (`markers`).
 
     Args:
         vhost: name of the virtual host.
-        keys: keys of the current secret, followed by those of previous secrets; if empty, tokens are unkeyed.
+        keys: the key derived from the current secret, followed by those from previous secrets; if empty, tokens are
+            unkeyed.
         retired: keys whose tokens are no longer bound.
-        form: form of the tokens. On topic carriers all tokens are keyed, since version 0.1 has no such carriers.
+        form: form of the tokens. On topic carriers, all tokens are keyed, since version 0.1 has no such carriers.
     """
 
     __slots__ = ("_former", "_forms", "_known", "_one_word", "_retired", "form", "keys", "vhost")
@@ -150,7 +154,7 @@ class Tokens:
         return len(self.keys) * len(self._one_word)
 
     def in_form(self, form: TokenForm) -> Tokens:
-        """Return the tokens of the same virtual host in the form of another carrier."""
+        """Return the tokens for the same virtual host in another form."""
         if form is self.form:
             return self
         tokens = self._forms.get(form)
@@ -176,13 +180,13 @@ class Tokens:
         return tuple(self._token(key, kind, name, one_word) for key, one_word in self._former)
 
     def lead_to(self, later: Tokens) -> bool:
-        """Return True if bindings with these tokens match messages with later tokens of the same carrier."""
+        """Return True if bindings with these tokens match messages that carry later tokens of the same carrier."""
         return later._one_word[0] in self._one_word
 
     def markers(self) -> dict[bytes, tuple[bytes, bytes]]:
         """Return the names of exchanges that record that tokens are no longer bound.
 
-        The name is a hash keyed with a secret, so that only owners of the secret can create it.
+        A name is a keyed hash, so that only sidecars with the secret can compute it.
 
         Returns:
             For each name, the key of the hash and the key whose tokens are no longer bound.
@@ -190,14 +194,15 @@ class Tokens:
         return {self.marker(by, key): (by, key) for at, key in enumerate(self.keys) for by in self.keys[:at]}
 
     def marker(self, by: bytes, key: bytes) -> bytes:
-        """Return the name of the exchange, hashed with key `by`, that records that tokens of key `key` are no longer
-        bound.
+        """Return the name of the exchange that records that tokens made with `key` are no longer bound.
+
+        The name is a hash with the key `by`.
         """
         text = b"retired\0" + self.vhost.encode() + b"\0" + key
         return _MARKERS + blake2b(text, key=by, digest_size=16).hexdigest().encode()
 
     def without(self, key: bytes) -> Tokens:
-        """Return a copy without the tokens of one key."""
+        """Return a copy without the tokens made with one key."""
         return Tokens(self.vhost, tuple(kept for kept in self.keys if kept != UNKEYED), self._retired | {key})
 
     def _token(self, key: bytes, kind: str, name: bytes, one_word: bool) -> bytes:
@@ -212,7 +217,7 @@ class Secrets:
 
     Args:
         secrets: the current secret, followed by previous ones. If empty, signatures are valid only between processes
-            without a secret. This suffices for explanations and tests, which use no broker.
+            without a secret, which suffices for explanations and tests, since they use no broker.
     """
 
     __slots__ = ("_signing", "token_keys")
@@ -220,7 +225,7 @@ class Secrets:
     def __init__(self, secrets: Iterable[bytes] = ()) -> None:
         every = tuple(secrets) or (b"no secret",)
         self._signing = tuple(_derived(secret, _SIGNING) for secret in every)
-        #: Keys for hashes of destination names, starting with the key of the current secret.
+        #: Keys for hashes of destination names, starting with the key derived from the current secret.
         self.token_keys = tuple(_derived(secret, _TOKENS) for secret in every)
 
     def sign(self, *fields: bytes) -> bytes:

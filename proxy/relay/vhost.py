@@ -27,7 +27,7 @@ from proxy.values import QUEUE, Destination, Table
 
 
 class Delivery(Enum):
-    """How messages of an exchange reach the broker (architecture, "One publish in, one publish out")."""
+    """How messages published to an exchange reach their queues (architecture, "One publish in, one publish out")."""
 
     CARRIER = "carrier"
     QUEUE = "queue"
@@ -58,14 +58,14 @@ class BindingCopy(NamedTuple):
 
     #: place in the order of declarations
     sequence: int
-    #: the claimed user
+    #: user name stored in the copy; trusted only if the copy is signed
     client: str
     #: routing key of the copy on the carrier
     key: bytes
     #: as stored on the broker; b"" if there is none
     signature: bytes = b""
-    #: index of the secret used for the signature, 0 for the current secret; None if it is not one of ours, so that the
-    #: user is not trusted
+    #: index of the secret with which the copy was signed, 0 for the current secret; None if it was not signed with any
+    #: of our secrets
     secret: int | None = 0
 
     @property
@@ -76,20 +76,20 @@ class BindingCopy(NamedTuple):
 class StoredBinding(NamedTuple):
     """A binding made by a client."""
 
-    #: the binding for routing; its `sequence` is set by the sidecar
+    #: the binding as used for routing; its `sequence` is set by the sidecar
     binding: Binding
     #: raw entries of the client's argument table
     entries: bytes
-    #: its storage key on the carrier. Copies with a different key have the destination's token as their key and route
+    #: its storage key on the carrier. A copy with a different key has the destination's token as its key and routes
     #: messages to the destination.
     key: bytes
-    #: all copies on the broker (two sidecars may each make one): signed copies first, then by sequence. The first copy
-    #: is effective.
+    #: all copies on the broker, signed copies first, then by sequence. The first copy is effective. There are several
+    #: copies if several sidecars have made the binding.
     copies: tuple[BindingCopy, ...]
 
     @property
     def client(self) -> str:
-        """User of the effective copy; empty if it is unknown."""
+        """User that made the effective copy; empty if the copy is not signed."""
         return self.copies[0].client if self.signed else ""
 
     @property
@@ -122,7 +122,7 @@ class StoredBinding(NamedTuple):
 
 
 def sorted_copies(copies: Iterable[BindingCopy]) -> tuple[BindingCopy, ...]:
-    """Sort copies of one binding, the effective copy first."""
+    """Return the copies of one binding in order. The effective copy is first."""
     return tuple(sorted(copies, key=lambda copy: (not copy.signed, *copy[:-1])))
 
 
@@ -130,29 +130,29 @@ def sorted_copies(copies: Iterable[BindingCopy]) -> tuple[BindingCopy, ...]:
 class OwnedExchange:
     """An exchange that is evaluated here."""
 
-    #: its name for producers
+    #: the name that producers use
     name: bytes
     #: ``x-open`` or the emulated standard type
     type: str
     #: how messages to it are delivered
     delivery: Delivery
-    #: the exchange on the broker that carries these messages (only for CARRIER)
+    #: the exchange on the broker that carries these messages (only with delivery CARRIER)
     carrier: bytes
-    #: whether messages that no binding routes are passed to the broker's own exchange of that name
+    #: whether messages that no binding routes are passed to the broker's own exchange with the same name
     unmatched_pass: bool = False
     #: its alternate exchange
     alternate: bytes | None = None
     #: its arguments as declared, including filters
     arguments: Table = ()
-    #: its declaration by a client; None for an exchange of a rules file
+    #: its declaration by a client; None for an exchange from a rules file
     declared: DeclaredExchange | None = None
-    #: bindings made by clients, by identity; those of rules files are only in the router
+    #: bindings made by clients, by identity; bindings from rules files are only in the router
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
-    #: the same bindings by destination (that of the binding, not those of its routes), then by identity
+    #: the same bindings, by their own destination (not by those of their routes), then by identity
     receivers: dict[Destination, dict[Hashable, StoredBinding]] = field(default_factory=dict)
-    #: the tokens of its destinations; with delivery `queue`, it records which destinations can be published to
+    #: the tokens of its destinations; with delivery `queue`, the destinations to which messages can be published
     tokens: TokenTable = field(default_factory=TokenTable)
-    #: destinations that routes in clients' bindings may reach, by client, if limited
+    #: destinations that routes in clients' bindings may reach, by client, if this is limited
     reaches: dict[str, Reach] = field(default_factory=dict)
     #: destinations that clients are known to have permission to bind, by grant key; each grant is a binding on the
     #: carrier
@@ -175,7 +175,7 @@ class OwnedExchange:
 
     @property
     def takes_exchanges(self) -> bool:
-        """True if its destinations may be exchanges, which receive the messages with tokens as routing keys."""
+        """True if its destinations may be exchanges. Exchanges receive the messages with tokens as routing keys."""
         return self.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS)
 
     def reach(self, client: str) -> Reach:
@@ -201,8 +201,11 @@ class OwnedExchange:
         return self.tokens.bound
 
     def keep(self, stored: StoredBinding, identity: Hashable = None) -> None:
-        """Store a client's binding, which replaces a binding with the same identity. Callers that know the identity
-        pass it.
+        """Store a client's binding, replacing any binding with the same identity.
+
+        Args:
+            stored: the binding.
+            identity: its identity, if the caller knows it.
         """
         identity = identity or stored.binding.identity
         self.changes += 1
@@ -234,7 +237,7 @@ class OwnedExchange:
 
     @property
     def ends(self) -> bool:
-        """True if this is an auto-delete exchange that a client declared and that has no bindings."""
+        """True if a client declared this exchange with auto-delete and it has no bindings."""
         return self.declared is not None and self.declared.auto_delete and not self.clients
 
     @property
@@ -255,23 +258,23 @@ class VhostState:
     name: str
     #: the compiled rules
     router: Router
-    #: exchanges evaluated here, by their names for producers
+    #: exchanges evaluated here, by the name that producers use
     exchanges: dict[bytes, OwnedExchange] = field(default_factory=dict)
-    #: queues that exist, sorted, for regex routes
+    #: the existing queues, sorted, for regex routes
     queues: QueueNames = field(default_factory=QueueNames)
-    #: destinations named by rules that can't be reached, with the reason. Changed by `set_missing` and `not_missing`,
-    #: and replaced in each reconcile pass. The control plane limits the number of entries.
+    #: unreachable destinations, with the reason. Changed by `set_missing` and `not_missing`, and replaced in each
+    #: reconcile pass. The control plane limits the number of entries.
     missing: dict[Destination, str] = field(default_factory=dict)
     #: number incremented by every change that makes cached data stale
     epoch: int = 0
-    #: latest sequence of declarations through this sidecar
+    #: latest sequence number of a declaration made through this sidecar
     last_sequence: int = 0
     #: names of the carriers of exchanges evaluated here
     carriers: frozenset[bytes] = field(init=False)
     #: the address table; None if there is none; set by `set_addresses`
     addresses: AddressBook | None = None
-    #: translated destinations that do not exist at other brokers: (label of the broker, destination at that broker),
-    #: with the reason
+    #: translated destinations that do not exist on other brokers, with the reason; a key consists of the label of the
+    #: broker and the destination on that broker
     missing_remote: dict[tuple[str, Destination], str] = field(default_factory=dict)
     #: whether publishes may be sent to a different address, so that the original has to be restored in deliveries
     restores: bool = field(init=False)
@@ -281,11 +284,11 @@ class VhostState:
     tokens: Tokens = field(default_factory=Tokens)
     #: used to sign bindings stored on the broker
     secrets: Secrets = field(default_factory=Secrets)
-    #: whether other sidecars may bind on the same carriers; listings of the management API then show their bindings
+    #: whether other sidecars may bind on the same carriers; their bindings then appear in the management API's listings
     shared: bool = True
-    #: part of this process's pins that is unique to the process
+    #: name that is unique to this process, a part of its pins
     sidecar: str = ""
-    #: how long pins of other sidecars are kept on carriers of rules files (see `relay.token_table`)
+    #: how long pins of other sidecars are kept on the carriers of exchanges from rules files (see `relay.token_table`)
     handover_seconds: float = LEASE_SECONDS
     #: whether the broker compares every binding of a direct exchange with every key of a message
     scans_bindings: bool = False
@@ -311,8 +314,10 @@ class VhostState:
         return [owned for owned in self.exchanges.values() if owned.delivery is Delivery.CARRIER]
 
     def now(self, owned: OwnedExchange) -> OwnedExchange | None:
-        """Return the current version of an exchange, which differs after a reload of the rules; None if it was
-        deleted.
+        """Return the current object for an exchange, which a reload of the rules replaces.
+
+        Returns:
+            The object; None if the exchange was deleted, or if a different exchange has its name now.
         """
         new = self.exchanges.get(owned.name)
         if new is None or new is owned:
@@ -322,9 +327,7 @@ class VhostState:
         return new if same else None
 
     def has_token(self, destination: Destination) -> bool:
-        """Return True if messages reach a destination by a token, which is the case unless it is an exchange evaluated
-        here.
-        """
+        """Return True if messages reach a destination by a token: it is not an exchange that is evaluated here."""
         return destination[0] == QUEUE or destination[1] not in self.exchanges
 
     def has_queue(self, name: bytes) -> bool:
@@ -338,20 +341,20 @@ class VhostState:
         self.missing[destination] = reason
 
     def not_missing(self, destination: Destination) -> bool:
-        """Record that a destination may be reachable, so that publishes wait for its token; return whether it was
-        missing.
+        """Record that a destination may be reachable, so that publishes wait for its token.
+
+        Returns:
+            Whether it was recorded as missing.
         """
         return self.missing.pop(destination, None) is not None
 
     def redeclared(self, destination: Destination) -> None:
-        """Record that a destination was declared again and has no tokens."""
+        """Record that a destination was declared. It may be new, in which case no tokens are bound to it."""
         for owned in self.exchanges.values():
             owned.tokens.declared(destination)
 
     def next_sequence(self, wall: float) -> int:
-        """Return a sequence number greater than all previous ones: microseconds since 1970, or the last number plus
-        1.
-        """
+        """Return a new sequence number: microseconds since 1970, but at least the previous number plus 1."""
         self.last_sequence = max(self.last_sequence + 1, int(wall * 1_000_000))
         return self.last_sequence
 
@@ -392,7 +395,7 @@ class VhostState:
         self.changed()
 
     def remove_exchange(self, name: bytes) -> None:
-        """Remove an exchange with its bindings, and all clients' bindings whose destination it is."""
+        """Remove an exchange, its bindings, and all clients' bindings that have it as their destination."""
         self.exchanges.pop(name, None)
         self.router.remove(name)
         for other in list(self.exchanges.values()):
@@ -402,7 +405,7 @@ class VhostState:
         self.changed()
 
     def add_binding(self, stored: StoredBinding, compiled: CompiledBinding | None = None) -> bool:
-        """Add a client's binding to an exchange or, if the exchange has the same binding, merge their copies.
+        """Add a client's binding to an exchange. If the exchange already has the binding, merge their copies.
 
         Returns:
             Whether the binding or its effective copy is new.
@@ -413,8 +416,8 @@ class VhostState:
         if known is not None:
             merged_with = known.merged_with(stored)
             if merged_with.copies == known.copies:
-                # The queue may have been deleted and declared again since a listing was requested. The listing then
-                # lacks the binding. It must not remove it, so that the binding becomes another object.
+                # The queue may have been deleted and declared again since a listing was requested, so the listing may
+                # lack the binding. The binding becomes a new object, so that this listing does not remove it.
                 owned.keep(known._replace(), identity)
                 return False
             is_new = merged_with.copies[0] != known.copies[0]
@@ -442,8 +445,9 @@ class VhostState:
         return stored._replace(binding=binding.limited(reach, last=not stored.signed, owner=stored.client))
 
     def remove_binding(self, stored: StoredBinding) -> None:
-        """Remove a client's binding; with the last binding, also remove an auto-delete exchange that is not on the
-        broker.
+        """Remove a client's binding.
+
+        If it was the last binding of an auto-delete exchange that is not on the broker, the exchange is also removed.
         """
         binding = stored.binding
         owned = self.exchanges.get(binding.exchange)
@@ -464,7 +468,7 @@ class VhostState:
         return None
 
     def clear_refusals(self, client: str | None = None, destination: Destination | None = None) -> None:
-        """Forget refusals for a client, for a destination, or all of them, so that permissions are checked again."""
+        """Forget all refusals, or those for a client or a destination, so that permissions are checked again."""
         cleared = False
         for owned in self.exchanges.values():
             for reach in owned.reaches.values():

@@ -304,7 +304,7 @@ async def test_a_producer_that_leaves_while_we_connect_leaves_nothing_behind() -
         (b"GET /?token=secret HTTP/1.1\r\n\r\n", "HTTP"),
         (b"\x16\x03\x01\x02\x00\x01", "TLS on a port without TLS"),
         (b"AMQP\x03\x01\x00\x00", "protocol header AMQP 3 1 0 0"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "no AMQP"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "not AMQP"),
     ],
 )
 async def test_another_protocol_gets_our_header_and_the_end_and_is_counted_and_logged(said: bytes, seen: str) -> None:

@@ -1,11 +1,11 @@
 """Handles clients' binds and unbinds whose source is an exchange that is evaluated here.
 
-A binding is checked as the plugin would check it. It is then made on the carrier, over the client's own channel, so
-that the broker stores it. The first binding to a destination has the destination's token as key and routes messages to
-it; further bindings have storage keys. RabbitMQ before 3.13 compares every binding of an exchange with each message
-that has a BCC header, and a separate binding with the token for each destination would double the number of bindings.
-Each sidecar makes its own first binding, or a pin, since other sidecars may remove their rows before this sidecar sees
-it (`relay.token_table`). Clients can't change bindings of rules files.
+A binding is checked as the open-exchange plugin would check it. It is then made on the carrier, on the client's own
+channel, so that the broker stores it. The first binding to a destination has the destination's token as key and routes
+messages to it; further bindings have storage keys. A separate binding with the token for each destination would double
+the number of bindings, and RabbitMQ before 3.13 compares every binding of an exchange with each message that has a BCC
+header. Each sidecar makes its own first binding, or a pin, since it can't rely on the rows of other sidecars, which may
+remove them at any time (`relay.token_table`). Clients can't change bindings from rules files.
 
 A client's routes reach only destinations that the client has permission to bind (`ClientReach`). Existing destinations
 are checked before the binding is stored; other destinations are checked when a message chooses them. Tokens bound for
@@ -13,7 +13,7 @@ the routes are removed with the client's last binding.
 
 Source: architecture, "The broker is the store"; delivery notes, "Tokens and bindings"; the open-exchange specification,
 7, 11 and 13; AMQP 0-9-1 spec, 1.7.2.3 and 1.7.2.5; RabbitMQ guides "Exchange to exchange bindings" and "Queues" (an
-empty name is the last declared queue).
+empty name means the last declared queue).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class BindRequest(NamedTuple):
     #: kind of the destination: ``queue`` or ``exchange``
     kind: str
     destination: bytes
-    #: the exchange to bind to
+    #: the exchange from which messages are routed
     source: bytes
     #: the routing key as sent; the last declared queue if both the key and the queue's name are empty
     routing_key: bytes
@@ -90,7 +90,7 @@ def read_bind_request(channel: Channel, frame: bytes) -> BindRequest:
         name, source, key, nowait, entries = read_method(QueueBind, payload)
     else:
         (name, source, key, entries), nowait = read_method(QueueUnbind, payload), False
-    if not name:  # the last declared queue, and its name for an empty key (as in RabbitMQ)
+    if not name:  # as in RabbitMQ, the last declared queue, whose name also replaces an empty key
         name = channel.last_queue
         key = key or channel.last_queue
     return BindRequest(QUEUE, name, source, key, nowait, entries, index)
@@ -111,7 +111,7 @@ class ClientReach:
     def chosen_destinations(
         self, owned: OwnedExchange, compiled: CompiledBinding
     ) -> tuple[list[Destination], list[Destination]]:
-        """Return existing destinations of a binding's routes: those to be checked, and those known to be permitted."""
+        """Return the existing destinations of a binding's routes: first those to check, then those already allowed."""
         state = self._state
         chosen: dict[Destination, None] = {}
         budget = Budget(state.regex_budget)
@@ -165,10 +165,15 @@ class ClientReach:
     def remove_unneeded(
         self, owned: OwnedExchange, client: str, tokens: Collection[Destination], then: Callable[[], None]
     ) -> None:
-        """Unbind rows and grants that were bound for a client's routes, if the client has no bindings left on the
-        exchange.
+        """Unbind the rows that nothing needs after a client's binding was removed or refused.
 
-        `tokens` are the destinations whose tokens were bound for a binding of the client that was removed or refused.
+        If the client has no bindings left on the exchange, its grants are also unbound.
+
+        Args:
+            owned: the exchange.
+            client: the user that made the binding.
+            tokens: the destinations whose tokens were bound for the binding.
+            then: called when this is done.
         """
         if self._state.exchanges.get(owned.name) is not owned or self._connection.lifecycle.phase is not Phase.OPEN:
             then()
@@ -182,13 +187,11 @@ class ClientReach:
         withdraw(self._connection, owned, unneeded, grants, then)
 
     def needed_besides(self, owned: OwnedExchange, stored: StoredBinding) -> bool:
-        """Return True if anything other than a binding to be removed needs its destination."""
+        """Return True if anything other than the given binding needs its destination."""
         return self.is_needed(owned, stored.destination, stored.binding.identity in owned.clients)
 
     def is_needed(self, owned: OwnedExchange, destination: Destination, uses: int = 0) -> bool:
-        """Return True if a route, an exchange evaluated after this one, or more than `uses` bindings need a
-        destination.
-        """
+        """Return True if a destination is needed by a route, a subsequent exchange or more than `uses` bindings."""
         router = self._state.router
         exchange = router.exchanges[owned.name]
         if exchange.uses(destination) > uses or any(destination in reach.allowed for reach in owned.reaches.values()):
@@ -224,7 +227,7 @@ class _Bind(NamedTuple):
 
 
 class _Unbind(NamedTuple):
-    """An unbind in progress; with `handed_over`, a pin for other sidecars replaces the binding."""
+    """An unbind in progress. If `handed_over` is set, a pin for other sidecars replaces the binding."""
 
     channel: Channel
     request: BindRequest
@@ -240,7 +243,7 @@ class ClientBindings:
         self._connection = connection
         self._state = connection.plans.state
         self._reach = ClientReach(connection)
-        #: identifies this connection in token tables, which may outlive it
+        #: identifies this connection in token tables, which may outlive the connection
         self._binder = object()
 
     # -- bind --------------------------------------------------------------------------------------------------
@@ -268,11 +271,11 @@ class ClientBindings:
             owned = self._owned(request)
             planned = None if owned is None else self._planned(channel, request, owned)
         except ProtocolError:
-            return False  # it is refused when it is processed
+            return False  # the bind is refused when it is processed
         if planned is None or planned.chosen or planned.identity in channel.held.binds:
             return False
         if planned.compiled.regexes:
-            return False  # limits the number of unanswered binds
+            return False  # unanswered binds do not count towards the limit on regular expressions
         self._make(planned)
         return True
 
@@ -366,18 +369,14 @@ class ClientBindings:
         inject(self._connection, channel, steps, answered)
 
     def _may_rely(self, place: tuple[OwnedExchange, Destination], channel: Channel) -> bool:
-        """Return True if a binding may rely on an assertion that this connection has made or that is pending on the
-        channel.
-        """
+        """Return True if a binding may rely on an assertion that this connection has made or is making."""
         owned, receiver = place
         if place in channel.held.marking:
             return True
         return receiver[0] == QUEUE and owned.tokens.may_rely(receiver, self._binder, self._connection.traffic.now)
 
     def _confirm(self, planned: _Bind, relies: list[Destination], since: int, then: Callable[[], None]) -> None:
-        """Verify, after the broker has stored a binding, that the rows on which it relies still exist; then
-        continue.
-        """
+        """Verify that the rows on which a newly stored binding relies still exist; otherwise, bind pins."""
         table, now = self._table(planned.owned), self._connection.traffic.now
         lacking = [name for name in (*relies, *planned.routes) if not table.holds(name, since, now)]
         if not lacking:
@@ -575,7 +574,7 @@ class ClientBindings:
         request = pending.request
         reply_and_resume(self._connection, pending.channel, answer(pending.channel, request.method, request.nowait))
 
-    # -- what is known -----------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------------
 
     def _owned(self, request: BindRequest) -> OwnedExchange | None:
         """Return the source exchange if its bindings are handled here and not by the broker's own exchange."""
@@ -583,7 +582,7 @@ class ClientBindings:
         return None if owned is None or owned.unmatched_pass else owned
 
     def _is_clients(self, owned: OwnedExchange, planned: _Bind) -> bool:
-        """Return True if a binding now belongs to a client and not to a rules file."""
+        """Return True if a binding belongs to a client now, and not to a rules file."""
         exchange = self._state.router.exchanges[owned.name]
         return planned.identity in owned.clients or not exchange.has(planned.compiled.binding)
 

@@ -1,12 +1,12 @@
 """Handles exchange.declare and exchange.delete for exchanges that are, or will be, evaluated here.
 
-An ``x-open`` exchange becomes a marked direct exchange on the broker, declared on the client's own channel. If the
-exchange exists, the broker compares its type, flags and alternate exchange. The filters of an open exchange are
+An ``x-open`` exchange becomes a marked direct or topic exchange on the broker, declared on the client's own channel. If
+the exchange exists, the broker compares its type, flags and alternate exchange. The filters of an open exchange are
 compared here, by value, so that the width of integers makes no difference. Reply texts are those of RabbitMQ. Clients
-can't change exchanges of rules files.
+can't change exchanges from rules files.
 
-Source: delivery notes, "The store"; the open-exchange specification, 10 and 11; RabbitMQ guide "Exchanges"; texts of
-RabbitMQ 3.10 ("inequivalent arg").
+Source: delivery notes, "The store"; the open-exchange specification, 10 and 11; RabbitMQ guide "Exchanges"; error
+texts of RabbitMQ 3.10 ("inequivalent arg").
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _BY_FILE = DeclaredExchange(durable=True, auto_delete=False, internal=False, ent
 
 
 def refuse_inequivalent(owned: OwnedExchange, request: ExchangeDeclare, table: Table, vhost: str) -> None:
-    """Refuse to redeclare an exchange with a different type, flag or argument, with 406 for the first difference."""
+    """Refuse, with 406 for the first difference, a redeclaration with a different type, flag or argument."""
     declared = owned.declared or _BY_FILE
     received_type, current_type = shown(request.exchange_type), owned.type
     compared = [("type", f"'{received_type}'", f"'{current_type}'")] if received_type != current_type else []
@@ -219,8 +219,11 @@ class ClientExchanges:
         inject(self._connection, channel, [], partial(self._connection.pending.requests.append, look_up))
 
     def _looked_up(self, new: _NewExchange, exchange_type: str | None) -> None:
-        """Declare the exchange, unless another exchange with this name exists; `exchange_type` is the type of that
-        exchange.
+        """Declare the exchange, unless another exchange with this name exists.
+
+        Args:
+            new: the exchange.
+            exchange_type: type of the broker's own exchange with this name; None if there is none.
         """
         channel, request, owned = new.channel, new.request, new.owned
         if channel.state is not DECLARING:
@@ -239,7 +242,7 @@ class ClientExchanges:
             self._compared(new, None)
             return
         frame = self._carrier_frame(channel, request, owned, owned.declared.sequence)
-        # Two clients may have declared it concurrently, and the broker does not compare filters: look it up again.
+        # Two clients may have declared it concurrently. The broker does not compare filters, so look it up again.
         again = LookUpExchange(channel, request.exchange, partial(self._compared, new))
         look_up_again = partial(self._connection.pending.requests.append, again)
         inject(self._connection, channel, [frame], look_up_again)

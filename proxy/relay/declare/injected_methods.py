@@ -1,8 +1,8 @@
-"""Runs methods of the sidecar on a client's own channel, so that the broker checks the client's permissions.
+"""Runs the sidecar's own methods on a client's channel, so that the broker checks the client's permissions.
 
 Meanwhile, the client's frames on the channel wait. The broker answers in order, so each answer is identified by its
 position. A refusal is the broker's own Channel.Close, which is relayed to the client. If the broker refuses our own
-passive declare, the close is changed to name the method that the client sent.
+passive declare, the close is changed so that it names the method that the client sent.
 
 Source: architecture, "The broker is the store"; AMQP 0-9-1 spec, 1.3 (synchronous methods are answered in order).
 """
@@ -38,7 +38,7 @@ def answer(channel: Channel, method: int, nowait: bool) -> bytes:
 
 
 def reply_and_resume(connection: ConnectionState, channel: Channel, answer: bytes) -> None:
-    """Answer the client and resume its frames, unless its channel has been closed in the meantime."""
+    """Answer the client and process its held frames, unless its channel has been closed in the meantime."""
     if channel.state is not DECLARING:
         return
     if answer:
@@ -80,7 +80,7 @@ def inject(
 def inject_and_reply(
     connection: ConnectionState, channel: Channel, steps: Sequence[bytes], done: Callable[[], bytes]
 ) -> None:
-    """Run methods like `inject`, then answer the client with the result of `done` and resume its frames."""
+    """Run methods like `inject`, then answer the client with the result of `done` and process its held frames."""
     inject(connection, channel, steps, lambda: reply_and_resume(connection, channel, done()))
 
 

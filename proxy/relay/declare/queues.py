@@ -1,7 +1,7 @@
 """Handles queue.declare and queue.delete: notifies the control plane, and binds the tokens of new queues.
 
-The broker answers both methods. A declare-ok is held back until the tokens of the queue are bound, so that the client's
-next publish reaches the queue.
+Both methods are forwarded to the broker. A declare-ok is held back until the tokens of the queue are bound, so that the
+client's next publish reaches the queue.
 
 Source: delivery notes, "Tokens and bindings"; AMQP 0-9-1 spec, 1.7.2.1.
 """
@@ -88,8 +88,10 @@ class ClientQueues:
         return False
 
     def _declare_exclusive(self, channel: Channel, request: QueueDeclare) -> None:
-        """Request a reply although the producer expects none, since only this connection can bind its exclusive queue's
-        tokens.
+        """Declare an exclusive queue for which the client expects no reply, and then bind its tokens.
+
+        A reply is requested from the broker, since the queue can be bound only after it was declared, and only on this
+        connection.
         """
         connection = self._connection
         go_on = partial(connection.pending.resumable.append, channel)
@@ -106,7 +108,7 @@ class ClientQueues:
 
 
 def _refuse_dead_letter_key(request: QueueDeclare) -> None:
-    """Refuse a queue, with 403, if its dead letters would be routed by a token and thereby bypass the rules."""
+    """Refuse, with 403, a queue whose dead letters would be routed by a token and thereby bypass the rules."""
     if request.passive or _DEAD_LETTER_KEY not in request.arguments:
         return
     picked = pick(request.arguments, 0, len(request.arguments), frozenset((_DEAD_LETTER_KEY,)))

@@ -1,8 +1,8 @@
 """The channel of a leased upstream connection that is reserved for the sidecar.
 
-It is the channel with the highest number, which is never offered to the producer. It is used, for one method at a time,
-to send methods that only this connection may send, such as binds of its exclusive queues. A refusal closes only this
-channel.
+It is the channel with the highest number, which is never offered to the producer. It is used for methods that only this
+connection may send, such as binds of its exclusive queues. Only one method is outstanding at a time. A refusal closes
+only this channel.
 
 Source: delivery notes, "Tokens and bindings".
 """
@@ -18,7 +18,7 @@ from proxy.amqp import methods
 from proxy.amqp.frames import U32
 from proxy.amqp.method_frames import Close, channel_close_ok, channel_open, read_method
 
-#: called with None when the methods have been answered, or with the broker's text of the first refusal
+#: called when the methods have been answered: with the text of the broker's first refusal, or with None
 Done: TypeAlias = Callable[[str | None], None]
 
 
@@ -58,7 +58,7 @@ class SidecarChannel:
         return self._state is not _State.CLOSED or bool(self._queue)
 
     def run(self, frames: Sequence[bytes], done: Done) -> None:
-        """Send methods that have one reply each, after methods that are already waiting."""
+        """Send methods that have one reply each. Methods that are already waiting are sent first."""
         if self.number is None:
             done("the broker permits no additional channel")
             return

@@ -5,8 +5,8 @@ binding on it with the client's own arguments. The first binding to a destinatio
 further bindings have a storage key that no publish uses. An additional argument, ``x-oxproxy``, contains the raw bytes
 of the client's table, the routing key, the user name and a sequence number. It is needed since the management API's
 JSON loses types and order, and the routing key on the broker is different. A binding also has the argument
-``x-oxproxy-signature``, since any user that may bind can write any user name into ``x-oxproxy``. An exchange has no
-signature, since the user that declared it has permission to configure it.
+``x-oxproxy-signature``, since any user with permission to bind can put any user name into ``x-oxproxy``. An exchange
+needs no signature, since the user that declared it has permission to configure it.
 
 Source: delivery notes, "The store"; architecture, "The broker is the store".
 """
@@ -57,7 +57,7 @@ ALTERNATE = b"alternate-exchange"
 STORAGE = RESERVED_PREFIX + b"b."
 #: The same prefix as part of a single word, for topic carriers.
 STORAGE_WORD = RESERVED_WORD + b"b-"
-#: Sequences are microseconds since 1970; greater numbers, from the year 2255 on, are invalid.
+#: Greatest valid sequence number. Sequence numbers are microseconds since 1970, so it will be reached in 2255.
 LAST_SEQUENCE = 2**53 - 1
 _MARK_ENTRY = b"\x0f" + MARK + b"t\x01"
 
@@ -105,9 +105,7 @@ def kept_arguments(
 
 
 def pin_entries(pin: bytes) -> bytes:
-    """Return the argument entries of a row (see `relay.token_table`): none for the plain row, otherwise those of a
-    pin.
-    """
+    """Return the argument entries of a pin; b"" for the plain row (see `relay.token_table`)."""
     return longstr_entry(PIN, pin) if pin else b""
 
 
@@ -157,7 +155,7 @@ def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str) -> None:
     """Refuse, with 406 on the channel, arguments of a declare or bind that are nested too deeply to be decoded.
 
     The broker accepts and stores arguments of any depth, but its management API then returns JSON that no client can
-    decode. One such queue would hide all queues of the virtual host from all sidecars.
+    decode. One such queue would hide all queues in the virtual host from all sidecars.
     """
     argument = too_deep(entries) if entries else None
     if argument is not None:
@@ -184,7 +182,7 @@ def wanted_type(table: Table) -> CarrierType | None:
 
 
 def chosen_member(kind: type[Member], value: Value | None, default: Member) -> Member | None:
-    """Return the enum member that an argument selects by its value; None if there is none."""
+    """Return the enum member that an argument selects by its value; None if the value is invalid."""
     if value is None:
         return default
     return next((member for member in kind if value == Value("S", member.value.encode())), None)
@@ -215,7 +213,7 @@ def topic_form(alternate: bytes | None) -> TokenForm:
 
 
 def identity_key(identity: tuple[Hashable, ...], *, one_word: bool = False) -> bytes:
-    """Return the storage key of the binding with the given identity. It does not depend on source and sequence."""
+    """Return the storage key for a binding's identity. It does not depend on the source or the sequence."""
     hashed = blake2b(repr(identity[1:]).encode(), digest_size=8).hexdigest()
     return (STORAGE_WORD if one_word else STORAGE) + hashed.encode()
 

@@ -1,9 +1,9 @@
 """Binds destination tokens and checks permissions on the sidecar channel of a client's connection.
 
-An exclusive queue can be bound only on its owner's connection, and destinations chosen by a client's rules or messages
-must not be bound with the control user's permissions. This module checks whether the client may bind them, and stores a
-grant on the carrier as a binding with a grant key. After a refusal, the destination counts as missing, with the refusal
-as the reason; this is never an error for the producer.
+An exclusive queue can be bound only on its owner's connection. Destinations that a client's bindings or messages choose
+must not be bound with the control user's permissions. This module checks whether the client may bind them. If so, it
+stores a grant on the carrier, as a binding with a grant key. If not, the destination counts as missing, with the
+broker's refusal as the reason; this is never an error for the producer.
 
 Source: delivery notes, "Tokens and bindings"; RabbitMQ guide "Access control".
 """
@@ -78,7 +78,7 @@ def note_pin(state: VhostState, pin: Pin, binder: object | None) -> None:
 
 
 def check_tokens(state: VhostState, owned: OwnedExchange, destination: Destination, tokens: Tokens) -> None:
-    """If the tokens of the carrier have changed in the meantime, record that a new row does not route messages."""
+    """Record that a new row does not route messages if the carrier's tokens have changed in the meantime."""
     if not tokens.lead_to(state.tokens_of(owned)):
         owned.tokens.not_bound(destination)
 

@@ -1,9 +1,9 @@
 """Rewrites Connection.Start and StartOk, and negotiates the limits for both sides.
 
-The entries of the property tables keep their bytes. Our own entries are appended, and entries from a peer with the same
-names are removed, so that no client can impersonate a proxy or another peer.
+The entries of the property tables are not re-encoded. Our own entries are appended, and entries from a peer with the
+same names are removed, so that no client can impersonate a proxy or another peer.
 
-The producer is offered one channel less than the broker permits, since the channel with the highest number on the
+The producer is offered one channel fewer than the broker permits, since the channel with the highest number on the
 leased connection is reserved for the sidecar. If the producer insists on smaller frames than the broker accepts, the
 two sides have different limits.
 
@@ -24,18 +24,18 @@ from proxy.values import Table, Value
 #: Smallest frame-max that a peer must accept, in bytes (spec, 1.2 "frame-min-size").
 FRAME_MIN_BYTES = 4096
 
-#: Smallest frame-max that RabbitMQ accepts from version 4.1 on, in bytes.
+#: Smallest frame-max, in bytes, that RabbitMQ accepts in version 4.1 and later.
 FRAME_MIN_BYTES_4_1 = 8192
 
-#: Meaning of a channel-max of 0 ("no limit"), since channel numbers have 16 bits.
+#: Limit that applies if channel-max is 0 ("no limit"), since channel numbers have 16 bits.
 _TOP_CHANNEL = 65535
 
-#: Our entry in both tables: the version of this proxy.
+#: Our entry in the server properties and in the client properties: the version of this proxy.
 OXPROXY = b"oxproxy"
 #: Our entry in the client properties: the producer's address.
 OXPROXY_PEER = b"oxproxy_peer"
-#: The mechanism for login with the connection's certificate. The broker would see our certificate and accept every
-#: producer as the user of that certificate, so the mechanism is neither offered nor relayed.
+#: The mechanism for a login with the connection's certificate. The broker would see our certificate and log every
+#: producer in as the user of that certificate, so this mechanism is neither offered nor relayed.
 EXTERNAL = b"EXTERNAL"
 _NOT_EXTERNAL = (
     "SASL EXTERNAL can't be used with a proxy: the broker would see its certificate, not yours; "
@@ -63,12 +63,12 @@ class TuningLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Negotiated limits, of which only a heartbeat can be 0 (disabled)."""
+    """Negotiated limits. Only heartbeats can be 0, which means disabled."""
 
-    #: highest channel number of the producer
+    #: highest channel number on the producer's side
     channel_max_producer: int
-    #: highest channel number on the broker's side, which is one more than the producer's, for our own channel. If the
-    #: broker permits only one channel, the two numbers are equal and we have no channel.
+    #: highest channel number on the broker's side: one more than the producer's, for our own channel. If the broker
+    #: permits only one channel, both numbers are 1, and there is no channel for us.
     channel_max_upstream: int
     #: largest whole frame on the producer's side, in bytes
     frame_max_producer: int
@@ -83,7 +83,7 @@ class Tuning:
 def offer(broker: TuningLimits, frame_max_bytes: int, most_channels: int = _TOP_CHANNEL) -> TuningLimits:
     """Return the limits offered to the producer."""
     channels = broker.channel_max or _TOP_CHANNEL
-    # 0 would mean "no limit". If there is only one channel, the producer gets it, and we have none.
+    # 0 would mean "no limit". If the broker permits only one channel, the producer gets it, and there is none for us.
     channel_max = min(max(channels - 1, 1), most_channels)
     frame_max = min(broker.frame_max_bytes or frame_max_bytes, frame_max_bytes)
     return TuningLimits(channel_max, frame_max, broker.heartbeat_seconds)
@@ -95,7 +95,7 @@ def agree(
     """Combine the producer's answer with the broker's offer.
 
     Raises:
-        ProtocolError: a value is outside the offer; 530 with the ids of Tune, as on RabbitMQ.
+        ProtocolError: a value is outside the range offered; 530 with the ids of Tune, as on RabbitMQ.
     """
     _check("channel_max", answer.channel_max, 1, offered.channel_max)
     _check("frame_max", answer.frame_max_bytes, FRAME_MIN_BYTES, offered.frame_max_bytes)
@@ -123,7 +123,7 @@ def _check(name: str, value: int, lowest: int, highest: int) -> None:
 class Server(NamedTuple):
     """Data from a broker's Start."""
 
-    #: the Start for the producer
+    #: Start as sent to the producer
     frame: bytes
     #: e.g. ``RabbitMQ 3.10.8``, for logs.
     product: str
@@ -134,11 +134,11 @@ class Server(NamedTuple):
 class Client(NamedTuple):
     """Data from a producer's StartOk, without its password."""
 
-    #: the StartOk for the broker
+    #: StartOk as sent to the broker
     frame: bytes
-    #: user name, empty if the mechanism does not contain it
+    #: user name; empty if the login does not contain it
     user: str
-    #: ``connection_name`` of the client properties, or empty
+    #: ``connection_name`` from the client properties; empty if it is missing
     name: str
     #: capabilities announced by the client
     capabilities: frozenset[bytes]
@@ -163,7 +163,7 @@ def read_start(payload: bytes, version: str) -> Server:
 
 
 def own_start(version: str) -> bytes:
-    """Build the Start for a producer while no broker is reachable (see `machine`)."""
+    """Build our own Start, for a producer that connects while the broker is unreachable (see `machine`)."""
     capabilities = tuple((name, Value("t", True)) for name in _CAPABILITIES)
     properties: Table = (
         (b"capabilities", Value("F", capabilities)),
@@ -175,7 +175,7 @@ def own_start(version: str) -> bytes:
 
 
 def read_start_ok(payload: bytes, version: str, peer: str, frame_min_bytes: int) -> Client:
-    """Read the producer's StartOk and add our version and its address.
+    """Read the producer's StartOk, and add our version and the producer's address.
 
     Mechanism, response and locale are unchanged. If our entries would make the frame larger than the broker accepts
     before Tune (`frame_min_bytes`), they are omitted, so that any client that can log in directly can also log in
@@ -236,7 +236,7 @@ def _capabilities(entries: bytes) -> frozenset[bytes]:
 
 
 def _user(mechanism: bytes, response: bytes) -> str:
-    """Return the user name. If the response is unreadable, the broker rejects it."""
+    """Return the user name; empty if it can't be read. The broker rejects malformed responses."""
     if mechanism == b"PLAIN":
         parts = response.split(b"\0")
         return _shown(parts[1]) if len(parts) == 3 else ""

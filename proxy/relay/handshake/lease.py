@@ -1,10 +1,11 @@
-"""During a producer's handshake, reuses an idle upstream connection instead of opening a new one.
+"""Reuses an idle upstream connection for a new producer, instead of opening a new upstream connection.
 
-Acts as the broker in the handshake, with the methods that the broker sent when the kept connection was opened: Start to
-every producer, Tune to a producer with the same login as the previous one, and OpenOk if the limits and the virtual
-host are also the same. As soon as something differs, the broker itself is used: it receives everything that the
-producer has sent so far, and those of its answers that the producer already has are suppressed. Therefore only the
-broker admits unknown users, and a producer receives the same methods as on a new connection.
+In the producer's handshake, this module answers in place of the broker, with the methods that the broker sent when the
+kept connection was opened. Every producer gets Start. A producer with the same login as the previous producer also gets
+Tune, and if limits and virtual host are the same as well, it gets OpenOk. As soon as something differs, a connection to
+the broker is opened. The broker receives everything that the producer has sent so far, and answers that the producer
+has already received are suppressed. Therefore, only the broker admits unknown users, and a producer receives the same
+methods as on a new connection.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "The connection class"; architecture, "One publish in, one publish out".
 """
@@ -44,7 +45,7 @@ class Lease:
 
 
 class LeaseNegotiation:
-    """Mediates between one handshake and the broker.
+    """Answers the methods of one handshake from leases, or passes them to the broker.
 
     Args:
         kept: returns the leases of the kept connections, in order of preference.
@@ -53,7 +54,7 @@ class LeaseNegotiation:
     Attributes:
         to_upstream: bytes for the broker, drained by the driver.
         wants_upstream: whether a new connection to the broker is needed.
-        taken: lease of the kept connection to reuse.
+        taken: lease of the kept connection to reuse; None if there is none.
         lease: the lease of the connection, kept or new.
     """
 
@@ -66,7 +67,7 @@ class LeaseNegotiation:
         self._key = key
         #: frames from the producer that have not been sent to the broker
         self._producer_frames: list[bytes] = []
-        #: answers that were given to the producer and that the broker itself has not sent yet
+        #: answers that the producer has received and that the broker itself has not sent yet
         self._answers_given: list[bytes] = []
         self._input = FrameBuffer(WAITING_BYTES)
         self._passes_through = False
@@ -82,7 +83,7 @@ class LeaseNegotiation:
                 answer = known
             elif known is None and not self.wants_upstream:
                 self.wants_upstream = True
-                # The protocol header; the other frames are sent after the broker's answers.
+                # This is the protocol header. The other frames are sent after the broker's answers.
                 self.to_upstream.append(self._producer_frames.pop(0))
             if self.wants_upstream and not self._answers_given:
                 self._send_producer_frames()
@@ -105,8 +106,10 @@ class LeaseNegotiation:
         return unseen
 
     def _known_answer(self, method: int, frame: bytes) -> bytes | None:
-        """Record the producer's method; return the broker's answer, None if it is unknown, b"" if the method has no
-        answer.
+        """Record a method from the producer, and look up the broker's answer.
+
+        Returns:
+            The answer; None if it is unknown; b"" if the broker does not answer this method.
         """
         lease, leases = self.lease, () if self.wants_upstream else self._kept()
         if method == methods.CONNECTION_START_OK:
@@ -143,7 +146,7 @@ class LeaseNegotiation:
         return None
 
     def _answered(self, frame: RawFrame) -> bytes:
-        """Record the broker's method; return the part that is new to the producer."""
+        """Record a method from the broker; return the bytes that are new to the producer."""
         method = U32.unpack_from(frame.payload)[0] if frame.kind == METHOD and len(frame.payload) >= 4 else 0
         if frame.kind == HEARTBEAT:
             return frame.raw
@@ -164,7 +167,7 @@ class LeaseNegotiation:
             self._passes_through = True
             return connection_close(320, reply_text(320, _CHANGED))
         if self._answers_given:
-            # StartOk; the other frames are sent after the broker's Tune.
+            # This is StartOk. The other frames are sent after the broker's Tune.
             self.to_upstream.append(self._producer_frames.pop(0))
         else:
             self._send_producer_frames()

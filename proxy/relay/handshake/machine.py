@@ -1,16 +1,17 @@
 """State machine of the handshake, from the first byte to OpenOk, with a table of transitions for each side.
 
 The broker authenticates the producer: mechanism, response, virtual host and answers are relayed unchanged. The sidecar
-makes three changes: it adds entries to the properties from both sides, changes the limits (`greeting`), and replies to
-the producer if the broker is unreachable.
+intervenes in three ways: it adds entries to the properties from both sides, changes the limits (`greeting`), and
+replies to the producer if the broker is unreachable.
 
-If the broker is unreachable, a producer that has sent its protocol header is not disconnected at once: it gets our own
-Start, and Connection.Close 320 after its StartOk. Seen with pika 1.4, aiormq 7.2, py-amqp 5.4 and amqp-tools 0.11:
-after a Close instead of Start, aiormq reports "Expected Connection.Start" and amqp-tools "unexpected method received";
-after Start and StartOk, all four report code and text (pika within a ProbableAuthenticationError).
+If the broker is unreachable, a producer that has sent its protocol header is not disconnected at once. It gets our own
+Start, and Connection.Close 320 after its StartOk. The reason is the behaviour of pika 1.4, aiormq 7.2, py-amqp 5.4 and
+amqp-tools 0.11. After a Close instead of Start, aiormq reports "Expected Connection.Start" and amqp-tools reports
+"unexpected method received". After a Close that follows Start and StartOk, all four report its code and text (pika in a
+ProbableAuthenticationError).
 
-A protocol error of the producer is answered with Connection.Close even before Tune, although RabbitMQ only closes the
-socket at that stage. The driver owns time, sockets and deadlines, and drains `to_producer` and `to_upstream` after
+A producer's protocol error is answered with Connection.Close even before Tune, although RabbitMQ only closes the socket
+at that stage. The driver owns time, sockets and deadlines, and drains `to_producer` and `to_upstream` after
 every call.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "The connection class" (the order of its methods), 4.2.2, 4.2.3; RabbitMQ "Protocol
@@ -137,7 +138,7 @@ class Handshake:
             `upstream_lost`.
         close_after_flush_producer: whether to send `to_producer`, then close the producer's socket.
         close_upstream: whether to send `to_upstream`, then close the upstream connection (or stop connecting).
-        state: see `HandshakeState`; in OPEN the relay takes over, beginning with the remaining bytes.
+        state: see `HandshakeState`. In OPEN, the relay takes over, starting with the remaining bytes.
         vhost: virtual host from Connection.Open.
         user: user name, if PLAIN or AMQPLAIN is used.
         client_name: ``connection_name`` of the client properties.
@@ -188,7 +189,7 @@ class Handshake:
 
     @property
     def waiting_for(self) -> HandshakeSide | None:
-        """The side that is expected to send, which is needed when the driver's deadline has passed."""
+        """The side that is expected to send. The driver needs it when a deadline has passed."""
         if self.state in PRODUCERS_TURN:
             return HandshakeSide.PRODUCER
         return HandshakeSide.UPSTREAM if self.state in BROKERS_TURN else None
@@ -214,16 +215,16 @@ class Handshake:
         if self.state in WITHOUT_BROKER or self.state is _State.OPEN:
             return
         if failure is None and self.state is _State.AWAITING_TUNE and not self._is_told_of_refusals():
-            # RabbitMQ "Authentication failures": without the capability, the broker refuses a login by closing the
-            # socket.
-            self._note(HandshakeSide.UPSTREAM, 0, "closed the connection after the credentials")
+            # RabbitMQ "Authentication failures": if the client does not announce the capability, the broker refuses a
+            # login by closing the socket.
+            self._note(HandshakeSide.UPSTREAM, 0, "closed the connection after receiving the credentials")
             self._close()
             return
         self._upstream_failed(str(failure) if failure is not None else "connection lost")
         self._run()
 
     def reject(self, text: str) -> None:
-        """Refuse a producer whose header was received because of a limit, with 530 as RabbitMQ does."""
+        """Refuse a producer that has sent its protocol header but exceeds a limit, with 530 as on RabbitMQ."""
         reply = reply_text(530, text.encode())
         self._end(connection_close(530, reply), Ending(HandshakeSide.PRODUCER, 530, reply.decode()))
         self._run()
@@ -261,7 +262,7 @@ class Handshake:
             self._take(frame, _FROM_UPSTREAM, self.to_producer)
         except ProtocolError as error:
             is_header = self._upstream.peek(4) == PROTOCOL_HEADER[:4]
-            self._upstream_failed("does not speak AMQP 0-9-1" if is_header else f"broke AMQP 0-9-1: {error}")
+            self._upstream_failed("does not speak AMQP 0-9-1" if is_header else f"violated AMQP 0-9-1: {error}")
         return True
 
     def _take(self, frame: RawFrame, table: Transitions, other_side: list[bytes]) -> None:
@@ -284,10 +285,10 @@ class Handshake:
             else:
                 self.state = transition(self, frame)
         except ProtocolError as error:
-            error.about(method)  # errors within the arguments don't name the method
+            error.about(method)  # errors in the arguments do not contain the method yet
             raise
 
-    # -- methods of the producer ---
+    # -- methods from the producer ---
 
     def _protocol_header(self) -> bool:
         start = self._producer.peek(_HEADER_BYTES)
@@ -339,7 +340,7 @@ class Handshake:
         self.to_producer.append(connection_close_ok())
         return self._close()
 
-    # -- methods of the broker ---
+    # -- methods from the broker ---
 
     def _start(self, frame: RawFrame) -> HandshakeState:
         server: Server = read_start(frame.payload, self._version)
@@ -361,7 +362,7 @@ class Handshake:
         )
         return self.state
 
-    # -- ends ---
+    # -- closing ---
 
     def _is_told_of_refusals(self) -> bool:
         return b"authentication_failure_close" in self.capabilities
@@ -374,7 +375,7 @@ class Handshake:
         self.state = _State.CLOSING
 
     def _producer_broke_framing(self, error: ProtocolError) -> None:
-        """Close the socket once Connection.Close is sent, since a CloseOk can't be located in the malformed stream."""
+        """Close the socket after Connection.Close is sent, since no CloseOk can be found in the malformed stream."""
         if self.state is not _State.CLOSING:
             self._producer_failed(error)
         self._close()
@@ -415,7 +416,7 @@ def _seen(start: bytes) -> str:
         return "protocol header AMQP " + " ".join(map(str, start[4:]))
     if start[0] == _TLS_HANDSHAKE:
         return "TLS on a port without TLS"
-    return "HTTP" if start.startswith(_HTTP_METHODS) else "no AMQP"
+    return "HTTP" if start.startswith(_HTTP_METHODS) else "not AMQP"
 
 
 Handler: TypeAlias = Callable[[Handshake, RawFrame], HandshakeState]

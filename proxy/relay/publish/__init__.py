@@ -2,9 +2,11 @@
 
 | question | module |
 |---|---|
-| the pass over the read buffer, which turns incoming publishes into outgoing bytes | `publish_pass` | | publishes
-handled frame by frame, and the slow path: waiting, splitting, other brokers, refusals | `publish_frames` | | the
-producer's other methods | `producer_frames` | | facts that the rules of an address need, and the cache of decisions |
-`plan` | | outgoing exchange, routing key and BCC for a decision | `outgoing` | | publishes that are sent as several
-publishes | `split_publish` | | observing publishes | `tap` |
+| the pass over the read buffer, which turns incoming publishes into outgoing bytes | `publish_pass` |
+| publishes handled frame by frame, and the slow path: waiting, splitting, other brokers, refusals | `publish_frames` |
+| the producer's other methods | `producer_frames` |
+| the facts that the rules for an address need, and the cache of decisions | `plan` |
+| outgoing exchange, routing key and BCC for a decision | `outgoing` |
+| splitting a publish into several publishes | `split_publish` |
+| observing publishes | `tap` |
 """

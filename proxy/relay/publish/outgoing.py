@@ -1,10 +1,10 @@
-"""Turns a decision into upstream publishes, into a single one if possible.
+"""Turns a decision into upstream publishes, if possible into a single publish.
 
-Builds an `Outgoing` from a Decision and the state of the virtual host. It contains the exchange and key of the outgoing
-publish, its tokens or queue names in BCC, and the destinations to bind first. The publish pass caches it for the facts
-of a message, so everything that does not depend on the individual message is encoded here, once.
+Builds an `Outgoing` from a `Decision` and the state of the virtual host. It contains the exchange and key of the
+outgoing publish, the tokens or queue names for BCC, and the destinations to bind first. The publish pass caches it by
+the facts of a message, so everything that does not depend on the individual message is encoded here, once.
 
-Source: architecture "One publish in, one publish out"; delivery notes; RabbitMQ guide "Sender-selected distribution".
+Source: architecture, "One publish in, one publish out"; delivery notes; RabbitMQ guide "Sender-selected distribution".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from proxy.values import RESERVED_PREFIXES, Destination, reserved_prefix
 PUBLISH = (60, 40)
 #: reason in audit records for a publish whose address translation failed
 TRANSLATION_FAILED = "translation_failed"
-#: reason in audit records if a spent regex budget made bindings false or routes ineffective
+#: reason in audit records if a regex budget was spent, which makes bindings false or routes ineffective
 REGEX_BUDGET = "regex_budget"
 CC_ONLY = _CC = frozenset((b"CC",))
 _BCC = frozenset((b"BCC",))
@@ -81,8 +81,8 @@ class RemoteTargets(NamedTuple):
     """Targets of a publish that are not on the producer's own broker.
 
     Args:
-        targets: targets at other brokers.
-        failed: failed translations, because of which the publish can't be acked.
+        targets: targets on other brokers.
+        failed: failed translations. If there are any, the publish can't be acked.
     """
 
     targets: tuple[Target, ...]
@@ -99,10 +99,10 @@ class Outgoing:
         untouched: whether the publish is forwarded byte for byte to the broker's own exchange (``unmatched: pass``).
         unbound: destinations that must be bound before the publish can be sent.
         record: the constant part of the audit lines.
-        remote_targets: targets at other brokers, and failed translations; None if there are none.
+        remote_targets: targets on other brokers, and failed translations; None if there are none.
         exchange: exchange named by the producer.
-        original: the producer's address, if all these messages have the same one; None if it consists of `exchange` and
-            the routing key of each message.
+        original: the producer's address, if it is the same for all these messages; None if it consists of `exchange`
+            and the routing key of each message.
     """
 
     __slots__ = (
@@ -137,7 +137,7 @@ class Outgoing:
         self.waits = bool(unbound or decision.unchecked)
         #: whether a message can be sent at once as one publish to the producer's own broker
         self.leaves_at_once = remote_targets is None and not self.waits and (untouched or len(copies) == 1)
-        #: the target at another broker, if it is the only target and no waiting is needed
+        #: the target on another broker, if it is the only target and the publish need not wait
         self.remote_alone: Target | None = None
         if remote_targets is not None and not (self.waits or copies or remote_targets.failed):
             self.remote_alone = remote_targets.targets[0] if len(remote_targets.targets) == 1 else None
@@ -208,7 +208,7 @@ def outgoing(
         traffic: totals of publishes.
         journal: the audit log, if there is one.
         routing_key: the message's routing key, for the address table.
-        source: original address of the publish if the address table has redirected it. It is then not translated again.
+        source: original address if the address table has redirected the publish, which is then not translated again.
     """
     leaves = TranslatedDestinations(decision.queues, decision.exchanges)
     if state.addresses is not None and source is None:
@@ -248,7 +248,7 @@ def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
 
     Args:
         out: its outgoing form, according to the decision for that exchange.
-        address: that exchange, and the routing key that the publish has there.
+        address: that exchange, and the routing key with which the publish reaches it.
     """
     if out.untouched:
         copies = [Copy(*address, (), moved=True, plain=True)]
@@ -293,7 +293,7 @@ def _carrier_copies(
     reachable = [name for name in wanted if name in owned.bound]
     unbound = tuple(name for name in wanted if name not in owned.bound and name not in state.missing)
     if not reachable and owned.alternate is not None and not decision.alternate:
-        # If chosen destinations do not exist, this must not trigger the alternate exchange (open exchange, 1.6).
+        # Chosen destinations that do not exist must not trigger the alternate exchange (open-exchange spec, 1.6).
         return (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), unbound
     # Exchange tokens first, so that a split keeps them together: the broker removes duplicates only within one publish.
     reachable.sort(key=lambda name: name[0] != "exchange")
@@ -353,7 +353,7 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
     """Rewrite the entries of a message's header table for one upstream publish.
 
     Args:
-        entries: the producer's entries, unchanged bytes.
+        entries: the producer's entries, as unchanged bytes.
         copy: the outgoing publish.
         original: the producer's address.
 
@@ -388,12 +388,12 @@ def _first_bcc_is_no_array(entries: bytes) -> bool:
 
 
 def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] = _CC) -> None:
-    """Refuse a producer's routing key, or key in CC, with a reserved prefix.
+    """Refuse a publish whose routing key, or a key in CC or BCC, has a reserved prefix.
 
     Args:
-        routing_key: routing key of a publish.
+        routing_key: routing key of the publish.
         entries: entries of its header table.
-        names: headers with further keys; includes BCC if ours does not replace it.
+        names: headers with further keys; BCC is included if the producer's BCC is not replaced by ours.
 
     Raises:
         ProtocolError: a key has a reserved prefix; 403 on the channel.
@@ -442,7 +442,7 @@ def copy_frames(copy: Copy, original: OriginalAddress, method: bytes, header: by
 
 
 def readdressed_method(method: bytes, address: bytes) -> bytes:
-    """Replace exchange and routing key of a Basic.Publish frame; reserved field and flag bits are unchanged.
+    """Replace the exchange and routing key in a Basic.Publish frame; all other fields are unchanged.
 
     Args:
         method: the producer's whole method frame.

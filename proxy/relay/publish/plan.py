@@ -1,12 +1,12 @@
-"""Plans, which contain the publish pass's data for one address, and the cache of decisions.
+"""Plans and the cache of decisions. A plan contains the data that the publish pass needs for one address.
 
 A `Plan` is used for publishes to one exchange that is evaluated here, or to one address that the address table
 translates. It lists the facts that the rules test, so that the pass collects nothing else, and maps these facts to the
-outgoing form of the message. This map is the only cache on the publish path. Its entries and bytes are limited for each
-plan, and the bytes of all plans for the process (`DecisionCaches`).
+outgoing form of the message. This map is the only cache on the publish path. The number and the size of its entries are
+limited for each plan, and the total size is limited for the process (`DecisionCaches`).
 
-`Plans` holds the plans of one virtual host. When the state of the virtual host changes (`VhostState.changed`), all of
-them are dropped with their decisions.
+`Plans` holds the plans for one virtual host. When the state of the virtual host changes (`VhostState.changed`), all
+plans are dropped with their decisions.
 
 Source: architecture, "The decision is pure" and "Bodies stream, headers are read in place".
 """
@@ -47,22 +47,22 @@ from proxy.values import RESERVED_PREFIXES
 
 #: Limits for the number and the approximate total size of the cached decisions for one exchange.
 EXCHANGE_ENTRIES, EXCHANGE_BYTES = 8192, 8 << 20
-#: The same limits for one translated address; a virtual host may have plans for `ADDRESSES` such addresses.
+#: The same limits for one translated address; a virtual host may have plans for at most `ADDRESSES` such addresses.
 ADDRESS_ENTRIES, ADDRESS_BYTES = 64, 16384
 ADDRESSES = 1024
 #: Size limit for the cached decisions of all virtual hosts in the process.
 PROCESS_BYTES = 64 << 20
 #: A decision is not cached if its facts are larger.
 FACTS_BYTES = 2048
-#: If a full cache has fewer hits than `_USEFUL` times its decisions, the facts of the traffic do not repeat. `_UNKEPT`
-#: times as many decisions are then not cached, before caching starts again.
+#: If a full cache has had fewer than one hit per `_USEFUL` entries, caching is not worthwhile, since the facts of the
+#: messages rarely repeat. The cache is cleared, and the next `_UNKEPT` decisions per entry are not cached.
 _USEFUL, _UNKEPT = 4, 16
-#: bytes of a cached decision without its facts, and of each destination or binding in it, whose names are shared
+#: bytes of a cached decision without its facts, and of each reference in it to a destination or binding
 _ENTRY_BYTES, _REFERENCE_BYTES = 200, 24
 #: offset of the property flags in a content header frame: head 7, class 2, weight 2, body size 8
 _FLAGS_AT = 19
 
-#: meaning of a header that rules test; added to CUT_BCC, CUT_CC and CUT_OURS
+#: flag of a header that rules test, in addition to the flags CUT_BCC, CUT_CC and CUT_OURS
 FACT: Final = 8
 #: entries that the pass must detect regardless of the rules
 _ALWAYS = {b"BCC": CUT_BCC, b"CC": CUT_CC, ADDRESS_HEADER: CUT_OURS, CC_ASIDE: CUT_OURS}
@@ -74,8 +74,8 @@ class Sources(NamedTuple):
 
     Args:
         wall: returns seconds since 1970.
-        timer: returns monotonic seconds, to time the engine.
-        draw: returns a random index below n, for random picks.
+        timer: returns monotonic seconds, used to time decisions.
+        draw: returns a random index below n, used for random picks.
     """
 
     wall: Callable[[], float]
@@ -91,10 +91,10 @@ class ClientRules(NamedTuple):
         strict_unbind: whether an unbind that matches no binding is an error.
         own_routes: whether routes reach only queues that the client has permission to bind.
         local_time: time zone of `dtl` operators.
-        secrets: used to sign what is stored on the broker.
+        secrets: used to sign the bindings stored on the broker.
         regexes: maximum number of regular expressions in the bindings of one user in one virtual host.
-        regex_budget: cost limit for the regular expressions of rules files, and for those of each user, in one
-            decision.
+        regex_budget: cost limit per decision, for the regular expressions in rules files and separately for those of
+            each user.
     """
 
     delivery: Delivery = Delivery.CARRIER
@@ -128,7 +128,7 @@ class DecisionCaches:
             max(self._used, key=self._used.__getitem__).forget()
 
     def remove(self, plan: Plan) -> None:
-        """Subtract the size of a plan's decisions, which were dropped."""
+        """Subtract the size of a plan's decisions after they were dropped."""
         self.used_bytes -= self._used.pop(plan, 0)
 
 
@@ -141,7 +141,7 @@ class Plans:
         sources: clocks and random numbers.
         rules: settings for client declarations.
         journal: the audit log, if there is one.
-        caches: limits the decisions of the whole process.
+        caches: limits the size of the decisions cached in the whole process.
     """
 
     __slots__ = (
@@ -230,13 +230,11 @@ class Plans:
 
     @property
     def passes_unknown(self) -> bool:
-        """True if all publishes to exchanges that are not evaluated here pass, since there is no address table and no
-        tap.
-        """
+        """True if all publishes to exchanges not evaluated here pass: there is no address table and no tap."""
         return self.state.addresses is None and self.tap is None
 
     def find(self, exchange: bytes, routing_key: bytes) -> Plan | None:
-        """Return the plan for a publish: that of its exchange or else that of its address; None if the publish passes.
+        """Return the plan for the exchange or else for the address of a publish; None if the publish passes.
 
         Args:
             exchange: the publish's exchange.
@@ -267,7 +265,7 @@ class Plans:
         """Return the constant part of the audit lines for publishes to an exchange that is not evaluated here."""
         record = self._passed_records.get(exchange)
         if record is None:
-            assert self.journal is not None  # noqa: S101 -- only called for connections that write to it
+            assert self.journal is not None  # noqa: S101 -- only called for audited connections
             if len(self._passed_records) >= ADDRESSES:
                 self._passed_records.clear()
             record = self._passed_records[exchange] = self.journal.template(exchange, "passed", (), (), (), None)
@@ -356,7 +354,7 @@ class Plan:
         self.reserved: Final = reserved
         #: the observer of these publishes, if any
         self.tap: Final = plans.watching(owned.name if source is None else source.address.exchange)
-        #: Whether the broker's own exchange gets the publish. It routes by BCC, and no entries are removed.
+        #: Whether the producer's BCC stays in the publish and is used for routing.
         self.bcc_stays: Final = fixed is not None
         #: Whether the whole header table is a fact.
         self.whole_table: Final = interest.headers is None
@@ -364,7 +362,7 @@ class Plan:
         self.keyed: Final = interest.routing_key or plans.state.addresses is not None
         #: Whether the headers and the routing key are the only facts.
         self.plain: Final = not (interest.properties or interest.body_sizes or interest.clock or interest.queues)
-        #: meaning of each encoded name for the pass, as a sum of FACT and of the entries that may have to be removed
+        #: why the pass collects or removes entries with this encoded name: sum of FACT, CUT_BCC, CUT_CC and CUT_OURS
         self.mentioned: Final = {shortstr(name): cut for name, cut in _ALWAYS.items()}
         for name in interest.headers or ():
             self.mentioned[shortstr(name)] = self.mentioned.get(shortstr(name), 0) | FACT
@@ -372,12 +370,12 @@ class Plan:
         sizes = {name[0] for name in self.mentioned}
         self.name_sizes: Final = bytes(size in sizes for size in range(256))
         self.decisions: Final[dict[object, Outgoing]] = {}
-        #: the outgoing forms in `decisions`, by decision; thousands of facts share a few forms
+        #: the outgoing forms in `decisions`, by decision; thousands of combinations of facts share a few forms
         self._forms: Final[dict[object, Outgoing]] = {}
         self._bytes = 0
         #: number of publishes with a cached decision since the cache was last empty
         self.hits = 0
-        #: number of coming decisions that are not cached (see _UNKEPT)
+        #: number of further decisions that will not be cached (see `_UNKEPT`)
         self._unkept = 0
         self._limit_entries: Final = EXCHANGE_ENTRIES if source is None else ADDRESS_ENTRIES
         self._limit_bytes: Final = EXCHANGE_BYTES if source is None else ADDRESS_BYTES
@@ -408,7 +406,7 @@ class Plan:
         return tuple(parts)
 
     def decide(self, facts: object, routing_key: bytes, entries: bytes, header: bytes) -> tuple[Outgoing, float]:
-        """Decide about a message whose facts are not cached, and cache the decision if possible.
+        """Make the decision for a message whose facts are not cached, and cache it if possible.
 
         Args:
             facts: key of the cache.
@@ -458,7 +456,7 @@ class Plan:
         return out, seconds * 1e6
 
     def _outgoing(self, decision: Decision, routing_key: bytes) -> Outgoing:
-        """Return the outgoing form, which is one object for all equivalent decisions."""
+        """Return the outgoing form for a decision. Equivalent decisions share one object."""
         plans = self._plans
         state = plans.state
         # The result of the address table also depends on the routing key, and the form of a waiting or refused message
@@ -498,7 +496,7 @@ class Plan:
         if self._source is not None:
             out = readdressed(out, OriginalAddress(self.owned.name, routing_key))
         if nowhere:
-            out.leaves_at_once = False  # the slow path records the failure, at no cost for publishes that reach a queue
+            out.leaves_at_once = False  # only the slow path records failures, so that other publishes don't take longer
         return out
 
     def _keep(self, facts: object, out: Outgoing, size: int) -> None:
@@ -520,7 +518,7 @@ class Plan:
         self._plans.caches.remove(self)
 
     def unroutable(self, out: Outgoing) -> str:
-        """Return the known reason why a publish reaches no queue; empty if it may reach one."""
+        """Return the reason why a publish reaches no queue; empty if it may reach a queue."""
         decision, remote_targets = out.decision, out.remote_targets
         if remote_targets is not None:
             failed = bool(remote_targets.failed) and not (remote_targets.targets or out.copies)

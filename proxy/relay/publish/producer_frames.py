@@ -1,10 +1,10 @@
-"""Relays single frames from the producer to the broker, if the publish pass does not handle them.
+"""Relays the frames from the producer that the publish pass does not handle.
 
-This includes methods, channels that are closing or waiting, and the end of the connection. Frames of publishes are
-passed to `PublishFrames`. Errors are raised as `ProtocolError`.
+These include most methods, frames on channels that are closing or waiting, and frames that close the connection. Frames
+of publishes are passed to `PublishFrames`. Errors are raised as `ProtocolError`.
 
-Source: AMQP 0-9-1 spec, 1.4, 1.5, 4.2.3 and 4.2.6; reply codes of RabbitMQ, and 540 or 503 in cases in which RabbitMQ
-drops the connection or waits without a reply.
+Source: AMQP 0-9-1 spec, 1.4, 1.5, 4.2.3 and 4.2.6; RabbitMQ's reply codes. Where RabbitMQ would drop the connection or
+wait without a reply, the code is 540 or 503.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from proxy.relay.publish.publish_frames import KIND_NAMES, PublishFrames
 _CONNECTION = 10
 #: size of the shortest method frame in bytes
 _LEAST_METHOD = 12
-#: methods that consumers send for every message; only the length of their frames is checked
+#: methods that consumers send for every message, with the size that their frames must have, in bytes
 _FIXED_BYTES = dict.fromkeys((methods.BASIC_ACK, methods.BASIC_NACK, methods.BASIC_REJECT), 21)
 _EVENTS = {
     methods.CHANNEL_OPEN: ChannelEvent.PRODUCER_OPEN,
@@ -56,7 +56,7 @@ class ProducerFrames:
     def __init__(self, connection: ConnectionState, publishes: PublishFrames) -> None:
         self._connection = connection
         self._publishes = publishes
-        #: whether the current frames were held before
+        #: whether the frames being processed were held before
         self.resuming = False
         exchanges, queues = ClientExchanges(connection), ClientQueues(connection)
         self._bindings = ClientBindings(connection)
@@ -90,7 +90,7 @@ class ProducerFrames:
             True if the frame is forwarded unchanged. A replacement is already in the output.
 
         Raises:
-            ProtocolError: an error that ends the connection.
+            ProtocolError: an error that closes the connection.
         """
         connection = self._connection
         if connection.lifecycle.phase is not Phase.OPEN:
@@ -118,8 +118,9 @@ class ProducerFrames:
             return False
 
     def _open(self, kind: int, number: int, frame: bytes) -> bool:
-        """Handle the first frame on a channel number. As on RabbitMQ, channel-max limits only the number of
-        channels.
+        """Handle the first frame on a channel number.
+
+        As on RabbitMQ, channel-max limits only the number of channels, not the channel numbers.
         """
         connection = self._connection
         most, count = connection.terms.tuning.channel_max_producer, len(connection.channels)
@@ -188,7 +189,7 @@ class ProducerFrames:
     def _ending(self, number: int, kind: int, frame: bytes) -> bool:
         connection = self._connection
         index = U32.unpack_from(frame, 7)[0] if kind == METHOD and number == 0 and len(frame) >= _LEAST_METHOD else 0
-        if index == methods.CONNECTION_CLOSE:  # RabbitMQ answers each close; clients with several threads send several
+        if index == methods.CONNECTION_CLOSE:  # RabbitMQ answers each close; multi-threaded clients may send several
             if connection.lifecycle.phase in (Phase.CLOSING, Phase.CLOSED):
                 connection.to_producer.append(connection_close_ok())
             else:
@@ -206,7 +207,7 @@ class ProducerFrames:
         if kind == HEARTBEAT:
             return False
         if kind != METHOD:
-            # spec, 4.2.3: header and body frames on channel 0
+            # spec, 4.2.3: there must be no header and body frames on channel 0
             raise ProtocolError(505, f"{KIND_NAMES[kind]} frame on channel 0, expected a method frame")
         index = _method_of(frame)
         if index >> 16 != _CONNECTION:
@@ -215,7 +216,7 @@ class ProducerFrames:
         _check(index, frame[7:-1])
         if index != methods.CONNECTION_CLOSE:
             connection.upstream.may_be_kept = (
-                False  # the producer logs in again (Connection.UpdateSecret), or uses a method unknown to us
+                False  # the producer has logged in again (Connection.UpdateSecret), or used a method unknown to us
             )
             return True
         if connection.holds:
@@ -248,7 +249,7 @@ def _method_of(frame: bytes) -> int:
 
 
 def _check(index: int, payload: bytes) -> None:
-    """Refuse methods that the broker does not answer, or whose refusal by the broker is less clear.
+    """Refuse methods that the broker would not answer, or would refuse with a less clear error.
 
     Raises:
         ProtocolError: 502 malformed arguments, 503 a method that only a broker sends, 540 an unknown method.

@@ -1,10 +1,10 @@
 """Handles single frames of publishes, and the slow path of the publish pass.
 
-Handles the method frame of a publish that is not followed by its header frame, the body frames of a split publish, and
-misplaced frames. A publish takes the slow path (`PublishFrames.leave`) if it can't be sent at once as one
-publish: it waits until its destinations are bound, is sent to other brokers, is split, or is refused.
+The single frames are the method frame of a publish if its header frame does not follow at once, the body frames of a
+split publish, and misplaced frames. A publish takes the slow path (`PublishFrames.leave`) if it can't be sent at once
+as one publish: it waits until its destinations are bound, is sent to other brokers, is split, or is refused.
 
-Source: AMQP 0-9-1 spec, 4.2.6; the reply codes are those of RabbitMQ.
+Source: AMQP 0-9-1 spec, 4.2.6; RabbitMQ's reply codes.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class PublishFrames:
     def leave(
         self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, took_us: float, *, waited: bool
     ) -> None:
-        """Process a publish on the slow path. Its decision has been made, but it can't be sent at once as one publish.
+        """Process a publish that can't be sent at once as one publish. Its decision has already been made.
 
         Args:
             publish: the publish's method.
@@ -106,7 +106,7 @@ class PublishFrames:
             plan: its plan.
             out: its outgoing form.
             took_us: duration of the decision in microseconds, negative if it was cached.
-            waited: whether it has already waited for its destinations, so that unbound destinations now count as
+            waited: whether the publish has already waited for its destinations. Unbound destinations then count as
                 missing.
 
         Raises:
@@ -148,8 +148,7 @@ class PublishFrames:
     def leave_for_remote(
         self, publish: PendingPublish, header: bytes, body: bytes, plan: Plan, out: Outgoing, took_us: float
     ) -> bool:
-        """Send a whole publish to its only target, which is at another broker; return False if `leave` has to process
-        it.
+        """Send a whole publish to its only target, which is on another broker.
 
         Args:
             publish: the publish's method.
@@ -158,6 +157,9 @@ class PublishFrames:
             plan: its plan.
             out: its outgoing form.
             took_us: duration of the decision in microseconds, negative if it was cached.
+
+        Returns:
+            False if `leave` has to process the publish instead.
 
         Raises:
             ProtocolError: the header is malformed; 502 on the connection.

@@ -1,7 +1,7 @@
 """The publish pass, which reads the producer's bytes once from left to right and writes the bytes for the broker.
 
 Input
-    `PublishPass.read_producer` gets any part of the producer's stream. `_run` processes only whole frames; an
+    `PublishPass.read_producer` receives any part of the producer's stream. `_run` processes only whole frames; an
     incomplete frame waits in `_rest` for the next read. A frame consists of type (1 byte), channel (2), size (4),
     payload, 206. A publish consists of three kinds of frames on one channel: a method frame with exchange, routing key
     and flags; a content header frame with body size, property flags and properties, which include the header table; and
@@ -20,18 +20,18 @@ Processing
     entries, as raw bytes, are the facts of the message. `Plan.decisions` maps the facts to the outgoing form; if the
     form is missing, `Plan.decide` computes it. The publish is sent as slices of the buffer around the inserted parts.
 
-End of the pass for a publish
-    1. It is refused: `ProtocolError` on the channel or the connection.
-    2. It takes the slow path (`_leave`, `PublishFrames`): it waits for a destination, is split, or is sent to another
-       broker.
-    3. It has spent a regex budget: the frames after it wait for the next `read_producer`, so that other producers are
-       served in the meantime.
+Exceptions
+    1. A publish is refused with a `ProtocolError`, which closes the channel or the connection.
+    2. A publish takes the slow path (`_leave`, `PublishFrames`): it waits for a destination, is split, or is sent to
+       another broker.
+    3. A publish has spent a regex budget. The frames after it wait for the next `read_producer`, so that other
+       producers are served in the meantime.
 
 Assumptions
-    The pass handles a publish if its channel is open, expects a method and holds nothing. Everything else is handled
+    The pass handles a publish if its channel is open, expects a method and holds no frames. Everything else is handled
     frame by frame in `ProducerFrames`, which may change any channel and the rules. A method frame that is not followed
-    by its header frame is held in the channel; when the header frame arrives, `_take_joined` processes both. It also
-    processes publishes that have waited.
+    by its header frame is held in the channel; when the header frame arrives, `_take_joined` processes both. This
+    method also processes publishes that have waited.
 
 No object is created per frame, and nothing is cached per connection. The module is compiled with mypyc if there is a
 compiler, and runs unchanged without one.
@@ -102,9 +102,9 @@ _RESERVED_FIRST: Final = 0x78
 _HEADERS_BIT: Final = HEADERS >> 8
 #: value of `took_us` for a cached decision
 _KNOWN: Final = -1.0
-#: marks letters without a type in `_WIDTHS`
+#: value in `_WIDTHS` for octets that are not the letter of a type
 _UNKNOWN: Final = 255
-#: numbers encoded as four octets; nearly all numbers that the pass writes are this small
+#: the four octets of each small number; nearly all numbers that the pass writes are in this range
 _FOUR_OCTETS: Final = [number.to_bytes(4, "big") for number in range(1024)]
 #: size of letter and value in bytes, by octet of a field's letter; 0 if a length of four bytes follows the letter
 _WIDTHS: Final = bytes([VALUE_SIZES.get(letter, _UNKNOWN) for letter in range(256)])
@@ -132,12 +132,12 @@ class PublishPass:
         self._plans: Final = connection.plans
         self._publishes: Final = PublishFrames(connection)
         self._frames: Final = ProducerFrames(connection, self._publishes)
-        #: largest payload of a frame, from the producer and to the broker
+        #: size limits of a frame's payload in bytes, from the producer and to the broker
         self._largest: Final[int] = connection.terms.tuning.frame_max_producer + FRAME_SIZE_FUDGE - OVERHEAD
         self._upstream_largest: Final[int] = connection.terms.tuning.frame_max_upstream - OVERHEAD
         #: maximum size of a body; 0: the broker's limit
         self._message_bytes: Final[int] = connection.terms.limits.message_bytes
-        #: an unfinished frame, or a method frame whose header frame is unfinished
+        #: an incomplete frame, or a method frame whose header frame is incomplete
         self._rest: Final = PartialFrame()
         #: offset at which to continue after an error in the current bytes
         self._after_fault = 0
@@ -175,7 +175,7 @@ class PublishPass:
                 at = self._run(data)
             except ProtocolError as error:
                 connection.fail(error)
-                data = data[self._after_fault :]  # they may include the producer's close-ok
+                data = data[self._after_fault :]  # the rest may include the producer's close-ok
                 continue
             if at < len(data):
                 self._rest.keep(data[at:])
@@ -287,7 +287,7 @@ class PublishPass:
                         at = self._publish(data, at, key_at, flags_at, body_at, channel, False)
                         continue
 
-            # Basic.Ack, Reject and Nack, which consumers send for each message, have a fixed length and pass.
+            # Basic.Ack, Reject and Nack, which consumers send for each message, have a fixed length and are copied.
             if (
                 kind == METHOD
                 and size == _ACK_BYTES
@@ -341,7 +341,7 @@ class PublishPass:
                 method = content.publish.frame
                 joined = method + frame
                 if self._relaying and self._header_end(joined, 0, len(method)) == len(joined):
-                    # There were frames of other channels between these two frames, which are now adjacent.
+                    # Frames of other channels separated these two frames. In `joined`, they are adjacent.
                     channel.content = None
                     self._take_joined(method, frame, channel, waited=False)
                     return False
@@ -410,14 +410,14 @@ class PublishPass:
             waited: whether the publish has already waited for its destinations.
 
         Raises:
-            ProtocolError: an error that ends the connection.
+            ProtocolError: an error that closes the connection.
         """
         connection = self._connection
         header_at = flags_at + 2
         exchange = data[at + 14 : key_at]
         routing_key = data[key_at + 1 : flags_at]
-        # Inlined here and below: in compiled code, reading a number of four octets this way takes a tenth of the time
-        # of a call.
+        # Numbers are read inline, here and below. In compiled code, reading a four-octet number this way takes a tenth
+        # of the time of a call.
         body_size: int = (
             (data[header_at + 15] << 24)
             | (data[header_at + 16] << 16)
@@ -441,7 +441,7 @@ class PublishPass:
                 return self._pass(data, at, flags_at, body_at, exchange, routing_key, body_size, channel)
 
             # The header table follows content type and content encoding. `last` is the offset of the frame-end octet.
-            # If this octet is read as a length, the result also points beyond the frame.
+            # If this octet is misread as a length, the resulting offset is also beyond the frame.
             last = body_at - 1
             flags = (data[header_at + 19] << 8) | data[header_at + 20]
             table_at = header_at + 21
@@ -646,7 +646,7 @@ class PublishPass:
         return after
 
     def _body_end(self, data: bytes, at: int, body_at: int, body_size: int, channel: Channel) -> int:
-        """Count a publish that is sent as one publish, and find the end of its processed frames.
+        """Count a publish that is sent as one publish, and find where processing continues.
 
         Returns:
             The offset after the body if the body is one complete frame, otherwise the offset after the header.
@@ -693,11 +693,10 @@ class PublishPass:
         channel: Channel,
         waited: bool,
     ) -> int:
-        """Process a publish on the slow path, since it can't be sent at once as one publish to the producer's own
-        broker.
+        """Process a publish on the slow path: it can't be sent at once as one publish to the producer's own broker.
 
         Returns:
-            The offset after the processed frames, which end with the header or with the body.
+            The offset after the processed frames, the last of which is the header or the body.
 
         Raises:
             ProtocolError: the publish is refused.

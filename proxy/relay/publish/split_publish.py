@@ -1,4 +1,4 @@
-"""Splits a publish into several publishes if a single one is not sufficient.
+"""Splits a publish into several publishes if a single publish is not sufficient.
 
 This is necessary if there are too many tokens for one header frame or if, with queue delivery, some destinations are
 exchanges. The body is repeated, so it is buffered until it is complete (`RelayLimits.replay_bytes` limits its size).
@@ -25,7 +25,7 @@ from proxy.relay.remote.forwarding import copy_ids, send_remote_copies
 
 _CONTENT_TOO_LARGE = 311
 _BCC = frozenset((b"BCC",))
-#: bytes of a BCC entry in addition to its keys (name, letter, length), and in addition to each key
+#: bytes of a BCC entry before its keys (name, letter, length), and bytes before each key (letter, length)
 _AROUND_KEYS, _AROUND_KEY = 9, 5
 
 
@@ -36,7 +36,7 @@ def fitting(
 
     Args:
         connection: state of the connection.
-        publish: the producer's method.
+        publish: the publish's method.
         header: its content header frame.
         body_size: announced size of its body in bytes.
         out: its outgoing form.
@@ -93,7 +93,7 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
     span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
     if span is None:
         return exchange, routing_key, header[11:]
-    # If BCC was removed, RabbitMQ writes L (64 bits, unsigned) as l; all other letters are unchanged (seen on 3.10.8).
+    # If BCC was removed, RabbitMQ writes L (64 bits, unsigned) as l; other letters are unchanged (tested with 3.10.8).
     entries = without(header, *span, _BCC).replace(b"L", b"l")
     return exchange, routing_key, header[11 : span[0] - 4], entries, header[span[1] :]
 

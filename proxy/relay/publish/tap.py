@@ -1,7 +1,7 @@
 """Observers of the publish path: shadow rules (`Tap`) and the list of failed publishes (`FailureSink`).
 
 While a tap is set, the plans for publishes that it observes refer to it (`Plan.tap`). It receives each of these
-publishes with its decision after the publish has been sent. The outgoing publish does not change.
+publishes together with the decision. The outgoing publish does not change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ObservedDecision(NamedTuple):
         exchange: exchange named by the producer.
         routing_key: routing key given by the producer.
         header: its content header frame.
-        decision: the decision of the rules in force, which is empty if no exchange was evaluated here.
+        decision: the decision by the rules in force; empty if no rules were evaluated.
         at: seconds since the epoch.
     """
 
@@ -56,7 +56,7 @@ class ObservedDecision(NamedTuple):
         return Facts(self.routing_key, () if span is None else decode_table(header, *span), properties, size)
 
     def raw_headers(self, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-        """Return the headers with the given names as letter and value bytes.
+        """Return (name, raw value) for the headers with the given names. A raw value begins with its type letter.
 
         Raises:
             ProtocolError: the header is malformed (502).
@@ -72,7 +72,7 @@ class Tap(Protocol):
         """Return True to observe publishes to the exchange."""
 
     def observe(self, observed: ObservedDecision) -> None:
-        """Handle a sent publish; called on the publish path."""
+        """Handle a publish; called on the publish path."""
 
 
 class FailedPublish(NamedTuple):
@@ -85,7 +85,7 @@ class FailedPublish(NamedTuple):
         channel: number of its channel.
         result: ``unroutable``, ``rejected``, ``nacked`` or ``returned``.
         reason: the reason as text.
-        exchange: exchange named by the producer; None if unknown (a nack has only a number).
+        exchange: exchange named by the producer; None if unknown, since a nack contains only a delivery tag.
         routing_key: routing key given by the producer; None if unknown.
         header: its content header frame; empty if unknown.
     """
@@ -117,7 +117,7 @@ class FailedPublish(NamedTuple):
         return [] if span is None else [name for name, _ in decode_table(self.header, *span)]
 
     def raw_headers(self, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-        """Return the headers with the given names as letter and value bytes.
+        """Return (name, raw value) for the headers with the given names. A raw value begins with its type letter.
 
         Raises:
             ProtocolError: the header is malformed (502).
@@ -129,8 +129,8 @@ class FailedPublish(NamedTuple):
 class FailureSink(Protocol):
     """Records failed publishes."""
 
-    #: Whether publishes that reach no queue are also recorded. Decisions of plans depend on it, so `VhostState.changed`
-    #: must be called after a change.
+    #: Whether publishes that reach no queue are also recorded. Cached plans depend on this setting, so
+    #: `VhostState.changed` must be called when it changes.
     watched: bool
 
     def add(self, failed: FailedPublish) -> None: ...

@@ -1,7 +1,7 @@
 """Sends a publish to other brokers and joins their results with the result from the producer's own broker.
 
-Each target gets one message. A failed translation counts as a copy that is refused at once. The channel's ledger and
-returns join the results of all copies. `lane` sends the messages.
+Each target gets one message. A failed translation counts as a copy that is refused at once. The channel's `Ledger` and
+`Returns` join the results of all copies. `lane` sends the messages.
 
 Source: the messenger-addressing specification, 3.3 and 3.4; architecture, "One publish in, one publish out".
 """
@@ -17,12 +17,12 @@ from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.publish.outgoing import Copy, RemoteTargets, copy_frames
 from proxy.relay.remote.lane import RemoteMessage, RemotePublisher, RemoteResult
 
-#: Results by which a broker has accepted responsibility for a message.
+#: Results which mean that a broker has accepted responsibility for a message.
 _TAKEN = frozenset((RemoteResult.ACKED, RemoteResult.RETURNED))
 
 
 class _Copy(RemoteMessage):
-    """One copy of a publish at another broker."""
+    """One copy of a publish, for another broker."""
 
     __slots__ = ("_connection", "_mark", "_origin", "_publish", "_tag")
 
@@ -51,7 +51,7 @@ class _Copy(RemoteMessage):
 
 
 class _OnlyCopy(RemoteMessage):
-    """The only copy of a publish, at one other broker, whose confirm settles the publish."""
+    """The only copy of a publish, for another broker. The confirm for the copy settles the publish."""
 
     __slots__ = ("_channel", "_connection", "_tag")
 
@@ -79,13 +79,13 @@ def send_alone(
     header: bytes,
     body: bytes,
 ) -> None:
-    """Send a whole publish whose only target is one other broker; its channel has already counted it."""
+    """Send a whole publish whose only target is on another broker. Its channel has already counted it."""
     tag = channel.confirms.published if channel.mode is CONFIRM else 0
     publisher.send(_OnlyCopy(connection, channel, target, tag, header, body))
 
 
 def copy_ids(remote_targets: RemoteTargets, producer_tag: int) -> list[Hashable]:
-    """Return identifiers for the copies at other brokers, by which returns of these copies are recognised."""
+    """Return identifiers for the copies sent to other brokers, used to recognise returns of these copies."""
     return [
         ("remote", producer_tag, index) for index in range(len(remote_targets.targets) + len(remote_targets.failed))
     ]
@@ -94,7 +94,7 @@ def copy_ids(remote_targets: RemoteTargets, producer_tag: int) -> list[Hashable]
 def send_remote_copies(
     connection: ConnectionState, collected: CollectedPublish, remote_targets: RemoteTargets, names: Sequence[Hashable]
 ) -> None:
-    """Send the copies of a publish to other brokers; the ledger and the returns already include these copies."""
+    """Send the copies of a publish to other brokers. The ledger and `Returns` already include these copies."""
     publish = collected.publish
     channel = publish.channel
     tag = channel.confirms.published if channel.mode is CONFIRM else 0
@@ -117,7 +117,7 @@ def remote_publisher(connection: ConnectionState, channel: Channel, remote: Remo
     if publisher is None:
         others = connection.remotes
         created = "no links" if others is None else others.remotes.publisher(remote)
-        if isinstance(created, str):  # not cached, since a rule may take the host from the address
+        if isinstance(created, str):  # not cached, since an address rule may take the host from the address
             connection.plans.counters.failed_translations += 1
             return None
         publisher = channel.remote_publishers[remote] = created
@@ -138,7 +138,7 @@ def _settle(
     content: tuple[bytes, bytes] | None,
     acked: bool,
 ) -> None:
-    """Join the result of one copy; `content` is the header and body if the copy was returned."""
+    """Join the result of one copy; `content` is the header and body if the copy counts as returned."""
     channel = publish.channel
     if connection.lifecycle.phase is not Phase.OPEN or channel.state not in CONFIRMABLE:
         return

@@ -1,8 +1,8 @@
-"""A lane contains the publishes of one producer's channel to another broker, and the result of each publish.
+"""Lanes. A lane tracks the publishes from one producer's channel to another broker, and the result of each publish.
 
-A lane outlives links. Waiting messages are sent over the next link. Unconfirmed messages of a lost link count as lost,
-since nothing is sent twice. On a link, the lane has its own channel, so that a channel error (such as a missing
-exchange or a wrong user-id) affects only publishes of one producer's channel. This module uses no sockets.
+A lane outlives links. When a link is lost, waiting messages are sent over the next link, and unconfirmed messages count
+as lost, since nothing is sent twice. On a link, the lane has its own channel, so that a channel error (such as a
+missing exchange or a wrong user-id) affects only publishes from one producer's channel. This module uses no sockets.
 
 Source: the messenger-addressing specification, 3.4 "Confirms"; RabbitMQ guide "Publisher confirms".
 """
@@ -19,7 +19,7 @@ from proxy.amqp.frames import BODY, CONTENT_HEAD, FRAME_HEAD, HEADER, OVERHEAD, 
 from proxy.amqp.method_frames import basic_publish, channel_close, channel_open, confirm_select
 from proxy.amqp.properties import table_span
 
-#: Number of cached method frames, which are cached by exchange, key and flag.
+#: Maximum number of cached method frames. The cache key is exchange, routing key and mandatory flag.
 _KEPT_METHODS = 256
 
 
@@ -63,14 +63,14 @@ class RemoteMessage:
         return len(self.header) + len(self.body)
 
     def settled(self, result: RemoteResult, reason: str) -> None:
-        """Handle the result; called once. The reason is for logs. It may be empty, and contains no credentials."""
+        """Handle the result; called once. The reason is for logs. It may be empty and contains no credentials."""
 
 
 class RemotePublisher(Protocol):
-    """Sends publishes of one producer's channel to one other broker, in order."""
+    """Sends publishes from one producer's channel to another broker, in order."""
 
     def send(self, message: RemoteMessage) -> None:
-        """Accept a message, whose `settled` is called once, possibly before this method returns."""
+        """Accept a message. Its `settled` is called once, possibly before this method returns."""
 
     def close(self) -> None:
         """Stop accepting messages; accepted messages are still sent."""
@@ -92,18 +92,22 @@ class Stage(Enum):
 
 
 class LaneTransport(Protocol):
-    """The link of a lane."""
+    """The link that a lane uses."""
 
     frame_max: int
     to_send: list[bytes]
     paused: bool
 
     def release_channel(self, number: int) -> None:
-        """Release the number of a channel that we closed; the broker has not answered the close yet."""
+        """Release the number of a channel that we closed. The broker has not answered the close yet."""
 
 
 class Lane:
-    """Publishes of one producer's channel to one broker; `settled` is called before the message's own callback."""
+    """The publishes from one producer's channel to one broker.
+
+    Args:
+        settled: called with each message and its result, before the message's own callback.
+    """
 
     __slots__ = (
         "_link",
@@ -127,7 +131,7 @@ class Lane:
         self._low = 1
         #: messages that wait for a channel
         self.waiting: deque[RemoteMessage] = deque()
-        #: sent messages without a confirm, by delivery tag, ascending
+        #: sent messages that have not been confirmed yet, by delivery tag, ascending
         self.unconfirmed: dict[int, RemoteMessage] = {}
         #: sent messages that may be returned, in order
         self._mandatory: deque[RemoteMessage] = deque()
@@ -171,7 +175,7 @@ class Lane:
     def _write(self, link: LaneTransport, message: RemoteMessage) -> None:
         number = self.number
         if len(message.header) + OVERHEAD > link.frame_max:
-            self._settle(message, RemoteResult.NACKED, "its headers exceed the maximum frame size of that broker")
+            self._settle(message, RemoteResult.NACKED, "its headers exceed the broker's maximum frame size")
             return
         self._tag = tag = self._tag + 1
         self.unconfirmed[tag] = message
@@ -195,7 +199,7 @@ class Lane:
             parts += (FRAME_HEAD.pack(BODY, number, len(body)), body, b"\xce")
         link.to_send.append(b"".join(parts))
 
-    # -- methods of the broker --------------------------------------------------------------------------------------
+    # -- methods from the broker ------------------------------------------------------------------------------------
 
     def selected(self) -> None:
         self.stage = Stage.READY
@@ -222,10 +226,12 @@ class Lane:
             waiting.popleft()
         if message.returned and result is RemoteResult.ACKED:
             result = RemoteResult.RETURNED
-        self._settle(message, result, "" if result is not RemoteResult.NACKED else "refused by that broker")
+        self._settle(message, result, "" if result is not RemoteResult.NACKED else "refused by the broker")
 
     def returned(self, exchange: bytes, routing_key: bytes, header: bytes) -> None:
-        """Handle a return. Messages sent before it are no longer tracked, since returns arrive in the order of
+        """Handle a return.
+
+        Messages sent before the returned message can no longer be returned, since returns arrive in the order of the
         publishes.
         """
         seen = _fingerprint(header)
@@ -240,8 +246,9 @@ class Lane:
                 return
 
     def closed(self, reason: str) -> None:
-        """Handle a channel closed by the broker: unconfirmed messages are refused, and waiting messages use a new
-        channel.
+        """Handle the broker's close of the channel.
+
+        Unconfirmed messages count as nacked, and waiting messages are sent on a new channel.
         """
         link = self._link
         number = self.number
@@ -263,7 +270,7 @@ class Lane:
             self._settle(message, result, reason)
 
     def expire(self, before: float, why: str) -> None:
-        """Report messages that arrived before a time as lost."""
+        """Report as lost all unsettled messages that arrived before a given time."""
         while self.waiting and self.waiting[0].since < before:
             self._settle(self.waiting.popleft(), RemoteResult.LOST, why)
         while self.unconfirmed:
@@ -279,9 +286,7 @@ class Lane:
 
 
 def _fingerprint(header: bytes) -> Hashable:
-    """Return the part of a content header that is the same when sent and returned: everything except the header
-    table.
-    """
+    """Return the part of a content header that is the same in a return: everything except the header table."""
     fixed = CONTENT_HEAD.size - FRAME_HEAD.size
     flags = U16.unpack_from(header, fixed)[0]
     span = table_span(header, fixed + 2, flags)

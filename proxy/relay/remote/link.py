@@ -1,8 +1,8 @@
 """A client connection to another broker: the login, and then frames for the lanes that use the link.
 
 The login uses SASL PLAIN; no error text contains a password. After the login, each frame is passed to the lane of its
-channel. A link ends once, with the reason in `failure`: the broker has closed it or violated the protocol, or the
-socket was lost. This module uses no sockets and no clock.
+channel. A link ends when the broker closes it or violates the protocol, or when the socket is lost. `failure` then
+contains the reason. This module uses no sockets and no clock.
 
 Source: AMQP 0-9-1 spec, 2.2.4 to 2.2.10, 4.2.3; RFC 4616; RabbitMQ guides "Publisher confirms", "Blocked connections"
 and "authentication_failure_close".
@@ -43,7 +43,7 @@ from proxy.errors import ProtocolError
 from proxy.relay.remote.lane import Lane, RemoteResult
 from proxy.values import Table, Value
 
-#: Our own frame_max in bytes; the broker's may be lower.
+#: Our own frame_max in bytes. The broker may propose a lower value.
 FRAME_MAX = 131_072
 #: Heartbeat interval in seconds, if the broker proposes none.
 _HEARTBEAT = 60
@@ -53,7 +53,7 @@ _CAPABILITIES = (b"publisher_confirms", b"basic.nack", b"connection.blocked", b"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Login at another broker."""
+    """Credentials for another broker."""
 
     user: bytes
     password: bytes = field(repr=False)
@@ -61,7 +61,7 @@ class Credentials:
 
 
 class RemoteLink:
-    """One connection, which starts the login at once.
+    """A connection to another broker. The login starts at once.
 
     Args:
         credentials: credentials for the login.
@@ -69,12 +69,12 @@ class RemoteLink:
 
     Attributes:
         to_send: output for the socket, in order; the driver sends and clears it.
-        open: whether the login is done.
+        open: whether the login has been completed and the link has not ended.
         paused: whether nothing can be sent now, because the broker has an alarm or the socket is full.
         failure: why the link ended, without credentials; None until then.
-        channel_max: highest channel number, known once the link is open.
+        channel_max: highest channel number; 0 until the broker has proposed its limits.
         frame_max: largest frame in bytes.
-        heartbeat: interval in seconds.
+        heartbeat: heartbeat interval in seconds.
     """
 
     def __init__(self, credentials: Credentials, version: str) -> None:
@@ -104,7 +104,7 @@ class RemoteLink:
         try:
             at = self._run(data)
         except ProtocolError as error:
-            self.lost(f"broke AMQP 0-9-1: {error}")
+            self.lost(f"violated AMQP 0-9-1: {error}")
             at = len(data)
         self._tail = data[at:]
 
@@ -154,7 +154,7 @@ class RemoteLink:
                 lane.flush()
 
     def release_channel(self, number: int) -> None:
-        """Release the channel number of a lane once the broker has answered its close."""
+        """Release a lane's channel number, which can be reused once the broker has answered the close."""
         self._lanes.pop(number, None)
         self._closing.add(number)
 
@@ -209,7 +209,7 @@ class RemoteLink:
     def _start(self, payload: bytes) -> None:
         mechanisms = arguments(payload)[3]
         if not isinstance(mechanisms, bytes) or b"PLAIN" not in mechanisms.split():
-            self.lost("offers no SASL PLAIN")
+            self.lost("does not offer SASL PLAIN")
             return
         capabilities: Table = tuple((name, Value("t", True)) for name in _CAPABILITIES)
         properties: Table = (

@@ -37,7 +37,7 @@ def test_bytes_that_are_no_amqp_are_the_end(data: bytes) -> None:
     link = RemoteLink(CREDENTIALS, "1.0")
     link.receive(data)
     assert link.failure is not None
-    assert link.failure.startswith("broke AMQP 0-9-1")
+    assert link.failure.startswith("violated AMQP 0-9-1")
 
 
 def test_a_frame_larger_than_agreed_is_the_end_before_it_is_there() -> None:

@@ -38,7 +38,7 @@ def test_no_limit_of_the_broker_becomes_one_of_ours() -> None:
 @pytest.mark.parametrize(
     ("commanded", "failure"),
     [
-        ([commands.Connection.Start(0, 9, {}, "EXTERNAL", "en_US")], "offers no SASL PLAIN"),
+        ([commands.Connection.Start(0, 9, {}, "EXTERNAL", "en_US")], "does not offer SASL PLAIN"),
         ([commands.Connection.OpenOk()], "sent Connection.OpenOk, expected Connection.Start"),
         ([START, commands.Connection.Close(403, "ACCESS_REFUSED", 0, 0)], "refused: 403 ACCESS_REFUSED"),
     ],
