@@ -1,4 +1,4 @@
-"""Client declarations over AMQP, which are exchanges and bindings that are stored on the broker, not in a rules file.
+"""Client declarations: exchanges and bindings that clients declare over AMQP, and that are stored on the broker.
 
 | question | module |
 |---|---|
