@@ -45,7 +45,7 @@ _OTHER_WEIGHT = 1
 
 @dataclass(frozen=True, slots=True)
 class PayloadFilter:
-    """A limit of the body's size."""
+    """A limit for the size of the body."""
 
     name: bytes
     limit: int  # bytes, inclusive
@@ -73,7 +73,7 @@ class HeadersFilter:
     silent: bool = False
 
     def breach(self, message: Message) -> str | None:
-        """Return the error text of the first violation, in order of header names, with depth before size."""
+        """Return the error text of the first violation. Headers are checked in order of name, depth before size."""
         size = 0
         if self.max_depth < 0:
             return _TOO_DEEP
@@ -131,7 +131,7 @@ def argument_faults(arguments: Table, also_known: Collection[bytes] = ()) -> Ite
 
     Args:
         arguments: arguments of an open exchange.
-        also_known: further known names.
+        also_known: additional known names.
     """
     known = (*ARGUMENTS, *also_known)
     least: dict[bytes, int] = {}

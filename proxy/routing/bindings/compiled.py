@@ -1,12 +1,12 @@
 """Compiled bindings, and the match types that decide whether they are true.
 
-A `CompiledBinding` is the same for every exchange type: a `Match`, effects for both results, a position in the visiting
-order, and the data that index and caches need. `exchange_types` creates it.
+A `CompiledBinding` has the same attributes for every exchange type: a `Match`, effects for both results, a position in
+the visiting order, and the data that the index and caches need. `exchange_types` creates it.
 
 The four subclasses of `Match` are the match types. They combine the verdicts of operators; `eq` and `set` also read the
-whole header table. Each of them declares which facts it reads in addition to those of its operators, and which
-equalities must hold for it to be true. A `Draft` collects operators and effects while `arguments` reads the arguments
-of a binding.
+whole header table. Each subclass declares which facts it reads in addition to those of its operators, and which
+equalities must hold for the binding to be true. A `Draft` collects operators and effects while `arguments` reads the
+arguments of a binding.
 
 Source: the open-exchange specification, sections 1, 3, 3.1, 7 and 8; section 11, "every other ``x-`` key, or a known
 key with a value of the wrong type".
@@ -73,7 +73,7 @@ class Match:
 
 
 class MatchAll(Match):
-    """True if every operator matches; optional operators also match if absent."""
+    """True if every operator matches; optional operators also match if the fact is absent."""
 
     __slots__ = ("_operators",)
 
@@ -139,7 +139,8 @@ class MatchEq(Match):
 
 
 class MatchSet(Match):
-    """True if the other operators match, no header operator fails on a present header, and at least `least` succeed."""
+    """True if all other operators match, at least `least` header operators match, and none mismatches a present header.
+    """
 
     __slots__ = ("_headers", "_least", "_rest", "_walk")
 
@@ -268,7 +269,7 @@ class Draft:
 
 #: Reads a value, or one element of a list, into the draft; also receives the whole key.
 Reader: TypeAlias = Callable[[Draft, bytes, Value], None]
-#: The same for keys that contain the name of a header, which is the last argument.
+#: Like `Reader`, for keys that contain the name of a header. The name is the last argument.
 HeaderReader: TypeAlias = Callable[[Draft, bytes, Value, bytes], None]
 
 
@@ -348,7 +349,7 @@ class CompiledBinding:
         self.plain = not self.effects and self.destination is not None
 
     def __hash__(self) -> int:
-        """Return a number that is unique in the exchange. A compiled class with `__lt__` has no default hash."""
+        """Return a number that is unique in the exchange. Compiled classes with `__lt__` have no default hash."""
         return self.arrival
 
     def __lt__(self, other: CompiledBinding) -> bool:
@@ -423,7 +424,7 @@ class CompiledBinding:
 
     @property
     def chooses_queues(self) -> bool:
-        """True if a message can reach queues that the binding does not name, by a pattern or by its headers."""
+        """True if messages can reach queues that the binding does not name: by routing key, a pattern or headers."""
         granted = [header for effects in self.effects for header in effects.granted_add]
         patterns = any(effects.add_queues for effects in self.effects)
         return self.destination is None or patterns or any(NAMED_ROUTES.get(header) != EXCHANGE for header in granted)
