@@ -89,7 +89,7 @@ class _Gap:
 
 
 class AuditWriter:
-    """The audit log of one process. Created in the event loop's thread.
+    """The audit log of one process. Must be created in the event loop's thread.
 
     Args:
         policy: its settings.

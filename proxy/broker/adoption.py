@@ -39,7 +39,7 @@ class UnsignedBinding:
 
     @property
     def foreign_signature(self) -> bool:
-        """True if the binding has a signature that was made with none of our secrets.
+        """True if the binding has a signature that matches none of our secrets.
 
         No version of oxproxy creates such bindings.
         """
@@ -81,7 +81,7 @@ class Adoption:
         return await self._management.vhosts()
 
     async def carriers(self, vhost: str) -> list[bytes]:
-        """Return the exchanges of a virtual host that sidecars evaluate.
+        """Return the carrier exchanges of a virtual host.
 
         Raises:
             UpstreamError: the management API is unavailable.

@@ -5,9 +5,9 @@ method or one batch of binds, and it is discarded after a refusal, so that other
 `log_in` recognizes refused logins. If the client has announced the capability ``authentication_failure_close``, the
 broker closes the connection with 403; otherwise, it just drops the connection.
 
-The connection is a plain aio-pika connection, and `vhost_loop` reconnects after a loss. A robust connection would
-redeclare the objects that it remembers, and thus have its own desired state. aio-pika is built on aiormq, which is used
-directly only here and in `methods`:
+The connection is a plain aio-pika connection, and `vhost_loop` reconnects after a loss. A robust aio-pika connection
+would redeclare the objects that it remembers, which may no longer be desired. aio-pika is built on aiormq, which is
+used directly only here and in `methods`:
 
 - `_Transport`: aiormq drops a Channel.CloseOk if ten frames are already waiting to be written, and the broker then
   refuses this channel number until the connection is closed. aio-pika has no option for the length of this write
@@ -15,7 +15,7 @@ directly only here and in `methods`:
   or contains ``%2F``, since it puts the name into a URL.
 - `_Channel`: aio-pika adds a callback to the connection for each channel and never removes it. Each refusal therefore
   costs 3 KiB until the connection is closed. aio-pika also does not open channels while the broker blocks publishers.
-- `methods.send` sends argument tables as raw bytes, and names that pamqp refuses.
+- `methods.send` sends argument tables as raw bytes, and permits names that pamqp refuses.
 - `methods.make_all` sends several binds in one write and waits for one answer.
 
 `ControlSettings` holds credentials, deadlines and limits; `app` derives it from the configuration.
@@ -112,8 +112,8 @@ class ControlSettings:
         listing_seconds: timeout for listing the bindings of an exchange. RabbitMQ sends nothing until the list is
             complete, and listing 100,000 bindings takes longer than `deadline_seconds`.
         heartbeat_seconds: AMQP heartbeat interval of the control connections.
-        retry_seconds: first pause before a lost connection is retried; doubles up to `retry_limit_seconds`.
-        retry_limit_seconds: maximum pause before a lost connection is retried.
+        retry_seconds: first pause before a reconnect. It doubles after each failure, up to `retry_limit_seconds`.
+        retry_limit_seconds: maximum pause before a reconnect.
         grace_seconds: how long tokens that new rules no longer need stay bound.
         lanes: number of concurrent channels for bulk declarations. The broker processes declarations on a channel in
             sequence and syncs each to disk, so 32 channels bind four times as fast as one.
@@ -122,7 +122,7 @@ class ControlSettings:
         remember_limit: maximum number of cached destinations that could not be bound on demand.
         retries_per_look: maximum number of refused or unverified destinations retried in one pass. This limits the load
             on the broker.
-        listing_bytes: maximum size of an answer from the management API. A list of 10,000 queues has 0.5 MB.
+        listing_bytes: maximum size of an answer from the management API. A list of 10,000 queues takes 0.5 MB.
         remove_foreign: whether foreign bindings on a carrier are removed, which requires the management API.
         patience_seconds: how long startup waits for a management API that does not answer before it continues without
             client declarations.
@@ -153,7 +153,7 @@ class ControlSettings:
     declared: DeclaredSettings = field(default_factory=DeclaredSettings)
 
 
-# Whenever these libraries log a warning, they also raise an exception, which is logged here with the virtual host.
+# Whenever these libraries log a warning, they also raise an exception, which is logged with the virtual host.
 for _library in ("aiormq", "aio_pika"):
     logging.getLogger(_library).setLevel(logging.CRITICAL)
 
@@ -165,7 +165,7 @@ class _Transport(aiormq.Connection):
 
 
 class _Channel(aio_pika.Channel):
-    """aio-pika's channel, but the callback is removed when the channel is closed; see the module docstring."""
+    """aio-pika's channel, except that its callback is removed when the channel closes; see the module docstring."""
 
     async def _open(self) -> None:
         transport = self._connection.transport
@@ -212,7 +212,7 @@ class AmqpConnection(aio_pika.Connection):
             async with asyncio.timeout(timeout):
                 await transport.connect()
         except BaseException:
-            await self.close()  # otherwise aio-pika does this at garbage collection, in a task that is never awaited
+            await self.close()  # otherwise, aio-pika closes it at garbage collection, in a task that is never awaited
             raise
         closed = OneShotCallback(self._on_connection_close)
         transport.closing.add_done_callback(closed)
@@ -267,7 +267,7 @@ def cause_of(error: BaseException) -> str:
     return text or type(error).__name__
 
 
-#: Number of channels for single methods, so that a client's declare never waits for thousands of bulk bindings.
+#: Number of channels reserved for single methods. A client's declare therefore never waits for bulk bindings.
 _SINGLES = 8
 #: Number of idle channels that are kept open; others are closed after a bulk operation.
 _KEPT_IDLE = 8

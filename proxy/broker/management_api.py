@@ -78,7 +78,7 @@ class BindingInfo(NamedTuple):
         properties_key: identifier of the binding in the management API.
         kept: the stored data of a client's bind; may be empty.
         signature: signature of the stored data; may be empty.
-        pin: identifies a binding among those that have the same token and no stored data; empty for the plain binding.
+        pin: distinguishes bindings that have the same token and no stored data; empty for the plain binding.
     """
 
     destination_type: str
@@ -204,7 +204,7 @@ class ManagementApi:
 
     def __init__(self, settings: ControlSettings, address: str) -> None:
         parts = urlsplit(address)
-        # Credentials in the address are ignored, since they would appear in error texts. The control user logs in.
+        # Credentials in the address would appear in error texts, so they are ignored. The control user's are used.
         host = parts.netloc.rpartition("@")[2]
         # Some addresses include the path of the API, as shown in RabbitMQ's guide.
         path = parts.path.rstrip("/").removesuffix("/api")

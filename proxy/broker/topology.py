@@ -156,8 +156,8 @@ class Topology:
 
         Raises:
             UpstreamError: the first failure. REFUSED must be resolved by the operator, since it is caused by
-                credentials, permissions or a conflicting exchange. After UNAVAILABLE or TIMEOUT, `run` can be started,
-                and retries.
+                credentials, permissions or a conflicting exchange. After UNAVAILABLE or TIMEOUT, `run` can be started
+                and will retry.
         """
         records = await self._recorder.load() if self._recorder is not None else SnapshotRecords()
         discovered = await self._discovery.find()
@@ -322,7 +322,7 @@ class Topology:
     async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
         """Look up an exchange on the broker; return its type if no client declared it, or None if it does not exist.
 
-        Also returns None if a client declared the exchange through another sidecar. The exchange is then in the state.
+        Also returns None if a client declared it through another sidecar. The exchange is then added to the state.
 
         Raises:
             UpstreamError: the management API did not answer.
@@ -424,7 +424,7 @@ class Topology:
 
     @property
     def unsigned_count(self) -> int:
-        """Number of client bindings without a valid signature on all carriers."""
+        """Number of client bindings, on all carriers, that have no valid signature."""
         return sum(
             len(texts) for vhost in self._vhosts.values() for texts in vhost.reconciler.store.listings.unsigned.values()
         )

@@ -29,7 +29,8 @@ class TranslatedDestinations(NamedTuple):
 
     queues: tuple[bytes, ...]  # queues on this broker, by name
     exchanges: tuple[bytes, ...]  # exchanges on this broker that receive the message with its own routing key
-    publications: tuple[Publication, ...] = ()  # exchanges on this broker that receive it with a different routing key
+    #: exchanges on this broker that receive the message with a different routing key
+    publications: tuple[Publication, ...] = ()
     remotes: tuple[Target, ...] = ()  # exchanges and routing keys at other brokers
     failed: tuple[FailedTranslation, ...] = ()  # destinations whose translation failed
     rule: int | None = None  # index of the first rule that applied, None if no rule applied
@@ -92,7 +93,8 @@ class StaticTranslation(NamedTuple):
     destination: Destination  # as named by the rules
     #: its replacement on this broker; None if there is none, or if the replacement depends on the message
     here: Destination | None = None
-    remote: Target | None = None  # its replacement at another broker; None in the same cases
+    #: its replacement at another broker; None if there is none, or if the replacement depends on the message
+    remote: Target | None = None
     failure: str = ""  # why the translation fails; empty if it succeeds
 
 

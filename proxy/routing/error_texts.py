@@ -67,9 +67,10 @@ def precondition_failed(text: str) -> ProtocolError:
 
 
 def encode_error_text(text: str) -> bytes:
-    """Encode an error text, without the name of the reply code. The two together will fit into a short string.
+    """Encode an error text, without the name of the reply code.
 
-    As in the broker, the encoding is Latin-1 if possible. Otherwise it is UTF-8, cut between characters.
+    The text is truncated so that both fit into a short string. As in the broker, the encoding is Latin-1 if possible,
+    otherwise UTF-8. Texts in UTF-8 are cut between characters.
     """
     room = _LONGEST - len(_OPENING)
     try:

@@ -1,7 +1,7 @@
 """An exchange that the sidecar evaluates: its filters, its bindings and their index.
 
 The facts and destinations that bindings use are counted when bindings are added and removed. Interest and destinations
-are therefore exact at any time, and are recomputed only if a change affects them. `router` follows chains of exchanges.
+are therefore always exact, and are recomputed only if a change affects them. `router` follows chains of exchanges.
 
 Source: the open-exchange specification, sections 1, 8, 10 and 13.
 """
@@ -274,7 +274,7 @@ class Exchange:
 
     @property
     def lets_producer_add_exchanges(self) -> bool:
-        """True if messages can name exchanges that no binding names."""
+        """True if messages can request exchanges that no binding names."""
         return self._free_exchanges > 0
 
     @property
@@ -284,7 +284,7 @@ class Exchange:
 
     @property
     def sees_queues(self) -> bool:
-        """True if the exchange chooses among all queues. After a binding was added, this is cheaper than `interest`."""
+        """True if the exchange chooses among all queues. After a change, this is cheaper than `interest`."""
         return self._interest.sees_queues
 
     @property

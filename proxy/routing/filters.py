@@ -1,7 +1,7 @@
 """Filters of an open exchange, checked before its bindings.
 
 Filters are arguments of the exchange. They test only the size of the body and the header table. If a message violates
-several filters, the last one declared wins.
+several filters, the filter declared last wins.
 
 Source: the open-exchange specification, section 10.
 """
@@ -65,7 +65,7 @@ class PayloadFilter:
 
 @dataclass(frozen=True, slots=True)
 class HeadersFilter:
-    """Limits for the header table: its size as computed by the plugin, and the nesting of lists."""
+    """Limits for the header table: the nesting of lists, and the size as computed by the open-exchange plugin."""
 
     name: bytes
     max_depth: int
@@ -126,8 +126,8 @@ class ArgumentFault(NamedTuple):
 def argument_faults(arguments: Table, also_known: Collection[bytes] = ()) -> Iterator[ArgumentFault]:
     """Find misspelt names, negative sizes and limits that no message can satisfy.
 
-    Like the plugin, `read_filters` accepts these arguments, since existing exchanges must still be readable. Values of
-    a wrong type, which `read_filters` rejects, are not reported here.
+    Like the open-exchange plugin, `read_filters` accepts these arguments, since existing exchanges must still be
+    readable. Values of a wrong type are not reported here, since `read_filters` rejects them.
 
     Args:
         arguments: arguments of an open exchange.

@@ -1,8 +1,8 @@
 """Decides the destinations of a message published to an exchange of a virtual host.
 
 A `Router` contains the exchanges that the sidecar evaluates, and follows chains of such exchanges. Each exchange is
-evaluated at most once per message, even if it is also an alternate exchange. Decisions contain only queues, and
-exchanges outside the router.
+evaluated at most once per message, even if it is also an alternate exchange. The destinations in a decision are queues,
+or exchanges outside the router.
 
 Source: the open-exchange specification, section 1 (items 5 and 6) and section 10 (item 5).
 """

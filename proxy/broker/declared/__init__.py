@@ -4,5 +4,5 @@
 |---|---|
 | applying listings to the shared state, and carrying declarations over to new rules | `store` |
 | the file for state that the broker can't store | `snapshot` |
-| announcing changes of exchanges to other sidecars | `announcements` |
+| announcing changed exchanges to other sidecars | `announcements` |
 """

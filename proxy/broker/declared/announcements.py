@@ -1,4 +1,4 @@
-"""Announces changed client declarations to other sidecars, so that they detect them before their next regular pass.
+"""Announces changed client declarations to other sidecars, which then need not wait for their next regular pass.
 
 Announcements are sent to a fanout exchange on the broker, to which each sidecar binds a queue. A message contains only
 the names of the changed exchanges; the changes themselves are read from the broker. Changes made within a short time

@@ -559,7 +559,10 @@ class DeclarationStore:
         log.info("declared exchange found", vhost=self.state.name, exchange=_text(info.name))
 
     def _warn_of_arguments(self, owned: OwnedExchange) -> None:
-        """Log arguments that have no effect. Refusing them would break applications that work with the plugin."""
+        """Log arguments that have no effect.
+
+        Refusing them would break applications that work with the open-exchange plugin.
+        """
         for fault in argument_faults(owned.arguments, (DELIVERY, CARRIER_TYPE)):
             if not fault.stray:
                 names = {"vhost": self.state.name, "exchange": _text(owned.name), "argument": _text(fault.name)}
@@ -637,7 +640,7 @@ class DeclarationStore:
         return with_copies(stored, copies)
 
     def bindings(self) -> list[StoredBinding]:
-        """Return a copy of the current bindings, since a pass must not judge bindings that are made after its start."""
+        """Return a copy of the current bindings, since a pass must not assess bindings made after its start."""
         return [stored for owned in self.state.exchanges.values() for stored in owned.clients.values()]
 
     def binding_gone(self, stored: StoredBinding) -> bool:

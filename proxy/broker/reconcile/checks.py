@@ -153,7 +153,7 @@ def carrier_tokens(
 
 
 def _row(binding: BindingInfo) -> Row:
-    """Return the identity of a row among the rows with the same token."""
+    """Return the identity of a binding among the bindings with the same token."""
     if binding.kept:
         with suppress(ValueError):
             return unpack(binding.kept.encode()).sequence
@@ -243,7 +243,7 @@ def matches_tokens(pattern: bytes) -> bool:
 
 
 def _matches(pattern: list[bytes], key: tuple[bytes, ...]) -> bool:
-    """Match a key like a topic exchange does, but with an additional last word that stands for any hash."""
+    """Match a key as a topic exchange does, but with an additional last word that stands for any hash."""
     length = len(key) + 1
     # reached[i] is True if the part of the pattern processed so far can match the first i words of the key.
     reached = [True] + [False] * length

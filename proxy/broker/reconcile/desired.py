@@ -74,8 +74,7 @@ class DesiredState:
 
 
 class _File(NamedTuple):
-    """An exchange as defined in a rules file: its destinations, and whether messages may add exchanges as destinations.
-    """
+    """An exchange as defined in a rules file: its destinations, and whether messages may add exchanges to them."""
 
     destinations: frozenset[Destination]
     free: bool

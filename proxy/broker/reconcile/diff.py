@@ -63,7 +63,7 @@ class RemoveBinding:
 
     Args:
         why: log message; if it is empty, nothing is logged.
-        moves: bindings to create first, so that a client's binding stored in it is not lost.
+        moves: bindings to create first, so that a client's binding stored in the removed binding is not lost.
     """
 
     carrier: bytes
@@ -99,7 +99,7 @@ class Observation(NamedTuple):
 
     Args:
         tokens: destinations whose tokens are all bound on the carrier, by exchange. If a carrier could not be listed,
-            the bound tokens are an assumption.
+            its tokens are assumed to be bound.
         conflicts: exchanges whose carrier conflicts with an exchange on the broker. Nothing is changed for them.
     """
 

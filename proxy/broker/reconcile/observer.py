@@ -39,7 +39,7 @@ T = TypeVar("T")
 _READERS = 4
 #: Maximum number of names in one log line.
 _SHOWN = 20
-#: Maximum number of exchanges downstream of carriers whose bindings are searched for patterns; others are not checked.
+#: Maximum number of exchanges, upstream or downstream of carriers, whose bindings are checked.
 _DOWNSTREAM_LIMIT = 200
 
 #: Default if there is no store.
@@ -143,8 +143,7 @@ class Observer:
         return last.size if last is not None and last.exchange is exchange else 0
 
     def incomplete(self, exchange: OwnedExchange) -> Set[Destination]:
-        """Return destinations for which at least one token was not bound in the last listing of an exchange's carrier.
-        """
+        """Return destinations for which at least one token was missing in the last listing of an exchange's carrier."""
         last = self._readings.get(exchange.carrier)
         if last is None or last.exchange is not exchange or last.tokens is not self._tokens(exchange):
             return frozenset()

@@ -54,7 +54,7 @@ from proxy.values import QUEUE, Destination
 #: Tokens that only the rules before a swap need.
 Retired: TypeAlias = tuple[BindToken, ...]
 
-#: Number of pass intervals for which pins stay bound for other sidecars. In this time, each of them runs a pass.
+#: Number of pass intervals for which pins stay bound for other sidecars. Meanwhile, each of these sidecars runs a pass.
 HANDOVER_LOOKS = 3
 #: Number of client bindings carried over to new rules between two pauses in which other tasks may run.
 _STEP = 64

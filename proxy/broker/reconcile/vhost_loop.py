@@ -317,8 +317,8 @@ class VhostTopology:
 
         Returns:
             The type of an exchange that no client declared. None if the exchange does not exist, or if a client
-            declared it; it is then in the state. Also None if there is no management API; the broker then compares
-            types.
+            declared it, in which case it is in the state. Also None if there is no management API; the broker then
+            compares types.
 
         Raises:
             UpstreamError: the management API did not answer.

@@ -89,7 +89,7 @@ _EQUAL = (b"x-?pr=", b"x-?hkv= ", b"x-?hk?v= ")
 _DIFFERENT = (b"x-?pr!=", b"x-?hkv!= ", b"x-?hk?v!= ")
 _ROUTES = (b"x-addqre-", b"x-delqre-", b"x-addq!re-", b"x-delq!re-", b"x-add1qre-", b"x-add1q!re-")
 _COMPARISONS = (b"x-?hkv<", b"x-?hk?v<", b"x-?hkv>", b"x-?hk?v>", b"x-?pr<", b"x-?pr>", b"x-?dt")
-#: Further keys that don't take a list.
+#: Other keys that don't take a list.
 _SINGLE = (b"x-order", b"x-goto-ontrue", b"x-goto-onfalse", b"x-del-dest")
 
 
@@ -161,7 +161,7 @@ def _key_topic(negated: bool, ignore_case: bool) -> Reader:
 def property_key(draft: Draft, key: bytes, value: Value) -> None:
     """Read a key of the property family.
 
-    These keys are ``x-?prex`` and ``x-?pr!ex``, and comparisons followed by a blank and the name of the property.
+    These keys are ``x-?prex``, ``x-?pr!ex``, and comparisons followed by a space and the name of the property.
     """
     sign, _, name = key.removeprefix(PROPERTY_PREFIX).partition(b" ")
     if value.letter == "S":
@@ -210,7 +210,7 @@ _PROPERTY_TESTS: dict[bytes, Callable[[bytes, Value, str], PropertyOperator]] = 
 #: Property names as str; all bindings share these objects.
 _PROPERTY_NAMES = {name: name.decode() for name in TEXT_PROPERTIES | INTEGER_PROPERTIES}
 
-#: Keys to which one blank and the name of a header are appended.
+#: Keys to which a space and the name of a header are appended.
 HEADER_KEYS: dict[bytes, HeaderReader] = {
     prefix + sign: reader
     for prefix, optional in ((b"x-?hkv", False), (b"x-?hk?v", True))
@@ -223,7 +223,7 @@ HEADER_KEYS: dict[bytes, HeaderReader] = {
     }.items()
 }
 
-#: Keys without a name.
+#: Operator keys to which no name is appended.
 OPERATOR_KEYS: dict[bytes, Reader] = {
     b"x-?hkex": _exists(),
     b"x-?hk!ex": _is_absent,
@@ -360,7 +360,7 @@ ROUTE_KEYS: dict[bytes, Reader] = {
 }
 
 
-#: All keys without a name.
+#: All keys to which no name is appended.
 KEYS: dict[bytes, Reader] = {**OPERATOR_KEYS, **ROUTE_KEYS}
 
 

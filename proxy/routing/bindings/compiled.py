@@ -139,8 +139,7 @@ class MatchEq(Match):
 
 
 class MatchSet(Match):
-    """True if all other operators match, at least `least` header operators match, and none mismatches a present header.
-    """
+    """True if at least `least` header operators match, none mismatches a present header, and all others match."""
 
     __slots__ = ("_headers", "_least", "_rest", "_walk")
 
@@ -337,7 +336,7 @@ class CompiledBinding:
     on_false: Effects | None = None  # effects if false
     regexes: int = 0  # number of regular expressions in its arguments
     exchange: bytes = b""  # name of its exchange
-    id: str = ""  # as listed in decisions
+    id: str = ""  # id of the binding in decisions
     arrival: int = 0  # increases with every binding of its exchange
     index_place: int = ALWAYS_VISITED  # its place in the index
     asks_producer: bool = field(init=False)
@@ -355,7 +354,7 @@ class CompiledBinding:
     def __lt__(self, other: CompiledBinding) -> bool:
         """Return True if the binding is visited before another binding of its exchange.
 
-        Sort keys: the `last` flag, order, greater sequence, later arrival.
+        The sort keys are the `last` flag, the order, the sequence (descending) and the arrival (descending).
         """
         if self.binding.last is not other.binding.last:
             return other.binding.last

@@ -101,8 +101,8 @@ class Topic:
 def check_open_topic(pattern: bytes, ignore_case: bool = False) -> None:
     """Reject topics that the open exchange rejects.
 
-    The plugin turns a topic into a regular expression without quoting, and rejects the topic if the result is invalid.
-    A `Topic` matches as in a topic exchange, but this function rejects the same topics as the plugin.
+    The open-exchange plugin turns a topic into a regular expression without quoting it, and rejects the topic if the
+    result is invalid. A `Topic` matches as a topic exchange does, but this function rejects what the plugin rejects.
 
     Raises:
         InvalidTopic: the topic is empty, or the resulting regular expression is not valid.
@@ -284,8 +284,7 @@ class HeaderOperator(Operator):
 
 
 class HeaderEquals(HeaderOperator):
-    """Matches an equal value. Except in nested values, the types of numbers are ignored, and so are those of strings.
-    """
+    """Matches an equal value. The types of numbers and of strings are ignored, except in nested values."""
 
     __slots__ = ("_content", "_letters")
 

@@ -261,7 +261,7 @@ class _Code:
 
     Args:
         text: the source to compile.
-        options: options of the compilation.
+        options: options for the compilation.
         source: the original pattern, whose repeat counts are inspected.
         counted: whether the interpreter has to run the code.
 
@@ -446,7 +446,7 @@ def compile_pattern(source: bytes) -> Pattern:
     """Compile a pattern. Compiled patterns are cached.
 
     Raises:
-        InvalidPattern: it is empty, too long, or not valid PCRE2.
+        InvalidPattern: the pattern is empty, too long, or not valid in PCRE2.
     """
     return _kept(source) if len(source) <= _LONGEST_KEPT else Pattern(source)
 
