@@ -317,7 +317,7 @@ class ManagementApi:
                 bindings += _read(binding_info, step, path)
                 await asyncio.sleep(0)
         except ValueError as error:
-            raise self._error(UpstreamFailure.REFUSED, path, "the answer is not a list in JSON") from error
+            raise self._error(UpstreamFailure.REFUSED, path, "the answer is not a JSON list") from error
         except RecursionError as error:
             raise Undecodable(UpstreamFailure.REFUSED, self._text(path, _NESTED)) from error
         return now, bindings

@@ -82,7 +82,7 @@ def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo) -> tuple[Owned
     # The broker has checked permissions only for the alternate exchange in the carrier's own arguments.
     permitted = info.arguments.get(ALTERNATE.decode())
     if (None if owned.alternate is None else owned.alternate.decode(errors="replace")) != permitted:
-        raise ValueError(f"its stored alternate exchange differs from that on the broker, {permitted!r}")
+        raise ValueError(f"its stored alternate exchange differs from the one on the broker, {permitted!r}")
     return owned, exchange
 
 
@@ -291,7 +291,7 @@ class BindingListings:
             identity, stored = decoded
             (copy,) = stored.copies
             if not copy.signed:
-                unsigned.append(f"{info}, which names user {copy.client!r}: {why_unsigned(info)}")
+                unsigned.append(f"{info} (claimed user {copy.client!r}): {why_unsigned(info)}")
             previous += bool(copy.secret)
             known = joined.get(identity)
             if known is not None and known.entries != stored.entries:

@@ -73,10 +73,10 @@ def declare_conflict(exchange: OwnedExchange, code: int, text: str, username: st
 
 
 def internal_conflicts(published: Mapping[bytes, bytes], exchanges: Mapping[bytes, ExchangeInfo]) -> dict[bytes, str]:
-    """Find internal exchanges to which `delivery: queue` would publish, although clients can't publish to them."""
+    """Find internal exchanges to which `delivery: queue` would publish. Clients can't publish to internal exchanges."""
     return {
-        owner: f"exchange {name.decode(errors='replace')} is internal: with delivery: queue "
-        f"exchange {owner.decode(errors='replace')} can't publish to it; use delivery: carrier"
+        owner: f"exchange {name.decode(errors='replace')} is internal, so with delivery: queue, messages of "
+        f"exchange {owner.decode(errors='replace')} can't be published to it; use delivery: carrier"
         for name, owner in sorted(published.items())
         if name in exchanges and exchanges[name].internal
     }
