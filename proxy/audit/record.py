@@ -73,7 +73,7 @@ class TimestampText:
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """Which data may appear in lines.
+    """Defines which data may appear in lines.
 
     Args:
         headers: names of the headers whose values may be written.

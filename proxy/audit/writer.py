@@ -35,7 +35,7 @@ from proxy.relay.counters import AuditCounters
 
 #: Number of bytes handed to the thread at once. The cost per line is then negligible, and a write takes microseconds.
 BATCH_BYTES = 256 << 10
-#: Seconds that closing the last segment may take after the deadline. If this is too short, the next start closes it.
+#: Seconds that closing the last segment may take after the deadline. The next start closes a segment left open.
 _CLOSE_SECONDS = 1.0
 #: Seconds after which an unresponsive disk counts as failing, since a hanging write raises no error.
 STALL_SECONDS = 5.0

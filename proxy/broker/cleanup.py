@@ -45,7 +45,7 @@ class Cleanup(ManagementApi):
     """Finds and removes leftover objects through the management API."""
 
     async def leftovers(self, vhosts: Iterable[str] = ()) -> list[Leftover]:
-        """Find our exchanges and bindings.
+        """Find leftover exchanges and their bindings.
 
         Raises:
             UpstreamError: the management API is unavailable.

@@ -1,8 +1,8 @@
 """Client for RabbitMQ's management HTTP API, which lists and looks up objects and removes bindings.
 
 Only listings that stay cheap and complete are requested: queues and exchanges with a few columns, and the bindings of
-one exchange. The bindings of all exchanges are never listed together, since a single unusual key makes RabbitMQ 3.10
-fail that request.
+one exchange. The bindings of all exchanges are never listed in one request, since on RabbitMQ 3.10, a single unusual
+routing key makes such a request fail.
 
 `QueueInfo`, `ExchangeInfo` and `BindingInfo` are the rows of these listings. `VhostDiscovery` finds the virtual hosts
 with client declarations before the first producer is accepted, since the sidecar needs the declarations for routing. If
@@ -204,7 +204,7 @@ class ManagementApi:
 
     def __init__(self, settings: ControlSettings, address: str) -> None:
         parts = urlsplit(address)
-        # Credentials in the address would appear in error texts, so they are ignored. The control user's are used.
+        # The control user's credentials replace those in the address, which would appear in error texts.
         host = parts.netloc.rpartition("@")[2]
         # Some addresses include the path of the API, as shown in RabbitMQ's guide.
         path = parts.path.rstrip("/").removesuffix("/api")

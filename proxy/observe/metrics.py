@@ -70,7 +70,7 @@ def relays_by(*attributes: tuple[str, str]) -> Reading:
     """Read several attributes of `RelayCounters` as one metric.
 
     Args:
-        attributes: attributes, each with its label value.
+        attributes: pairs of an attribute's name and its label value.
     """
 
     def rows(counters: Counters) -> Iterable[Row]:

@@ -73,7 +73,10 @@ class HeadersFilter:
     silent: bool = False
 
     def breach(self, message: Message) -> str | None:
-        """Return the error text of the first violation. Headers are checked in order of name, depth before size."""
+        """Return the error text of the first violation.
+
+        Headers are checked in the order of their names, and the depth is checked before the size.
+        """
         size = 0
         if self.max_depth < 0:
             return _TOO_DEEP
@@ -174,7 +177,7 @@ def _limit(value: Value) -> int:
 
 
 def _measure(value: Value) -> tuple[int, int]:
-    """Return how deeply lists are nested in a header's value, and its size as computed by the plugin."""
+    """Return how deeply lists are nested in a header's value, and the value's size as computed by the plugin."""
     deepest = weight = 0
     lists = [iter((value,))]
     while lists:

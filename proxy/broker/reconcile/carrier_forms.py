@@ -57,7 +57,7 @@ def has_many(exchange: OwnedExchange, desired: DesiredState) -> bool:
 
 
 class CarrierBindings(NamedTuple):
-    """The number of bindings of a carrier.
+    """The number of bindings on a carrier.
 
     Args:
         exchange: the exchange to which the carrier belongs.

@@ -1,8 +1,8 @@
 """Finds exchanges, queues and bindings on the broker that contradict the rules or change their effect.
 
-Conflicts, which the operator must resolve, prevent the rules from being loaded; warnings do not. Both are returned as
-text for the operator. All functions are pure. Sources: architecture, "The control plane", and the measured behaviour of
-RabbitMQ 3.10.
+Conflicts, which the operator must resolve, prevent the rules from being loaded; warnings do not. Conflicts and warnings
+are returned as text for the operator. All functions are pure. Sources: architecture, "The control plane", and the
+measured behaviour of RabbitMQ 3.10.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def bypasses(
     """Find alternate and dead-letter exchanges that route messages to a carrier without evaluating its rules.
 
     Args:
-        leading: exchanges with bindings to carriers, directly or through other exchanges.
+        leading: exchanges to which carriers are bound, directly or through other exchanges.
     """
     alternates = {
         info.name: info.arguments.get("alternate-exchange") for info in exchanges if info.name not in carriers

@@ -225,7 +225,7 @@ def believed_tokens(
 
 
 def may_bind(desired: DesiredState, token: BindToken) -> bool:
-    """Return True if the control user may bind a token again. Other tokens depend on a client's permissions."""
+    """Return True if the control user may bind a token again, regardless of the permissions of clients."""
     exchange, destination = token
     return (exchange.declared is None and not exchange.clients) or destination in desired.tokens_of(exchange)
 

@@ -177,7 +177,7 @@ class Executor:
                 self._bound(exchange, destination, written[exchange])
             else:
                 why = reason(refusal.code, refusal.text, destination[0])
-                # Locked means that the queue exists and that its owner's connection may have bound it.
+                # Reply code LOCKED means that the queue exists, and its owner's connection may have bound it.
                 exchange.tokens.refused(destination, why, keeps=refusal.code == LOCKED)
         return refusals
 

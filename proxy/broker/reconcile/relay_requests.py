@@ -32,7 +32,7 @@ from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
 from proxy.values import EXCHANGE, Destination
 
-#: Key for the attempt to change a carrier's form.
+#: Used in place of a destination in the key of an attempt to change a carrier's form.
 _FORM: Destination = (EXCHANGE, b"")
 
 log = structlog.get_logger(__name__)

@@ -170,7 +170,7 @@ def _is_optional(operator: Operator) -> bool:
 
 
 def _index_keys(operators: Sequence[Operator]) -> tuple[IndexKey, ...]:
-    """Return the equalities in operators that must all match; topics are last."""
+    """Return the index keys of operators that must all match, with topics last."""
     index_keys = []
     for operator in operators:
         index_key = operator.index_key
@@ -186,9 +186,9 @@ def _is_topic(index_key: IndexKey) -> bool:
 
 
 def _arranged(headers: Sequence[HeaderOperator]) -> tuple[HeaderOperator, ...]:
-    """Sort by header name, then by descending argument key, with elements of a list in reverse.
+    """Sort by header name, then by descending argument key, and reverse the elements of lists.
 
-    The input is sorted by ascending key, with elements in order.
+    The input is sorted by ascending argument key, with the elements of lists in order.
     """
     arranged = list(reversed(headers))
     arranged.sort(key=_by_header)

@@ -1,7 +1,7 @@
 """Regular expressions on bytes, which unmodified PCRE2 searches at a bounded cost.
 
-Patterns are written in PCRE2's own language, pcre2pattern(3), and are not translated. Character tables are those of
-Latin-1. The system's ``libpcre2-8``, called through ctypes, runs the patterns.
+Patterns are written in PCRE2's own language, pcre2pattern(3), and are not translated. They are compiled with character
+tables for Latin-1. The system's ``libpcre2-8``, called through ctypes, runs them.
 
 **Cost of a search.** Producers choose subjects, and clients choose patterns, so both may be hostile. PCRE2's match
 limit counts match steps, which are calls to PCRE2's internal ``match()``. The count restarts at every offset at which a
@@ -19,11 +19,12 @@ match could begin, and between two steps a repeat may scan the rest of the subje
    plain form is charged for them.
 
 **Cost of a decision.** A `Budget` has the same unit as the match limit: one match step, about 10 ns. A search is tried
-with growing limits and charged for each of them, so the charge exceeds the actual cost by at most a constant factor,
-and the same search always costs the same. Searches that cost little more than the call itself (``_FREE_UNITS``) are
-free, so a budget does not limit the number of patterns. For longer subjects, the plain form is tried first until the
-worst cases of such searches add up to a quarter of the budget (``Budget.unproven``). Therefore, all searches with one
-budget together take at most the budget, plus a quarter of the budget, plus four microseconds per search.
+with increasing limits, each of which is charged. The charge therefore exceeds the actual cost by at most a constant
+factor, and the same search always costs the same. Searches that cost little more than the call itself
+(``_FREE_UNITS``) are free, so a budget does not limit the number of patterns. For longer subjects, the plain form is
+tried first until the worst cases of such searches add up to a quarter of the budget (``Budget.unproven``). Therefore,
+all searches with one budget together take at most the budget, plus a quarter of the budget, plus four microseconds per
+search.
 
 Every call holds the interpreter lock (``PyDLL``), since a search takes less time than releasing and reacquiring the
 lock. All patterns can therefore share one match block and one stack.
@@ -137,7 +138,7 @@ class Budget:
 
 
 def _power(limit: int) -> int:
-    """Return the largest power of two that does not exceed a limit; 0 for 0. Few match contexts are then needed."""
+    """Return the largest power of two up to a limit, or 0 for 0. This keeps the number of match contexts small."""
     return 1 << (min(limit, _LARGEST_LIMIT).bit_length() - 1) if limit else 0
 
 
@@ -192,8 +193,8 @@ class _Library:
         self._stack = pcre2.pcre2_jit_stack_create_8(ctypes.c_size_t(1 << 15), ctypes.c_size_t(_STACK_BYTES), None)
         #: One pair of offsets suffices, since only the existence of a match matters.
         self.data = ctypes.c_void_p(pcre2.pcre2_match_data_create_8(ctypes.c_uint32(1), None))
-        #: Match contexts, indexed by the bit length of the limit, which is a power of two. In `root_contexts`, the
-        #: limits are the square roots.
+        #: Match contexts, indexed by the bit length of the limit, which is a power of two. In `root_contexts`, each
+        #: limit is replaced by its square root.
         self.contexts = [self._match_context((1 << bits) >> 1) for bits in range(_LARGEST_LIMIT.bit_length() + 1)]
         self.root_contexts = [self.contexts[(bits + 1) // 2] for bits in range(len(self.contexts))]
         # No argtypes are set, since their conversions double the time of a call. All arguments are ctypes objects or
@@ -387,7 +388,7 @@ class Pattern:
         return self._search_charged(subject, work, budget)
 
     def _search_charged(self, subject: bytes, work: int, budget: Budget) -> bool | None:
-        """Search with growing limits. Each limit is charged before it is tried.
+        """Search with increasing limits. Each limit is charged before it is tried.
 
         Args:
             subject: the bytes to search.

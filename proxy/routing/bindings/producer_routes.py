@@ -35,7 +35,7 @@ PATTERN_ROUTES = {
 
 
 class PatternRoute(NamedTuple):
-    """Queues whose names match a pattern, or don't match it."""
+    """Selects queues whose names match a pattern or, if negated, do not match it."""
 
     pattern: Pattern
     negated: bool

@@ -19,7 +19,7 @@ from proxy.routing.decision import QueueNames
 from proxy.routing.message import PRODUCER, Message
 from proxy.values import QUEUE, Destination
 
-#: An order after those of all bindings. A stop continues at this order.
+#: The order at which a stop continues, which is higher than the order of any binding.
 STOP = 1_000_000
 
 
