@@ -4,8 +4,8 @@ The package is pure and independent of exchanges and bindings: `routing` looks u
 
 | question | module |
 |---|---|
-| which rule matches an address, and its result; wildcards of patterns | `table` |
-| parts of an address; masking its password | `address` |
+| which rule matches an address, and the result; wildcards in patterns | `table` |
+| parts of an address; masking the password in it | `address` |
 | address of a publish; broker, exchange and routing key of a translated address | `targets` |
 | errors and warnings about a table | `lint` |
 """

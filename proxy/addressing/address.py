@@ -1,7 +1,7 @@
 """Parses addresses and masks their passwords.
 
-The syntax is Messenger's, ``[scheme://][user[:password]@]host[:port][/name]``, but stricter in cases in which Messenger
-could send a message or a password to the wrong place. Source: the messenger-addressing specification, 1.4 and Part 2.
+The syntax is Messenger's, ``[scheme://][user[:password]@]host[:port][/name]``, but stricter where Messenger could send
+a message or a password to the wrong place. Source: the messenger-addressing specification, 1.4 and Part 2.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Address:
         host: without brackets.
         port: None for the scheme's default.
         name: everything after the slash that ends the domain, not decoded.
-        passive: True if the address is to be listened on, not connected to.
-        local: True if the domain is empty, so that the address is on this proxy's own broker.
+        passive: True if the address is one to listen on, not to connect to.
+        local: True if the domain is empty. The address is then on the sidecar's own broker.
     """
 
     scheme: bytes | None
@@ -59,8 +59,9 @@ def parse_address(address: bytes) -> Address:
     """Split an address into its parts.
 
     Raises:
-        InvalidAddress: Part 2 of the specification rejects the address: other schemes, invalid ports, a second ``@`` or
-            colon outside brackets, unclosed brackets, text after brackets, or NUL in credentials.
+        InvalidAddress: the address is invalid according to Part 2 of the specification: it has an unknown scheme, an
+            invalid port, a second ``@`` or colon outside brackets, an unclosed bracket, text after brackets, or NUL in
+            the credentials.
     """
     scheme, rest = _split_scheme(address)
     domain, slash, name = rest.partition(b"/")

@@ -63,7 +63,7 @@ def check(table: AddressTable, brokers: Collection[bytes] = ()) -> list[AddressF
             message = f"seen {wildcards} wildcards; only the first {MOST_VARIABLES} can be used as variables"
             findings.append(AddressFinding(index, Severity.WARNING, "pattern", message))
         if index in shadowed:
-            message = f"never used: rule {shadowed[index]} matches first for every address that this rule matches"
+            message = f"never used: the earlier rule {shadowed[index]} matches every address that this rule matches"
             findings.append(AddressFinding(index, Severity.WARNING, "pattern", message, shadowed[index]))
         findings += [
             AddressFinding(index, severity, key, message) for severity, key, message in _check(rule, wildcards, brokers)
@@ -109,7 +109,7 @@ def _check_domain(
     elif not address.local and not address.host:
         yield Severity.ERROR, "translation", "scheme, credentials or port without a host"
     if address.host and address.host not in brokers and not re.search(rb"[/.:]", translation):
-        message = "names a host that is not a configured broker; for a queue, prefix it with /queue/"
+        message = "names a host that is not a configured broker; if it is a queue, write /queue/ before its name"
         yield Severity.WARNING, "translation", message
     elif address.host and address.host not in brokers and not address.local:
         names = [broker.decode("utf-8", "replace") for broker in brokers]

@@ -4,13 +4,15 @@ The first rule whose pattern matches wins, and its result is final. `targets` re
 
 In a pattern, ``*`` matches any run of bytes, ``%`` matches any run without a slash, and every other byte matches
 itself. If there are several ways to match, the first wildcard takes its longest run, then the second, and so on. There
-is no recursion, no regular expression and no backtracking: the cost is at most proportional to the product of the two
-lengths. If all wildcards of a pattern are ``*``, its literals are matched one after another from the right. For other
-patterns, the set of offsets from which the rest can match is computed from the end of the pattern, as one big integer.
-A single pass from the left then extends each wildcard to the farthest of these offsets.
+is no recursion, no regular expression and no backtracking: the cost is at most proportional to the length of the
+pattern times the length of the address. If all wildcards of a pattern are ``*``, its literals are matched one after
+another from the right. For other patterns, the set of offsets from which the rest can match is computed as one big
+integer, starting at the end of the pattern. A single pass from the left then extends each wildcard to the farthest of
+these offsets.
 
 `AddressIndex` preselects patterns by their prefix, then by their suffix, then by a few bytes of an inner literal. An
-address is looked up by its prefixes, suffixes and substrings. Not every candidate matches.
+address is looked up by its prefixes, suffixes and substrings. The patterns found are candidates, some of which may not
+match.
 
 Source: the messenger-addressing specification, 1.1 to 1.3, and 1.6 for the bound.
 """
@@ -63,7 +65,7 @@ class AddressPattern:
     def covers(self, other: AddressPattern) -> bool:
         """Return True only if every address that matches `other` matches this pattern.
 
-        A wildcard of the other pattern can match only within a wildcard of this pattern, and ``%`` can't match a ``*``.
+        Wildcards of the other pattern must lie within wildcards of this pattern, and ``*`` must not lie within ``%``.
         """
         return self._match(other.source, b"/*") is not None
 
@@ -96,7 +98,7 @@ class AddressPattern:
         return taken
 
     def _fit_any(self, address: bytes, end: int, barriers: bytes) -> list[bytes] | None:
-        """Match any mix of wildcards with sets of offsets: bit n stands for the offset n bytes before the end."""
+        """Match any mix of wildcards. In sets of offsets, bit n stands for the offset n bytes before the end."""
         middle = address[len(self.prefix) : end]
         size = len(middle)
         passable = _offsets(middle, _passable(barriers))
@@ -171,10 +173,10 @@ class AddressRule:
     """One rule as written by the operator.
 
     Args:
-        pattern: compared with the whole address.
+        pattern: matched against the whole address.
         translation: the new address; None if the rule has no translation.
         name: the operator's name for the rule, or empty.
-        hosts: hosts that results may have, ``*`` for any; None if the host in the translation is fixed.
+        hosts: hosts permitted in results, ``*`` for any; None if the host in the translation is fixed.
     """
 
     pattern: bytes
@@ -211,7 +213,7 @@ class Translation(NamedTuple):
 
 
 class TranslationTemplate:
-    """A translation split at its variables. A ``$`` that is not followed by a digit or by ``$`` is the whole address.
+    """A translation split at its variables. ``$`` stands for the whole address if neither a digit nor ``$`` follows.
 
     Attributes:
         parts: literals and variable numbers, in order; number 0 is the whole original address.
@@ -258,7 +260,7 @@ def has_variable_domain(template: TranslationTemplate) -> bool:
         if isinstance(part, int):
             return True
         literal += part
-        # ``:/`` becomes ``://``, the end of a scheme, if the value of a variable begins with a slash.
+        # ``:/`` becomes ``://``, the end of a scheme, if the value of the next variable begins with a slash.
         may_become_scheme = literal.endswith(b":/") and literal.count(b"/") == 1
         if b"/" in _after_scheme(literal) and not may_become_scheme:
             return False
@@ -295,7 +297,7 @@ class AddressTable:
         return bool(self.rules)
 
     def translate(self, address: bytes | None) -> Translation | None:
-        """Translate an address; return None if no rule matches, so that the address is unchanged.
+        """Translate an address; return None if no rule matches. The address is then used unchanged.
 
         A missing address (None) is matched as the empty string.
         """
@@ -342,7 +344,7 @@ class AddressIndex:
         }
 
     def candidates(self, address: bytes) -> list[int]:
-        """Return the positions of the patterns that may match, ascending, up to a pattern equal to the address."""
+        """Return, in ascending order, the positions of patterns that may match, up to one equal to the address."""
         positions: list[int] = []
         pieces: dict[int, set[bytes]] = {}
         for bucket in self._buckets_of(address):
@@ -389,9 +391,7 @@ class _Bucket:
             self._by_piece.setdefault(len(piece), {}).setdefault(piece, []).append(position)
 
     def add_candidates(self, address: bytes, pieces: dict[int, set[bytes]], positions: list[int]) -> None:
-        """Add the positions of patterns whose substring occurs in the address; `pieces` caches the address's
-        substrings.
-        """
+        """Add the positions of the patterns that may match. `pieces` caches the address's substrings, by length."""
         positions += self._others
         for length, by_piece in self._by_piece.items():
             if length not in pieces:
@@ -401,7 +401,7 @@ class _Bucket:
 
 
 def _pieces_of(pattern: AddressPattern) -> set[bytes]:
-    """Return the substrings of a pattern's inner literals, with the first length in `_PIECES` that yields any."""
+    """Return the substrings of a pattern's inner literals. The first length in `_PIECES` that yields any is used."""
     for length in _PIECES:
         if substrings := {piece for literal in pattern.literals for piece in _cut(literal, length)}:
             return substrings

@@ -1,7 +1,7 @@
 """Maps a publish to its address, and a translated address to broker, exchange and routing key.
 
 Each combination of exchange and routing key has exactly one address. A result of the table consists of a domain (the
-broker) and a name (the exchange and routing key on that broker). For an ambiguous result, no exception is raised: it
+broker) and a name (the exchange and routing key on that broker). An unusable result does not raise an exception, but
 becomes a `FailedTranslation` with the reason. Source: the messenger-addressing specification, 3.1 and 3.2.
 """
 
@@ -20,9 +20,9 @@ _LONGEST_NAME = 255  # AMQP 0-9-1 spec, 4.2.5.3: short strings
 _QUEUE, _EXCHANGE = b"/queue/", b"/exchange/"
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
-#: Maximum number of cached targets, which take a few megabytes if keys have 255 bytes.
+#: Maximum number of cached targets. The cache takes a few megabytes if routing keys have 255 bytes.
 _KEPT_TARGETS = 8192
-#: Maximum number of cached targets for destinations in rules, all of which the control plane looks up in every
+#: Maximum number of cached targets for destinations in rules. The control plane looks all of these up in every
 #: reconcile pass.
 _KEPT_FIXED_TARGETS = 1 << 16
 #: Maximum number of exchanges whose translated destinations are cached.
@@ -94,7 +94,7 @@ class Target:
 
     Args:
         rule: index of the rule that applied.
-        remote: the other broker; None for this proxy's own broker, over the client's own connection.
+        remote: the other broker; None for the sidecar's own broker, which is reached through the client's connection.
         publication: exchange and routing key on that broker.
     """
 
@@ -121,7 +121,7 @@ class _NowhereError(Exception):
 
 
 class Rewrites:
-    """Translations of the destinations of one exchange.
+    """Translates the destinations of one exchange.
 
     The translation of a queue is fixed. The translation of an exchange may depend on the routing key, so exchanges that
     any rule may match are looked up for each routing key.
@@ -149,7 +149,7 @@ class Rewrites:
         self._exchanges = [name for kind, name in destinations if kind == EXCHANGE and book.may_rewrite(name)]
 
     def leads_to(self, routing_key: bytes, publication: Publication) -> bool:
-        """Return True if, with this routing key, any destination is translated to the publication."""
+        """Return True if any destination is translated to the publication, for messages with this routing key."""
         if publication in self._targets:
             return True
         sought = (None, publication)
@@ -169,7 +169,7 @@ class AddressBook:
         self.table = table
         self._brokers = frozenset(brokers)
         self._domains = [fixed_domain(rule) for rule in table.rules]
-        #: whether the result of any rule may be on this proxy's own broker
+        #: whether the result of any rule may be on the sidecar's own broker
         self.stays_here = any(domain is None or domain.local for domain in self._domains)
         self._kept: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
         self._fixed_targets: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
@@ -198,11 +198,11 @@ class AddressBook:
         return self.table.may_fit(address_of(Publication(exchange, b"")))
 
     def rewrites(self, exchange: bytes, destinations: frozenset[Destination]) -> Rewrites:
-        """Return the translations of the destinations of an exchange.
+        """Return the translations of an exchange's destinations.
 
         Args:
-            exchange: an exchange of the rules.
-            destinations: the destinations; nothing is recomputed if this is the same object as in the last call.
+            exchange: an exchange in the rules.
+            destinations: the destinations. Nothing is recomputed if this is the same object as in the last call.
         """
         kept = self._rewrites.get(exchange)
         if kept is None or kept.destinations is not destinations:
@@ -221,7 +221,7 @@ class AddressBook:
         return self.resolve(translation.rule, translation.address, publication)
 
     def fixed_target(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
-        """Like `look_up`, for destinations in rules, with a separate cache."""
+        """Return the same as `look_up`. This method is for destinations in rules and has its own cache."""
         try:
             return self._fixed_targets[exchange, routing_key]
         except KeyError:
@@ -237,7 +237,7 @@ class AddressBook:
         return bool(exchange) and any(pattern.covers(every) for pattern in self.table.patterns)
 
     def may_lead_to(self, exchange: bytes) -> bool:
-        """Return True if any rule may send a publish to an exchange on this proxy's own broker."""
+        """Return True if any rule may send a publish to an exchange on the sidecar's own broker."""
         return any(
             _may_name(rule.translation, exchange)
             for rule, domain in zip(self.table.rules, self._domains, strict=True)
@@ -245,8 +245,9 @@ class AddressBook:
         )
 
     def rules_exposing_passwords(self) -> list[int]:
-        """Return the rules that matched an address with a password, which receivers will see. Each rule is returned
-        only once.
+        """Return the rules that have matched an address with a password, each rule only once.
+
+        Receivers can see these passwords in the original address.
         """
         rules = [rule for rule, reported in tuple(self._exposing.items()) if not reported]
         self._exposing.update(dict.fromkeys(rules, True))
@@ -303,9 +304,7 @@ class AddressBook:
 
 
 def _permitted(address: Address, hosts: tuple[bytes, ...]) -> bool:
-    """Return True if a rule's list contains the host, with or without its port. Names are compared
-    case-insensitively.
-    """
+    """Return True if a rule's list contains the host, with or without its port, in upper or lower case."""
     host = address.host.lower()
     bracketed = b"[" + host + b"]" if b":" in host else host
     accepted = {ANY_HOST, host, bracketed, b"%s:%d" % (bracketed, address.effective_port)}

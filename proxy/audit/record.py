@@ -1,10 +1,11 @@
 r"""Renders audit records: one JSON object per line, ASCII only.
 
-A line never contains a body, and only header values that the operator has listed. The constant parts of a channel or a
-decision are rendered once (`LineRenderer.origin`, `LineRenderer.template`) and joined for each publish. ``ts`` is
-first, so that the writer thread finds the hour of a line at a fixed offset. Fields: docs/reference/audit.md.
+A line never contains a message body, and contains only header values that the operator has listed. The parts that are
+constant for a channel or a decision are rendered once (`LineRenderer.origin`, `LineRenderer.template`) and joined for
+each publish. ``ts`` is first, so that the writer thread finds the hour of a line at a fixed offset.
+docs/reference/audit.md describes the fields.
 
-Bytes are shown as UTF-8. Bytes that are not UTF-8 appear as ``\xNN``, which looks the same as that literal text.
+Bytes are shown as UTF-8. Bytes that are not UTF-8 appear as ``\xNN``, and look the same as those four characters.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ HASHABLE = frozenset(("message_id", "user", "rk"))
 HEADER_CHARACTERS = 1024
 #: Size of a hash in bytes. 96 bits suffice to distinguish ten billion values.
 HASH_BYTES = 12
-#: Smallest and largest size of a key. A shorter key could be guessed, and BLAKE2b accepts at most 64 bytes.
+#: Smallest and largest size of a key in bytes. A shorter key could be guessed, and BLAKE2b accepts at most 64 bytes.
 KEY_BYTES = (16, 64)
 #: Position of the hour in a line: ``{"ts":"2026-11-21T07``.
 HOUR = slice(7, 20)
@@ -72,12 +73,12 @@ class TimestampText:
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """Which data may appear in lines.
+    """Defines which data may appear in lines.
 
     Args:
         headers: names of the headers whose values may be written.
         hashed: fields that are written as keyed hashes, a subset of HASHABLE.
-        key: key of the hashes, without which a value can't be guessed from its hash.
+        key: key of the hashes. Without it, a value can't be guessed from its hash.
 
     Raises:
         ConfigError: a field can't be hashed, or the key is missing, too short or too long.
@@ -119,7 +120,7 @@ class RecordTemplate(LineTemplate):
         headers: str,
         decide_us: float,
     ) -> str:
-        """Render the end of a line, which follows the publish's number.
+        """Render the end of a line, which follows the number of the publish.
 
         Args:
             routing_key: the routing key.
@@ -188,7 +189,7 @@ class LineRenderer:
         self.privacy = privacy or Privacy()
 
     def origin(self, conn: str, user: Name, vhost: Name, ch: int) -> str:
-        """Render the constant fields of a channel, which the caller caches with the channel.
+        """Render the fields that are constant for a channel. The caller caches them with the channel.
 
         Args:
             conn: id of the connection.
@@ -219,18 +220,18 @@ class LineRenderer:
         rules: str = "",
         reason: str | None = None,
     ) -> RecordTemplate:
-        """Render the constant fields of a decision, which the caller caches with the decision's plan.
+        """Render the fields that are constant for a decision. The caller caches them with the decision's plan.
 
         Args:
-            exchange: exchange of the publish.
+            exchange: the exchange that the message was published to.
             outcome: one of `proxy.relay.counters.OUTCOMES`.
             queues: names of its destination queues.
             exchanges: names of its destination exchanges.
             remotes: names of its destinations at other brokers, without credentials.
             bindings: ids of the bindings that matched.
-            rule: index of the rule in the address table that was applied.
+            rule: index of the rule that was applied from the address table.
             rules: version of the rules.
-            reason: short code of the reason, if there is one.
+            reason: short code for the reason, if there is one.
         """
         fields = {
             "exchange": text(exchange),
@@ -283,11 +284,11 @@ class LineRenderer:
         return self._rare(ts, "settle", fields)
 
     def gap(self, ts: str, dropped: int, since: str, until: str) -> bytes:
-        """Render a record of missing lines.
+        """Render a record that reports dropped lines.
 
         Args:
             ts: time of this record.
-            dropped: number of lines.
+            dropped: number of dropped lines.
             since: time of the first dropped line.
             until: time of the last dropped line.
         """
@@ -334,7 +335,7 @@ class PublishLog:
         self.headers = records.headers
 
     def opening(self) -> str:
-        """Return the start of the lines of the current read."""
+        """Return the start of the lines for all publishes in the current read from the socket."""
         return opening(self._text(self._wall()))
 
     def template(
@@ -369,7 +370,8 @@ class PublishLog:
 def header_value(value: Value) -> object:
     """Convert a header's value to JSON, so that the number 2000 and the string "2000" differ.
 
-    Strings, lists and tables are cut at HEADER_CHARACTERS, and a cut value becomes a string. Times are RFC 3339.
+    Strings, lists and tables are cut at HEADER_CHARACTERS, and a cut value becomes a string. Times are in RFC 3339
+    format.
     """
     plain = _plain(value)
     if isinstance(plain, str):

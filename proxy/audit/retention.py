@@ -1,7 +1,7 @@
 """Compresses closed segments and removes old ones, in a thread with low priority.
 
-Compressing a segment of 128 MiB takes half a second of CPU time, for which neither the event loop nor the writer thread
-may wait. If a segment can't be compressed, for example because the disk is full, it remains uncompressed and
+Compressing a segment of 128 MiB takes half a second of CPU time, so it is done neither in the event loop nor in the
+writer thread. If a segment can't be compressed, for example because the disk is full, it remains uncompressed and
 compression is retried. At startup, segments that dead processes left open are closed first.
 
 Retention identifies segments by their file names. It removes only closed segments, starting with the oldest hour. The
@@ -26,7 +26,7 @@ from proxy.audit.segments import compress_segment, orphaned_segments
 
 #: Seconds between two retention runs, and between two attempts to compress a segment.
 LOOK_SECONDS = 30.0
-#: Niceness, which is per thread on Linux: lower priority than other work, without starvation.
+#: Niceness, which Linux sets per thread. The priority is lower than that of other work, but the thread never starves.
 _NICENESS = 10
 _FOLDER = re.compile(r"date=(\d{4}-\d\d-\d\d)/hour=(\d\d)")
 _SECONDS_OF_AN_HOUR = 3600
@@ -37,8 +37,8 @@ class Retention:
     """Retention limits.
 
     Args:
-        seconds: age limit. Segments whose hour ended longer ago are removed; None: no age limit.
-        size_bytes: limit for the total size, above which the oldest segments are removed; None: no size limit.
+        seconds: age limit. Segments whose hour ended longer ago are removed. None for no age limit.
+        size_bytes: limit for the total size. If it is exceeded, the oldest segments are removed. None for no limit.
     """
 
     seconds: float | None = None
@@ -121,7 +121,7 @@ def _remove_empty(directory: Path) -> None:
 
 
 class SegmentCloser:
-    """The thread that closes segments.
+    """The thread that compresses closed segments and removes old ones.
 
     Args:
         directory: the audit directory.
@@ -143,7 +143,7 @@ class SegmentCloser:
         """Start the thread.
 
         Args:
-            left: segments that an earlier process of this instance left open, which are closed first.
+            left: segments that an earlier process of this instance left open. They are closed first.
         """
         for path in left:
             self._queue.put(path)
@@ -157,7 +157,7 @@ class SegmentCloser:
         """Finish the queued work, then stop.
 
         Args:
-            timeout_seconds: longest time to wait. The next start closes remaining segments.
+            timeout_seconds: longest time to wait. Segments that remain are closed at the next start of a sidecar.
 
         Returns:
             True if all segments are closed and the thread has ended.

@@ -1,13 +1,12 @@
-"""Files of the audit log: open and closed segments, their names, and the lock on an instance.
+"""Files of the audit log: open and closed segments, their names, and the lock on an instance name.
 
-An open segment is ``date=YYYY-MM-DD/hour=HH/_audit-<instance>-<start>-<n>.jsonl``, a name that Spark ignores. A closed
-segment is compressed in the same directory, and a single rename makes it visible as
-``audit-<instance>-<start>-<n>.jsonl.gz``. A record is therefore never visible in two files, and after a crash at any
-time there is either the whole open file or the closed file. The next process that starts closes the segments that dead
-processes left open; an `InstanceLock` distinguishes these from the open segments of running processes.
+An open segment is named ``date=YYYY-MM-DD/hour=HH/_audit-<instance>-<start>-<n>.jsonl``. Spark ignores such names. A
+closed segment is compressed in the same directory, and a single rename makes it visible as
+``audit-<instance>-<start>-<n>.jsonl.gz``. A record is therefore never visible in two files. After a crash at any time,
+either the complete open file or the closed file exists. Segments that dead processes left open are closed by the next
+process that starts; an `InstanceLock` distinguishes them from the open segments of running processes.
 
-File operations block, so they must be called from threads other than the event loop's. The content of lines is not
-parsed.
+File operations block, so they must not be called from the event loop's thread. The content of lines is not parsed.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ _GZIP_BITS = 16 + zlib.MAX_WBITS
 _FILE_MODE, DIRECTORY_MODE = 0o640, 0o750
 _HOUR = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
-#: Attempts to create a directory, since the retention of another instance may remove it at the same time while it is
-#: empty.
+#: Maximum number of attempts to create a directory. More than one may be necessary, since the retention thread of
+#: another instance may remove the directory while it is still empty.
 _ATTEMPTS = 5
 
 
@@ -67,9 +66,9 @@ class OpenSegment:
     Args:
         path: its path.
         hour: the hour of its lines.
-        opened: time of opening, in monotonic seconds.
+        opened: time when it was opened, in monotonic seconds.
         descriptor: descriptor of the open file.
-        size: its size without partially written lines.
+        size: its size in bytes, without partially written lines.
     """
 
     path: Path
@@ -127,8 +126,7 @@ class OpenSegment:
         """Flush everything to disk.
 
         Raises:
-            OSError: the data may be lost. A retry could still succeed, since the kernel reports a failed write only
-                once.
+            OSError: the data may be lost, even if a retry succeeds, since the kernel reports a failed write only once.
         """
         os.fdatasync(self.descriptor)
 
@@ -141,7 +139,7 @@ def compress_segment(path: Path) -> Path | None:
     """Compress a closed segment and make it visible. Can be repeated after a crash.
 
     Args:
-        path: path of the open segment, which is not written to any more.
+        path: path of the segment's uncompressed file, to which nothing is written any more.
 
     Returns:
         The visible path; None if the segment was empty and has been removed.
@@ -180,7 +178,7 @@ def _gzip(source: Path, target: Path) -> None:
 
 
 def sync_directory(folder: Path) -> None:
-    """Flush a directory, so that names in it survive a power failure if the file system supports this."""
+    """Flush a directory so that the names in it survive a power failure, if the file system supports this."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -190,7 +188,7 @@ def sync_directory(folder: Path) -> None:
 
 
 class InstanceLock:
-    """Lock for writing and closing segments of one instance, which is released when the process ends."""
+    """Lock for writing and closing segments of one instance. It is released when the process ends, at the latest."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
@@ -249,7 +247,7 @@ def open_segments(directory: Path) -> dict[str, list[Path]]:
 
 
 def orphaned_segments(directory: Path, own: str) -> Iterator[list[Path]]:
-    """Yield the open segments of each dead instance, which stays locked until the next list is requested.
+    """Yield the open segments of each dead instance. The instance stays locked until the next item is requested.
 
     Args:
         directory: the audit directory.

@@ -1,9 +1,9 @@
 """Buffers audit lines in the event loop and hands them to the writer thread in batches.
 
-`append` adds a line to a list; whole batches are passed to the thread (`writer_thread`). If the disk or the thread
-can't keep up, `best_effort` drops and counts lines; `backpressure` and `strict` set `full`, so that producers are
-paused. `strict` also reports which lines are on disk, so that confirms can wait for their lines. Every buffer is
-bounded. This module runs in the event loop's thread.
+`append` adds a line to a list, and whole batches are passed to the thread (`writer_thread`). If the disk or the thread
+can't keep up, mode `best_effort` drops and counts lines; modes `backpressure` and `strict` set `full`, so that
+producers are paused. `strict` also reports which lines are on disk, so that a publish is confirmed only after its line
+is on disk. Every buffer is bounded. This module runs in the event loop's thread.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from proxy.audit.writer_thread import (
 from proxy.errors import ConfigError
 from proxy.relay.counters import AuditCounters
 
-#: Number of bytes handed to the thread at once, so that the cost per line is negligible and a write takes microseconds.
+#: Number of bytes handed to the thread at once. The cost per line is then negligible, and a write takes microseconds.
 BATCH_BYTES = 256 << 10
-#: Seconds that closing the last segment may take after the deadline. The next start finishes the rest.
+#: Seconds that closing the last segment may take after the deadline. The next start closes a segment left open.
 _CLOSE_SECONDS = 1.0
 #: Seconds after which an unresponsive disk counts as failing, since a hanging write raises no error.
 STALL_SECONDS = 5.0
@@ -59,8 +59,8 @@ class AuditPolicy:
         mode: see AuditMode.
         buffer_bytes: size of buffered lines above which the mode applies.
         flush_seconds: longest time before a line is handed to the thread.
-        segment_bytes: size limit of a segment's text, up to 128 MiB.
-        segment_seconds: longest time that a segment is open.
+        segment_bytes: size limit for a segment's text, up to 128 MiB.
+        segment_seconds: longest time for which a segment stays open.
         retention: retention limits.
     """
 
@@ -89,7 +89,7 @@ class _Gap:
 
 
 class AuditWriter:
-    """The audit log of one process. Created in the event loop's thread.
+    """The audit log of one process. Must be created in the event loop's thread.
 
     Args:
         policy: its settings.
@@ -104,7 +104,7 @@ class AuditWriter:
         on_full: called when `full` becomes True.
         on_drained: called when `full` becomes False again.
         on_durable: called with `durable` whenever it has increased.
-        on_failing: called when `failure` is no longer None.
+        on_failing: called when `failure` changes from None to an error.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class AuditWriter:
 
     @property
     def appended(self) -> int:
-        """Sequence number of the last appended line, which `durable` reaches when the line has been written."""
+        """Sequence number of the last appended line. `durable` reaches it when the line has been written."""
         return self._sequence + len(self._pending)
 
     async def start(self) -> None:
@@ -222,8 +222,8 @@ class AuditWriter:
         """Check the directory and lock the instance; return the segments that an earlier process left open."""
         directory = self._policy.directory
         try:
-            # Only the directory itself is created. If its parent is missing, a volume is not mounted or a name is
-            # wrong.
+            # Only the directory itself is created. A missing parent means that a volume is not mounted, or that the
+            # name is wrong.
             directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         except FileNotFoundError:
             raise self._fault(f"can't be created: there is no directory {directory.parent}") from None
@@ -291,7 +291,7 @@ class AuditWriter:
             self._gap.add(gap)
 
     def _emit_gap(self) -> None:
-        """Write a record of missing lines, unless one is being written."""
+        """Write a record that reports dropped lines, unless such a record is already being written."""
         gap = self._gap
         if gap is None or self._closing or self._gap_under_way is not None:
             return

@@ -4,8 +4,8 @@ The thread takes everything from its queue and writes it as one group, with one 
 sync (group commit). If lines may be lost, the lines of a failed write are reported as lost; otherwise the write is
 retried until the thread has to give up. A failed write leaves no partially written lines.
 
-Every line is written to the directory of its hour, which is read from the first field. A segment ends when the next
-lines would make it too large, when it has been open for the maximum time, or when its hour is over.
+Every line is written to the directory of its hour, which is read from the line's first field. A segment is closed when
+the next lines would make it too large, when it has been open for the maximum time, or when its hour is over.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 from proxy.audit.record import HOUR
 from proxy.audit.segments import OpenSegment
 
-#: A gzip file can't be split, so a segment is one task of the report, regardless of the size of the cluster.
+#: A gzip file can't be split, so each segment is a single task of the report, regardless of the size of the cluster.
 MAX_SEGMENT_BYTES = 128 << 20
 #: Maximum number of bytes written by one system call and synced together. A higher limit would only use more memory.
 GROUP_BYTES = 4 << 20
@@ -42,8 +42,8 @@ class RotationSettings:
     Args:
         directory: the audit directory.
         instance: name of this sidecar in file names.
-        segment_bytes: size limit of a segment's text, up to MAX_SEGMENT_BYTES.
-        segment_seconds: longest time that a segment is open.
+        segment_bytes: size limit for a segment's text, up to MAX_SEGMENT_BYTES.
+        segment_seconds: longest time for which a segment stays open.
         sync: whether `write` syncs lines to disk before it returns.
     """
 
@@ -101,7 +101,7 @@ class RotatingLog:
                 if self._layout.sync:
                     segment.sync()
             except OSError as error:
-                # If the disk is full, the segment stays open. After any other error its state is unknown.
+                # If the disk is full, the segment stays open. After any other error, its state is unknown.
                 if not segment.restore(before) or error.errno not in _NO_SPACE:
                     self.end_segment()
                 raise
@@ -117,7 +117,7 @@ class RotatingLog:
         return max(0.0, min(by_age, by_hour))
 
     def tick(self) -> None:
-        """End the segment if its time is over.
+        """Close the segment if it has been open for the maximum time or its hour is over.
 
         Raises:
             OSError: see `end_segment`.
@@ -126,7 +126,7 @@ class RotatingLog:
             self.end_segment()
 
     def end_segment(self) -> None:
-        """Close the open segment, if there is one, and pass its path to `closed`. The next line opens another segment.
+        """Close the open segment, if there is one, and pass its path to `closed`. The next write opens another segment.
 
         Raises:
             OSError: closing failed; `closed` has still been called.
@@ -196,7 +196,7 @@ class WriteResult:
         sequence: sequence number of the last line.
         lines: number of lines; 0 while the write is being retried.
         size: size of the lines in bytes.
-        lost: number of dropped lines, which are at the end of the group.
+        lost: number of dropped lines. These are the last lines of the group.
         lost_size: size of the dropped lines in bytes.
         error: the disk's error; None if there was none.
     """
@@ -230,9 +230,7 @@ class WriterThread:
         self._thread.start()
 
     def put(self, batch: Batch) -> None:
-        """Hand over lines. May be called from any thread, and never blocks. The caller limits the amount in
-        progress.
-        """
+        """Hand over lines. May be called from any thread, and never blocks. The caller must limit the queued bytes."""
         self._queue.put(batch)
 
     def stop(self) -> None:

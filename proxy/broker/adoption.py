@@ -1,7 +1,8 @@
 """Finds client bindings that are not signed with the current secret, and signs them (`oxproxy adopt`).
 
-Version 0.1 did not sign bindings, and secrets may be replaced. The signed binding is made before the old binding is
-removed, with the same routing key and sequence number, so that no message misses its queue and the order is unchanged.
+Version 0.1 did not sign bindings, and later versions may have used a secret that has since been replaced. The signed
+binding has the same routing key and sequence number as the old binding, so the order of bindings does not change. It is
+created before the old binding is removed, so that no message misses its queue.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ class UnsignedBinding:
 
     @property
     def secret(self) -> int | None:
-        """Index of the secret used for the signature: 1 or more for previous secrets, None if the binding is not signed
-        by us.
-        """
+        """Index of the secret that signed the binding: 1 or more for previous secrets, None if no known secret did."""
         return self.stored.copies[0].secret
 
     @property
     def foreign_signature(self) -> bool:
-        """True if the binding has a signature that none of our secrets made, which no version of oxproxy creates."""
+        """True if the binding has a signature that matches none of our secrets.
+
+        No version of oxproxy creates such bindings.
+        """
         return self.secret is None and bool(self.info.signature)
 
     def as_json(self) -> dict[str, Any]:  # Any: JSON
-        """Return the binding for operators, without values of arguments."""
+        """Return the data to show to operators, without the values of arguments."""
         (copy,) = self.stored.copies
         return {
             "exchange": self.carrier.decode(errors="replace"),
@@ -55,7 +57,7 @@ class UnsignedBinding:
         }
 
     def __str__(self) -> str:
-        """Return the data of `as_json` as one line for operators."""
+        """Format the data of `as_json` as one line for operators."""
         exchange, binding, user, arguments, reason = self.as_json().values()
         names = ", ".join(arguments) or "none"
         return f"vhost {self.vhost}: exchange {exchange}: {binding}, user {user!r}, arguments {names}: {reason}"
@@ -79,7 +81,7 @@ class Adoption:
         return await self._management.vhosts()
 
     async def carriers(self, vhost: str) -> list[bytes]:
-        """Return the exchanges of a virtual host that sidecars evaluate.
+        """Return the carrier exchanges of a virtual host.
 
         Raises:
             UpstreamError: the management API is unavailable.
@@ -134,7 +136,7 @@ class Adoption:
         return None
 
     async def lacking_tokens(self, vhost: str) -> list[tuple[bytes, Destination]]:
-        """Find destinations that carriers would no longer reach if the old tokens of a virtual host were removed.
+        """Find destinations that carriers would no longer reach if a virtual host's old tokens were removed.
 
         Raises:
             UpstreamError: the management API is unavailable.
@@ -142,7 +144,7 @@ class Adoption:
         return await lacking_tokens(self._management, Tokens(vhost, self._secrets.token_keys))
 
     async def retire_tokens(self, vhost: str) -> int:
-        """End the transition to the current tokens; return the number of bindings that sidecars have to remove.
+        """Finish the migration to the current tokens; return the number of bindings that sidecars have to remove.
 
         Raises:
             UpstreamError: the management API is unavailable or refused the request.

@@ -1,7 +1,7 @@
 """Finds and removes objects that sidecars have left on a broker (`oxproxy cleanup`).
 
-These objects are exchanges with our mark and bindings with a reserved prefix. Exchanges with foreign bindings are kept.
-Source: delivery notes, "Words" and "The store".
+These objects are exchanges with our mark or a reserved name, and their bindings with reserved routing keys. Exchanges
+with foreign bindings are kept. Source: delivery notes, "Words" and "The store".
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class Leftover:
     def __str__(self) -> str:
         values = self.as_json()
         counts = f"{values['tokens']} tokens, {values['stored_bindings']} stored bindings"
-        others = "".join(f"; foreign, so the exchange is kept: {binding}" for binding in self.foreign)
+        others = "".join(f"; kept because of a foreign binding to {binding}" for binding in self.foreign)
         return f"vhost {self.vhost}: exchange {values['exchange']}: {counts}{others}"
 
 
 class Cleanup(ManagementApi):
-    """Finds and removes such objects with the management API."""
+    """Finds and removes leftover objects through the management API."""
 
     async def leftovers(self, vhosts: Iterable[str] = ()) -> list[Leftover]:
-        """Find our exchanges and bindings.
+        """Find leftover exchanges and their bindings.
 
         Raises:
             UpstreamError: the management API is unavailable.
@@ -71,7 +71,7 @@ class Cleanup(ManagementApi):
             True if the exchange was removed.
 
         Raises:
-            UpstreamError: the broker refused.
+            UpstreamError: the management API is unavailable or refused the request.
         """
         if leftover.foreign:
             for binding in leftover.bindings:

@@ -1,20 +1,22 @@
 """The control user's AMQP connection to one virtual host, and the settings of the control plane.
 
-A refused declaration closes its channel. Each channel in the pool is therefore used for only one method or one lane of
-a batch, and is discarded after a refusal, so that a refusal affects nothing else. `log_in` classifies a refused login:
-the broker closes the connection with 403 if the client has announced that capability, and otherwise just drops it.
+The broker closes a channel when it refuses a declaration on it. While a pooled channel is in use, it carries only one
+method or one batch of binds, and it is discarded after a refusal, so that other declarations are not affected.
+`log_in` recognizes refused logins. If the client has announced the capability ``authentication_failure_close``, the
+broker closes the connection with 403; otherwise, it just drops the connection.
 
-The connection is one of aio-pika's plain connections, and `vhost_loop` reconnects it. A robust connection would
-redeclare the objects that it remembers, which would be a second desired state. aiormq, on which aio-pika is built, is
+The connection is a plain aio-pika connection, and `vhost_loop` reconnects after a loss. A robust aio-pika connection
+would redeclare the objects that it remembers, which may no longer be desired. aio-pika is built on aiormq, which is
 used directly only here and in `methods`:
 
-- `_Transport`: aiormq drops a Channel.CloseOk if ten frames wait to be written, and the broker then refuses the
-  channel's number forever. aio-pika has no option for that length or for the expected server name in a certificate. It
-  also does not support a virtual host called ``..`` or with ``%2F`` in its name, since it puts the name into a URL.
-- `_Channel`: aio-pika adds a callback to the connection for each channel and never removes it, which costs 3 KiB per
-  refusal until the connection ends. It also does not open channels while the broker blocks publishers.
-- `methods.send`: raw bytes of argument tables, and names that pamqp refuses.
-- `methods.make_all`: several binds in one write, of which only the last is answered.
+- `_Transport`: aiormq drops a Channel.CloseOk if ten frames are already waiting to be written, and the broker then
+  refuses this channel number until the connection is closed. aio-pika has no option for the length of this write
+  buffer, nor for the server name expected in a certificate. It also does not support virtual hosts whose name is ``..``
+  or contains ``%2F``, since it puts the name into a URL.
+- `_Channel`: aio-pika adds a callback to the connection for each channel and never removes it. Each refusal therefore
+  costs 3 KiB until the connection is closed. aio-pika also does not open channels while the broker blocks publishers.
+- `methods.send` sends argument tables as raw bytes, and permits names that pamqp refuses.
+- `methods.make_all` sends several binds in one write and waits for one answer.
 
 `ControlSettings` holds credentials, deadlines and limits; `app` derives it from the configuration.
 
@@ -67,8 +69,8 @@ class DeclaredSettings:
             the control user binds no tokens for these routes.
         local_time: time zone of ``dtl`` operators.
         announce: whether sidecars announce changes to each other through a fanout exchange on the broker.
-        snapshot: file for state that the broker can't store; None if there is none.
-        secrets: sign data stored on the broker.
+        snapshot: file for state that the broker can't store; None for no file.
+        secrets: the secrets that sign data stored on the broker.
     """
 
     own_routes: bool = True
@@ -85,7 +87,7 @@ class TlsSettings:
     Args:
         context: returns the context for a new connection.
         server_name: expected name in the certificate; None for the host name.
-        words: describes a TLS error.
+        words: returns a description of a TLS error.
     """
 
     context: Callable[[], ssl.SSLContext]
@@ -104,26 +106,26 @@ class ControlSettings:
         tls: TLS settings for the AMQP listeners; None for plain TCP.
         management: base URL of the management API; None if there is none.
         management_tls: TLS settings for an ``https`` management API; None to trust the system's CA certificates.
-        connection_name: name shown on the broker's management pages.
-        refresh_seconds: interval between two reconcile passes.
+        connection_name: name shown in the broker's management UI.
+        refresh_seconds: interval between reconcile passes.
         deadline_seconds: timeout for an answer, and for binding a destination.
-        listing_seconds: timeout for a list of bindings. RabbitMQ sends nothing before the list is complete, and 100,000
-            bindings of an exchange take longer than `deadline_seconds`.
-        heartbeat_seconds: AMQP heartbeat of the control connections.
-        retry_seconds: first pause before a lost connection is retried; doubles up to `retry_limit_seconds`.
-        retry_limit_seconds: maximum pause before a lost connection is retried.
+        listing_seconds: timeout for listing the bindings of an exchange. RabbitMQ sends nothing until the list is
+            complete, and listing 100,000 bindings takes longer than `deadline_seconds`.
+        heartbeat_seconds: AMQP heartbeat interval of the control connections.
+        retry_seconds: first pause before a reconnect. It doubles after each failure, up to `retry_limit_seconds`.
+        retry_limit_seconds: maximum pause before a reconnect.
         grace_seconds: how long tokens that new rules no longer need stay bound.
         lanes: number of concurrent channels for bulk declarations. The broker processes declarations on a channel in
             sequence and syncs each to disk, so 32 channels bind four times as fast as one.
         bind_limit: maximum number of destinations of one virtual host that are bound on demand for producers and regex
             routes.
         remember_limit: maximum number of cached destinations that could not be bound on demand.
-        retries_per_look: maximum number of refused or unverified destinations retried in one pass, which limits the
-            load on the broker.
-        listing_bytes: maximum size of an answer from the management API; 10,000 queues take 0.5 MB.
+        retries_per_look: maximum number of refused or unverified destinations retried in one pass. This limits the load
+            on the broker.
+        listing_bytes: maximum size of an answer from the management API. A list of 10,000 queues takes 0.5 MB.
         remove_foreign: whether foreign bindings on a carrier are removed, which requires the management API.
-        patience_seconds: how long the startup waits for a management API that does not answer, before it continues
-            without client declarations.
+        patience_seconds: how long startup waits for a management API that does not answer before it continues without
+            client declarations.
         declared: settings for client declarations.
     """
 
@@ -151,7 +153,7 @@ class ControlSettings:
     declared: DeclaredSettings = field(default_factory=DeclaredSettings)
 
 
-# The libraries' warnings are also raised as exceptions, which are logged with the virtual host.
+# Whenever these libraries log a warning, they also raise an exception, which is logged with the virtual host.
 for _library in ("aiormq", "aio_pika"):
     logging.getLogger(_library).setLevel(logging.CRITICAL)
 
@@ -159,11 +161,11 @@ for _library in ("aiormq", "aio_pika"):
 class _Transport(aiormq.Connection):
     """aiormq's connection; see the module docstring."""
 
-    FRAME_BUFFER_SIZE = 1024  # each of our channels has at most one frame in it
+    FRAME_BUFFER_SIZE = 1024  # each of our channels has at most one frame in the buffer
 
 
 class _Channel(aio_pika.Channel):
-    """aio-pika's channel, but the callback is removed when the channel is closed; see the module docstring."""
+    """aio-pika's channel, except that its callback is removed when the channel closes; see the module docstring."""
 
     async def _open(self) -> None:
         transport = self._connection.transport
@@ -198,7 +200,7 @@ class AmqpConnection(aio_pika.Connection):
         self._vhost = vhost
         if tls is not None and tls.server_name:
             self.kwargs["server_hostname"] = tls.server_name
-        #: Set when the connection is closed or an answer is overdue, for which heartbeats would take minutes.
+        #: Set when the connection is closed or an answer is overdue. Heartbeats would take minutes to detect a loss.
         self.lost = asyncio.Event()
         self.close_callbacks.add(lambda *_: self.lost.set())
 
@@ -206,11 +208,11 @@ class AmqpConnection(aio_pika.Connection):
         transport = _Transport(self.url, **self.kwargs)
         transport.vhost = self._vhost
         try:
-            # Not `wait_for`: in Python 3.11, it loses a cancellation that coincides with a failed attempt.
+            # `wait_for` is not used: in Python 3.11, it loses a cancellation that coincides with a failed attempt.
             async with asyncio.timeout(timeout):
                 await transport.connect()
         except BaseException:
-            await self.close()  # otherwise aio-pika does this at garbage collection, in a task that is never awaited
+            await self.close()  # otherwise, aio-pika closes it at garbage collection, in a task that is never awaited
             raise
         closed = OneShotCallback(self._on_connection_close)
         transport.closing.add_done_callback(closed)
@@ -260,18 +262,18 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
 
 
 def cause_of(error: BaseException) -> str:
-    """Return a brief description of an exception of aiormq or of a socket."""
+    """Return a brief description of an exception raised by aiormq or a socket."""
     text = str(error.args[-1]) if error.args else ""
     return text or type(error).__name__
 
 
-#: Number of channels for single methods, so that a client's declare never waits for thousands of bulk bindings.
+#: Number of channels reserved for single methods. A client's declare therefore never waits for bulk bindings.
 _SINGLES = 8
 #: Number of idle channels that are kept open; others are closed after a bulk operation.
 _KEPT_IDLE = 8
-#: Number of binds sent on a channel with a single answer. This saves round trips without making the answer late.
+#: Number of binds sent on a channel for each answer. This number saves round trips without making the answer late.
 _BINDS_AHEAD = 16
-#: AMQP 0-9-1 spec, 1.4.2.6: channel-max 0 means no limit; the number has 16 bits.
+#: AMQP 0-9-1 spec, 1.4.2.6: channel-max 0 means no limit; channel numbers have 16 bits.
 _NO_LIMIT = 65535
 
 T = TypeVar("T")
@@ -292,7 +294,7 @@ class Refusal(NamedTuple):
 
 
 class ControlConnection:
-    """The control user's connection to one virtual host. To reconnect, `connect` must be called again."""
+    """The control user's connection to one virtual host. To reconnect, call `connect` again."""
 
     def __init__(self, settings: ControlSettings, vhost: str) -> None:
         self._settings = settings
@@ -307,13 +309,13 @@ class ControlConnection:
 
     @property
     def connected(self) -> bool:
-        """True if the connection is not closed and no answer is overdue."""
+        """True if the connection is open and no answer is overdue."""
         connection = self._connection
         return connection is not None and not connection.lost.is_set() and not connection.opened.is_closed
 
     @property
     def version(self) -> str:
-        """The broker's version from its server properties; possibly empty."""
+        """The broker's version from its server properties; may be empty."""
         version = None if self._connection is None else self._connection.opened.server_properties.get("version")
         return version.decode(errors="replace") if isinstance(version, bytes) else str(version or "")
 
@@ -356,10 +358,10 @@ class ControlConnection:
         """Send a method and wait for its answer.
 
         Returns:
-            None, or the broker's refusal.
+            The broker's refusal, or None if it accepted the method.
 
         Raises:
-            UpstreamError: no connection, or no answer in time.
+            UpstreamError: there is no connection, or no answer arrived in time.
         """
 
         async def once() -> Refusal | None:
@@ -375,7 +377,7 @@ class ControlConnection:
         """Send many methods, in no particular order.
 
         Returns:
-            None or the broker's refusal for each method.
+            For each method, the broker's refusal, or None if it accepted the method.
 
         Raises:
             UpstreamError: the connection was lost; some methods may have been carried out.
@@ -423,7 +425,7 @@ class ControlConnection:
         }
 
     async def _in_lanes(self, work: Callable[[], Awaitable[None]], count: int) -> None:
-        """Run the given number of workers, but at most one for each lane."""
+        """Run the given number of workers, but at most one per lane."""
 
         async def lane() -> None:
             async with self._bulk:
@@ -439,12 +441,12 @@ class ControlConnection:
         """Open a channel for the caller, for uses other than single methods.
 
         Raises:
-            UpstreamError: no connection, or no answer in time.
+            UpstreamError: there is no connection, or no answer arrived in time.
         """
         return await self._while_open(self._channel())
 
     async def close(self) -> None:
-        """Close the connection. Wait for the broker's close-ok until the deadline."""
+        """Close the connection, and wait for the broker's close-ok until the deadline."""
         connection, self._connection = self._connection, None
         self._idle.clear()
         if connection is None:
@@ -457,9 +459,9 @@ class ControlConnection:
             return
 
     async def _while_open(self, work: Coroutine[object, None, T]) -> T:
-        """Run work that needs the connection, and cancel it when the connection is lost.
+        """Run work that needs the connection, and cancel the work when the connection is lost.
 
-        Occasionally, aiormq never completes a call if the connection closes at the same moment.
+        If the connection closes during a call, aiormq occasionally never completes the call.
         """
         connection = self._connection
         if connection is None or connection.lost.is_set():
@@ -506,7 +508,7 @@ class ControlConnection:
         return channel
 
     def _number(self, connection: AmqpConnection) -> int:
-        # Round-robin, since aiormq would reuse the number of a refused channel before the close-ok is written.
+        # Round-robin, since aiormq would reuse the number of a closed channel before its close-ok is written.
         for _ in range(self._channel_max):
             self._last_number = self._last_number % self._channel_max + 1
             if self._last_number not in connection.opened.channels:
@@ -522,10 +524,10 @@ class ControlConnection:
             self._cancelled(error)
         except ChannelClosed as error:
             code = _CODES.get(type(error), error.args[0])
-            if code is None:  # our own close, since the connection is shutting down
+            if code is None:  # closed by us, since the connection is shutting down
                 self._unavailable("connection closed", error)
             return Refusal(code, str(error.args[-1]))
-        except Exception as error:  # noqa: BLE001 - aiormq ends waiters of a closing connection with a bare one
+        except Exception as error:  # noqa: BLE001 - aiormq raises a plain Exception if the connection is closing
             self._unavailable(cause_of(error), error)
         end_if_cancelled()
         return None

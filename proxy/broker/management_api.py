@@ -1,13 +1,13 @@
-"""Client of RabbitMQ's management HTTP API: listings, single lookups, and removal of bindings.
+"""Client for RabbitMQ's management HTTP API, which lists and looks up objects and removes bindings.
 
-Only listings that stay cheap and complete are requested: the queues and exchanges of one virtual host with a few
-columns, and the bindings of one exchange. Listing all bindings is avoided, since on RabbitMQ 3.10 a single unusual key
-makes that listing fail.
+Only listings that stay cheap and complete are requested: queues and exchanges with a few columns, and the bindings of
+one exchange. The bindings of all exchanges are never listed in one request, since on RabbitMQ 3.10, a single unusual
+routing key makes such a request fail.
 
 `QueueInfo`, `ExchangeInfo` and `BindingInfo` are the rows of these listings. `VhostDiscovery` finds the virtual hosts
-with client declarations before the first producer is accepted. For a limited time, it waits for a management API that
-does not answer, since the sidecar needs the declarations for routing. It then reports the error, continues without the
-declarations, and retries. Source: RabbitMQ's management HTTP API reference.
+with client declarations before the first producer is accepted, since the sidecar needs the declarations for routing. If
+the management API does not answer for a limited time, `VhostDiscovery` reports the error, continues without the
+declarations, and retries later. Source: RabbitMQ's management HTTP API reference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MARK, _KEPT, _SIGNATURE, _PIN = MARK.decode(), KEPT.decode(), SIGNATURE.decode(
 _BLANK = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 
-#: Possible exchange types of carriers.
+#: Exchange types that a carrier can have.
 CARRIER_TYPES = ("direct", "topic")
 
 _NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
@@ -78,7 +78,7 @@ class BindingInfo(NamedTuple):
         properties_key: identifier of the binding in the management API.
         kept: the stored data of a client's bind; may be empty.
         signature: signature of the stored data; may be empty.
-        pin: identifies a binding with a token and without stored data; empty for the plain binding.
+        pin: distinguishes bindings that have the same token and no stored data; empty for the plain binding.
     """
 
     destination_type: str
@@ -91,7 +91,7 @@ class BindingInfo(NamedTuple):
 
     @property
     def under_token(self) -> bool:
-        """True if the key is the unkeyed token of this destination, or has the form of a keyed token."""
+        """True if the routing key is the destination's unkeyed token, or has the form of a keyed token."""
         return is_keyed(self.routing_key) or self.routing_key == token(self.destination_type, self.destination)
 
     @property
@@ -116,7 +116,7 @@ class Permissions(NamedTuple):
 
 
 def queue_info(item: Mapping[str, Any]) -> QueueInfo:
-    # A queue that is starting may be listed without its statistics, including these columns.
+    # While a queue is starting, it may be listed without statistics and without these columns.
     return QueueInfo(item["name"].encode(), bool(item.get("exclusive")), item.get("arguments") or _NO_ARGUMENTS)
 
 
@@ -179,7 +179,7 @@ def _own_text(arguments: Mapping[str, object], name: str) -> str:
     return text if isinstance(text, str) else ""
 
 
-#: Maximum number of concurrent requests, since the management API shares the broker's CPU with the queues.
+#: Maximum number of concurrent requests. It is low, since the management API shares the broker's CPU with the queues.
 _CONCURRENT = 4
 
 _QUEUE_COLUMNS = "name,exclusive,arguments"
@@ -187,7 +187,7 @@ _EXCHANGE_COLUMNS = "name,type,internal,durable,auto_delete,arguments"
 #: Number of bindings read between two pauses in which other tasks may run.
 _STEP = 500
 
-#: Clients can declare arguments of any depth directly on the broker.
+#: Clients can declare arguments with any nesting depth directly on the broker.
 _NESTED = "the answer can't be decoded: look for a queue, exchange or binding with deeply nested arguments"
 
 T = TypeVar("T")
@@ -196,15 +196,15 @@ T = TypeVar("T")
 class ManagementApi:
     """The management API of one broker.
 
-    Every method raises ``UpstreamError`` with the request and the answer, never with credentials.
+    If a request fails, methods raise ``UpstreamError`` with the request and the answer, but never with credentials.
 
     Args:
-        address: base URL of the management API, with or without ``/api`` at its end.
+        address: base URL of the management API, with or without ``/api`` at the end.
     """
 
     def __init__(self, settings: ControlSettings, address: str) -> None:
         parts = urlsplit(address)
-        # Credentials in the address would appear in error texts, so those of the control user are used instead.
+        # The control user's credentials replace those in the address, which would appear in error texts.
         host = parts.netloc.rpartition("@")[2]
         # Some addresses include the path of the API, as shown in RabbitMQ's guide.
         path = parts.path.rstrip("/").removesuffix("/api")
@@ -215,7 +215,7 @@ class ManagementApi:
         self._responsive = True
 
     async def queues(self, vhost: str) -> dict[bytes, QueueInfo]:
-        # Columns that need no statistics keep the listing fast: 10,000 queues take 0.2 s instead of 4 s.
+        # These columns need no statistics, so listing 10,000 queues takes 0.2 s instead of 4 s.
         path = f"/queues/{_quoted(vhost)}?columns={_QUEUE_COLUMNS}&disable_stats=true"
         return {info.name: info for info in _read(queue_info, await self._get(path), path)}
 
@@ -251,7 +251,10 @@ class ManagementApi:
         return set(_read(lambda item: str(item["name"]), await self._get(path), path))
 
     async def permissions(self, vhost: str, user: str) -> Permissions | None:
-        """Return a user's permissions in a virtual host; None if it has none. Requires an administrator."""
+        """Return a user's permissions in a virtual host; None if the user has none.
+
+        The control user must have the administrator tag.
+        """
         path = f"/permissions/{_quoted(vhost)}/{_quoted(user)}"
         try:
             rows = await self._get(path)
@@ -260,12 +263,12 @@ class ManagementApi:
         return _read(lambda item: Permissions(item["configure"], item["write"], item["read"]), [rows], path)[0]
 
     async def declare_marker(self, vhost: str, name: bytes) -> None:
-        """Declare a durable exchange as a marker, of which only the existence matters."""
+        """Declare a durable marker exchange. Only its existence matters."""
         body = {"type": "fanout", "durable": True}
         await self._request("PUT", f"/exchanges/{_quoted(vhost)}/{_quoted(name)}", body)
 
     async def in_transition(self, secrets: Sequence[bytes]) -> bool:
-        """Return True if any virtual host with carriers may still have sidecars that need unkeyed tokens."""
+        """Return True if sidecars may still need unkeyed tokens in any virtual host with carriers."""
         path = "/exchanges?columns=name,vhost,type,arguments"
         listed = _read(lambda item: (str(item["vhost"]), exchange_info(item)), await self._get(path), path)
         names: dict[str, set[bytes]] = {}
@@ -277,7 +280,7 @@ class ManagementApi:
         )
 
     async def bindings(self, vhost: str, exchange: bytes) -> list[BindingInfo]:
-        """List the bindings whose source is an exchange; empty if the exchange does not exist."""
+        """List the bindings whose source is the given exchange; empty if the exchange does not exist."""
         listing = await self.changed_bindings(vhost, exchange, b"")
         return [] if listing is None else listing[1]
 
@@ -300,10 +303,10 @@ class ManagementApi:
             f"/exchanges/{_quoted(vhost)}/{_quoted(exchange)}/bindings/source"
             "?columns=destination_type,destination,routing_key,properties_key,arguments"
         )
-        # An API that does not answer small requests gets no more time for a long list.
+        # If the last request was not answered in time, a long list gets no additional time.
         limit_seconds = self._settings.listing_seconds if self._responsive else self._settings.deadline_seconds
         body = await self._request("GET", path, limit_seconds=limit_seconds)
-        # Parsing 10,000 bindings takes 60 ms, comparing a digest takes 3 ms.
+        # Parsing 10,000 bindings takes 60 ms, but comparing their digest takes only 3 ms.
         now = blake2b(body, digest_size=16).digest()
         if now == digest:
             return None
@@ -314,13 +317,13 @@ class ManagementApi:
                 bindings += _read(binding_info, step, path)
                 await asyncio.sleep(0)
         except ValueError as error:
-            raise self._error(UpstreamFailure.REFUSED, path, "the answer is not a list in JSON") from error
+            raise self._error(UpstreamFailure.REFUSED, path, "the answer is not a JSON list") from error
         except RecursionError as error:
             raise Undecodable(UpstreamFailure.REFUSED, self._text(path, _NESTED)) from error
         return now, bindings
 
     async def remove_binding(self, vhost: str, exchange: bytes, binding: BindingInfo) -> None:
-        """Remove one binding with any arguments."""
+        """Remove one binding, regardless of its arguments."""
         letter = binding.destination_type[0]
         names = (vhost, "e", exchange, letter, binding.destination, binding.properties_key)
         await self._request("DELETE", "/bindings/" + "/".join(_quoted(name) for name in names))
@@ -383,7 +386,7 @@ class ManagementApi:
         under = error.__cause__
         if tls is not None and isinstance(under, ssl.SSLError):
             return tls.words(under)
-        # Only the class is named, since error texts of aiohttp may contain the configured address.
+        # Only the class is named, since aiohttp's error texts may contain the configured address.
         return type(error).__name__
 
     async def _body(self, answer: aiohttp.ClientResponse, path: str) -> bytes:
@@ -418,8 +421,8 @@ class ManagementApi:
         return f"management API {self._base}{path.partition('?')[0]}: {says}"
 
 
-class NotListed(UpstreamError):  # noqa: N818 - an answer, not a fault
-    """The virtual host, queue or exchange does not exist in the management API."""
+class NotListed(UpstreamError):  # noqa: N818 - an answer, not an error
+    """According to the management API, the virtual host, queue or exchange does not exist."""
 
 
 class Undecodable(UpstreamError):  # noqa: N818 - as above
@@ -442,7 +445,7 @@ def _read(reader: Callable[[Mapping[str, Any]], T], listing: Iterable[Any], path
 async def listings(
     management: ManagementApi, vhost: str
 ) -> tuple[dict[bytes, QueueInfo] | UpstreamError, dict[bytes, ExchangeInfo] | UpstreamError]:
-    """List queues and exchanges concurrently. A failed listing is returned as its error."""
+    """List queues and exchanges concurrently. If a listing fails, its error is returned in its place."""
     queues, exchanges = await asyncio.gather(_attempt(management.queues, vhost), _attempt(management.exchanges, vhost))
     return queues, exchanges
 
@@ -463,7 +466,7 @@ class VhostDiscovery:
     def __init__(self, settings: ControlSettings, management: ManagementApi | None) -> None:
         self._settings = settings
         self._management = management
-        #: Error of the last attempt; empty if it succeeded, or without a management API.
+        #: Error of the last attempt; empty if it succeeded, or if there is no management API.
         self.fault = ""
 
     async def find(self) -> set[str]:
@@ -472,7 +475,7 @@ class VhostDiscovery:
         """
         if self._management is None:
             log.warning(
-                "no management API: client declarations through other sidecars are unknown, and after a restart "
+                "no management API: client declarations made through other sidecars are unknown, and after a restart "
                 "only declarations in a snapshot are known",
                 snapshot=str(self._settings.declared.snapshot),
             )
@@ -489,7 +492,7 @@ class VhostDiscovery:
             await asyncio.sleep(self._settings.retry_seconds)
 
     async def find_later(self) -> set[str]:
-        """Retry until there is an answer; return the virtual hosts."""
+        """Retry until the management API answers; return the virtual hosts."""
         if self._management is None or not self.fault:
             return set()
         pause_seconds = self._settings.refresh_seconds

@@ -1,9 +1,9 @@
-"""The declarations of the control plane, and the meaning of their refusals.
+"""The declarations that the control plane sends, and explanations of refusals.
 
-Declarations are sent through aio-pika. Two kinds of data that it can't express are encoded by `proxy.amqp` and sent as
-bytes, as in relays: argument tables, whose integer types pamqp changes, and names that RabbitMQ allows but pamqp
-refuses (``orders~2``, ``Käse``). Sources: AMQP 0-9-1 spec, 1.6 (exchange class) and 1.7 (queue class); RabbitMQ's
-access control guide (permissions).
+Declarations are sent through aio-pika, except in two cases: pamqp changes the integer types in argument tables, and
+refuses some names that RabbitMQ allows (``orders~2``, ``Käse``). Such declarations are encoded by `proxy.amqp` and sent
+as bytes, as in relays. Sources: AMQP 0-9-1 spec, 1.6 (exchange class) and 1.7 (queue class); RabbitMQ's access control
+guide (permissions).
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ from proxy.values import QUEUE, Destination, Table, Value
 
 #: AMQP 0-9-1 spec, 4.2.5.3: a short string has at most 255 octets.
 _LONGEST_NAME_BYTES = 255
-#: RabbitMQ quotes names in a reply text and truncates the text to 255 bytes, possibly within a character, because of
-#: which pamqp closes the connection. If names have at most this number of bytes, only RabbitMQ's own ASCII text is
-#: truncated.
+#: RabbitMQ quotes names in reply texts and truncates each text to 255 bytes. If this splits a character, pamqp closes
+#: the connection. If names have at most this number of bytes, only RabbitMQ's own ASCII text is truncated.
 _QUOTABLE_BYTES = 140
 _METHOD_BYTES = 4
 
 #: The argument that marks an exchange as ours.
 MARK = b"x-open-exchange"
 
-#: Reply code for an exclusive queue of another connection.
+#: Reply code if a queue is exclusive to another connection.
 LOCKED = 405
 
 EXCLUSIVE = "exclusive queue of another connection"
@@ -49,13 +48,13 @@ class Method(Protocol):
 
     @property
     def frame(self) -> bytes:
-        """The encoded method, for channel 0."""
+        """The encoded method, as a frame on channel 0."""
 
     async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
         """Send the declaration through aio-pika. A refusal or a timeout closes the channel and raises an error.
 
         Raises:
-            ValueError: aio-pika can't express it.
+            ValueError: aio-pika can't express the declaration.
         """
 
 
@@ -93,7 +92,7 @@ class DeclareQueue:
 
 @dataclass(frozen=True, slots=True)
 class DeclareExchange:
-    """Declares a durable exchange, whose only arguments are a mark and an alternate exchange."""
+    """Declares a durable exchange. Its only arguments, both optional, are our mark and an alternate exchange."""
 
     name: bytes
     type: bytes
@@ -117,9 +116,9 @@ class DeclareExchange:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """Binds a destination to an exchange with a key and the raw entries of an argument table. Idempotent.
+    """Binds a destination to an exchange with a key and the raw entries of an argument table.
 
-    With `unbinds`, such a binding is removed, which is also idempotent.
+    If `unbinds` is set, removes this binding instead. Both operations are idempotent.
     """
 
     source: bytes
@@ -154,7 +153,7 @@ async def make(method: Method, channel: AbstractChannel, limit_seconds: float) -
 
 
 async def make_all(binds: Sequence[Bind], channel: AbstractChannel, limit_seconds: float) -> None:
-    """Make many bindings on one channel, with an answer only to the last bind. Any refusal closes the channel."""
+    """Create many bindings on one channel. The broker answers only the last bind; any refusal closes the channel."""
     underlay = cast(Channel, await channel.get_underlay_channel())
     frames = b"".join(
         method_frames.bind(
@@ -165,8 +164,8 @@ async def make_all(binds: Sequence[Bind], channel: AbstractChannel, limit_second
 
     async def call() -> None:
         async with underlay.lock:
-            # A single write, since later methods could otherwise follow a channel's close-ok, which ends the
-            # connection.
+            # All frames are sent in a single write. Otherwise, some of them could follow the close-ok after a refusal,
+            # and the broker would close the connection.
             await underlay.write_queue.put(ChannelFrame(frames, should_close=False))
             await underlay.rpc_frames.get()
             underlay.rpc_frames.task_done()
@@ -176,7 +175,7 @@ async def make_all(binds: Sequence[Bind], channel: AbstractChannel, limit_second
 
 
 async def send(frame: bytes, channel: AbstractChannel, limit_seconds: float) -> None:
-    """Send a method encoded by `proxy.amqp`, for any channel, and wait for its answer."""
+    """Send a method encoded by `proxy.amqp`, and wait for the answer. The channel number in its frame is ignored."""
     underlay = cast(Channel, await channel.get_underlay_channel())
     payload = frame[FRAME_HEAD.size : -1]
     method = _encoded(method_of(payload))()
@@ -186,7 +185,7 @@ async def send(frame: bytes, channel: AbstractChannel, limit_seconds: float) -> 
 
 @cache
 def _encoded(method: int) -> type[Any]:  # a method of pamqp
-    """Return the class of an encoded method for aiormq, which sends its ``encoded`` bytes."""
+    """Return a class for encoded methods, whose ``encoded`` attribute contains the bytes that aiormq sends."""
     kind: type[Any] = spec.INDEX_MAPPING[method]
     return type(kind.__name__, (kind,), {"marshal": lambda self: self.encoded})
 
@@ -203,7 +202,7 @@ def declare_carrier(exchange: OwnedExchange) -> DeclareExchange:
 
 
 def declare_marker(name: bytes) -> DeclareExchange:
-    """Return the declaration of a durable exchange as a marker, of which only the existence matters."""
+    """Return the declaration of a durable marker exchange. Only its existence matters."""
     return DeclareExchange(name, b"fanout")
 
 
@@ -216,9 +215,9 @@ def unnameable(name: bytes) -> str | None:
     try:
         name.decode()
     except UnicodeDecodeError:
-        return "the name is not UTF-8"  # RabbitMQ closes the connection on such a short string
+        return "the name is not UTF-8"  # RabbitMQ closes the connection if it receives such a name
     if len(name) > _QUOTABLE_BYTES and not name.isascii():
-        return f"the name is not ASCII and longer than {_QUOTABLE_BYTES} bytes"
+        return f"the name is not ASCII and is longer than {_QUOTABLE_BYTES} bytes"
     return None
 
 

@@ -1,7 +1,7 @@
-"""Checks whether destinations at other brokers that the address table names exist.
+"""Checks whether the address table's destinations at other brokers exist.
 
-Only destinations that are the same for every message can be checked. If a broker does not answer, its destinations are
-unknown, not missing; ``oxproxy_remote_up`` reports the broker.
+Only destinations that are the same for every message can be checked. If a broker does not answer, its destinations
+count as unknown, not as missing. The metric ``oxproxy_remote_up`` shows whether a broker is reachable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from proxy.values import EXCHANGE, QUEUE, Destination
 
 #: Maximum number of names in one log line.
 _SHOWN = 20
-#: Seconds before a broker that could not be queried is retried: the first pause, which then doubles, and the maximum.
+#: First and longest pause in seconds before a broker that could not be queried is retried. The pause doubles after each
+#: failure.
 _PAUSE_SECONDS = (30.0, 600.0)
 
 log = structlog.get_logger(__name__)
@@ -30,17 +31,17 @@ class RemoteObserver:
     """Checks destinations at other brokers.
 
     Args:
-        reach: returns the connection settings of a broker named in a virtual host, and the virtual host at that broker;
-            None if there are none.
+        reach: for a virtual host and another broker, returns the settings for connecting to the broker and the virtual
+            host to use there. Returns None if the broker is not configured.
     """
 
     def __init__(self, reach: Callable[[str, Remote], tuple[ControlSettings, str] | None]) -> None:
         self._reach = reach
-        #: Earliest time of a retry, and the next pause, for brokers that could not be queried.
+        #: For each broker that could not be queried, the time of the next retry, and the pause if that fails as well.
         self._resting: dict[tuple[str, Remote], tuple[float, float]] = {}
 
     async def observe(self, vhost: VhostTopology) -> None:
-        """Check all destinations of a virtual host at other brokers, and store the result in its state."""
+        """Check a virtual host's destinations at other brokers, and store the result in the virtual host's state."""
         state = vhost.state
         wanted: dict[Remote, dict[Destination, None]] = {}
         for translation in vhost.reconciler.desired.remote_destinations:

@@ -1,8 +1,8 @@
-"""Runs the tasks of the control plane so that none of them ends unnoticed.
+"""Runs the tasks of the control plane so that no failure goes unnoticed.
 
-Any exception of a task is counted and logged with its traceback, and the sidecar is not ready until the task has
-succeeded again. The task is restarted after a pause, which doubles after each failure. The tasks themselves handle
-expected failures (`UpstreamError`, if the broker is unreachable or refuses a request).
+An exception raised by a task is counted and logged with its traceback, and the sidecar is not ready until the task
+succeeds again. The task is restarted after a pause, which doubles after each failure. Tasks handle expected failures
+themselves: they catch the `UpstreamError` raised if the broker is unreachable or refuses a request.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-#: Names of the tasks in the metric.
+#: Task names, as used in the metric for failures.
 TASKS = ("start", "vhost", "discovery", "snapshot", "announcements", "demand", "remotes", "gauges", "rules", "warnings")
 
 log = structlog.get_logger(__name__)
 
 
 def end_if_cancelled() -> None:
-    """Raise a lost cancellation, since aiormq uses `asyncio.wait_for`, which can lose cancellations in Python 3.11.
+    """Raise a cancellation that was lost. aiormq uses `asyncio.wait_for`, which can lose cancellations in Python 3.11.
 
     Raises:
         asyncio.CancelledError: the task has been cancelled.
@@ -42,7 +42,7 @@ class Supervisor:
 
     @property
     def failing(self) -> list[str]:
-        """The tasks that have failed and have not succeeded since then, with the exceptions."""
+        """Tasks that have failed and have not succeeded since, with the class of the exception."""
         return [f"control task {task}{_of(vhost)}: {why}" for (task, vhost), why in sorted(self._failing.items())]
 
     def failed(self, task: str, error: BaseException, vhost: str = "") -> None:
@@ -65,8 +65,9 @@ class Supervisor:
 
         Args:
             work: the task. If it does not return, it must call `recovered` when it has succeeded.
-            vhost: the task's virtual host, if there are several such tasks.
-            steady_seconds: time without a failure after which the task counts as recovered; None for never.
+            vhost: the task's virtual host, if each virtual host has its own task.
+            steady_seconds: time without a failure after which the task counts as recovered. If it is None, the task
+                calls `recovered` itself.
         """
         pause_seconds = self._retry_seconds
         while True:

@@ -1,9 +1,9 @@
-"""Interface of the control plane for other packages, which contains all virtual hosts that it manages.
+"""The control plane's interface for other packages, which covers all managed virtual hosts.
 
-The control plane manages the virtual hosts named by rules, those with client declarations, and those to which clients
+The control plane manages the virtual hosts that rules name, those with client declarations, and those to which clients
 log in. `app` creates a `Topology`, awaits `start` and runs `run` as a task; sessions and relays call the other methods.
-Rules files are not read here, since the shared states are arguments. `VhostStatus` is the content of the status page
-for one virtual host. Source: architecture, "The broker is the store".
+Rules files are not read here; callers pass the shared states created from them. `VhostStatus` contains the data that
+the status page shows for one virtual host. Source: architecture, "The broker is the store".
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ class VhostStatus:
     """Status of one virtual host for operators.
 
     Args:
-        missing: reasons, by "queue NAME" or "exchange NAME", followed by "at broker NAME" for other brokers.
+        missing: the reasons why destinations are missing, by "queue NAME" or "exchange NAME". For other brokers,
+            "at broker NAME" is appended.
         foreign: foreign bindings, by carrier.
         failing: actions that the broker refused and that are retried, with the reasons.
-        old_tokens: numbers of bindings with unkeyed tokens, and with tokens of previous secrets.
+        old_tokens: number of bindings with old tokens, by kind (unkeyed, or keyed with a previous secret).
         bypasses: alternate and dead-letter exchanges that route to carriers.
         unsigned: bindings without a valid signature, which route only to their own destination, by exchange.
         previous_secret: number of bindings signed with a previous secret, by exchange.
@@ -111,10 +112,10 @@ log = structlog.get_logger(__name__)
 
 
 class Topology:
-    """All declarations on one broker.
+    """Manages the declarations on one broker.
 
     Args:
-        states: the virtual hosts named by rules, by name.
+        states: shared states of the virtual hosts that rules name, by name.
         queues: queues declared by the rules, by virtual host.
     """
 
@@ -136,7 +137,7 @@ class Topology:
         self._vhosts: dict[str, VhostTopology] = {}
         for name, state in states.items():
             self._follow(state, queues.get(name, ()))
-        #: Virtual hosts of the rules; a refusal in any of them prevents the start.
+        #: Virtual hosts that rules name. A refusal in any of them prevents the sidecar from starting.
         self._ruled = frozenset(states)
         #: Virtual hosts required for readiness.
         self._awaited = self._ruled
@@ -151,11 +152,12 @@ class Topology:
     # -- life --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Run the first pass of all virtual hosts. Must be followed by `run`.
+        """Run the first pass of each virtual host. Must be followed by `run`.
 
         Raises:
-            UpstreamError: the first failure. The operator has to resolve REFUSED (credentials, permissions, a
-                conflicting exchange); after UNAVAILABLE or TIMEOUT, `run` may be started and keeps retrying.
+            UpstreamError: the first failure. REFUSED must be resolved by the operator, since it is caused by
+                credentials, permissions or a conflicting exchange. After UNAVAILABLE or TIMEOUT, `run` can be started
+                and will retry.
         """
         records = await self._recorder.load() if self._recorder is not None else SnapshotRecords()
         discovered = await self._discovery.find()
@@ -182,7 +184,7 @@ class Topology:
                     self._keep(self._tasks, vhost)
                 self._tasks.create_task(self.supervisor.keep("discovery", self._discover_later))
                 self._tasks.create_task(self.supervisor.keep("remotes", self._observe_remotes))
-                await asyncio.Event().wait()  # further virtual hosts may be added
+                await asyncio.Event().wait()  # virtual hosts may be added until `run` is cancelled
         finally:
             self._tasks = None
 
@@ -211,9 +213,7 @@ class Topology:
         self.released(name)
 
     async def _is_gone(self, vhost: VhostTopology) -> bool:
-        """Return True if a virtual host that refuses our login does not exist, and neither rules nor clients need
-        it.
-        """
+        """Return True if a virtual host that refused our login does not exist, and no rules or clients need it."""
         name = vhost.state.name
         if name in self._ruled or vhost.has_rules or self.in_use(name):
             return False
@@ -246,9 +246,7 @@ class Topology:
         return [vhost.state for vhost in self._vhosts.values()]
 
     def _is_bearable(self, name: str, outcome: BaseException) -> bool:
-        """Return True if a failure affects no other virtual host: the login to a virtual host without rules was
-        refused.
-        """
+        """Return True if a failure is a refused login to a virtual host without rules. Others are not affected."""
         if (
             name in self._ruled
             or not isinstance(outcome, UpstreamError)
@@ -265,18 +263,19 @@ class Topology:
         return known.state if known is not None else None
 
     def follows(self, vhost: str) -> bool:
-        """Return True if the first pass of the virtual host has succeeded, or can't succeed."""
+        """Return True if the first pass of the virtual host has succeeded or failed."""
         known = self._vhosts.get(vhost)
         return known is not None and known.health.settled.is_set()
 
     async def adopt(self, vhost: str, state: VhostState | None = None) -> None:
-        """Manage another virtual host. Its client declarations are loaded when this method returns.
+        """Manage another virtual host, and wait until its client declarations have been loaded.
 
-        It also returns if they can't be read, because the control user has no access, and at the deadline.
+        Returns without them if the first pass fails, for example because the control user has no access, or if it is
+        not finished by the deadline.
 
         Args:
-            vhost: name of the virtual host; may be managed already.
-            state: its shared state; None to create it (see `state_of`).
+            vhost: name of the virtual host, which may already be managed.
+            state: shared state of the virtual host; None to create it (see `state_of`).
         """
         known = self._vhosts.get(vhost)
         if known is None:
@@ -289,10 +288,10 @@ class Topology:
         except TimeoutError:
             log.warning("first pass of virtual host not finished in time", vhost=vhost)
 
-    # -- requests and reports of relays ----------------------------------------------------------------------------
+    # -- requests and reports from relays --------------------------------------------------------------------------
 
     def interested(self, vhost: str, queue: bytes) -> bool:
-        """Return True if a declare of the queue must wait for `ensure_queue`. Cheap, and never waits."""
+        """Return True if a declare of the queue must wait for `ensure_queue`. This method is cheap and never blocks."""
         known = self._vhosts.get(vhost)
         return known is not None and known.requests.interested(queue)
 
@@ -316,14 +315,14 @@ class Topology:
         """Bind destinations that a publish needs and that have no token yet.
 
         Returns:
-            The destinations that are bound when all attempts have ended, or at the deadline.
+            The destinations that are bound after all attempts, or at the deadline.
         """
         return await self._vhosts[vhost].requests.bind(exchange, destinations) if vhost in self._vhosts else set()
 
     async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
         """Look up an exchange on the broker; return its type if no client declared it, or None if it does not exist.
 
-        If a client declared it through another sidecar, the result is None, and the exchange is in the state.
+        Also returns None if a client declared it through another sidecar. The exchange is then added to the state.
 
         Raises:
             UpstreamError: the management API did not answer.
@@ -331,7 +330,7 @@ class Topology:
         return await self._vhosts[vhost].lookup_exchange(exchange) if vhost in self._vhosts else None
 
     def changed(self, vhost: str, exchange: bytes) -> None:
-        """Record that a client has declared, deleted, bound or unbound the exchange. Cheap, and never waits."""
+        """Record that a client has declared, deleted, bound or unbound the exchange. Cheap, and never blocks."""
         if vhost in self._vhosts:
             self._vhosts[vhost].changed(exchange)
 
@@ -347,7 +346,8 @@ class Topology:
         """Declare and bind everything that new rules need. Must be followed by `swap` and `retire`.
 
         Raises:
-            UpstreamError: REFUSED with all conflicts, otherwise the broker is unreachable. The old rules stay in force.
+            UpstreamError: the broker is unreachable or refused the request; REFUSED lists all conflicts. The old rules
+                stay in force.
         """
         return await self._vhosts[vhost].reconciler.prepare(exchanges, router, queues)
 
@@ -403,17 +403,17 @@ class Topology:
 
     @property
     def unkeyed_count(self) -> int:
-        """Number of bindings on carriers with unkeyed tokens, which are not secret."""
+        """Number of carrier bindings with unkeyed tokens, which are not secret."""
         return sum(vhost.reconciler.observer.tokens()["unkeyed"] for vhost in self._vhosts.values())
 
     @property
     def bypass_count(self) -> int:
-        """Number of alternate and dead-letter exchanges that route to carriers."""
+        """Number of exchanges and queues whose alternate or dead-letter exchange routes to a carrier."""
         return sum(len(vhost.reconciler.observer.bypasses) for vhost in self._vhosts.values())
 
     @property
     def carrier_bindings(self) -> Counter[tuple[str, str, str]]:
-        """Number of bindings of carriers, by virtual host, type, and whether the type fits."""
+        """Number of carrier bindings, by virtual host, carrier type, and "yes" or "no" for whether the type fits."""
         counts: Counter[tuple[str, str, str]] = Counter()
         for name, vhost in self._vhosts.items():
             for carrier in vhost.reconciler.carrier_bindings:
@@ -424,7 +424,7 @@ class Topology:
 
     @property
     def unsigned_count(self) -> int:
-        """Number of client bindings on carriers without a valid signature."""
+        """Number of client bindings, on all carriers, that have no valid signature."""
         return sum(
             len(texts) for vhost in self._vhosts.values() for texts in vhost.reconciler.store.listings.unsigned.values()
         )

@@ -1,8 +1,8 @@
-"""The page that Prometheus scrapes, which a thread writes with one collector for prometheus_client.
+"""Writes the page that Prometheus scrapes, with a collector for prometheus_client.
 
-Tallies are added to the totals in the event loop, in steps, because this modifies the counters. A thread then reads the
-totals and writes the text (0.1 s for 10,000 series). It does not block the event loop for longer than
-`sys.setswitchinterval` permits.
+Adding tallies to the totals modifies the counters, so this is done in the event loop, in small steps. A thread then
+reads the totals and writes the text, which takes 0.1 s for 10,000 series. The thread does not block the event loop for
+longer than `sys.setswitchinterval` permits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Exposition:
 
     Args:
         counters: counters of the process.
-        worker: number of this worker, a label of all metrics; None without workers.
+        worker: number of this worker, which becomes a label of all metrics; None without workers.
     """
 
     def __init__(self, counters: Counters, worker: int | None = None) -> None:
@@ -69,7 +69,7 @@ class SidecarCollector(Collector):
 
     Args:
         counters: counters of the process.
-        labels: further labels of all series.
+        labels: additional labels for all series.
         openmetrics: whether the page is in the OpenMetrics format.
     """
 

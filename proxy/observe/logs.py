@@ -1,10 +1,10 @@
 """Log lines on standard error.
 
-An event is always a single line, key=value or JSON, with the time in UTC, even if it contains text from peers.
-Passwords are masked regardless of which module logs them. Modules log with
-``structlog.get_logger().warning("what happened", key=value)``. An event that may occur very often has ``repeat=<key>``:
-it is logged once per key and interval, and the next line has the number of suppressed events (``suppressed=N``). Log
-records of libraries are handled in the same way.
+An event is always written as a single line, as key=value pairs or JSON, even if it contains text from peers. Times are
+in UTC. Passwords are masked regardless of which module logs them. Modules log with
+``structlog.get_logger().warning("what happened", key=value)``. An event that may occur very often is logged with
+``repeat=<key>``: it is written once per key and interval, and the next line contains the number of suppressed events
+(``suppressed=N``). Log records from libraries are handled in the same way.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LogSettings:
     Args:
         level: debug, info, warning or error.
         style: ``text`` for key=value, or ``json``.
-        repeat_seconds: interval in which a repeated event is written once.
+        repeat_seconds: interval in which a repeated event is written only once.
     """
 
     level: str = "info"
@@ -84,7 +84,7 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
 
 
 class RepeatLimit:
-    """Drops an event with ``repeat=<key>`` if it was last logged less than the interval ago.
+    """Drops an event with ``repeat=<key>`` if the same event and key were last logged less than `seconds` ago.
 
     Args:
         seconds: the interval.
@@ -151,7 +151,7 @@ def _printable(value: object) -> object:
 
 
 class _LineLogger:
-    """Writes whole lines. Errors of the log output are ignored."""
+    """Writes whole lines. Errors while writing are ignored."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream

@@ -3,8 +3,8 @@
 The names are a documented interface (docs/reference/metrics.md). Label values come from closed sets or from the rules
 files, never from routing keys, users, peers or queues named by producers.
 
-Nothing is counted here. Rows are not read in the thread that counts, so numbers are read without a lock, and
-dictionaries that may grow are copied first, which is atomic in CPython.
+Nothing is counted here. Counters are read without a lock, in a different thread from the one that counts. Dictionaries
+that may grow are therefore copied first, which is atomic in CPython.
 """
 
 from __future__ import annotations
@@ -62,12 +62,16 @@ def destination_publishes(counters: Counters) -> Iterable[Row]:
 
 
 def relays(attribute: str) -> Reading:
-    """Read one attribute of `RelayCounters`, summed over the virtual hosts."""
+    """Read one attribute of `RelayCounters`, summed over all virtual hosts."""
     return lambda counters: [((), sum(getattr(relay, attribute) for relay in relay_counters(counters)))]
 
 
 def relays_by(*attributes: tuple[str, str]) -> Reading:
-    """Read several attributes of `RelayCounters` as one metric with a label: (attribute, label value)."""
+    """Read several attributes of `RelayCounters` as one metric.
+
+    Args:
+        attributes: pairs of an attribute's name and its label value.
+    """
 
     def rows(counters: Counters) -> Iterable[Row]:
         summed = relay_counters(counters)
@@ -171,7 +175,8 @@ def _histogram(name: str, about: str) -> MetricSpec:
     return MetricSpec(f"oxproxy_{name}", MetricKind.HISTOGRAM, (), about, lambda _counters: (), attrgetter(name))
 
 
-#: All metrics of the sidecar, in the order of the page. `process_*` and `python_info` are prometheus_client's.
+#: All metrics of the sidecar, in the order in which the page lists them. prometheus_client adds `process_*` and
+#: `python_info`.
 METRICS: tuple[MetricSpec, ...] = (
     _metric(
         "build_info",
@@ -368,7 +373,7 @@ METRICS: tuple[MetricSpec, ...] = (
         GAUGE,
         "",
         single(lambda counters: counters.unkeyed_tokens),
-        "Bindings on carriers with unkeyed tokens of version 0.1; `oxproxy adopt --finish` removes them.",
+        "Bindings on carriers with unkeyed tokens, as created by version 0.1; `oxproxy adopt --finish` removes them.",
     ),
     _metric(
         "topology_carrier_bypasses",
@@ -382,7 +387,7 @@ METRICS: tuple[MetricSpec, ...] = (
         GAUGE,
         "vhost type fits",
         lambda counters: list(counters.carrier_bindings.items()),
-        "Bindings on carriers by type of the carrier (direct or topic); fits is no if the other type is configured or "
+        "Bindings on carriers by carrier type (direct or topic); fits is no if the other type is configured or "
         "costs RabbitMQ less.",
     ),
     _metric(

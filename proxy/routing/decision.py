@@ -74,7 +74,7 @@ class Outcome(Enum):
     ROUTED = "routed"
     UNROUTED = "unrouted"
     FILTERED = "filtered"  # dropped by a `-silent` filter of the exchange
-    REJECTED = "rejected"  # by a filter or an invalid regex of the producer: the channel is closed with `error`
+    REJECTED = "rejected"  # by a filter, or for an invalid regex from the producer; `error` closes the channel
 
 
 #: Members for the publish path, since access through the class takes 0.1 us.
@@ -103,9 +103,9 @@ class Decision:
     match_limit_hits: int  # regex searches that reached the match limit
     #: owners whose regex budgets were spent, sorted: rules (rules files), client, message
     spent_budgets: tuple[str, ...]
-    #: destinations chosen by clients' bindings that are not yet known to be within the reach of these bindings
+    #: destinations that clients' bindings chose, but that are not yet known to be within the reach of these bindings
     unchecked: frozenset[tuple[Reach, Destination]]
-    trace: Trace | None = field(compare=False)  # the visits, if requested
+    trace: Trace | None = field(compare=False)  # the steps of the evaluation, if requested
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class OperatorStep:
 
 @dataclass(frozen=True, slots=True)
 class BindingStep:
-    """The visit of one binding."""
+    """A visit to one binding."""
 
     binding: Binding
     id: str  # id of the binding in decisions
@@ -179,9 +179,9 @@ class BindingStep:
     removed: tuple[Destination, ...] = ()  # destinations that were removed
     jump: int | None = None  # order at which the evaluation continued, None for the next binding
     stopped: bool = False  # whether the binding ended the evaluation of the exchange
-    error: bytes = b""  # reply text for an invalid regex of the producer, which ended the decision
-    #: owners whose regex budget was spent, because of which the binding was false or its routes chose nothing: rules
-    #: (rules files), client, message
+    error: bytes = b""  # reply text for an invalid regex from the producer, which ended the decision
+    #: owners whose regex budget was spent, so that the binding was false or its routes chose nothing: rules (rules
+    #: files), client, message
     spent_budgets: tuple[str, ...] = ()
 
 

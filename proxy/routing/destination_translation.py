@@ -1,7 +1,7 @@
 """Translates the destinations of a decision with the address table.
 
 Each destination is looked up once: a queue as a publish to the default exchange with the queue's name as routing key,
-an exchange as a publish to it with the routing key of the message. The result is not looked up again.
+an exchange as a publish to that exchange with the message's routing key. The result is not looked up again.
 
 `translate_destinations` is used for publishes. The control plane, which has no message, uses `static_translations` to
 determine which destinations need not exist, and which must exist instead.
@@ -20,8 +20,8 @@ from proxy.values import EXCHANGE, QUEUE, Destination
 
 #: Two different routing keys. A translation that does not depend on the key has the same result for both.
 _PROBE_KEYS = (b"a", b"b/c.d")
-#: Why a destination can't be translated to an exchange of the rules: a message is evaluated only once.
-EVALUATED_HERE = "an exchange evaluated by the sidecar, which has already evaluated the message"
+#: Why a destination can't be translated to an exchange in the rules: a message is evaluated only once.
+EVALUATED_HERE = "the target is an exchange that the sidecar evaluates, but a message is evaluated only once"
 
 
 class TranslatedDestinations(NamedTuple):
@@ -29,8 +29,9 @@ class TranslatedDestinations(NamedTuple):
 
     queues: tuple[bytes, ...]  # queues on this broker, by name
     exchanges: tuple[bytes, ...]  # exchanges on this broker that receive the message with its own routing key
-    publications: tuple[Publication, ...] = ()  # exchanges on this broker that receive it with another routing key
-    remotes: tuple[Target, ...] = ()  # exchanges and keys of other brokers
+    #: exchanges on this broker that receive the message with a different routing key
+    publications: tuple[Publication, ...] = ()
+    remotes: tuple[Target, ...] = ()  # exchanges and routing keys at other brokers
     failed: tuple[FailedTranslation, ...] = ()  # destinations whose translation failed
     rule: int | None = None  # index of the first rule that applied, None if no rule applied
 
@@ -92,7 +93,8 @@ class StaticTranslation(NamedTuple):
     destination: Destination  # as named by the rules
     #: its replacement on this broker; None if there is none, or if the replacement depends on the message
     here: Destination | None = None
-    remote: Target | None = None  # its replacement on another broker; None in the same cases
+    #: its replacement at another broker; None if there is none, or if the replacement depends on the message
+    remote: Target | None = None
     failure: str = ""  # why the translation fails; empty if it succeeds
 
 
@@ -132,7 +134,7 @@ def static_translation(
         evaluated: exchanges that the sidecar evaluates.
 
     Returns:
-        The translation; None if the destination is not translated for all messages.
+        The translation; None if the table does not translate the destination for every message.
     """
     kind, name = destination
     if kind == QUEUE:

@@ -1,7 +1,7 @@
 """Visits the bindings of one exchange and collects the destinations of a message.
 
-Bindings are visited in visiting order, and a goto or a stop skips some of the following bindings. The result is the
-same whether all bindings of the exchange are passed or only the bindings that the index selected.
+Bindings are visited in a fixed order, and a goto or a stop skips some of the following bindings. The result is the same
+whether all bindings of the exchange are passed or only the bindings that the index selected.
 
 Source: the open-exchange specification, sections 1, 7 and 8.
 """
@@ -25,10 +25,10 @@ def route(
     Args:
         entries: bindings in visiting order.
         message: the message.
-        matched: receives exchange and id of the bindings that were true.
+        matched: receives the exchange and id of each binding that was true.
 
     Returns:
-        The destinations; None if an invalid regex of the producer closes the channel (`message.producer.error`).
+        The destinations; None if an invalid regex from the producer closes the channel (`message.producer.error`).
     """
     routed: set[Destination] = set()
     floor = 0
@@ -40,7 +40,7 @@ def route(
             matched.append(compiled.label)
         if compiled.plain:
             if true:
-                routed.add(compiled.destination)  # type: ignore[arg-type]  # plain bindings have one
+                routed.add(compiled.destination)  # type: ignore[arg-type]  # plain bindings have a destination
             continue
         jump = apply_result(compiled, true, routed, message)
         if jump is None:
@@ -65,7 +65,7 @@ def route_traced(
         message: see `route`.
         matched: see `route`.
         steps: receives an entry for each visit.
-        candidates: bindings that `route` would visit; None for all. The other bindings are false and are not charged.
+        candidates: bindings that `route` would visit; None for all. Others count as false, and no budget is charged.
     """
     routed: set[Destination] = set()
     floor = 0
@@ -92,7 +92,7 @@ def apply_result(compiled: CompiledBinding, true: bool, routed: set[Destination]
     """Apply the effects of a binding.
 
     Returns:
-        The order at which to continue; 0 for the next binding; None if an invalid regex of the producer ends the
+        The order at which to continue; 0 for the next binding; None if an invalid regex from the producer ends the
         decision.
     """
     if compiled.asks_producer and message.producer.error:

@@ -1,7 +1,8 @@
 """Formats error texts in the same way as RabbitMQ.
 
 RabbitMQ prints keys and values as Erlang terms (``~p``: lines of 80 columns, Latin-1), sends the text as Latin-1 if
-possible, and truncates it to a short string. Clients and the recorded vectors compare these texts byte by byte.
+possible, and truncates it to fit into a short string. Clients and recorded test vectors compare these texts byte by
+byte.
 
 Sources: the open-exchange specification, section 11; Erlang/OTP 25, io_lib:format/2; RabbitMQ 3.10,
 rabbit_binary_generator:map_exception/3.
@@ -17,8 +18,8 @@ from proxy.values import Table, Value
 #: AMQP 0-9-1 reply code 406, the only reply code that rules cause, and the prefix of its text on the wire.
 PRECONDITION_FAILED = 406
 _OPENING = "PRECONDITION_FAILED - "
-#: Longest text on the wire in bytes, which is a short string. A longer text is cut to _KEPT bytes, and three dots are
-#: added.
+#: Maximum length in bytes of the text on the wire, which is a short string. Longer texts are cut to _KEPT bytes, and
+#: three dots are added.
 _LONGEST = 255
 _KEPT = 252
 
@@ -66,9 +67,10 @@ def precondition_failed(text: str) -> ProtocolError:
 
 
 def encode_error_text(text: str) -> bytes:
-    """Encode an error text without the name of the code, truncated so that both fit into a short string.
+    """Encode an error text, without the name of the reply code.
 
-    As in the broker, the encoding is Latin-1 if possible. Otherwise it is UTF-8, cut between characters.
+    The text is truncated so that both fit into a short string. As in the broker, the encoding is Latin-1 if possible,
+    otherwise UTF-8. Texts in UTF-8 are cut between characters.
     """
     room = _LONGEST - len(_OPENING)
     try:
@@ -148,7 +150,10 @@ def format_term(value: Value, column: int = 0) -> str:
 
 
 def _float(number: float) -> str:
-    """Format the shortest digits, with an exponent if that is shorter or if the number is 2**53 or larger."""
+    """Format a number with the fewest digits that identify it.
+
+    An exponent is used if the result is shorter, or if the number is 2**53 or larger.
+    """
     plain = repr(number)
     mantissa, _, exponent = (plain if "e" in plain else _scientific(plain)).partition("e")
     scientific = f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent)}"

@@ -1,7 +1,7 @@
 """An exchange that the sidecar evaluates: its filters, its bindings and their index.
 
 The facts and destinations that bindings use are counted when bindings are added and removed. Interest and destinations
-are therefore exact at any time, and are recomputed only if a change affects them. `router` follows chains of exchanges.
+are therefore always exact, and are recomputed only if a change affects them. `router` follows chains of exchanges.
 
 Source: the open-exchange specification, sections 1, 8, 10 and 13.
 """
@@ -64,7 +64,7 @@ class InterestCount:
 
     @property
     def sees_queues(self) -> bool:
-        """True if the names of all queues matter. This is cheap even after a change."""
+        """True if the names of all queues matter. Unlike `interest`, this is cheap even after a change."""
         return QUEUE_NAMES in self._fact_names
 
     def _collect(self) -> Interest:
@@ -100,7 +100,7 @@ def join_interests(interests: Iterable[Interest]) -> Interest:
 
 
 class _Identity:
-    """The key of a binding in its exchange, which refers to the binding's identity without copying it."""
+    """The key of a binding in its exchange. It refers to the binding's identity without copying it."""
 
     __slots__ = ("_binding",)
 
@@ -118,7 +118,7 @@ class Exchange:
     """One exchange that the sidecar evaluates.
 
     Args:
-        name: its name for producers.
+        name: the name to which producers publish.
         type: ``x-open``, ``direct``, ``fanout``, ``topic`` or ``headers``.
         arguments: exchange arguments in declared order; those of an open exchange define its filters.
         local_time: the time zone of ``dtl`` operators.
@@ -176,7 +176,7 @@ class Exchange:
         """Check, compile and add a binding; `compiled` is the compiled form of an equal binding, if available.
 
         Returns:
-            False if the binding already exists, so that nothing changes.
+            False if the binding already exists. Nothing is changed in this case.
 
         Raises:
             ProtocolError: the binding is not valid; 406 on the channel.
@@ -274,7 +274,7 @@ class Exchange:
 
     @property
     def lets_producer_add_exchanges(self) -> bool:
-        """True if messages can name exchanges that no binding names."""
+        """True if messages can request exchanges that no binding names."""
         return self._free_exchanges > 0
 
     @property
@@ -284,7 +284,7 @@ class Exchange:
 
     @property
     def sees_queues(self) -> bool:
-        """True if the exchange chooses among all queues. After a binding was added, this is cheaper than `interest`."""
+        """True if the exchange chooses among all queues. After a change, this is cheaper than `interest`."""
         return self._interest.sees_queues
 
     @property
@@ -311,7 +311,7 @@ class Exchange:
 
         Args:
             message: a message that passed the filters.
-            matched: receives exchange and id of each binding that is true.
+            matched: receives the exchange and id of each binding that is true.
             step: receives an entry for each visit.
 
         Returns:

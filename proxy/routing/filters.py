@@ -1,7 +1,7 @@
 """Filters of an open exchange, checked before its bindings.
 
 Filters are arguments of the exchange. They test only the size of the body and the header table. If a message violates
-several filters, the last one declared wins.
+several filters, the filter declared last wins.
 
 Source: the open-exchange specification, section 10.
 """
@@ -45,7 +45,7 @@ _OTHER_WEIGHT = 1
 
 @dataclass(frozen=True, slots=True)
 class PayloadFilter:
-    """A limit of the body's size."""
+    """A limit for the size of the body."""
 
     name: bytes
     limit: int  # bytes, inclusive
@@ -65,7 +65,7 @@ class PayloadFilter:
 
 @dataclass(frozen=True, slots=True)
 class HeadersFilter:
-    """Limits for the header table: its size as computed by the plugin, and the nesting of lists."""
+    """Limits for the header table: the nesting of lists, and the size as computed by the open-exchange plugin."""
 
     name: bytes
     max_depth: int
@@ -73,7 +73,10 @@ class HeadersFilter:
     silent: bool = False
 
     def breach(self, message: Message) -> str | None:
-        """Return the error text of the first violation, in order of header names, with depth before size."""
+        """Return the error text of the first violation.
+
+        Headers are checked in the order of their names, and the depth is checked before the size.
+        """
         size = 0
         if self.max_depth < 0:
             return _TOO_DEEP
@@ -126,12 +129,12 @@ class ArgumentFault(NamedTuple):
 def argument_faults(arguments: Table, also_known: Collection[bytes] = ()) -> Iterator[ArgumentFault]:
     """Find misspelt names, negative sizes and limits that no message can satisfy.
 
-    Like the plugin, `read_filters` accepts these arguments, since existing exchanges must still be readable. Values of
-    a wrong type, which `read_filters` rejects, are not reported here.
+    Like the open-exchange plugin, `read_filters` accepts these arguments, since existing exchanges must still be
+    readable. Values of a wrong type are not reported here, since `read_filters` rejects them.
 
     Args:
         arguments: arguments of an open exchange.
-        also_known: further known names.
+        also_known: additional known names.
     """
     known = (*ARGUMENTS, *also_known)
     least: dict[bytes, int] = {}
@@ -174,7 +177,7 @@ def _limit(value: Value) -> int:
 
 
 def _measure(value: Value) -> tuple[int, int]:
-    """Return how deeply lists are nested in a header's value, and its size as computed by the plugin."""
+    """Return how deeply lists are nested in a header's value, and the value's size as computed by the plugin."""
     deepest = weight = 0
     lists = [iter((value,))]
     while lists:

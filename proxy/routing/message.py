@@ -1,4 +1,4 @@
-"""The message that is evaluated, with its facts and data derived from them.
+"""The message being evaluated, with its facts and data derived from them.
 
 A `Message` exists for one decision and is shared by all evaluated exchanges, so that everything is derived at most
 once: the clock is read once, headers are sorted once, and the producer's routes are read once.
@@ -31,15 +31,15 @@ _INTEGER = re.compile(rb"[+-]?[0-9]+")
 
 
 class Message:
-    """One message that is evaluated.
+    """A message being evaluated.
 
     Args:
         facts: the facts of the message.
         now: seconds since the epoch.
         queues: the queues of the virtual host.
         draw: returns an index below its argument, for random picks.
-        regex_budget: budget for the regexes of rules files, of each client and of the message itself, in match-limit
-            units.
+        regex_budget: budget for the regexes of each owner, in match-limit units. Owners are the rules files, each
+            client, and the message itself.
     """
 
     __slots__ = (
@@ -88,7 +88,7 @@ class Message:
         self.now = now
         self.queues = queues
         self.draw = draw
-        #: Whether the decision may be cached, which is not the case after a random pick.
+        #: Whether the decision may be cached. False after a random pick.
         self.keep = True
         #: Kinds of owners whose budget is spent: rules, client, message.
         self.spent_budgets: frozenset[str] = _NONE
@@ -97,7 +97,7 @@ class Message:
         self.payer: Hashable = None
         self._budget: Budget | None = None
         self._budgets: dict[Hashable, Budget] | None = None
-        #: Destinations chosen by routes that are not yet known to be within the reach of the binding.
+        #: Destinations that routes have chosen, but that are not yet known to be within the binding's reach.
         self.unchecked: set[tuple[Reach, Destination]] = set()
         self._sorted: Table | None = None
         self._clock: dict[tzinfo, bytes] | None = None

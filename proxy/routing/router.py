@@ -1,10 +1,10 @@
 """Decides the destinations of a message published to an exchange of a virtual host.
 
 A `Router` contains the exchanges that the sidecar evaluates, and follows chains of such exchanges. Each exchange is
-evaluated at most once per message, which includes evaluation as an alternate exchange. Decisions contain only queues,
-and exchanges outside the router.
+evaluated at most once per message, even if it is also an alternate exchange. The destinations in a decision are queues,
+or exchanges outside the router.
 
-Source: the open-exchange specification, section 1 (5. and 6.) and section 10 (5.).
+Source: the open-exchange specification, section 1 (items 5 and 6) and section 10 (item 5).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Router:
 
         Args:
             exchange: the name of an exchange of this router.
-            facts: the facts of the message; those that `interest` does not name may be missing.
+            facts: the facts of the message. Facts that `interest` does not name may be missing.
             now: seconds since the epoch, for datetime operators.
             queues: the queues of the virtual host, for regex routes.
             draw: returns an index below its argument; called only for random picks.
@@ -161,7 +161,7 @@ class Router:
         )
 
     def _split(self, routed: set[Destination], seen: set[bytes], final: set[Destination]) -> list[Exchange]:
-        """Put destinations outside the router into `final`; return the exchanges of the router to visit next."""
+        """Put destinations outside the router into `final`; return the exchanges in the router to visit next."""
         nested: list[Exchange] = []
         for destination in routed:
             kind, name = destination

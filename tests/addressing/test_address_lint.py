@@ -74,7 +74,7 @@ def test_hidden_rules_are_mentioned_with_what_hides_them() -> None:
     table = AddressTable([AddressRule(b"*", b"/a"), AddressRule(b"x", b"/b")])
     (finding,) = check(table)
     assert (finding.rule, finding.severity, finding.other) == (1, Severity.WARNING, 0)
-    assert "rule 0 matches first" in finding.message
+    assert "the earlier rule 0 matches every address" in finding.message
 
 
 def test_no_finding_quotes_a_password() -> None:

@@ -82,7 +82,7 @@ def test_an_exchange_that_others_bound_to_stays(
         assert site.sidecar.stop()
         site.bind("letters", "a", "by hand")
         assert run(site, "--yes") == 1
-        assert "foreign, so the exchange is kept: queue a with key 'by hand'" in capsys.readouterr().out
+        assert "kept because of a foreign binding to queue a with key 'by hand'" in capsys.readouterr().out
         assert site.bindings("letters") == {("queue", b"a", b"by hand")}
 
 

@@ -209,7 +209,7 @@ def test_a_rule_is_numbered_as_in_explain_and_audit_and_the_file_of_the_one_that
     texts = "addresses: [{pattern: a/*, translation: /queue/q}]", "addresses: [{pattern: a/b, translation: /queue/r}]"
     (warning,) = warnings(*texts)
     assert warning == (
-        "b.yaml:1:14: addresses[0].pattern: warning: never used: rule 0 matches first for every address that "
+        "b.yaml:1:14: addresses[0].pattern: warning: never used: the earlier rule 0 matches every address that "
         "this rule matches; rule 0 is in a.yaml:1"
     )
     (lookup,) = explain(load(*texts), message_request(b"{exchange: '', routing_key: a/b}", "m"), 0.0).lookups

@@ -1,8 +1,8 @@
-"""Client declarations over AMQP, which are exchanges and bindings that are stored on the broker, not in a rules file.
+"""Client declarations: exchanges and bindings that clients declare over AMQP, and that are stored on the broker.
 
 | question | module |
 |---|---|
 | applying listings to the shared state, and carrying declarations over to new rules | `store` |
 | the file for state that the broker can't store | `snapshot` |
-| announcing changes of exchanges to other sidecars | `announcements` |
+| announcing changed exchanges to other sidecars | `announcements` |
 """

@@ -1,8 +1,9 @@
-"""Announces changes to declared state to other sidecars, so that they need not wait for their next pass.
+"""Announces changed client declarations to other sidecars, which then need not wait for their next regular pass.
 
-There is a fanout exchange on the broker, with a queue for each sidecar. A message only names the changed exchanges; the
-changes themselves are read from the broker. Changes within a short time share one message. A failure only causes a
-delay, since every sidecar reconciles regularly. Source: RabbitMQ's guide on exchanges.
+Announcements are sent to a fanout exchange on the broker, to which each sidecar binds a queue. A message contains only
+the names of the changed exchanges; the changes themselves are read from the broker. Changes made within a short time
+share one message. If an announcement is lost, other sidecars detect the change in their next regular pass. Source:
+RabbitMQ's guide on exchanges.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from proxy.values import RESERVED_PREFIX
 EXCHANGE = (RESERVED_PREFIX + b"announce").decode()
 #: Changes within this time share one message.
 _GATHER_SECONDS = 0.05
-#: Maximum number of names in one message; if there are more, the message names "everything".
+#: Maximum number of names in one message. If there are more, the message contains no names, which means "everything".
 _NAMES = 100
 _SENDER_BYTES = 8
 #: Timeout for a publish.
@@ -63,7 +64,7 @@ class Announcements:
         return self._exchange is not None
 
     async def subscribe(self) -> None:
-        """Subscribe on a new connection. A refusal is logged; announcements are then not received.
+        """Subscribe on a new connection. A refusal is logged; announcements are then neither sent nor received.
 
         Raises:
             UpstreamError: the connection was lost.

@@ -1,12 +1,14 @@
-"""The snapshot file, which stores client declarations that can't be stored on or read from the broker (``delivery:
-queue``, or no management API).
+"""The snapshot file, which stores client declarations.
 
-The first line has the format, version and checksum; each further line is a JSON list. The file is replaced atomically.
-A damaged file is rejected and renamed, not deleted, since it may be the only copy.
+The file is needed for exchanges with ``delivery: queue``, which are not stored on the broker. If there is no management
+API, it is needed for all client declarations, since they can't be read back from the broker.
 
-`Recorder` decides when the file is written. A change is written at once if no write is in progress, otherwise together
-with all later changes. After each write there is a pause in proportion to its duration, so that bursts of changes do
-not delay producers.
+The first line contains the format, version and checksum; each of the other lines is a JSON list. The file is replaced
+atomically. A damaged file is rejected and renamed, but not deleted, since it may be the only copy.
+
+`Recorder` decides when the file is written. A change is written at once unless a write or the pause after it is in
+progress. The changes made in the meantime are then written together. Each pause is proportional to the duration of the
+write, so that bursts of changes do not delay producers.
 """
 
 from __future__ import annotations
@@ -45,9 +47,9 @@ class BindingRecord(NamedTuple):
     """A binding made by a client.
 
     Args:
-        exchange: the source, declared by a client or by a rules file.
-        sequences: the sequence of each copy on the broker.
-        marks: sequences of the copies whose key is the destination's token.
+        exchange: the source exchange, which a client or a rules file declared.
+        sequences: the sequence number of each copy on the broker.
+        marks: sequence numbers of the copies whose key is the destination's token.
         signatures: the signature of each copy; empty for an unsigned copy.
         keys: the key of each copy on the carrier.
     """
@@ -68,7 +70,7 @@ class BindingRecord(NamedTuple):
         """Return the copies of the binding.
 
         Args:
-            mark: the destination's token, which is the key of the marks if the file has no keys.
+            mark: the destination's token. If the file has no keys, it is the key of the copies in `marks`.
             key: the key of the other copies if the file has no keys.
         """
         rows = zip_longest(self.sequences, self.clients, self.keys, self.signatures)
@@ -110,7 +112,7 @@ class Snapshot:
         """Read the file. The result is empty if there is no file.
 
         Raises:
-            ValueError: the file is damaged, and was renamed to the name in the message.
+            ValueError: the file is damaged. It has been renamed, and the message contains its new name.
             OSError: the file can't be read.
         """
         try:
@@ -124,7 +126,7 @@ class Snapshot:
             raise ValueError(f"{self.path} is damaged: {error}; kept as {aside}") from error
 
     def save(self, records: SnapshotRecords) -> None:
-        """Replace the file atomically, even if the power fails.
+        """Replace the file atomically, so that it is never incomplete, even after a power failure.
 
         Raises:
             OSError: the file can't be written.
@@ -157,7 +159,7 @@ def decode(data: bytes) -> SnapshotRecords:
     """Decode the output of `encode`.
 
     Raises:
-        ValueError: the data are malformed or were changed.
+        ValueError: the data are malformed or have been changed.
     """
     head, newline, lines = data.partition(b"\n")
     parts = head.split(b" ")
@@ -198,7 +200,7 @@ def _rows(records: SnapshotRecords) -> Iterator[Iterable[object]]:
             _text(binding.routing_key),
         )
         copies = (binding.sequences, binding.clients, binding.marks)
-        # Written as numbers, since version 0.1 expects only lists of numbers after the clients.
+        # Written as numbers, since version 0.1 expects only lists of numbers after the list of clients.
         more = (tuple(map(_number, binding.signatures)), tuple(map(_number, binding.keys)))
         yield "binding", binding.vhost, *names, _packed(binding.entries), *copies, *more
     for grant in records.grants:
@@ -217,7 +219,7 @@ def _exchange(vhost: str, name: str, delivery: str, *values: Any) -> ExchangeRec
 
 
 def _binding(vhost: str, exchange: str, kind: str, destination: str, *values: Any) -> BindingRecord:  # as above
-    key, entries, sequences, clients, *more = values  # files of older versions have no marks
+    key, entries, sequences, clients, *more = values  # files written by older versions have no marks
     numbers = tuple(int(number) for number in sequences)
     if not numbers:
         raise ValueError("a binding without a sequence")
@@ -340,7 +342,7 @@ class Recorder:
 
 
 def records_of(states: Iterable[VhostState]) -> SnapshotRecords:
-    """Collect the client declarations."""
+    """Collect the client declarations of the given virtual hosts."""
     exchanges: list[ExchangeRecord] = []
     bindings: list[BindingRecord] = []
     grants: list[GrantRecord] = []

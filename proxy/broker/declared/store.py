@@ -1,16 +1,16 @@
-"""Client declarations of one virtual host, which are read back from the broker and kept in sync with it.
+"""Keeps the client declarations of one virtual host in sync with the declarations stored on the broker.
 
 A listing shows the state at an unknown time between the request and the answer. Changes made through this sidecar in
 the meantime take precedence, so a listing is compared with the state at the time of the request. A listed item that is
 unknown here may have been created and deleted in the meantime. It is accepted only if nothing changed in between, or if
-the next listing contains it again. No requests are made here (see `reconcile.observer`).
+the next listing also contains it. No requests are made here (see `reconcile.observer`).
 
-Parts of the module, in this order:
+The module consists of these parts, in this order:
 
 - conversion of the raw bytes stored on the broker or in a snapshot (`relay.declare.storage`) into exchanges and
   bindings; damaged bytes raise a ``ValueError`` with the reason;
-- `BindingListings`: applies a listing of the bindings of one exchange. Only new bindings are decoded, since there may
-  be ten thousand bindings, and relays run between two steps;
+- `BindingListings`: applies listings of an exchange's bindings. There may be ten thousand bindings, so only new
+  bindings are decoded, and relays run between two steps;
 - `inherit`: carries declarations over to new rules. Client exchanges are unchanged unless a rules file now declares the
   same name. In this case, the file's declaration applies, and the clients' bindings are kept;
 - `DeclarationStore`: the state itself.
@@ -74,16 +74,16 @@ def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo) -> tuple[Owned
     """Create the open exchange that a client declared, from its carrier on the broker.
 
     Raises:
-        ValueError: its stored data are damaged, or contradict the exchange on the broker.
+        ValueError: the stored data are damaged, or contradict the exchange on the broker.
     """
     kept = parse_kept(info.kept)
     declared = DeclaredExchange(info.durable, info.auto_delete, info.internal, kept.entries, kept.sequence)
     owned, exchange = declared_exchange(info.name, declared, Delivery.CARRIER, local_time)
     owned.form = topic_form(owned.alternate) if info.type == "topic" else TokenForm.DIRECT
-    # The broker has checked permissions only for the alternate exchange in its own declaration.
+    # The broker has checked permissions only for the alternate exchange in the carrier's own arguments.
     permitted = info.arguments.get(ALTERNATE.decode())
     if (None if owned.alternate is None else owned.alternate.decode(errors="replace")) != permitted:
-        raise ValueError(f"its stored alternate exchange differs from that on the broker, {permitted!r}")
+        raise ValueError(f"its stored alternate exchange differs from the one on the broker, {permitted!r}")
     return owned, exchange
 
 
@@ -123,7 +123,7 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
 
 
 def verified(state: VhostState, carrier: bytes, stored: StoredBinding, copy: BindingCopy) -> BindingCopy:
-    """Return a copy of a binding with the index of the secret that its signature uses."""
+    """Return the given copy of a binding with the index of the secret that signed it."""
     signed = copy.client, copy.sequence, stored.binding.routing_key, stored.entries
     fields = signed_fields(state.name, carrier, stored.destination, *signed)
     return copy._replace(secret=state.secrets.verify(copy.signature, *fields))
@@ -143,7 +143,7 @@ def stored_binding(
 
     Args:
         copies: all copies; empty if they are added later.
-        one_word: whether the carrier is a topic exchange, on which storage keys are one word.
+        one_word: whether the carrier is a topic exchange, where storage keys consist of one word.
 
     Raises:
         ValueError: the arguments are damaged.
@@ -161,7 +161,7 @@ def stored_binding(
 
 
 def with_copies(stored: StoredBinding, copies: Iterable[BindingCopy]) -> StoredBinding:
-    """Return a binding with the given copies, of which the copy with the lowest sequence is effective."""
+    """Return a binding with the given copies. The copy with the lowest sequence number takes effect."""
     ordered = sorted_copies(copies)
     binding = replace(stored.binding, sequence=ordered[0].sequence if ordered else 0)
     return stored._replace(binding=binding, copies=ordered)
@@ -238,7 +238,7 @@ class BindingListings:
         return self._state.router.exchanges.get(owned.name) is exchange and owned.changes == changes
 
     def before(self, owned: OwnedExchange) -> BindingsBefore | None:
-        """Return the input for `take`, before the request; None if the exchange is not in use."""
+        """Return the input for `take`; None if the exchange is not in use. Must be called before the request."""
         if self._state.exchanges.get(owned.name) is not owned:
             return None
         exchange = self._state.router.exchanges[owned.name]
@@ -247,11 +247,12 @@ class BindingListings:
     async def take(
         self, owned: OwnedExchange, before: BindingsBefore | None, listed: Iterable[BindingInfo]
     ) -> list[BindingInfo]:
-        """Apply a listing of the bindings of an exchange's carrier, with additions and removals by other sidecars.
+        """Apply a listing of a carrier's bindings, including additions and removals made by other sidecars.
 
         Returns:
-            Superfluous copies, which have to be removed. A client's unbind would not match them, since their stored
-            data differ in more than the sequence: two sidecars got the same arguments in a different order.
+            Superfluous copies, which have to be removed. They exist if two sidecars received the same arguments in a
+            different order. The stored data then differ in more than the sequence number, and a client's unbind would
+            not match them.
         """
         if before is None:
             return []
@@ -280,7 +281,7 @@ class BindingListings:
     async def _joined(
         self, owned: OwnedExchange, listed: Iterable[BindingInfo]
     ) -> tuple[dict[Hashable, StoredBinding], list[BindingInfo]]:
-        """Read the stored bindings in a listing. Copies of a binding are merged, and the lowest sequence wins."""
+        """Read the stored bindings in a listing. Copies of a binding are merged; the lowest sequence number wins."""
         name = owned.name
         last, fresh = self._decoded.get(name, {}), dict[_Row, tuple[Hashable, StoredBinding]]()
         joined: dict[Hashable, StoredBinding] = {}
@@ -301,7 +302,7 @@ class BindingListings:
             identity, stored = decoded
             (copy,) = stored.copies
             if not copy.signed:
-                unsigned.append(f"{info}, which names user {copy.client!r}: {why_unsigned(info)}")
+                unsigned.append(f"{info} (claimed user {copy.client!r}): {why_unsigned(info)}")
             previous += bool(copy.secret)
             known = joined.get(identity)
             if known is not None and known.entries != stored.entries:
@@ -348,7 +349,7 @@ def why_unsigned(info: BindingInfo) -> str:
 
 
 def _weight(stored: StoredBinding) -> tuple[bool, bool, int]:
-    """Return the rank of a copy among copies that differ in more than the sequence. The greatest rank is effective."""
+    """Return the rank of a copy among copies that differ in more than the sequence number. The highest rank wins."""
     return stored.signed, stored.is_mark, -stored.copies[0].sequence
 
 
@@ -362,7 +363,7 @@ class _Join:
         self._owned = owned
         self._before = before
         self._believed = unverified
-        #: Number of changes of the exchange made by this listing.
+        #: Number of changes that this listing has made to the exchange.
         self._own = 0
         self.unverified: set[Hashable] = set()
 
@@ -410,19 +411,19 @@ Refused: TypeAlias = tuple[StoredBinding, str]
 
 
 def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> list[Refused]:
-    """Carry clients' exchanges and bindings over to new rules. A repeated call updates them.
+    """Carry clients' exchanges and bindings over to new rules. Can be called again to update them.
 
     Args:
         state: the state with the old rules and the declarations.
 
     Returns:
-        Bindings that the new rules make invalid, with the reason.
+        Bindings that the new rules make invalid, with the reasons.
     """
     return [refused for refused in inheriting(state, exchanges, router) if refused is not None]
 
 
 def inheriting(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> Iterator[Refused | None]:
-    """Do the same as `inherit`, in small steps between which the old rules may change.
+    """Do the same as `inherit`, but in small steps. The state may change between two steps.
 
     Yields:
         For each step, None, or a binding that the new rules make invalid.
@@ -459,12 +460,12 @@ def _bindings(old: OwnedExchange, new: OwnedExchange, exchange: Exchange) -> Ite
             yield None
 
 
-#: Maximum number of logged errors, since any user that may bind can cause such errors.
+#: Maximum number of logged errors. It is limited because any user that may bind can cause such errors.
 _LOGGED_FAULTS = 1000
 
 
 class ExchangesBefore(NamedTuple):
-    """The state when a listing was requested: carriers of client exchanges, and the epoch."""
+    """The state when a listing was requested: the client exchanges that have a carrier, and the epoch."""
 
     exchanges: Mapping[bytes, OwnedExchange]
     epoch: int
@@ -519,7 +520,7 @@ class DeclarationStore:
             self.exchange_gone(name)
 
     def exchange_gone(self, name: bytes) -> None:
-        """Forget a deleted client exchange with its bindings."""
+        """Forget a deleted client exchange and its bindings."""
         self._forget(name)
         self.state.remove_exchange(name)
         self.changes += 1
@@ -569,7 +570,10 @@ class DeclarationStore:
         log.info("declared exchange found", vhost=self.state.name, exchange=_text(info.name))
 
     def _warn_of_arguments(self, owned: OwnedExchange) -> None:
-        """Log arguments without effect. Refusing them would break applications that work with the plugin."""
+        """Log arguments that have no effect.
+
+        Refusing them would break applications that work with the open-exchange plugin.
+        """
         for fault in argument_faults(owned.arguments, (DELIVERY, CARRIER_TYPE)):
             if not fault.stray:
                 names = {"vhost": self.state.name, "exchange": _text(owned.name), "argument": _text(fault.name)}
@@ -590,7 +594,7 @@ class DeclarationStore:
         binding = stored.binding
         if self.state.router.exchanges[binding.exchange].has(binding):
             return False  # the rules file has the same binding and takes precedence
-        # The sequence of an unsigned binding is not trusted, and the sequences of exchanges do not determine an order.
+        # Sequence numbers of unsigned bindings are not trusted, and those of exchanges do not determine an order.
         signed = [copy.sequence for copy in stored.copies if copy.signed]
         self.state.last_sequence = max(self.state.last_sequence, *signed, 0)
         try:
@@ -610,7 +614,7 @@ class DeclarationStore:
         """Apply the snapshot of this virtual host. Existing state takes precedence.
 
         Args:
-            carriers: whether exchanges with a carrier are included, because they can't be read from the broker.
+            carriers: whether exchanges with a carrier are included because they can't be read from the broker.
         """
         for exchange in records.exchanges:
             if exchange.vhost == self.state.name and exchange.name not in self.state.exchanges:
@@ -628,13 +632,13 @@ class DeclarationStore:
                 try:
                     self.add_binding(self._remembered(owned, binding))
                 except ValueError as error:
-                    self.log_fault(binding.exchange, f"a binding of the snapshot is damaged: {error}")
+                    self.log_fault(binding.exchange, f"a binding in the snapshot is damaged: {error}")
 
     def _remember(self, record: ExchangeRecord) -> None:
         try:
             self.add_exchange(*declared_exchange(record.name, record.declared, record.delivery, self._local_time))
         except ValueError as error:
-            self.log_fault(record.name, f"its snapshot is damaged: {error}")
+            self.log_fault(record.name, f"its data in the snapshot are damaged: {error}")
 
     def _remembered(self, owned: OwnedExchange, record: BindingRecord) -> StoredBinding:
         """Create a binding from a snapshot. The signatures of copies on the broker are verified as usual."""
@@ -647,7 +651,7 @@ class DeclarationStore:
         return with_copies(stored, copies)
 
     def bindings(self) -> list[StoredBinding]:
-        """Return a copy of the current bindings, since a pass in progress can't judge later bindings."""
+        """Return a copy of the current bindings, since a pass must not assess bindings made after its start."""
         return [stored for owned in self.state.exchanges.values() for stored in owned.clients.values()]
 
     def binding_gone(self, stored: StoredBinding) -> bool:

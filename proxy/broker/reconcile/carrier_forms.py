@@ -1,11 +1,11 @@
-"""The types of carriers, and the form of the tokens on topic carriers.
+"""Selects the types of carriers, and the form of the tokens on topic carriers.
 
 An existing carrier keeps its type, since the broker refuses to declare it with a different type, clients' bindings are
 stored on it, and other sidecars publish to it. A new carrier gets the type that costs the broker less.
 
-RabbitMQ before 3.13 compares every binding of a direct exchange with every routing key of a message that has several
-keys, which is the case for a sidecar's messages. Measurements show that above `FEW_DESTINATIONS`, a topic exchange
-costs less (docs/explanation/performance.md). `relay.tokens.TokenForm` describes the forms.
+Messages from a sidecar have several routing keys. RabbitMQ before 3.13 compares each of these keys with every binding
+of a direct exchange. Measurements show that a topic exchange costs less if there are more destinations than
+`FEW_DESTINATIONS` (docs/explanation/performance.md). `relay.tokens.TokenForm` describes the forms.
 
 A carrier is migrated from one-word to eight-word tokens in three steps: each destination is bound with both kinds of
 token; messages are then sent with eight-word tokens; after `FORMER_LOOKS` passes, the one-word tokens are unbound
@@ -27,7 +27,7 @@ from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm, is_eight_words
 from proxy.relay.vhost import CarrierType, OwnedExchange, VhostState
 from proxy.values import EXCHANGE
 
-#: Number of passes for which one-word tokens stay bound after the change to eight-word tokens.
+#: Number of passes for which one-word tokens stay bound after a carrier has switched to eight-word tokens.
 FORMER_LOOKS = 12
 #: The first version of RabbitMQ that looks up the bindings of a direct exchange for each key of a message.
 _LOOKS_UP = (3, 13)
@@ -36,33 +36,33 @@ log = structlog.get_logger(__name__)
 
 
 def scans_bindings(version: str) -> bool:
-    """Return True if this version of RabbitMQ compares all bindings of a direct exchange with a message's keys."""
+    """Return True if this version of RabbitMQ compares a message's keys with all bindings of a direct exchange."""
     major, _, rest = version.partition(".")
     minor = rest.partition(".")[0]
     return major.isdigit() and minor.isdigit() and (int(major), int(minor)) < _LOOKS_UP
 
 
 def form_on_topic(exchange: OwnedExchange, desired: DesiredState) -> TokenForm:
-    """Return the form that tokens need on a topic carrier."""
+    """Return the form that tokens must have on a topic carrier."""
     named = desired.tokens_of(exchange) | exchange.bound
     leads_on = exchange.alternate is not None or exchange.name in desired.adds_exchanges
     return TokenForm.EIGHT_WORDS if leads_on or any(kind == EXCHANGE for kind, _ in named) else TokenForm.ONE_WORD
 
 
 def has_many(exchange: OwnedExchange, desired: DesiredState) -> bool:
-    """Return True if an exchange has, or may get, so many destinations that a topic carrier costs less."""
+    """Return True if an exchange has, or may get, enough destinations for a topic carrier to cost less."""
     if exchange.declared is not None or exchange.clients or exchange.name in desired.chooses_queues:
         return True
     return len(desired.tokens_of(exchange)) > FEW_DESTINATIONS[form_on_topic(exchange, desired)]
 
 
 class CarrierBindings(NamedTuple):
-    """The number of bindings of a carrier.
+    """The number of bindings on a carrier.
 
     Args:
         exchange: the exchange to which the carrier belongs.
         bindings: number of bindings.
-        scans: whether the broker compares all bindings of a direct exchange with every message.
+        scans: whether the broker compares every message with all bindings of a direct exchange.
     """
 
     exchange: OwnedExchange
@@ -83,7 +83,7 @@ class CarrierBindings(NamedTuple):
         return self.exchange.is_topic or not self.scans or self.bindings <= FEW_DESTINATIONS[form]
 
     def __str__(self) -> str:
-        """Format the number of bindings as one line for operators."""
+        """Describe the carrier and its number of bindings in one line for operators."""
         name, carrier = self.exchange.name.decode(errors="replace"), self.exchange.carrier.decode(errors="replace")
         why = "RabbitMQ before 3.13 compares all of them with every message"
         if self.exchange.wanted_type is not CarrierType.AUTO:
@@ -96,9 +96,9 @@ def adopt_types(state: VhostState, desired: DesiredState, listed: Mapping[bytes,
     """Adopt the types of existing carriers, and choose the types of carriers to declare.
 
     Args:
-        state: the shared state, which has whether the broker scans bindings.
-        desired: the desired state, which has the carriers.
-        listed: the exchanges of the broker; None if they are unknown.
+        state: the shared state, which records whether the broker scans bindings.
+        desired: the desired state, which contains the carriers.
+        listed: the exchanges on the broker; None if they are unknown.
     """
     for exchange in desired.carriers:
         info = None if listed is None else listed.get(exchange.carrier)
@@ -129,18 +129,18 @@ class CarrierForms:
     def __init__(self, state: VhostState, executor: Executor) -> None:
         self._state = state
         self._executor = executor
-        #: Number of passes after the change in which one-word tokens were still bound, by carrier.
+        #: Number of passes after the switch in which one-word tokens were still bound, by carrier.
         self._looks: dict[bytes, int] = {}
 
     async def change_forms(self, desired: DesiredState, changed: Callable[[OwnedExchange], bool]) -> None:
         """Switch carriers to eight-word tokens as needed, after their bindings have been listed.
 
         Args:
-            desired: the desired state, which has the carriers.
+            desired: the desired state, which contains the carriers.
             changed: returns True if a carrier has eight-word tokens because another sidecar needs them.
 
         Raises:
-            UpstreamError: the connection was lost. A change that has started continues in the next pass.
+            UpstreamError: the connection was lost. A switch that has started continues in the next pass.
         """
         for exchange in desired.carriers:
             needed = exchange.form is TokenForm.CHANGING

@@ -1,8 +1,8 @@
 """Finds exchanges, queues and bindings on the broker that contradict the rules or change their effect.
 
-Conflicts, which the operator must resolve, prevent the rules from being loaded; warnings do not. All functions are pure
-and return sentences for the operator. Sources: architecture, "The control plane", and the measured behaviour of
-RabbitMQ 3.10.
+Conflicts, which the operator must resolve, prevent the rules from being loaded; warnings do not. Conflicts and warnings
+are returned as text for the operator. All functions are pure. Sources: architecture, "The control plane", and the
+measured behaviour of RabbitMQ 3.10.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from proxy.values import RESERVED_PREFIX, Destination
 
 _WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
 _UNKEYED = Tokens()
-#: The words of a token before its hash, which show whether it is for a queue or an exchange and whether it is keyed.
+#: Possible words of a token before its hash. They show whether the token is keyed, and whether it is for a queue or an
+#: exchange.
 _TOKEN_WORDS = tuple(
     (*prefix.rstrip(b".").split(b"."), letter) for prefix in (RESERVED_PREFIX, GRANTS) for letter in (b"q", b"e")
 )
@@ -45,7 +46,7 @@ def carrier_conflict(exchange: OwnedExchange, info: ExchangeInfo | None) -> str 
 
 
 def carrier_difference(exchange: OwnedExchange, info: ExchangeInfo | None) -> str | None:
-    """Return why the broker would refuse to declare the carrier with 406; None if it would not."""
+    """Return why the broker would refuse a declare of the carrier with reply code 406; None if it would not."""
     if info is None:
         return None
     alternate = None if exchange.alternate is None else exchange.alternate.decode(errors="replace")
@@ -67,22 +68,22 @@ def declare_conflict(exchange: OwnedExchange, code: int, text: str, username: st
         if exchange.alternate is not None:
             other = exchange.alternate.decode(errors="replace")
             more += f", read permission on it and write permission on its alternate exchange {other}"
-        return f"{_shown(exchange)}: user {username!r} may not declare it: it needs {more} (broker: {text})"
+        return f"{_shown(exchange)}: user {username!r} may not declare it: the user needs {more} (broker: {text})"
     return f"{_shown(exchange)} can't be declared: {code} {text}"
 
 
 def internal_conflicts(published: Mapping[bytes, bytes], exchanges: Mapping[bytes, ExchangeInfo]) -> dict[bytes, str]:
-    """Find exchanges to which `delivery: queue` would publish although they don't permit publishing."""
+    """Find internal exchanges to which `delivery: queue` would publish. Clients can't publish to internal exchanges."""
     return {
-        owner: f"exchange {name.decode(errors='replace')} is internal: with delivery: queue "
-        f"exchange {owner.decode(errors='replace')} can't publish to it; use delivery: carrier"
+        owner: f"exchange {name.decode(errors='replace')} is internal, so with delivery: queue, messages of "
+        f"exchange {owner.decode(errors='replace')} can't be published to it; use delivery: carrier"
         for name, owner in sorted(published.items())
         if name in exchanges and exchanges[name].internal
     }
 
 
 def foreign_bindings(bindings: Iterable[BindingInfo], tokens: Tokens = _UNKEYED) -> list[BindingInfo]:
-    """Find bindings on a carrier that are not our tokens, grants or stored bindings of clients."""
+    """Find bindings on a carrier that are not tokens, grants or stored client bindings."""
     return [binding for binding in bindings if not _ours(binding, tokens)]
 
 
@@ -91,7 +92,7 @@ class CarrierTokens(NamedTuple):
 
     Args:
         rows: rows with tokens that publishes carry, by destination.
-        incomplete: destinations in `rows` for which some of these tokens are not bound.
+        incomplete: destinations in `rows` for which at least one of these tokens is not bound.
         former: bindings with former tokens that no destination depends on.
         unkeyed: number of bindings with unkeyed tokens.
         previous: number of bindings with tokens of previous secrets.
@@ -116,9 +117,9 @@ def carrier_tokens(
 
     Args:
         bindings: bindings of the carrier.
-        tokens: tokens in the form of the carrier.
+        tokens: computes tokens in the form that the carrier uses.
         leftover: destinations that stay bound with former tokens, since they can't be bound again. Publishes also carry
-            these tokens.
+            these former tokens.
     """
     bound_keys: dict[Destination, set[bytes]] = {}
     rows: dict[Destination, set[Row]] = {}
@@ -152,7 +153,7 @@ def carrier_tokens(
 
 
 def _row(binding: BindingInfo) -> Row:
-    """Return the identity of a row among the rows with the same token."""
+    """Return the identity of a binding among the bindings with the same token."""
     if binding.kept:
         with suppress(ValueError):
             return unpack(binding.kept.encode()).sequence
@@ -167,7 +168,7 @@ def _may_go(binding: BindingInfo, tokens: Tokens, bound_keys: Mapping[Destinatio
         and not is_eight_words(binding.routing_key)
         and destination not in bound_keys
     ):
-        return True  # no longer needed, since otherwise the destination would have the current token
+        return True  # no longer needed: a destination that is still needed would have the current token
     return tokens.of(*destination)[0] in bound_keys.get(destination, ())
 
 
@@ -181,7 +182,7 @@ def grants_bound(bindings: Iterable[BindingInfo]) -> dict[bytes, Destination]:
 
 
 def dead_letter_warnings(queues: Iterable[QueueInfo]) -> list[str]:
-    """Find destinations of `delivery: queue` whose dead letters would be routed to another queue."""
+    """Find destinations of exchanges with `delivery: queue` whose dead letters would be routed to another queue."""
     return [
         f"queue {queue.name.decode(errors='replace')} dead-letters to the default exchange without "
         "x-dead-letter-routing-key; with delivery: queue, a dead letter is sent to the first queue of its message"
@@ -193,10 +194,10 @@ def dead_letter_warnings(queues: Iterable[QueueInfo]) -> list[str]:
 def bypasses(
     carriers: Set[bytes], leading: Set[bytes], exchanges: Iterable[ExchangeInfo], queues: Iterable[QueueInfo]
 ) -> list[str]:
-    """Find alternate and dead-letter exchanges that route messages to a carrier without its rules.
+    """Find alternate and dead-letter exchanges that route messages to a carrier without evaluating its rules.
 
     Args:
-        leading: exchanges that are bound to carriers, directly or through other exchanges.
+        leading: exchanges to which carriers are bound, directly or through other exchanges.
     """
     alternates = {
         info.name: info.arguments.get("alternate-exchange") for info in exchanges if info.name not in carriers
@@ -220,7 +221,7 @@ def bypasses(
 
 
 def topic_warnings(exchange: bytes, bindings: Iterable[BindingInfo]) -> list[str]:
-    """Describe the bindings of a topic exchange downstream of a carrier whose patterns match tokens."""
+    """Describe bindings whose patterns match tokens, on a topic exchange downstream of a carrier."""
     return [
         f"topic exchange {exchange.decode(errors='replace')} binds {binding.destination_type} "
         f"{binding.destination.decode(errors='replace')} with a pattern that matches destination tokens: "
@@ -242,7 +243,7 @@ def matches_tokens(pattern: bytes) -> bool:
 
 
 def _matches(pattern: list[bytes], key: tuple[bytes, ...]) -> bool:
-    """Match like a topic exchange, but with an additional last word in the key, which stands for any hash."""
+    """Match a key as a topic exchange does, but with an additional last word that stands for any hash."""
     length = len(key) + 1
     # reached[i] is True if the part of the pattern processed so far can match the first i words of the key.
     reached = [True] + [False] * length

@@ -1,8 +1,8 @@
 """Computes the desired state of one virtual host: carriers, tokens, and destinations that must exist.
 
-The functions are pure: they depend on the shared state, not on the broker. Destinations reached only through routes in
-clients' bindings are omitted if clients must not benefit from the permissions of the control user; relays bind their
-tokens with the permissions of the client. Source: delivery notes, "Tokens and bindings".
+The functions are pure: they depend on the shared state, not on the broker. If clients must not benefit from the control
+user's permissions, destinations reached only through routes in clients' bindings are omitted. Relays bind the tokens of
+these destinations with the client's permissions. Source: delivery notes, "Tokens and bindings".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WantedQueue(Protocol):
 
     @property
     def arguments(self) -> Table:
-        """Arguments of the queue, which are used if it has to be created."""
+        """Arguments used to create the queue if it does not exist."""
 
 
 _NONE: frozenset[Destination] = frozenset()
@@ -40,14 +40,14 @@ class DesiredState:
     Args:
         made: exchanges whose carriers we declare, since a rules file owns them.
         tokens: destinations that need a token on the carrier of an exchange, by exchange name.
-        plain: destinations in `tokens` that rules files need, and not only clients' bindings, by exchange name.
+        plain: destinations in `tokens` that rules files need, not only clients' bindings, by exchange name.
         holders: exchanges on whose carrier a destination needs a token, by destination.
-        existing: destinations that must exist but need no token, with their role in the rules, which is "" for a plain
+        existing: destinations that must exist but need no token, with their role in the rules; "" for a plain
             destination.
-        published: exchanges to which the sidecar itself publishes, each with the exchange on whose behalf it does so;
-            only for exchanges owned by rules files.
-        translated: destinations that the address table redirects, so that they need not exist. Their replacements on
-            this broker are in `existing`.
+        published: exchanges to which the sidecar itself publishes. The value is the exchange, owned by a rules file,
+            whose messages it publishes.
+        translated: destinations that the address table redirects, and that therefore need not exist. Their
+            replacements on this broker are in `existing`.
         remote_destinations: translations to a destination at another broker.
         chooses_queues: exchanges with a carrier whose messages can reach queues that no rule names.
         adds_exchanges: exchanges with a carrier whose messages can reach exchanges that no rule names.
@@ -74,7 +74,7 @@ class DesiredState:
 
 
 class _File(NamedTuple):
-    """The content of an exchange in the rules file: its destinations, and whether messages may add exchanges."""
+    """An exchange as defined in a rules file: its destinations, and whether messages may add exchanges to them."""
 
     destinations: frozenset[Destination]
     free: bool
@@ -124,11 +124,10 @@ class TokenRights:
         return destination in owned.receivers or destination in self._files.get(exchange, _NOTHING).destinations
 
     def awaits(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
-        """Return True if an exchange names a destination that may be created later, which excludes those bound by
-        clients.
+        """Return True if an exchange names a destination that must be bound when it is created later.
 
-        As on the broker, clients' bindings are deleted with the queue, so a later queue with the same name is not
-        bound.
+        Destinations that only clients have bound are excluded. As on the broker, their bindings are deleted with the
+        queue, and do not apply to a later queue with the same name.
         """
         if destination in self._files.get(exchange, _NOTHING).destinations:
             return True
@@ -218,7 +217,7 @@ def desired_state(
     for translation in moved.found:
         if translation.here is not None and (translation.here not in named or translation.here in moved.away):
             kind, name = translation.destination
-            role = f"where the address table redirects {kind} {name.decode(errors='replace')}"
+            role = f"the address table redirects {kind} {name.decode(errors='replace')} to it"
             existing[translation.here] = role
     existing |= _beside(exchanges)
     carriers = tuple(item for item in exchanges.values() if item.delivery is Delivery.CARRIER)
@@ -245,7 +244,7 @@ def _reached(
     rights: TokenRights,
     named_in: Callable[[OwnedExchange, Exchange], Set[Destination]],
 ) -> tuple[frozenset[Destination], Set[bytes]]:
-    """Find the destinations outside the evaluated exchanges that messages to an exchange may reach with our tokens.
+    """Find the destinations, other than evaluated exchanges, that messages to an exchange may reach with our tokens.
 
     Returns:
         These destinations, and the evaluated exchanges on the way, including the first exchange.
@@ -258,7 +257,7 @@ def _reached(
         owned, exchange = exchanges[name], router.exchanges[name]
         named |= named_in(owned, exchange)
         if exchange.alternate is not None and name != start:
-            # The broker applies the alternate exchange of the first exchange.
+            # The broker itself applies the alternate exchange of the first exchange.
             named.add(("exchange", exchange.alternate))
         fresh = rights.next(owned, exchange, exchanges) - seen
         seen |= fresh

@@ -1,8 +1,8 @@
-"""Pure functions that return the difference between the desired and the observed state of one virtual host as actions.
+"""Pure functions that return the actions needed to change the observed state of a virtual host to the desired state.
 
 Changes made by other sidecars or operators, and objects that the broker has lost, need no special case: the next
-observation shows them, and the difference restores the desired state. `executor` carries out the actions; `desired` and
-`observer` compute the two states.
+observation shows them, and the returned actions restore the desired state. `desired` computes the desired state,
+`observer` determines the observed state, and `executor` carries out the actions.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from proxy.broker.reconcile.observed import ObservedState
 from proxy.relay.vhost import CarrierType, Delivery, OwnedExchange, StoredBinding
 from proxy.values import EXCHANGE, QUEUE, Destination, Table
 
-#: A binding to make, with destination, key, and raw entries of the argument table.
+#: A binding to create: destination, key, and raw entries of the argument table.
 KeptRow: TypeAlias = tuple[Destination, bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class MakeQueue:
-    """Declares a queue of the rules; an existing queue is used unchanged."""
+    """Declares a queue from the rules. An existing queue is used unchanged."""
 
     name: bytes
     arguments: Table = field(default=(), compare=False)
@@ -46,7 +46,7 @@ class DeclareCarrier:
 
 
 class BindToken(NamedTuple):
-    """Binds a destination to the carrier of an exchange with its tokens, which also verifies existing bindings."""
+    """Binds a destination with its tokens to the carrier of an exchange. This also verifies existing bindings."""
 
     exchange: OwnedExchange
     destination: Destination
@@ -63,7 +63,7 @@ class RemoveBinding:
 
     Args:
         why: log message; if it is empty, nothing is logged.
-        moves: bindings to make first, so that the stored binding is not lost.
+        moves: bindings to create first, so that a client's binding stored in the removed binding is not lost.
     """
 
     carrier: bytes
@@ -80,7 +80,7 @@ class UnbindRows(NamedTuple):
 
     Args:
         rows: identities of the rows (`relay.token_table`).
-        needless: whether nothing needs the destination, so that publishes must no longer use its token.
+        needless: whether the destination is no longer needed. Publishes must then stop using its token.
         hands_over: whether the plain row is also unbound, and replaced with a pin for other sidecars.
     """
 
@@ -98,9 +98,9 @@ class Observation(NamedTuple):
     """The observed state.
 
     Args:
-        tokens: destinations all of whose tokens are bound on the carrier of an exchange, or are assumed to be bound if
-            the carrier could not be listed, by exchange.
-        conflicts: exchanges whose carrier conflicts with the broker, which are not changed.
+        tokens: destinations whose tokens are all bound on the carrier, by exchange. If a carrier could not be listed,
+            its tokens are assumed to be bound.
+        conflicts: exchanges whose carrier conflicts with an exchange on the broker. Nothing is changed for them.
     """
 
     names: ObservedState
@@ -113,7 +113,7 @@ class Observation(NamedTuple):
 def diff(
     desired: DesiredState, queues: Sequence[WantedQueue], observed: Observation, *, declare_all: bool = False
 ) -> list[Action]:
-    """Return the actions that establish the desired state, in order.
+    """Return the actions that establish the desired state, in the order of execution.
 
     Args:
         declare_all: whether existing carriers are also declared, so that the broker compares them with our
@@ -153,7 +153,7 @@ def find_conflicts(desired: DesiredState, exchanges: Mapping[bytes, ExchangeInfo
 
 
 def undetermined(desired: DesiredState, names: ObservedState) -> list[Destination]:
-    """Return destinations that must exist and could not be listed, so that the broker must be queried."""
+    """Return destinations that must exist, but could not be listed and therefore must be queried individually."""
     complete = {QUEUE: names.queues_complete, EXCHANGE: names.exchanges_complete}
     return [
         destination
@@ -172,7 +172,7 @@ def missing_destinations(
 
     Args:
         desired: the desired state; bound tokens are in the ``bound`` attribute of its exchanges.
-        lacking: queried destinations that could not be found, with the reason.
+        lacking: queried destinations that could not be found, with the reasons.
     """
     undeclared = {
         (QUEUE, action.name): why
@@ -225,7 +225,7 @@ def believed_tokens(
 
 
 def may_bind(desired: DesiredState, token: BindToken) -> bool:
-    """Return True if the control user may bind a token again, since tokens may depend on a client's permissions."""
+    """Return True if the control user may bind a token again, regardless of the permissions of clients."""
     exchange, destination = token
     return (exchange.declared is None and not exchange.clients) or destination in desired.tokens_of(exchange)
 
@@ -233,10 +233,10 @@ def may_bind(desired: DesiredState, token: BindToken) -> bool:
 def lost_bindings(
     before: Collection[StoredBinding], listed: Collection[bytes], missing: Mapping[Destination, str]
 ) -> list[StoredBinding]:
-    """Find clients' bindings whose destination does not exist, unless a listing of bindings shows their deletion.
+    """Find clients' bindings whose destination does not exist.
 
     Args:
-        listed: exchanges whose bindings were listed.
+        listed: exchanges whose bindings were listed. These are skipped, since the listings show deleted bindings.
     """
     return [
         stored
@@ -246,7 +246,7 @@ def lost_bindings(
 
 
 def retired_tokens(old: DesiredState, new: DesiredState) -> tuple[BindToken, ...]:
-    """Find the tokens to remove after a swap of rules, which are those that only the old rules need."""
+    """Find the tokens that only the old rules need. These are removed after the rules have been swapped."""
     coming = _by_carrier(new)
     return tuple(
         BindToken(exchange, destination)
@@ -257,7 +257,7 @@ def retired_tokens(old: DesiredState, new: DesiredState) -> tuple[BindToken, ...
 
 
 def needed_again(desired: DesiredState, token: BindToken) -> bool:
-    """Return True if the current rules need a token that was going to be removed."""
+    """Return True if the current rules need a token that was to be removed."""
     now = _by_carrier(desired).get(token.exchange.carrier)
     return now is not None and token.destination in desired.tokens_of(now)
 

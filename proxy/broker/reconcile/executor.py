@@ -1,7 +1,7 @@
-"""Carries out the actions of `diff` on the broker, and tracks failures.
+"""Carries out the actions returned by `diff` on the broker, and tracks failures.
 
-A failed action is retried in the next pass, and then less and less often while it is part of the difference. A
-destination that does not exist, or belongs to another connection, is an expected result and not a failure. A limited
+A failed action is retried in the next pass, and then at increasing intervals while `diff` still returns it. If a
+destination does not exist or belongs to another connection, this is an expected result and not a failure. A limited
 number of such destinations is checked again in each pass. `desired` and `diff` decide which actions are needed, and
 `vhost_loop` decides when they are run.
 """
@@ -39,7 +39,7 @@ from proxy.values import Destination
 
 _NOT_FOUND = 404
 _DIFFERS = 406
-#: Maximum number of passes between retries of a failing action, which take about a minute.
+#: Maximum number of passes between retries of a failing action. These passes take about a minute.
 _LONGEST_PAUSE_LOOKS = 12
 
 log = structlog.get_logger(__name__)
@@ -49,8 +49,8 @@ class Failure(NamedTuple):
     """A failed action.
 
     Args:
-        pause_looks: passes to skip before it is retried.
-        expected: whether the destination just does not exist or belongs to another connection.
+        pause_looks: passes to skip before the next retry.
+        expected: whether the reason is only that the destination does not exist or belongs to another connection.
     """
 
     why: str
@@ -83,10 +83,10 @@ class Executor:
     async def carry_out(
         self, actions: Sequence[Action], *, stop_at: Callable[[Collection[str]], None] | None = None
     ) -> None:
-        """Carry out actions, except failed actions that are not due. Successes are recorded in the state.
+        """Carry out actions, except failed actions that are not due for a retry. Successes are recorded in the state.
 
         Args:
-            stop_at: called with the reasons why carriers could not be declared, before tokens are bound; may raise.
+            stop_at: called before tokens are bound, with the reasons why carriers could not be declared; may raise.
 
         Raises:
             UpstreamError: the connection was lost; some actions may have been carried out.
@@ -131,7 +131,7 @@ class Executor:
         if why is None:
             return
         attempts = 1 if last is None else last.attempts + 1
-        # A destination that does not exist, or belongs to another connection, may change at any time.
+        # A missing destination may be created, or one that belongs to another connection released, at any time.
         expected = refusal is not None and refusal.code in (_NOT_FOUND, LOCKED)
         pause_looks = 0 if expected else min(2 ** min(attempts - 1, 6) - 1, _LONGEST_PAUSE_LOOKS)
         self.failures[action] = Failure(why, attempts, pause_looks, expected)
@@ -177,7 +177,7 @@ class Executor:
                 self._bound(exchange, destination, written[exchange])
             else:
                 why = reason(refusal.code, refusal.text, destination[0])
-                # Locked means that the queue exists and that its owner's connection may have bound it.
+                # Reply code LOCKED means that the queue exists, and its owner's connection may have bound it.
                 exchange.tokens.refused(destination, why, keeps=refusal.code == LOCKED)
         return refusals
 
@@ -201,14 +201,16 @@ class Executor:
             exchange.tokens.not_bound(destination)  # the carrier has switched to other tokens in the meantime
 
     async def bind_again(self, exchange: OwnedExchange) -> list[Destination]:
-        """Also bind destinations of a topic carrier with eight-word tokens; return existing destinations that were
-        refused.
+        """Bind the destinations of a topic carrier with eight-word tokens, in addition to one-word tokens.
+
+        Returns:
+            Existing destinations that the broker refused to bind.
 
         Raises:
             UpstreamError: the connection was lost.
         """
         table, done, refused = exchange.tokens, set[Destination](), list[Destination]()
-        # Repeated, since relays bind destinations in the meantime.
+        # Repeated, since relays may bind destinations in the meantime.
         while left := sorted(exchange.bound - done):
             done.update(left)
             pins = [self._row_for(table, destination) for destination in left]
@@ -234,9 +236,7 @@ class Executor:
         return refused
 
     def _row_for(self, table: TokenTable, destination: Destination) -> bytes:
-        """Return the row for a destination. If only clients need the destination, it is a pin, removed with their
-        bindings.
-        """
+        """Return the row to bind for a destination: the plain row or, if only clients need the destination, a pin."""
         if not table.shared or table.needs(destination) & (Need.RULES | Need.DEMAND):
             return PLAIN
         return self._state.next_pin(time.time())
@@ -246,10 +246,10 @@ class Executor:
         return await self._connection.call_all([Bind(carrier, *row) for row in rows])
 
     async def hand_over(self, tokens: Sequence[BindToken]) -> list[UnbindRows]:
-        """Unbind the plain rows of tokens that this sidecar's rules, but possibly not other sidecars' rules, no longer
-        need.
+        """Unbind the plain rows of tokens that this sidecar's rules no longer need.
 
-        If there are other sidecars, pins replace the rows until those sidecars have run a pass (`relay.token_table`).
+        The rules of other sidecars may still need the tokens. If there are other sidecars, pins replace the rows until
+        those sidecars have run a pass (`relay.token_table`).
 
         Returns:
             The actions that unbind the pins.

@@ -20,7 +20,7 @@ V = TypeVar("V")
 
 
 def merged(before: Mapping[K, V], now: Mapping[K, V], listed: Mapping[K, V]) -> dict[K, V]:
-    """Merge a listing with changes recorded since its request.
+    """Merge a listing with changes recorded since it was requested.
 
     Args:
         before: state at the time of the request.
@@ -39,7 +39,7 @@ class ObservedState:
     def __init__(self) -> None:
         self.queues: dict[bytes, QueueInfo] = {}
         self.exchanges: dict[bytes, ExchangeInfo] = {}
-        #: Whether all existing queues are known, which is False until the first listing and while listings fail.
+        #: Whether all existing queues are known. False until the first listing and while listings fail.
         self.queues_complete = False
         self.exchanges_complete = False
 
@@ -83,14 +83,15 @@ class ObservedState:
         return EXCLUSIVE if why is None and self.exclusive(destination) else why
 
     def names(self, last: QueueNames) -> QueueNames:
-        """Return the names of all queues, which is `last` itself if they are unchanged and otherwise a new version."""
+        """Return the names of all queues: `last` itself if they are unchanged, otherwise a new version."""
         names = tuple(sorted(self.queues))
         return last if names == last.names else QueueNames(names, last.version + 1)
 
 
 def with_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Return a new version with a name added, or `last` if it has the name. This is cheap even with thousands of
-    names.
+    """Return a new version with a name added, or `last` if it already contains the name.
+
+    This is cheap even with thousands of names.
     """
     at = bisect_left(last.names, name)
     if at < len(last.names) and last.names[at] == name:
@@ -99,7 +100,7 @@ def with_name(last: QueueNames, name: bytes) -> QueueNames:
 
 
 def without_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Return a new version without a name, or `last` if it does not have the name."""
+    """Return a new version without a name, or `last` if it does not contain the name."""
     at = bisect_left(last.names, name)
     if at == len(last.names) or last.names[at] != name:
         return last

@@ -1,8 +1,7 @@
 """Observes the queues, exchanges, tokens and unwanted bindings of one virtual host.
 
-The management API is used if there is one. If a listing fails, only the result of this listing is missing, and the pass
-continues. In each pass, a limited number of objects that could not be listed is looked up by name. Nothing is declared
-or removed here.
+The management API is used if it is configured. If a listing fails, the pass continues without its result. In each pass,
+a limited number of objects that could not be listed is looked up by name. Nothing is declared or removed here.
 """
 
 from __future__ import annotations
@@ -43,17 +42,17 @@ _READERS = 4
 _LONG_SECONDS, _SHARE = 1.0, 9
 #: Maximum number of names in one log line.
 _SHOWN = 20
-#: Maximum number of exchanges downstream of carriers whose bindings are searched for patterns; others are not checked.
+#: Maximum number of exchanges, upstream or downstream of carriers, whose bindings are checked.
 _DOWNSTREAM_LIMIT = 200
 
-#: default without a store
+#: Default if there is no store.
 _UNKEYED = Tokens()
 
 log = structlog.get_logger(__name__)
 
 
 class Names(NamedTuple):
-    """The queues and exchanges of a listing; None if the listing failed or there is no management API."""
+    """Listed queues and exchanges; None if the listing failed or there is no management API."""
 
     queues: Mapping[bytes, QueueInfo] | None
     exchanges: Mapping[bytes, ExchangeInfo] | None
@@ -123,9 +122,9 @@ class Observer:
         self._failed: list[str] = []
         #: Foreign bindings, by carrier.
         self.foreign: dict[bytes, list[BindingInfo]] = {}
-        #: Copies of clients' bindings that have to be removed, from the last listings, by carrier.
+        #: Copies of clients' bindings in the last listings that have to be removed, by carrier.
         self.superfluous: dict[bytes, list[RemoveBinding]] = {}
-        #: Listed exchanges of clients whose bindings could be read neither in this pass nor earlier, with the error.
+        #: Clients' exchanges that are listed, but whose bindings have never been read successfully, with the error.
         self.unread: dict[bytes, UpstreamError] = {}
         #: Listings that failed in the last pass.
         self.failures: tuple[str, ...] = ()
@@ -152,16 +151,14 @@ class Observer:
         return last.size if last is not None and last.exchange is exchange else 0
 
     def incomplete(self, exchange: OwnedExchange) -> Set[Destination]:
-        """Return destinations of which some token is not bound on the carrier of an exchange, as of the last
-        listing.
-        """
+        """Return destinations for which at least one token was missing in the last listing of an exchange's carrier."""
         last = self._readings.get(exchange.carrier)
         if last is None or last.exchange is not exchange or last.tokens is not self._tokens(exchange):
             return frozenset()
         return last.carrier_tokens.incomplete
 
     def tokens(self) -> dict[str, int]:
-        """Count the bindings with tokens other than the current tokens on all carriers."""
+        """Count the bindings on all carriers that have old tokens, by kind of token."""
         seen = [last.carrier_tokens for last in self._readings.values()]
         return {"unkeyed": sum(tokens.unkeyed for tokens in seen), "previous": sum(tokens.previous for tokens in seen)}
 
@@ -169,7 +166,7 @@ class Observer:
         self._failed.append(str(error))
 
     async def list_names(self) -> Names:
-        """Start a pass: list queues and exchanges."""
+        """List queues and exchanges at the start of a pass."""
         self._failed.clear()
         self.unread.clear()
         if self._management is None:
@@ -193,7 +190,7 @@ class Observer:
             asked += self._carriers.share(declared, whole=thorough)
         if thorough:
             self._lacking.clear()
-            if not self._observed.queues_complete:  # the broker may have lost earlier objects
+            if not self._observed.queues_complete:  # the broker may have lost queues that were seen earlier
                 asked += [(QUEUE, name) for name in self._observed.queues if unnameable(name) is None]
         return [destination for destination, why in (await self._find(asked)).items() if why == ABSENT]
 
@@ -233,7 +230,7 @@ class Observer:
             self._current_until.pop(name, None)
 
     async def read_bindings(self, carriers: Sequence[OwnedExchange]) -> set[bytes]:
-        """Read the bindings of carriers, which are bound tokens, clients' bindings and foreign bindings.
+        """Read the bindings of carriers: tokens, clients' bindings and foreign bindings.
 
         Returns:
             Names of the exchanges whose bindings could be read.
@@ -258,7 +255,7 @@ class Observer:
         return read
 
     def _is_new(self, exchange: OwnedExchange) -> bool:
-        """Return True if only a listing of exchanges, and not yet one of bindings, has shown a client's exchange."""
+        """Return True if a client's exchange has been listed, but its bindings have not been read yet."""
         listed = exchange.declared is not None and self._observed.exchanges_complete
         return listed and exchange.carrier not in self._readings
 
@@ -327,7 +324,7 @@ class Observer:
         self._warned = set(warnings)
 
     async def _upstream(self, management: ManagementApi, carriers: Iterable[bytes]) -> set[bytes]:
-        """Follow exchange-to-exchange bindings backwards to find the exchanges that lead to carriers."""
+        """Follow exchange-to-exchange bindings backwards to find the exchanges that route to carriers."""
         ahead = list(carriers)
         seen: set[bytes] = set(ahead)
         sources: set[bytes] = set()
@@ -395,7 +392,7 @@ class Observer:
             )
 
     def finish(self) -> None:
-        """End a pass: log new failures."""
+        """Log new failures at the end of a pass."""
         for text in self._failed:
             if text not in self.failures:
                 log.warning("inventory not complete", vhost=self._vhost, error=text)

@@ -1,9 +1,9 @@
-"""Finds tokens that remain after the last binding that needed them was removed.
+"""Finds tokens that are still bound although the last binding that needed them was removed.
 
-For the broker, such a token is still a use of the exchange. The relay that unbinds removes the token itself; this
-module handles tokens that the relay could not remove, and bindings that were removed without the sidecar. A token is
-unbound when two successive passes find that it is not needed, since a client may be about to bind during the first
-pass. Source: delivery notes, "Tokens and bindings".
+While such a token is bound, the broker considers the exchange in use. A relay that removes a binding also removes its
+token. This module finds tokens that the relay could not remove, and tokens of bindings that were removed without the
+sidecar. A token is unbound when two successive passes find that it is not needed, since a client may be about to bind
+during the first pass. Source: delivery notes, "Tokens and bindings".
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ class OrphanTokens:
         return actions
 
     def needed_again(self, unbound: Iterable[UnbindRows]) -> list[BindToken]:
-        """Return unbound tokens that are needed again. Sidecars that bound them in the meantime rely on their own
-        assertions.
+        """Return unbound tokens that are needed again.
+
+        Bindings made through other sidecars in the meantime are not affected, since those sidecars have bound their own
+        marks or pins.
         """
         return [
             BindToken(action.exchange, action.destination)
@@ -69,7 +71,7 @@ class OrphanTokens:
         ]
 
     def _idle(self, exchange: OwnedExchange, desired: DesiredState, now: float) -> list[Destination]:
-        """Return the destinations that, according to the last listings, nothing is known to need."""
+        """Return the destinations that, according to the last listings, are not needed."""
         router = self._state.router
         if exchange.name not in router.exchanges:
             return []

@@ -1,9 +1,9 @@
-"""Observes, computes the difference and executes it in one pass of one virtual host, and replaces the rules.
+"""Runs single passes, which establish the desired state of one virtual host on the broker, and replaces the rules.
 
-    desired   the needs of rules and clients, computed from the shared state
+    desired   what rules and clients need, computed from the shared state
     observed  queues and exchanges (`ObservedState`), bindings of carriers (`TokenTable` and `DeclarationStore`)
-    diff      the actions that change the observed to the desired state
-    execute   results are stored in `ObservedState` and `TokenTable`, which the relays use
+    diff      the actions that change the observed state to the desired state
+    execute   carries out the actions; stores results in `ObservedState` and `TokenTable`, which the relays use
 
 Listed tokens are trusted. Without listings, some tokens are bound again in each pass, which has no effect if they
 exist. `vhost_loop` decides when a pass is due.
@@ -51,11 +51,10 @@ from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.router import Router
 from proxy.values import QUEUE, Destination
 
-#: Tokens that only the rules before a swap need.
+#: Tokens that only the old rules need, so that they are retired after a swap.
 Retired: TypeAlias = tuple[BindToken, ...]
 
-#: Number of pass intervals for which pins stay bound for other sidecars, so that each of them runs a pass in the
-#: meantime.
+#: Number of pass intervals for which pins stay bound for other sidecars. Meanwhile, each of these sidecars runs a pass.
 HANDOVER_LOOKS = 3
 #: Number of client bindings carried over to new rules between two pauses in which other tasks may run.
 _STEP = 64
@@ -69,7 +68,7 @@ class LookResult(NamedTuple):
     Args:
         missing: destinations named by rules that can't be reached, with the reasons.
         tokens_changed: whether tokens were bound or unbound.
-        unbound: whether orphan tokens were unbound, because of which auto-delete exchanges may have been deleted.
+        unbound: whether orphan tokens were unbound. This may have caused the broker to delete auto-delete exchanges.
     """
 
     missing: Mapping[Destination, str]
@@ -111,11 +110,11 @@ class Reconciler:
         self.queues = tuple(queues)
         #: Exchanges whose bindings were listed in the last pass.
         self._listed: Collection[bytes] = ()
-        #: Queues of the rules that have not been declared since the last full pass.
+        #: Queues from the rules that have not been declared since the last full pass.
         self._undeclared: Sequence[WantedQueue] = ()
         self._desired: DesiredState | None = None
         self._one_at_a_time = asyncio.Lock()
-        #: Conflicts with the rules, each with ways to resolve it.
+        #: Conflicts between the broker and the rules, each with ways to resolve it.
         self.conflicts: tuple[str, ...] = ()
         #: Destinations named by rules that could not be reached in the last pass, with the reasons.
         self.missing: Mapping[Destination, str] = {}
@@ -131,7 +130,7 @@ class Reconciler:
         return self._desired
 
     def count_unnamed(self) -> int:
-        """Count the tokens on carriers of rules files that no rule needs."""
+        """Count the tokens that no rule needs on carriers of exchanges in rules files."""
         return sum(len(item.bound - self.desired.tokens_of(item)) for item in self.desired.made)
 
     @property
@@ -151,7 +150,7 @@ class Reconciler:
     def note_orphans(self, exchange: OwnedExchange) -> None:
         """Record that a deletion removed the last binding of an exchange.
 
-        For the broker, the exchange remains in use until its tokens are unbound.
+        The broker considers the exchange in use until its tokens are unbound.
         """
         self._orphans.note(exchange)
 
@@ -174,7 +173,8 @@ class Reconciler:
             announced: whether other sidecars announce changes, so that a long list of bindings can be used again.
 
         Raises:
-            UpstreamError: REFUSED with all conflicts, otherwise the connection was lost.
+            UpstreamError: REFUSED if there are conflicts, all of which the message lists; otherwise, the connection was
+                lost.
         """
         async with self._one_at_a_time:
             before = {name: set(exchange.bound) for name, exchange in self._state.exchanges.items()}
@@ -246,7 +246,8 @@ class Reconciler:
             announced: see `look`.
 
         Raises:
-            UpstreamError: REFUSED with all conflicts, otherwise the connection was lost.
+            UpstreamError: REFUSED if there are conflicts, all of which the message lists; otherwise, the connection was
+                lost.
         """
         last = self._undeclared
         if queues is not None:
@@ -349,7 +350,7 @@ class Reconciler:
         for exchange, destination in gone:
             exchange.tokens.not_bound(destination)
         if thorough:
-            # Tokens that were not listed and that the control user may not bind again are requested by relays.
+            # Relays request tokens that were not listed and that the control user may not bind again.
             for exchange in desired.carriers:
                 if exchange.name not in listed:
                     for extra in [
@@ -404,8 +405,8 @@ class Reconciler:
             Tokens to remove after the swap.
 
         Raises:
-            UpstreamError: REFUSED for conflicts, otherwise the broker is unreachable. The rules must then not be
-                swapped.
+            UpstreamError: REFUSED if there are conflicts; otherwise, the broker is unreachable. In both cases, the
+                rules must not be swapped.
         """
         async with self._one_at_a_time:
             old = self._wanted()
@@ -437,7 +438,7 @@ class Reconciler:
         self._wanted()
 
     def release(self, tokens: Retired) -> None:
-        """Start to retire tokens. From now on, relays request them before use."""
+        """Start to retire tokens. From now on, relays request these tokens before they use them."""
         desired = self._wanted()
         for token in tokens:
             if not needed_again(desired, token):
@@ -449,10 +450,10 @@ class Reconciler:
         bound.
 
         Returns:
-            The actions that unbind the pins that replace the tokens for other sidecars. They must be run after
-            `handover_seconds`.
+            The actions that unbind the pins by which the tokens were replaced for other sidecars. They must be run
+            after `handover_seconds`.
         """
-        # Not during the preparation of new rules, since `prepare` may have just bound these tokens.
+        # Waits while new rules are being prepared, since `prepare` may have just bound these tokens.
         async with self._one_at_a_time:
             due = [token for token in tokens if token.exchange.tokens.retire(token.destination)]
             pins = await self.executor.hand_over(due)

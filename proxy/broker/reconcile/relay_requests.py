@@ -1,10 +1,11 @@
 """Handles requests and reports from relays between two passes: destinations to bind on demand, and created or deleted
 queues and exchanges.
 
-Producers and regex routes can choose destinations that no rule names. Therefore attempts for the same destination never
-run concurrently, and the number of bound destinations and the cache of destinations that can't be bound are limited.
-Declares and deletes through a relay are applied at once. This must stay cheap with thousands of bindings, so ten
-thousand successive declares must not compute the desired state ten thousand times. The broker is not observed here.
+Producers and regex routes can choose destinations that no rule names, so there may be any number of them. Attempts to
+bind the same destination therefore never run concurrently. The number of destinations bound on demand and the cache of
+destinations that can't be bound are limited. Declares and deletes through a relay are applied at once. This must stay
+cheap with thousands of bindings, so the desired state is not computed for each of ten thousand successive declares. The
+broker is not observed here.
 
 Source: architecture, "The control plane".
 """
@@ -31,7 +32,7 @@ from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
 from proxy.values import EXCHANGE, Destination
 
-#: Key for the attempt to change a carrier's form.
+#: Used in place of a destination in the key of an attempt to change a carrier's form.
 _FORM: Destination = (EXCHANGE, b"")
 
 log = structlog.get_logger(__name__)
@@ -40,13 +41,13 @@ log = structlog.get_logger(__name__)
 class RelayRequests:
     """Requests and reports from relays in one virtual host.
 
-    Destinations that could not be bound are added to the state's `missing`, so that publishes don't request them
-    repeatedly, until the next pass after `refresh_seconds`.
+    Destinations that could not be bound are added to the state's `missing` until the next pass after `refresh_seconds`,
+    so that publishes don't request them repeatedly.
 
     Args:
         reconciler: provides the inventory and the client declarations, and binds tokens.
-        management: queried for objects unknown to `observed`; None if there is no management API.
-        orphaned: called when an exchange that clients declared has lost its last binding because of a deletion.
+        management: queried for objects that the inventory does not contain; None if there is no management API.
+        orphaned: called when a deletion has removed the last binding of an exchange that a client declared.
     """
 
     def __init__(
@@ -73,15 +74,15 @@ class RelayRequests:
         self.connected = asyncio.Event()
         self._attempts: dict[tuple[bytes, Destination], asyncio.Task[None]] = {}
         self._remembered: OrderedDict[Destination, tuple[str, float]] = OrderedDict()
-        #: Number of bound tokens that no rule needs, which is recounted in every pass.
+        #: Number of bound tokens that no rule needs. Counted again in every pass.
         self.bound_count = 0
 
     # -- destinations requested by publishes -------------------------------------------------------------------
 
     async def bind(self, name: bytes, destinations: Iterable[Destination]) -> set[Destination]:
-        """Bind destinations to the carrier of an exchange, and wait for this until the deadline.
+        """Bind destinations to the carrier of an exchange, and wait for the results until the deadline.
 
-        If there is no carrier, destinations count as bound if they can be published to.
+        If the exchange has no carrier, destinations count as bound if messages can be published to them.
 
         Returns:
             The destinations that are bound now.
@@ -101,7 +102,7 @@ class RelayRequests:
         if not exchange.takes_exchanges and any(kind == EXCHANGE for kind, _ in wanted):
             flights.add(self._flight(exchange, _FORM, partial(self._change_form, exchange)))
         if flights:
-            # asyncio.wait does not cancel the attempts if the caller is cancelled, since others may wait for them.
+            # If the caller is cancelled, asyncio.wait does not cancel the attempts, for which others may be waiting.
             await asyncio.wait(flights, timeout=self._settings.deadline_seconds)
         return wanted & exchange.bound
 
@@ -160,7 +161,7 @@ class RelayRequests:
         return flight
 
     async def _change_form(self, exchange: OwnedExchange) -> None:
-        """Switch a topic carrier to eight-word tokens, since a message is to be routed to an exchange."""
+        """Switch a topic carrier to eight-word tokens, because a message must be routed to an exchange."""
         try:
             async with asyncio.timeout(self._settings.deadline_seconds):
                 await self.connected.wait()
@@ -211,12 +212,12 @@ class RelayRequests:
     async def _lacking(self, destination: Destination) -> str | None:
         why = self._observed.absence_reason(destination)
         if why is not None and self._management is not None:
-            # The last pass may have been seconds ago, and querying a single name costs the broker little.
+            # The last pass may have been several seconds ago, and querying a single name costs the broker little.
             kind, name = destination
             try:
                 info = await self._management.find(self._state.name, kind, name)
             except UpstreamError:
-                return None  # the broker will answer
+                return None  # the broker's answer to the bind will show whether it exists
             if info is None:
                 return why
             if isinstance(info, QueueInfo):
@@ -227,7 +228,7 @@ class RelayRequests:
         now = asyncio.get_running_loop().time()
         self._remembered.pop(destination, None)
         self._remembered[destination] = (why, now + self._settings.refresh_seconds)
-        # No call of `changed`, since plans that wait for a destination are never cached and thus never stale.
+        # `changed` is not called, since plans that wait for a destination are never cached and thus never stale.
         self._state.set_missing(destination, why)
         if len(self._remembered) > self._settings.remember_limit:
             oldest, _ = self._remembered.popitem(last=False)
@@ -250,7 +251,7 @@ class RelayRequests:
     def queue_declared(self, queue: bytes, exclusive: bool = False) -> None:
         state, destination = self._state, ("queue", queue)
         self._observed.add_queue(queue, exclusive)
-        self._remembered.pop(destination, None)  # request it again when it is needed next
+        self._remembered.pop(destination, None)  # the next publish that needs it requests it again
         state.clear_refusals(destination=destination)
         names = with_name(state.queues, queue)
         changed = names is not state.queues and self._see_queues()
@@ -261,7 +262,7 @@ class RelayRequests:
             state.changed()
 
     def queue_deleted(self, queue: bytes) -> None:
-        """Record that a queue was deleted with its bindings."""
+        """Record that a queue and its bindings were deleted."""
         state, destination = self._state, ("queue", queue)
         self._observed.remove_queue(queue)
         names = without_name(state.queues, queue)
@@ -275,7 +276,7 @@ class RelayRequests:
             state.changed()
 
     def exchange_deleted(self, name: bytes) -> None:
-        """Record that an exchange was deleted, with the bindings from and to it."""
+        """Record that an exchange and the bindings from and to it were deleted."""
         owned = self._state.exchanges.get(name)
         if owned is not None and owned.declared is not None:
             self._store.exchange_gone(name)
@@ -288,7 +289,7 @@ class RelayRequests:
         if exclusive or unnameable(queue) is not None:
             return
         state, destination = self._state, ("queue", queue)
-        # Also if it counts as bound, since the queue may have been deleted elsewhere together with its bindings.
+        # Tokens that count as bound are included, since the queue may have been deleted elsewhere with its bindings.
         waiting = self._rights.waiting(state.exchanges, state.router, queue)
         waiting += [
             exchange
@@ -324,7 +325,7 @@ class RelayRequests:
 
     @staticmethod
     def _believed(exchange: OwnedExchange, destination: Destination) -> bool:
-        """Return True if a token that a message requested is assumed to be bound for an exchange of a rules file."""
+        """Return True if, for an exchange in a rules file, a token that a message requested is assumed to be bound."""
         ours = exchange.declared is None and destination not in exchange.receivers
         return ours and destination in exchange.bound
 

@@ -1,12 +1,12 @@
 """Migrates a virtual host from old destination tokens to current tokens, and removes the old tokens.
 
-Tokens of version 0.1 are unkeyed, and while a secret is being replaced, sidecars that have only the old secret are
-still running. All kinds of tokens are therefore bound, and used by publishes (`relay.tokens.Tokens`), until the
-operator finishes the migration. This is recorded on the broker with an exchange whose name is a hash keyed with the
-current secret. A virtual host that has never had a carrier needs no unkeyed tokens, unless another virtual host on the
-broker still has such tokens.
+Version 0.1 binds unkeyed tokens, and while a secret is being replaced, sidecars that have only the old secret are still
+running. Until the operator finishes the migration, all kinds of tokens are therefore bound and used by publishes
+(`relay.tokens.Tokens`). The end of the migration is recorded on the broker by a marker exchange, whose name is a hash
+keyed with the current secret. A virtual host that has never had a carrier needs no unkeyed tokens, unless another
+virtual host on the broker still needs them.
 
-Invariant: a token is removed only if the current token of the same destination was seen on the same carrier.
+Invariant: a token is removed only if the current token of the same destination has been seen on the same carrier.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from proxy.relay.tokens import UNKEYED, TokenForm, Tokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.values import Destination
 
-#: Number of attempts to determine whether the broker is new if the management API does not answer.
+#: Number of attempts to determine whether the broker is new, in case the management API does not answer.
 _ATTEMPTS = 3
 
 log = structlog.get_logger(__name__)
@@ -54,7 +54,7 @@ class TokenMigration:
         self._refused: set[bytes] = set()
 
     async def look(self) -> None:
-        """Determine which tokens are no longer bound, after exchanges have been listed.
+        """Determine which tokens are no longer bound. Must be called after exchanges have been listed.
 
         Raises:
             UpstreamError: the connection was lost.
@@ -72,7 +72,7 @@ class TokenMigration:
             kind = "unkeyed" if key == UNKEYED else "previous secret"
             log.info("destination tokens retired", vhost=self._state.name, tokens=kind)
         self._ended |= ended
-        if self._state.carried():  # without carriers nothing is declared
+        if self._state.carried():  # without carriers, nothing is declared
             await self._keep(tokens)
 
     @property
@@ -102,14 +102,13 @@ class TokenMigration:
         return {name for name in markers if ("exchange", name) not in lacking}
 
     async def _is_new(self) -> bool:
-        """Return True if no sidecar of version 0.1 can rely on tokens here. Checked before our first declaration."""
+        """Return True if no version 0.1 sidecar can rely on tokens here. Checked before our first declaration."""
         if self._looked or self._management is None or not self._observed.exchanges_complete:
             return False
         if len(self._state.tokens.keys) < 2 or any(info.marked for info in self._observed.exchanges.values()):
             return False
         secrets = [key for key in self._state.tokens.keys if key != UNKEYED]
-        # This can't be determined later, since a new virtual host with our first carrier looks like an old virtual
-        # host.
+        # This can't be determined later: once we have declared a carrier, a new virtual host looks like an old one.
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
                 return not await self._management.in_transition(secrets)
@@ -123,13 +122,14 @@ class TokenMigration:
 def former_bindings(
     exchange: OwnedExchange, former: Sequence[BindingInfo], names: ObservedState
 ) -> list[RemoveBinding]:
-    """Find bindings of a carrier to remove because their tokens are no longer used.
+    """Find bindings that are removed from a carrier because their tokens are no longer used.
 
-    Clients' bindings stored in them are first stored with their storage keys. An exclusive queue can be unbound only by
-    its own connection, so such a binding is deleted with the queue.
+    If such a binding stores a client's binding, the client's binding is first stored with its storage key. Only the
+    connection that owns an exclusive queue can unbind it, so bindings of exclusive queues stay until the queue is
+    deleted.
 
     Args:
-        former: bindings with such tokens, to destinations whose current token is bound.
+        former: bindings with former tokens, to destinations whose current token is bound.
         names: existing queues.
     """
     stored_here: dict[tuple[Destination, bytes], list[KeptRow]] = {}
@@ -148,7 +148,7 @@ def former_bindings(
 
 
 async def lacking_tokens(management: ManagementApi, tokens: Tokens) -> list[tuple[bytes, Destination]]:
-    """Find destinations that carriers reach only with old tokens, so that messages would be lost if these were retired.
+    """Find destinations that carriers reach only with old tokens. Retiring these tokens would lose messages.
 
     Raises:
         UpstreamError: the management API is unavailable.
@@ -168,9 +168,9 @@ async def lacking_tokens(management: ManagementApi, tokens: Tokens) -> list[tupl
 async def retire_tokens(management: ManagementApi, tokens: Tokens) -> int:
     """Record on the broker that, from now on, only the current tokens of a virtual host are bound.
 
-    Sidecars detect this in their next pass, publish only with the current tokens and remove the other tokens. Before
-    this call, all sidecars must have the current secret, none may have version 0.1, and `lacking_tokens` must return
-    nothing.
+    Sidecars detect this in their next pass. They then publish only with the current tokens, and remove the other
+    tokens. Before this call, all sidecars must have the current secret, none may run version 0.1, and `lacking_tokens`
+    must return an empty list.
 
     Returns:
         Number of remaining bindings with other tokens.

@@ -1,12 +1,12 @@
 """The reconcile loop, which keeps one virtual host on the broker in sync with its rules.
 
 A pass observes queues, exchanges and bindings, declares missing objects, binds missing tokens, unbinds orphaned tokens,
-and provides the result to the relays through `VhostState`. A full pass, which is run at the start, after a reconnect
-and before new rules, ignores the results of earlier passes. Clients' declarations through the sidecar are applied at
-once, between passes (`relay_requests`).
+and provides the result to the relays through `VhostState`. A full pass ignores the results of earlier passes. It is run
+at startup, after a reconnect, and before new rules take effect. Client declarations made through the sidecar are
+applied at once, between passes (`relay_requests`).
 
-`RefreshSchedule` decides when the next pass is due, which is at the regular interval or soon after a request. Requested
-passes take a limited share of the time, regardless of the number of requests.
+`RefreshSchedule` decides when the next pass is due: at the regular interval, or soon after a request. Requested passes
+take a limited share of the time, regardless of the number of requests.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class RefreshSchedule:
         took_seconds = now - began_at
         self._requested_at = now + max(_PAUSE_SECONDS, _SHARE * took_seconds)
         if everything:
-            # Changes made right after this pass must be detected by the end of the next pass.
+            # A change made just after the start of this pass is detected at the end of the next pass, which should be
+            # at most `refresh_seconds` later.
             pause = max(self._refresh_seconds - 2 * took_seconds, self._refresh_seconds / 4)
             self._regular_at = now + pause
 
@@ -90,7 +91,7 @@ class RefreshSchedule:
         return await connection.wait_lost(seconds) if seconds > 0 else not connection.connected
 
 
-#: Number of consecutive refusals after which it is checked whether the virtual host still exists.
+#: Number of consecutive refused logins after which the loop checks whether the virtual host still exists.
 _SURE_REFUSALS = 3
 
 log = structlog.get_logger(__name__)
@@ -107,7 +108,7 @@ class Health:
     Args:
         refreshed_at: time of the last pass in seconds since the epoch; None before the first pass.
         fault: error of the last attempt to connect and reconcile; empty if it succeeded.
-        refused: whether the broker refused that attempt, so that a retry is unlikely to succeed soon.
+        refused: whether the broker refused the last attempt. A retry is then unlikely to succeed soon.
         settled: set when the first pass has succeeded or failed.
     """
 
@@ -193,11 +194,11 @@ class VhostTopology:
     def _stop_at_unread(self) -> None:
         """Refuse to become ready if reading the bindings of an exchange that clients declared timed out.
 
-        Without its bindings, the messages of the exchange would be unroutable. After other errors, such as an answer
-        that RabbitMQ cannot encode, a retry does not help, so the other exchanges must not wait.
+        Without the bindings, messages published to the exchange would be unroutable. After other errors, such as an
+        answer that RabbitMQ cannot encode, a retry does not help, so the other exchanges do not wait.
 
         Raises:
-            UpstreamError: TIMEOUT, the listing was too slow.
+            UpstreamError: TIMEOUT, because the listing was too slow.
         """
         for error in self.reconciler.observer.unread.values():
             if error.failure is UpstreamFailure.TIMEOUT:
@@ -215,7 +216,7 @@ class VhostTopology:
         stays open in the meantime, so that destinations can still be bound for publishes.
 
         Args:
-            is_gone: returns True if a virtual host that refuses our login need not be managed any more.
+            is_gone: returns True if the virtual host no longer needs to be managed. Called after refused logins.
         """
         settings = self._settings
         pause_seconds = settings.retry_seconds
@@ -274,7 +275,7 @@ class VhostTopology:
         state.missing = missing
         if changed:
             state.changed()
-        # Not earlier, since requests from relays would use carriers that do not exist yet.
+        # Not set earlier, since requests from relays would use carriers that do not exist yet.
         requests.connected.set()
         self.health.refreshed_at = time.time()
         self._schedule.looked(began_at, everything=True)
@@ -291,7 +292,7 @@ class VhostTopology:
         if store.has_unverified and not self.reconciler.observer.failures:
             self._schedule.request_refresh()
 
-    # -- requests and reports of relays -------------------------------------------------------------------------
+    # -- requests and reports from relays -----------------------------------------------------------------------
 
     def changed(self, exchange: bytes) -> None:
         """Record that a client has declared, deleted, bound or unbound an exchange through this sidecar."""
@@ -318,8 +319,9 @@ class VhostTopology:
         """Look up an exchange on the broker.
 
         Returns:
-            The type of an exchange that no client declared. None if a client declared it, in which case it is in the
-            state; if it does not exist; or if there is no management API, in which case the broker compares types.
+            The type of an exchange that no client declared. None if the exchange does not exist, or if a client
+            declared it, in which case it is in the state. Also None if there is no management API; the broker then
+            compares types.
 
         Raises:
             UpstreamError: the management API did not answer.
@@ -336,7 +338,7 @@ class VhostTopology:
     # -- new rules ---------------------------------------------------------------------------------------------
 
     async def retire(self, tokens: Retired) -> None:
-        """Unbind tokens that only the old rules need, after publishes decided by the old rules have been sent."""
+        """Unbind tokens that only the old rules need, after publishes evaluated with the old rules have been sent."""
         self.reconciler.release(tokens)
         await asyncio.sleep(self._settings.grace_seconds)
         pins = await self.reconciler.unbind(tokens)

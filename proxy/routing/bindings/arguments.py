@@ -1,11 +1,11 @@
 """Reads the arguments of an open exchange's binding: operators, routes, order, match type.
 
-`OPERATOR_KEYS`, `HEADER_KEYS` and `ROUTE_KEYS` are the tables in the specification. They map each argument key to a
-function that reads the value into the draft of the binding, or rejects it. To add an operator, add its key to one of
-these tables.
+`OPERATOR_KEYS`, `HEADER_KEYS` and `ROUTE_KEYS` correspond to the tables in the specification. They map each argument
+key to a function that either reads the value into the draft of the binding or rejects it. To add an operator, add its
+key to one of these tables.
 
-Only the first error of a binding is reported, so the order of checks is part of the behaviour: match type, forbidden
-lists, nested lists, then each argument by ascending key. `read_arguments` implements that order.
+Only the first error in a binding is reported, so the order of checks is part of the behaviour: match type, forbidden
+lists, nested lists, then each argument by ascending key. `read_arguments` implements this order.
 
 Source: the open-exchange specification, sections 3 to 8; section 11 for the texts.
 """
@@ -77,7 +77,7 @@ PROPERTY_PREFIX = b"x-?pr"
 
 _X_MATCH = b"x-match"
 _SET = re.compile(rb"set(?: ([+-]?)([0-9]+))?")
-#: A count that no binding reaches, which replaces larger numbers in ``set N``.
+#: A count that no binding reaches. It replaces larger numbers in ``set N``.
 _OUT_OF_REACH = 10**18
 
 _NO_LIST_FOR_EQUAL = "Invalid use of list type with = operator in this binding type"
@@ -89,7 +89,7 @@ _EQUAL = (b"x-?pr=", b"x-?hkv= ", b"x-?hk?v= ")
 _DIFFERENT = (b"x-?pr!=", b"x-?hkv!= ", b"x-?hk?v!= ")
 _ROUTES = (b"x-addqre-", b"x-delqre-", b"x-addq!re-", b"x-delq!re-", b"x-add1qre-", b"x-add1q!re-")
 _COMPARISONS = (b"x-?hkv<", b"x-?hk?v<", b"x-?hkv>", b"x-?hk?v>", b"x-?pr<", b"x-?pr>", b"x-?dt")
-#: Further keys that don't take a list.
+#: Other keys that don't take a list.
 _SINGLE = (b"x-order", b"x-goto-ontrue", b"x-goto-onfalse", b"x-del-dest")
 
 
@@ -97,7 +97,7 @@ _SINGLE = (b"x-order", b"x-goto-ontrue", b"x-goto-onfalse", b"x-del-dest")
 
 
 def plain_key(draft: Draft, key: bytes, value: Value) -> None:
-    """Read a key without the prefix ``x-``, which requires that the header with that name is equal to the value."""
+    """Read a key without the prefix ``x-``. The header with this name must be equal to the value."""
     draft.headers.append(HeaderEquals(key, value, key))
 
 
@@ -159,8 +159,9 @@ def _key_topic(negated: bool, ignore_case: bool) -> Reader:
 
 
 def property_key(draft: Draft, key: bytes, value: Value) -> None:
-    """Read a key of the property family: ``x-?prex``, ``x-?pr!ex``, or a comparison followed by a blank and the
-    property.
+    """Read a key of the property family.
+
+    These keys are ``x-?prex``, ``x-?pr!ex``, and comparisons followed by a space and the name of the property.
     """
     sign, _, name = key.removeprefix(PROPERTY_PREFIX).partition(b" ")
     if value.letter == "S":
@@ -209,7 +210,7 @@ _PROPERTY_TESTS: dict[bytes, Callable[[bytes, Value, str], PropertyOperator]] = 
 #: Property names as str; all bindings share these objects.
 _PROPERTY_NAMES = {name: name.decode() for name in TEXT_PROPERTIES | INTEGER_PROPERTIES}
 
-#: Keys to which one blank and the name of a header are appended.
+#: Keys to which a space and the name of a header are appended.
 HEADER_KEYS: dict[bytes, HeaderReader] = {
     prefix + sign: reader
     for prefix, optional in ((b"x-?hkv", False), (b"x-?hk?v", True))
@@ -222,7 +223,7 @@ HEADER_KEYS: dict[bytes, HeaderReader] = {
     }.items()
 }
 
-#: Keys without a name.
+#: Operator keys to which no name is appended.
 OPERATOR_KEYS: dict[bytes, Reader] = {
     b"x-?hkex": _exists(),
     b"x-?hk!ex": _is_absent,
@@ -359,7 +360,7 @@ ROUTE_KEYS: dict[bytes, Reader] = {
 }
 
 
-#: All keys without a name.
+#: All keys to which no name is appended.
 KEYS: dict[bytes, Reader] = {**OPERATOR_KEYS, **ROUTE_KEYS}
 
 
@@ -390,7 +391,7 @@ def read_arguments(arguments: Table, draft: Draft) -> MatchType:
         The match type.
 
     Raises:
-        ProtocolError: an argument is not valid; 406 on the channel, for the first error in the specified order.
+        ProtocolError: an argument is not valid; 406 on the channel, with the first error in the specified order.
     """
     match_type = match_type_of(arguments)
     if any(value.letter == "A" for _, value in arguments):
@@ -478,10 +479,10 @@ def _read(draft: Draft, key: bytes, value: Value) -> None:
 
 @lru_cache(maxsize=4096)
 def _header_key(key: bytes) -> tuple[HeaderReader | None, bytes]:
-    """Split a key into its reader and a header name. Results are cached, so that bindings with the same key share the
-    name.
+    """Return the reader for a key, and the header name in the key.
 
-    Objects that many bindings share stay in the CPU caches during decisions.
+    Results are cached so that bindings with the same key share the name: objects that many bindings share stay in the
+    CPU caches during decisions.
     """
     sign, _, name = key.partition(b" ")
     return HEADER_KEYS.get(sign) if begins_with_character(name) else None, name

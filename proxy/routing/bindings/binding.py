@@ -2,7 +2,7 @@
 
 The module `arguments` interprets a binding's arguments. A `Reach` limits the destinations of a client's bindings to
 those that the client has permission to bind, and caches which destinations the client may bind to one exchange. A
-decision does not use unchecked destinations, but lists them so that they will be checked. The declared destination of a
+decision omits unchecked destinations, but lists them so that they will be checked. The declared destination of a
 binding needs no check, since the broker permitted it when the binding was created.
 
 Source: the open-exchange specification, section 7 (routes), sections 8 and 13 (order of ties, identity).
@@ -31,11 +31,11 @@ class Binding:
     routing_key: bytes  # must be empty for open exchanges
     arguments: Table  # in declared order
     id: str = ""  # the name that the operator chose, or the ``binding_hash``
-    sequence: int = 0  # among bindings with equal order, the one with the greater sequence is visited first
-    reach: Reach | None = field(default=None, compare=False)  # limit of its routes; None: no limit
+    sequence: int = 0  # of two bindings with equal order, the binding with the higher sequence is visited first
+    reach: Reach | None = field(default=None, compare=False)  # limits its routes; None for no limit
     #: whether it is visited after all bindings without this flag, regardless of its order
     last: bool = field(default=False, compare=False)
-    #: user whose client declared the binding and whose regex budget it uses; None for a binding of a rules file
+    #: user whose client declared the binding and whose regex budget it uses; None for a binding in a rules file
     owner: str | None = field(default=None, compare=False)
 
     @property
@@ -56,7 +56,7 @@ class Binding:
 
 
 def by_name(table: Table) -> Table:
-    """Return the entries in a stable sort by name (byte order), as the broker stores and reads them."""
+    """Return the entries sorted by name, as the broker stores and reads them (stable sort, byte order)."""
     return tuple(sorted(table, key=_name))
 
 
@@ -81,7 +81,7 @@ def binding_hash(destination_type: str, destination: bytes, routing_key: bytes, 
     return blake2b(repr(content).encode(), digest_size=5).hexdigest()
 
 
-#: Replaces destinations out of reach. No queue has this name, but the message still counts as routed.
+#: Replaces destinations that are out of reach. No queue has this name, but the message still counts as routed.
 UNREACHABLE: Destination = (QUEUE, b"")
 
 

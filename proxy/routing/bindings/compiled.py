@@ -1,12 +1,12 @@
 """Compiled bindings, and the match types that decide whether they are true.
 
-A `CompiledBinding` is the same for every exchange type: a `Match`, effects for both results, a position in the visiting
-order, and the data that index and caches need. `exchange_types` creates it.
+A `CompiledBinding` has the same attributes for every exchange type: a `Match`, effects for both results, a position in
+the visiting order, and the data that the index and caches need. `exchange_types` creates it.
 
 The four subclasses of `Match` are the match types. They combine the verdicts of operators; `eq` and `set` also read the
-whole header table. Each of them declares which facts it reads in addition to those of its operators, and which
-equalities must hold for it to be true. A `Draft` collects operators and effects while `arguments` reads the arguments
-of a binding.
+whole header table. Each subclass declares which facts it reads in addition to those of its operators, and which
+equalities must hold for the binding to be true. A `Draft` collects operators and effects while `arguments` reads the
+arguments of a binding.
 
 Source: the open-exchange specification, sections 1, 3, 3.1, 7 and 8; section 11, "every other ``x-`` key, or a known
 key with a value of the wrong type".
@@ -73,7 +73,7 @@ class Match:
 
 
 class MatchAll(Match):
-    """True if every operator matches; optional operators also match if absent."""
+    """True if every operator matches; optional operators also match if the fact is absent."""
 
     __slots__ = ("_operators",)
 
@@ -139,7 +139,7 @@ class MatchEq(Match):
 
 
 class MatchSet(Match):
-    """True if the other operators match, no header operator fails on a present header, and at least `least` succeed."""
+    """True if at least `least` header operators match, none mismatches a present header, and all others match."""
 
     __slots__ = ("_headers", "_least", "_rest", "_walk")
 
@@ -170,7 +170,7 @@ def _is_optional(operator: Operator) -> bool:
 
 
 def _index_keys(operators: Sequence[Operator]) -> tuple[IndexKey, ...]:
-    """Return the equalities in operators that must all match; topics are last."""
+    """Return the index keys of operators that must all match, with topics last."""
     index_keys = []
     for operator in operators:
         index_key = operator.index_key
@@ -186,9 +186,9 @@ def _is_topic(index_key: IndexKey) -> bool:
 
 
 def _arranged(headers: Sequence[HeaderOperator]) -> tuple[HeaderOperator, ...]:
-    """Sort by header name, then by descending argument key, with elements of a list in reverse.
+    """Sort by header name, then by descending argument key, and reverse the elements of lists.
 
-    The input is sorted by ascending key, with elements in order.
+    The input is sorted by ascending argument key, with the elements of lists in order.
     """
     arranged = list(reversed(headers))
     arranged.sort(key=_by_header)
@@ -268,7 +268,7 @@ class Draft:
 
 #: Reads a value, or one element of a list, into the draft; also receives the whole key.
 Reader: TypeAlias = Callable[[Draft, bytes, Value], None]
-#: The same for keys that contain the name of a header, which is the last argument.
+#: Like `Reader`, for keys that contain the name of a header. The name is the last argument.
 HeaderReader: TypeAlias = Callable[[Draft, bytes, Value, bytes], None]
 
 
@@ -336,7 +336,7 @@ class CompiledBinding:
     on_false: Effects | None = None  # effects if false
     regexes: int = 0  # number of regular expressions in its arguments
     exchange: bytes = b""  # name of its exchange
-    id: str = ""  # as listed in decisions
+    id: str = ""  # id of the binding in decisions
     arrival: int = 0  # increases with every binding of its exchange
     index_place: int = ALWAYS_VISITED  # its place in the index
     asks_producer: bool = field(init=False)
@@ -348,13 +348,13 @@ class CompiledBinding:
         self.plain = not self.effects and self.destination is not None
 
     def __hash__(self) -> int:
-        """Return a number that is unique in the exchange. A compiled class with `__lt__` has no default hash."""
+        """Return a number that is unique in the exchange. Compiled classes with `__lt__` have no default hash."""
         return self.arrival
 
     def __lt__(self, other: CompiledBinding) -> bool:
         """Return True if the binding is visited before another binding of its exchange.
 
-        Sort keys: the `last` flag, order, greater sequence, later arrival.
+        The sort keys are the `last` flag, the order, the sequence (descending) and the arrival (descending).
         """
         if self.binding.last is not other.binding.last:
             return other.binding.last
@@ -423,7 +423,7 @@ class CompiledBinding:
 
     @property
     def chooses_queues(self) -> bool:
-        """True if a message can reach queues that the binding does not name, by a pattern or by its headers."""
+        """True if messages can reach queues that the binding does not name: by routing key, a pattern or headers."""
         granted = [header for effects in self.effects for header in effects.granted_add]
         patterns = any(effects.add_queues for effects in self.effects)
         return self.destination is None or patterns or any(NAMED_ROUTES.get(header) != EXCHANGE for header in granted)

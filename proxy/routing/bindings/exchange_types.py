@@ -1,7 +1,7 @@
 """Compiles bindings as each exchange type interprets them.
 
-For each type, a function returns a `CompiledBinding`, so that the engine does not depend on types. Bindings of the
-standard types have neither order nor routes, and differ only in their conditions.
+For each type, a function returns a `CompiledBinding`, so that the engine does not depend on exchange types. Bindings of
+the standard types have neither order nor routes, and differ only in their conditions.
 
 Sources: the open-exchange specification, sections 8, 11 and 13; AMQP 0-9-1 spec, 3.1.3.
 """
@@ -36,7 +36,7 @@ _X_MATCH = b"x-match"
 
 
 def compile_open(binding: Binding, local_time: tzinfo) -> CompiledBinding:
-    """Compile for an open exchange, on which arguments specify conditions, routes and order."""
+    """Compile a binding of an open exchange, whose arguments specify conditions, routes and order."""
     if binding.routing_key:
         raise precondition_failed("Forbidden declaration of binding's routing key")
     destination = (binding.destination_type, binding.destination)
@@ -71,8 +71,9 @@ def compile_topic(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
 
 
 def compile_headers(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
-    """Compile for a headers exchange, on which `all` or `any` of the headers must be equal, and void tests for
-    presence.
+    """Compile a binding of a headers exchange.
+
+    Either `all` or `any` of the headers must be equal to the arguments. A void argument tests for presence.
     """
     arguments = by_name(binding.arguments)
     match_type = "all"
@@ -123,7 +124,7 @@ COMPILERS: dict[str, Compiler] = {
 
 
 def compile_binding(exchange_type: str, binding: Binding, local_time: tzinfo) -> CompiledBinding:
-    """Check and compile a binding for an exchange of a type.
+    """Check and compile a binding for an exchange type.
 
     Args:
         exchange_type: a key of COMPILERS.
@@ -134,7 +135,8 @@ def compile_binding(exchange_type: str, binding: Binding, local_time: tzinfo) ->
         The binding, which is not in an index yet.
 
     Raises:
-        ProtocolError: the binding is not valid; 406 on the channel, with the text of the broker or the plugin.
+        ProtocolError: the binding is not valid; 406 on the channel, with the text of RabbitMQ or of the open-exchange
+            plugin.
     """
     compiled = COMPILERS[exchange_type](binding, local_time)
     refuse_unreal_numbers(binding.arguments)

@@ -1,9 +1,8 @@
 """Operators (the individual conditions of a binding) and topics.
 
-The verdict of an operator is MATCH, MISMATCH or ABSENT, which means that the fact is missing. `compiled` combines
-verdicts. `arguments` maps argument keys to operators; the key of a new operator has to be added there. The predicate of
-an operator tests a fact that is present. Type letters are kept until the comparison, and only the comparison ignores
-them.
+The verdict of an operator is MATCH, MISMATCH or, if the fact is missing, ABSENT. `compiled` combines verdicts.
+`arguments` maps argument keys to operators; the key of a new operator has to be added there. The predicate of an
+operator tests a fact that is present. Values keep their type letters, which only comparisons ignore.
 
 Topic exchanges and the ``rkta`` operators use `Topic`: words are separated by dots, ``*`` matches exactly one word, and
 ``#`` matches any number of words.
@@ -26,8 +25,8 @@ from proxy.values import Value
 
 _ANY_WORDS = b"#"
 _ONE_WORD = b"*"
-#: Case folding as in regular expressions, byte by byte in Latin-1. In UTF-8 strings, it ignores only the case of ASCII
-#: letters.
+#: Case folding as in regular expressions, byte by byte in Latin-1. In UTF-8 strings, only the case of ASCII letters is
+#: ignored.
 _FOLD = latin1_tables()[:256]
 
 
@@ -36,7 +35,7 @@ class InvalidTopic(ValueError):  # noqa: N818 - describes the topic, not an inte
 
 
 def _words(text: bytes) -> list[bytes]:
-    # For the broker, the empty string contains no words, so that `*` does not match the empty routing key.
+    # For the broker, the empty string contains no words, so `*` does not match the empty routing key.
     return text.split(b".") if text else []
 
 
@@ -76,7 +75,7 @@ class Topic:
         self._least = sum(word != _ANY_WORDS for word in words)
 
     def matches(self, key: bytes) -> bool:
-        """Return True if the routing key matches. The work is at most proportional to the product of the lengths."""
+        """Return True if the routing key matches. The cost is at most proportional to the product of both lengths."""
         if self.ignores_case:
             key = key.translate(_FOLD)
         words = _words(key)
@@ -102,8 +101,8 @@ class Topic:
 def check_open_topic(pattern: bytes, ignore_case: bool = False) -> None:
     """Reject topics that the open exchange rejects.
 
-    The plugin turns a topic into a regular expression without quoting, and rejects the topic if the result is invalid.
-    A `Topic` matches as in a topic exchange, but this function rejects the same topics as the plugin.
+    The open-exchange plugin turns a topic into a regular expression without quoting it, and rejects the topic if the
+    result is invalid. A `Topic` matches as a topic exchange does, but this function rejects what the plugin rejects.
 
     Raises:
         InvalidTopic: the topic is empty, or the resulting regular expression is not valid.
@@ -168,7 +167,7 @@ def canonical(value: Value) -> Hashable:
 
 
 def _compare(sign: int, seen: Any, bound: Any) -> bool:
-    # Not annotated as float: compiled code would convert integers to floats and round them.
+    # The values are not annotated as float, since compiled code would convert integers to floats and round them.
     if sign == _AT_LEAST:
         return bool(seen >= bound)
     if sign == _LESS:
@@ -203,7 +202,7 @@ QUEUE_NAMES: FactName = ("queues", "")
 class Operator:
     """Base class of all operators.
 
-    Operators have no state and no closures, since there may be two for each of a hundred thousand bindings.
+    Operators have no state and no closures, since a hundred thousand bindings may have two operators each.
 
     Args:
         key: the argument's key as declared.
@@ -220,7 +219,7 @@ class Operator:
 
     @property
     def index_key(self) -> IndexKey | None:
-        """The index key that all matching messages have if the operator is an equality; otherwise None."""
+        """The index key that all matching messages have in common; None if the operator is not an equality."""
         return None
 
     @property
@@ -251,7 +250,7 @@ class Operator:
 
 
 class HeaderOperator(Operator):
-    """Tests the first header with a name.
+    """Tests the first header with the given name.
 
     Args:
         key: see Operator.
@@ -285,7 +284,7 @@ class HeaderOperator(Operator):
 
 
 class HeaderEquals(HeaderOperator):
-    """Matches an equal value; types of numbers and of strings are ignored, except in nested values."""
+    """Matches an equal value. The types of numbers and of strings are ignored, except in nested values."""
 
     __slots__ = ("_content", "_letters")
 
@@ -333,7 +332,7 @@ class HeaderDiffers(HeaderEquals):
 
 
 class HeaderCompares(HeaderOperator):
-    """Matches a number by comparing exact mathematical values.
+    """Matches a number by comparing its exact mathematical value.
 
     Args:
         key: see Operator.
@@ -355,7 +354,7 @@ class HeaderCompares(HeaderOperator):
 
 
 class HeaderMatches(HeaderOperator):
-    """Matches a long string that contains a match of a pattern, or that contains none if negated."""
+    """Matches a long string that contains a match of a pattern or, if negated, one that contains no match."""
 
     __slots__ = ("_negated", "_pattern")
 
@@ -373,13 +372,13 @@ class HeaderMatches(HeaderOperator):
 
 
 class HeaderIsPresent(HeaderOperator):
-    """Matches a header (including void) that has one of the given types, or none of them if negated.
+    """Matches a header (including void) that has one of the given types or, if negated, none of them.
 
     Args:
         key: see Operator.
         expected: see Operator.
         name: see HeaderOperator.
-        letters: the types; None: any.
+        letters: the types; None for any type.
         negated: see above.
     """
 
@@ -439,7 +438,7 @@ class RoutingKeyOperator(Operator):
 
 
 class KeyEquals(RoutingKeyOperator):
-    """Matches a routing key that is equal to the expected string, or different if negated."""
+    """Matches a routing key that is equal to the expected string or, if negated, differs from it."""
 
     __slots__ = ("_negated", "_text")
 
@@ -457,7 +456,7 @@ class KeyEquals(RoutingKeyOperator):
 
 
 class KeyMatches(RoutingKeyOperator):
-    """Matches a routing key that contains a match of a pattern, or that contains none if negated."""
+    """Matches a routing key that contains a match of a pattern or, if negated, one that contains no match."""
 
     __slots__ = ("_negated", "_pattern")
 
@@ -471,7 +470,7 @@ class KeyMatches(RoutingKeyOperator):
 
 
 class KeyFits(RoutingKeyOperator):
-    """Matches a routing key that fits a topic, or that does not if negated."""
+    """Matches a routing key that fits a topic or, if negated, one that does not."""
 
     __slots__ = ("_negated", "_topic")
 
@@ -497,7 +496,7 @@ class KeyFits(RoutingKeyOperator):
 
 
 class PropertyOperator(Operator):
-    """Tests one property; a property set to the empty string is present."""
+    """Tests one property. A property set to the empty string is considered present."""
 
     __slots__ = ("name",)
 
@@ -536,7 +535,7 @@ class PropertyIsAbsent(PropertyOperator):
 
 
 class PropertyEquals(PropertyOperator):
-    """Matches a string property that is equal to the expected string, or different if negated."""
+    """Matches a string property that is equal to the expected string or, if negated, differs from it."""
 
     __slots__ = ("_negated",)
 
@@ -553,7 +552,7 @@ class PropertyEquals(PropertyOperator):
 
 
 class PropertyMatches(PropertyOperator):
-    """Matches a string property that contains a match of a pattern, or that contains none if negated."""
+    """Matches a string property that contains a match of a pattern or, if negated, one that contains no match."""
 
     __slots__ = ("_negated", "_pattern")
 

@@ -1,16 +1,16 @@
-"""Regular expressions of unmodified PCRE2, on bytes, with a bounded cost.
+"""Regular expressions on bytes, which unmodified PCRE2 searches at a bounded cost.
 
-Patterns are written in PCRE2's own language, pcre2pattern(3), with the character tables of Latin-1, and are not
-translated. The system's ``libpcre2-8`` runs them; it is called through ctypes.
+Patterns are written in PCRE2's own language, pcre2pattern(3), and are not translated. They are compiled with character
+tables for Latin-1. The system's ``libpcre2-8``, called through ctypes, runs them.
 
 **Cost of a search.** Producers choose subjects, and clients choose patterns, so both may be hostile. PCRE2's match
-limit counts match steps, which are calls of PCRE2's internal ``match()``. The count restarts at every offset at which a
+limit counts match steps, which are calls to PCRE2's internal ``match()``. The count restarts at every offset at which a
 match could begin, and between two steps a repeat may scan the rest of the subject. Hence a pattern has two forms:
 
 1. The *plain* form is the pattern as written, compiled to machine code if the system permits executable memory. The
    worst case of a search is the product of the match limit, the number of offsets and the length of a scan; the limit
-   is chosen so that this product is small. PCRE2 skips offsets at which no match can begin, so most searches end within
-   a microsecond, but only the worst case is known in advance.
+   is chosen so that this product is small. PCRE2 skips offsets at which no match can begin, so most searches take less
+   than a microsecond, but only the worst case is known in advance.
 2. The *counted* form is the pattern preceded by a lazy repeat over the offsets, anchored and without automatic
    possessification. It is a single search from one offset, in which each scanned character that backtracking releases
    counts as a match step. The limit applies to the whole search. Only the interpreter counts in this way: machine code
@@ -18,12 +18,13 @@ match could begin, and between two steps a repeat may scan the rest of the subje
    131,000 bytes). Constructs that scan without match steps (``_UNCOUNTED``) have no counted form; the worst case of the
    plain form is charged for them.
 
-**Cost of a decision.** The unit of a `Budget` is that of the match limit: one match step, about 10 ns. A search is
-tried with growing limits and charged for each of them, so the charge exceeds the use by at most a constant factor, and
-the same search always costs the same. Searches that cost little more than the call itself (``_FREE_UNITS``) are free,
-so a budget does not limit the number of patterns. For longer subjects, the plain form is tried first while the worst
-cases of such searches add up to at most a quarter of the budget (``Budget.unproven``). Therefore, all searches with one
-budget together take at most the budget, plus a quarter of the budget, plus four microseconds per search.
+**Cost of a decision.** A `Budget` has the same unit as the match limit: one match step, about 10 ns. A search is tried
+with increasing limits, each of which is charged. The charge therefore exceeds the actual cost by at most a constant
+factor, and the same search always costs the same. Searches that cost little more than the call itself
+(``_FREE_UNITS``) are free, so a budget does not limit the number of patterns. For longer subjects, the plain form is
+tried first until the worst cases of such searches add up to a quarter of the budget (``Budget.unproven``). Therefore,
+all searches with one budget together take at most the budget, plus a quarter of the budget, plus four microseconds per
+search.
 
 Every call holds the interpreter lock (``PyDLL``), since a search takes less time than releasing and reacquiring the
 lock. All patterns can therefore share one match block and one stack.
@@ -60,7 +61,8 @@ _NO_MATCH = -1
 #: Return codes that mean that a search was abandoned: JIT stack, match limit, memory, depth limit, heap limit.
 _GAVE_UP = frozenset({-46, -47, -48, -53, -63})
 
-#: Longest pattern, and longest cached pattern, in bytes; number of cached patterns. Producers may send patterns.
+#: Maximum length in bytes of a pattern and of a cached pattern, and maximum number of cached patterns. These are
+#: limited because producers may send patterns.
 _LONGEST_PATTERN, _LONGEST_KEPT, _KEPT = 16384, 1024, 512
 #: Patterns with larger compiled code are interpreted, since machine code takes up to fifteen times the memory.
 _LARGEST_JIT = 4096
@@ -72,7 +74,7 @@ _HEAP_KIB = 4096
 _STACK_BYTES = 4 << 20
 
 #: Estimated work for a match step, number of copied bytes of the interpreter's frame that count as 1, and work for a
-#: scanned character if the pattern contains a `_SLOW` construct. Otherwise a scanned character counts as 1, like a
+#: scanned character if the pattern contains a `_SLOW` construct. Otherwise, a scanned character counts as 1, as does a
 #: compared character.
 _DECISION, _FRAME_BYTES, _SLOW_WALK = 40, 6, 8
 #: Default budget for a decision in units, about 10 ms.
@@ -82,7 +84,7 @@ _SEARCH_UNITS = 330_000
 #: Searches that cost at most this are free.
 _FREE_UNITS = 400
 _FREE_WORK = _FREE_UNITS * _DECISION
-#: A subject is never searched in the plain form if its worst case, with a match limit of one, is larger.
+#: Maximum worst-case cost, with a match limit of one, of a search in the plain form.
 _LONGEST_PLAIN_UNITS = 250_000
 #: Factor between limits, and the largest limit.
 _GROWTH, _LARGEST_LIMIT = 8, 1 << 20
@@ -120,9 +122,9 @@ class Budget:
     Attributes:
         left: remaining units.
         unproven: units left for the worst cases of searches in the plain form.
-        spent: whether a search was abandoned because the budget did not suffice. No further searches are then started.
-        exceeded: whether, since this was last set to False, a search was abandoned or not started for this reason.
-        match_limit_hits: number of searches that were abandoned although the budget sufficed.
+        spent: whether a search was abandoned because the budget was too small. No further searches are then started.
+        exceeded: whether a search was abandoned or not started for this reason. Callers reset it to False.
+        match_limit_hits: number of searches that were abandoned although the budget was sufficient.
     """
 
     __slots__ = ("exceeded", "left", "match_limit_hits", "spent", "unproven")
@@ -136,7 +138,7 @@ class Budget:
 
 
 def _power(limit: int) -> int:
-    """Return the largest power of two up to a limit, so that few match contexts are needed; 0 for 0."""
+    """Return the largest power of two up to a limit, or 0 for 0. This keeps the number of match contexts small."""
     return 1 << (min(limit, _LARGEST_LIMIT).bit_length() - 1) if limit else 0
 
 
@@ -187,13 +189,12 @@ class _Library:
         pcre2.pcre2_set_parens_nest_limit_8(self._context, ctypes.c_uint32(_NESTING_LIMIT))
         if hasattr(pcre2, "pcre2_set_max_varlookbehind_8"):  # from 10.43: variable-length lookbehind
             pcre2.pcre2_set_max_varlookbehind_8(self._context, ctypes.c_uint32(0))
-        #: None if the system forbids executable memory. The first search that needs the pages of the stack allocates
-        #: them.
+        #: None if the system forbids executable memory. The stack's pages are allocated when a search first needs them.
         self._stack = pcre2.pcre2_jit_stack_create_8(ctypes.c_size_t(1 << 15), ctypes.c_size_t(_STACK_BYTES), None)
         #: One pair of offsets suffices, since only the existence of a match matters.
         self.data = ctypes.c_void_p(pcre2.pcre2_match_data_create_8(ctypes.c_uint32(1), None))
-        #: Match contexts, indexed by the bit length of the limit, which is a power of two. The limits of
-        #: `root_contexts` are the square roots.
+        #: Match contexts, indexed by the bit length of the limit, which is a power of two. In `root_contexts`, each
+        #: limit is replaced by its square root.
         self.contexts = [self._match_context((1 << bits) >> 1) for bits in range(_LARGEST_LIMIT.bit_length() + 1)]
         self.root_contexts = [self.contexts[(bits + 1) // 2] for bits in range(len(self.contexts))]
         # No argtypes are set, since their conversions double the time of a call. All arguments are ctypes objects or
@@ -205,7 +206,7 @@ class _Library:
         """Compile a pattern.
 
         Raises:
-            InvalidPattern: with PCRE2's reason.
+            InvalidPattern: the pattern is invalid. The message is PCRE2's reason.
         """
         number, offset = ctypes.c_int(), ctypes.c_size_t()
         code = self._pcre2.pcre2_compile_8(
@@ -230,12 +231,12 @@ class _Library:
         return self.info(code, _INFO_JITSIZE) > 0  # a pattern may forbid it with (*NO_JIT)
 
     def info(self, code: ctypes.c_void_p, field: int) -> int:
-        value = ctypes.c_size_t()  # zeroed, so that answers of smaller types also fit
+        value = ctypes.c_size_t()  # zero, since the library may write a smaller integer
         self._pcre2.pcre2_pattern_info_8(code, ctypes.c_uint32(field), ctypes.byref(value))
         return value.value
 
     def _match_context(self, limit: int) -> ctypes.c_void_p:
-        """Return a new match context, whose limits a pattern's own (*LIMIT_...) can only lower."""
+        """Return a new match context. A pattern's own (*LIMIT_...) can only lower the limits."""
         context = ctypes.c_void_p(self._pcre2.pcre2_match_context_create_8(None))
         self._pcre2.pcre2_set_match_limit_8(context, ctypes.c_uint32(limit))
         self._pcre2.pcre2_set_heap_limit_8(context, ctypes.c_uint32(_HEAP_KIB))
@@ -261,9 +262,9 @@ class _Code:
 
     Args:
         text: the source to compile.
-        options: options of the compilation.
+        options: options for the compilation.
         source: the original pattern, whose repeat counts are inspected.
-        counted: whether the interpreter has to run it.
+        counted: whether the interpreter has to run the code.
 
     Attributes:
         handle: the library's pointer to the code.
@@ -324,7 +325,7 @@ class Pattern:
         self._match: Final = pcre2.match
         self._handle: Final = self._code.handle
         self._data: Final = pcre2.data
-        # A skip to a missing mark restarts the search at each offset at which this is detected.
+        # A skip to a missing mark restarts the search at each offset at which the missing mark is detected.
         self._contexts: Final = pcre2.root_contexts if b"(*SKIP:" in text else pcre2.contexts
         self._anchored: Final = self._code.anchored
         self._weight: Final = self._code.weight
@@ -365,7 +366,7 @@ class Pattern:
         return self._contexts[(_FREE_WORK // work).bit_length()] if work <= _FREE_WORK else None
 
     def _search_priced(self, subject: bytes, budget: Budget) -> bool | None:
-        """Search in the plain form if its worst case is free, or within the allowance for such worst cases."""
+        """Search in the plain form if its worst case is free or does not exceed `Budget.unproven`."""
         if budget.spent:
             budget.exceeded = True
             return None
@@ -387,7 +388,7 @@ class Pattern:
         return self._search_charged(subject, work, budget)
 
     def _search_charged(self, subject: bytes, work: int, budget: Budget) -> bool | None:
-        """Search with growing limits. Each limit is charged before it is tried.
+        """Search with increasing limits. Each limit is charged before it is tried.
 
         Args:
             subject: the bytes to search.
@@ -446,7 +447,7 @@ def compile_pattern(source: bytes) -> Pattern:
     """Compile a pattern. Compiled patterns are cached.
 
     Raises:
-        InvalidPattern: it is empty, too long, or not valid PCRE2.
+        InvalidPattern: the pattern is empty, too long, or not valid in PCRE2.
     """
     return _kept(source) if len(source) <= _LONGEST_KEPT else Pattern(source)
 

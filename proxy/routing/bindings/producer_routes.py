@@ -17,7 +17,7 @@ from proxy.values import EXCHANGE, QUEUE, Destination, Table, Value
 
 RESULTS = (b"true", b"false")
 
-#: Kind of the destinations that each header names.
+#: Kind of destination that each header names.
 NAMED_ROUTES = {
     b"x-%s%s-on%s" % (action, kind, result): QUEUE if kind == b"q" else EXCHANGE
     for action in (b"add", b"del")
@@ -35,15 +35,16 @@ PATTERN_ROUTES = {
 
 
 class PatternRoute(NamedTuple):
-    """Queues whose names match a pattern, or don't match it."""
+    """Selects queues whose names match a pattern or, if negated, do not match it."""
 
     pattern: Pattern
     negated: bool
 
 
 class ProducerRoutes:
-    """The routes of one message. If several headers have the same name, the first regex is used, and names are
-    combined.
+    """The routes that one message requests.
+
+    If several headers with the same name contain a regex, only the first is used. If they contain names, all are used.
 
     Args:
         headers: all headers, sorted by name.
@@ -92,7 +93,5 @@ def begins_with_character(text: bytes) -> bool:
 
 
 def invalid_regex(source: bytes, reason: str) -> str:
-    """Return the error text for a regex that is empty or does not compile, which is the plugin's text and the
-    reason.
-    """
+    """Return the error text for an invalid regex: the text of the open-exchange plugin, followed by the reason."""
     return f"Invalid regex '{decode_text(source)}': {reason}"

@@ -1,7 +1,7 @@
 """The effects of a binding on the set of destinations.
 
-`Effects` describes one result of a binding, true or false: additions first, then deletions, then the order at which the
-evaluation continues. It is independent of operators and of the order of bindings.
+`Effects` describes what a binding does if it is true, or if it is false: additions first, then deletions, then the
+order at which the evaluation continues. It is independent of operators and of the order of bindings.
 
 Source: the open-exchange specification, sections 7 and 8.
 """
@@ -19,19 +19,19 @@ from proxy.routing.decision import QueueNames
 from proxy.routing.message import PRODUCER, Message
 from proxy.values import QUEUE, Destination
 
-#: Order after all bindings, which is the target of a stop.
+#: The order at which a stop continues, which is higher than the order of any binding.
 STOP = 1_000_000
 
 
 class QueueRoute:
-    """A regex route of a binding: selects queues of the virtual host by name.
+    """A binding's regex route, which selects queues of the virtual host by name.
 
     The selection depends only on the list of queues, so the last result is cached together with that list.
 
     Args:
         pattern: the regex.
         negated: whether it selects names that don't match.
-        only_one: whether one of the selected queues is picked at random.
+        only_one: whether only one of the selected queues is used, picked at random.
     """
 
     __slots__ = ("_kept", "negated", "only_one", "pattern")
@@ -40,8 +40,8 @@ class QueueRoute:
         self.pattern = pattern
         self.negated = negated
         self.only_one = only_one
-        #: The list of queues, the selection, and the number of match-limit hits. They are a single attribute, since
-        #: another thread may use the same route for an explanation.
+        #: The list of queues, the selection, and the number of match-limit hits. They are stored in a single attribute,
+        #: since another thread may use the same route for an explanation.
         self._kept: tuple[QueueNames | None, list[Destination], int] = (None, [], 0)
 
     def select(self, message: Message, reach: Reach | None = None) -> Collection[Destination]:
@@ -67,7 +67,7 @@ class QueueRoute:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """The effects of one result of a binding."""
+    """What a binding does if it is true, or if it is false."""
 
     add: frozenset[Destination] = frozenset()  # destinations to add by name
     delete: frozenset[Destination] = frozenset()  # destinations to delete by name
@@ -87,7 +87,7 @@ class Effects:
     ) -> None:
         """Change `routed` to ``(routed + main + additions) - deletions``. Only destinations within reach are added.
 
-        A regex route chooses nothing if its owner's budget does not suffice.
+        A regex route chooses nothing if its owner's budget is not sufficient.
         """
         deleted = set(self.delete)
         if self.delete_queues or self.add_queues:

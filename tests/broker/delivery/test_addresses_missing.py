@@ -73,7 +73,7 @@ def test_only_what_messages_go_to_is_reported_here_and_at_other_brokers(site: Si
         "queue second": ABSENT,
         "queue final": ABSENT,  # of what the table itself has sent to `entered`
         "queue lost": ABSENT,
-        "queue new": f"where the address table redirects queue moved: {ABSENT}",
+        "queue new": f"the address table redirects queue moved to it: {ABSENT}",
     }
     until(lambda: len(missing(site)) == len(expected))
     assert missing(site) == expected

@@ -120,7 +120,7 @@ def _unsigned(scene: Scene) -> tuple[float, set[str]]:
     (line,) = (line for line in scene.sidecar.get("/metrics").splitlines() if line.startswith(name))
     vhosts = json.loads(scene.sidecar.get("/status"))["vhosts"]
     (named,) = (one["unsigned"] for one in vhosts if one["vhost"] == scene.vhost)
-    assert all("names user 'guest': no signature" in text for texts in named.values() for text in texts)
+    assert all("claimed user 'guest'): no signature" in text for texts in named.values() for text in texts)
     return float(line.removeprefix(name)), set(named)
 
 

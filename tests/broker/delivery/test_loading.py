@@ -97,7 +97,7 @@ def test_an_internal_exchange_that_queue_delivery_would_publish_to_is_an_error(
 ) -> None:
     outside.make_exchange("inside", "fanout", internal=True)
     outside.make_exchange("open", "fanout")
-    assert "exchange inside is internal: with delivery: queue exchange" in refusal(QUEUED)
+    assert "exchange inside is internal, so with delivery: queue, messages of exchange" in refusal(QUEUED)
 
 
 def test_a_carrier_of_an_earlier_run_is_taken_as_it_is(broker: Broker, tmp_path: Path) -> None:
