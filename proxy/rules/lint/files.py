@@ -1,4 +1,4 @@
-"""Checks that rules files are consistent with each other and with the features of a broker, without connecting to it.
+"""Checks that rules files are consistent with each other and with a broker's features, without connecting to a broker.
 
 Each check gets the parsed files of one virtual host. Sources: the interface ("one exchange in two files is an error")
 and the delivery page (carriers, ``unmatched: pass``, the reserved prefix).
@@ -136,7 +136,7 @@ def _carrier_type(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], 
 
 
 def _without_effect(exchange: ParsedExchange, faults: Faults) -> None:
-    """Warn about keys for open exchanges that the type of the exchange ignores."""
+    """Warn about keys for open exchanges that the exchange's type ignores."""
     if exchange.rule.type == OPEN:
         return
     for name, _ in exchange.rule.arguments:
@@ -171,7 +171,7 @@ def _doubtful_keys(exchange: ParsedExchange, faults: Faults) -> None:
 
 @lru_cache(4096)
 def _doubtful_key(key: str, kind: str) -> str:
-    """Return a warning if the name of a header may have been meant as an operator, or ""."""
+    """Return a warning if a header's name may have been meant as an operator; otherwise, return ""."""
     if key.startswith(_RESERVED):
         return ""
     plain = key.translate(_TYPED).strip()
@@ -190,7 +190,7 @@ def _doubtful_key(key: str, kind: str) -> str:
 
 
 def _doubtful_name(key: str, value: Value) -> str:
-    """Return a warning if the tested header's name begins or ends with a blank, or ""."""
+    """Return a warning if the tested header's name begins or ends with a blank; otherwise, return ""."""
     name = key
     if key.startswith(_RESERVED):
         head, blank, name = key.partition(" ")
