@@ -1,7 +1,7 @@
-"""TLS contexts for producers and brokers, created from files. No other module creates contexts.
+"""Creates the TLS contexts for producers and brokers from files. No other module creates contexts.
 
-Contexts are created when the sidecar starts and again at a reload; established connections keep their contexts. Neither
-keys nor the contents of files are ever shown.
+Contexts are created when the sidecar starts and again at each reload; established connections keep their contexts.
+Neither keys nor the contents of files are ever shown.
 
 The expiry of our own certificates is read from their PEM text, since Python's `ssl` provides it only for peers'
 certificates. The parser gets only certificates that OpenSSL has accepted, so it validates only the fields that it
@@ -153,7 +153,7 @@ class ClientTls:
         return context
 
     def words(self, error: BaseException) -> str:
-        """Describe a connection error with these settings, without the peer's address."""
+        """Describe an error of a connection with these settings, without the peer's address."""
         if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNTRUSTED:
             trusted = "the system's CA certificates" if self.ca is None else f"the CA certificates in {self.ca}"
             return f"{words(error)} (not signed by {trusted})"
