@@ -16,8 +16,8 @@ from typing import cast
 #: connections.
 WRITE_HIGH_BYTES = 1 << 20
 WRITE_LOW_BYTES = 1 << 18
-#: Pause between reads during continuous traffic. Reading many small segments, such as RabbitMQ's confirms, at once costs
-#: a fraction of reading them separately.
+#: Pause between reads during continuous traffic. Reading many small segments at once, such as confirms from RabbitMQ,
+#: takes a fraction of the time of reading them separately.
 REST_SECONDS = 0.008
 #: After a read of this size, a pause is not worthwhile.
 _LARGE_READ_BYTES = 1 << 16

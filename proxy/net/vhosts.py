@@ -189,7 +189,7 @@ class Vhosts:
         return [plans.state for plans in self._plans.values()]
 
     async def warn(self) -> None:
-        """Log a warning once for each address rule that matches addresses with passwords. Return only when cancelled."""
+        """Log a warning once for each address rule that matches addresses with passwords. Run until cancelled."""
         while True:
             for state in self.states:
                 for rule in state.addresses.rules_exposing_passwords() if state.addresses is not None else ():

@@ -224,7 +224,7 @@ class RemoteConnection:
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep the link connected. Return only when cancelled."""
+        """Keep the link connected until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._tick())
