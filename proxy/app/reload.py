@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 #: Maximum number of missing destinations in a report.
 _SHOWN = 100
-#: Number of bindings of old rules that are freed before other tasks run, which takes about 0.1 ms.
+#: Number of bindings in old rules that are freed in one step, which takes about 0.1 ms. Other tasks run between steps.
 _FREED_AT_ONCE = 64
 #: Attempts to free old rules that are still in use, at intervals of `POLL_SECONDS`.
 _FREE_ATTEMPTS = 60
@@ -48,7 +48,7 @@ RETRY_SECONDS = 5.0
 _OK, _UNUSABLE, _UNAVAILABLE = 200, 422, 503
 _MOUNTINFO = Path("/proc/self/mountinfo")
 
-#: Lists files, in the order of a load.
+#: Returns files in the order in which they are loaded.
 Files: TypeAlias = Callable[[], Sequence[Path]]
 #: Activates prepared data; neither waits nor fails.
 Activation: TypeAlias = Callable[[], None]
@@ -65,7 +65,7 @@ class ReloadReport:
         errors: why the new rules are not in force; empty if they are in force.
         at: time in seconds since the epoch.
         reason: cause of the reload: request, signal or file.
-        invalid: whether the errors are in the files and not caused by the broker.
+        invalid: whether the errors are in the files rather than caused by the broker.
         missing: destinations of the new rules that can't be reached now, such as queues that no client has declared.
         restart: changed keys of the configuration that require a restart.
     """
@@ -123,7 +123,8 @@ class Reload:
         topology: the control plane.
         counters: counters of the process.
         tasks: runs reloads, and the cleanup after a reload, in the background.
-        brokers_of: reads the brokers named by the rules, and the TLS files, in a thread; returns the activation.
+        brokers_of: reads the brokers named by the rules, and the TLS files, in a thread; returns a function that
+            activates them.
         tls_files: lists the TLS files, which are also watched.
         settings: compares the configuration file with the configuration in use; called in a thread.
     """
@@ -326,8 +327,8 @@ async def free_exchanges(exchanges: list[Exchange]) -> None:
     while exchanges:
         exchange = exchanges.pop()
         for _ in range(_FREE_ATTEMPTS):
-            # An explanation, a shadow run or an idle relay may still refer to the exchange. The two references are
-            # those of this function and of `getrefcount`.
+            # An explanation, a shadow run or an idle relay may still refer to the exchange. Two references are held by
+            # this function and by `getrefcount`.
             if sys.getrefcount(exchange) <= 2:
                 break
             await asyncio.sleep(POLL_SECONDS)
@@ -338,7 +339,7 @@ async def free_exchanges(exchanges: list[Exchange]) -> None:
 
 
 def _unreachable(state: VhostState) -> list[str]:
-    """Return destinations of the rules that publishes can't reach in the current state of the broker."""
+    """Return the destinations in the rules that publishes can't reach in the current state of the broker."""
     missing = {
         destination
         for owned in state.exchanges.values()
@@ -357,7 +358,7 @@ def _unreachable(state: VhostState) -> list[str]:
 
 
 def _exists(state: VhostState, destination: Destination) -> bool:
-    """Return True if a destination of queue delivery, which needs no binding, is known to exist."""
+    """Return True if a destination that needs no binding exists as far as is known. Exchanges are assumed to exist."""
     kind, name = destination
     return kind != "queue" or state.has_queue(name)
 

@@ -90,7 +90,7 @@ def _leaf(keys: list[str], name: str, text: str, faults: Faults) -> Node | None:
 
 
 def _named_variables(node: Node) -> Iterator[str]:
-    """Yield the variables that the file refers to, which do not override keys even if they have the prefix
+    """Yield the variables that the file refers to. They do not override keys, even if they have the prefix
     ``OXPROXY_``.
     """
     if isinstance(node, Mapping):

@@ -1,4 +1,6 @@
-"""Loads the configuration from the file, the environment, which overrides it, and defaults. Errors name the line.
+"""Loads the configuration from a file, environment variables (which override the file) and defaults.
+
+Errors contain the line in the file.
 
 TLS files are only checked for existence; they are read when contexts are created. No rules file is read and no socket
 is opened.
@@ -135,7 +137,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
     for index, (key, address) in enumerate(listening):
         other = next((earlier for earlier in listening[:index] if listen_conflict(earlier[1], address)), None)
         if other is not None:
-            if key not in settings.places:  # it has its default value: report the line of the other key
+            if key not in settings.places:  # the key has its default value, so the line of the other key is reported
                 (key, address), other = other, (key, address)
             message = f"{address} conflicts with {other[0]} {other[1]}"
             if settings.workers > 1 and "admin.address" in (key, other[0]):
@@ -201,7 +203,7 @@ def _check_files(
 
 
 def _absence(file: Path) -> str:
-    """Return why a file can't be used; "" if it exists."""
+    """Return the reason why a file can't be used; "" if it exists."""
     try:
         return "" if file.is_file() else "file does not exist"
     except OSError as error:  # such as a directory without permission

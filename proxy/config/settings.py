@@ -1,5 +1,5 @@
-"""The configuration: every key with its default and description, with one model per section. `Settings` has all
-sections.
+"""Defines every key of the configuration, with its default and description. There is one model per section; `Settings`
+contains all sections.
 
 Every key has an effect, and unknown keys are errors. docs/reference/configuration.md lists every key; a test compares
 that page with this module.
@@ -81,7 +81,7 @@ class UpstreamTls(FileModel):
 
 
 class ControlSection(FileModel):
-    """The user that declares carriers and reads the inventory; `password` is resolved while loading."""
+    """The user that declares carriers and reads the inventory. `password` is set during loading."""
 
     username: Text = Field(default="guest", description="name of the control user")
     password: Password = Field(
@@ -95,7 +95,7 @@ class ControlSection(FileModel):
 
 
 class SecretSource(FileModel):
-    """Source of one secret, which is a file or a variable; `value` contains the 32 bytes of the secret."""
+    """The source of one secret: a file or an environment variable. `value` contains the 32 bytes of the secret."""
 
     file: Text | None = Field(default=None, description="file that contains a secret of 32 random bytes")
     env: Text | None = Field(default=None, description="environment variable that contains a secret")
@@ -134,7 +134,7 @@ class UpstreamSection(FileModel):
 
 
 class InventorySection(FileModel):
-    """Listing of the broker's objects."""
+    """Settings for listing the broker's objects."""
 
     refresh_seconds: Annotated[float, Duration(0.1, 3600)] = Field(
         default=5.0, alias="refresh", description="interval between reads of the management API"
@@ -195,10 +195,7 @@ class AdminSection(FileModel):
 
 
 class AuditSection(FileModel):
-    """The audit log; docs/reference/audit.md defines the guarantees of each mode.
-
-    `hash_key` is the key of the hashes.
-    """
+    """The audit log. docs/reference/audit.md defines the guarantees of each mode. `hash_key` is the key for hashes."""
 
     directory: Text | None = Field(
         default=None, description="directory of the audit log, created if its parent exists; `null`: no audit log"
@@ -327,8 +324,8 @@ class ShutdownSection(FileModel):
 class Settings(FileModel):
     """The whole configuration.
 
-    `file` is the configuration, `folder` its directory: `rules`, `password_file`, `declared.snapshot` and TLS files are
-    relative to it. `places` has the position of each key in the file by its dotted path.
+    `file` is the configuration file, and `folder` is its directory. `rules`, `password_file`, `declared.snapshot` and
+    TLS files are relative to that directory. `places` contains the position of each key in the file, by dotted path.
     """
 
     listen: Annotated[tuple[ListenSection, ...], Field(min_length=1), LISTED] = Field(

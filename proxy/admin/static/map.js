@@ -5,7 +5,7 @@ import { json, numbers, state } from './feed.js'
 
 export const topics = ['status', 'traffic']
 const BOX = { narrow: 150, wide: 280, height: 42, gap: 14, between: 90 }
-// Limit of boxes in a column; above it, names with a common prefix share a box.
+// Maximum number of boxes in a column. If there are more names, those with a common prefix share a box.
 const MOST = 24
 const LISTED = 50
 const REST = 'rest'
