@@ -227,7 +227,7 @@ COMMANDS = {
         no="some objects could not be removed",
     ),
     "adopt": CommandEntry(
-        "sign client bindings created by version 0.1 or with a previous secret",
+        "sign client bindings with the current secret",
         "Lists and signs client bindings that are not signed with the current secret.",
         (
             ("oxproxy adopt --config oxproxy.yaml --dry-run", "lists bindings"),

@@ -81,9 +81,10 @@ class UpstreamTls(FileModel):
 
 
 class ControlSection(FileModel):
-    """The user that declares carriers and reads the inventory. `password` is set during loading."""
+    """The user that declares carriers and reads the inventory."""
 
     username: Text = Field(default="guest", description="name of the control user")
+    # Loading replaces this with the password from `password_env` or `password_file`, if one of them is given.
     password: Password = Field(
         default=_GUEST,
         description="password of the control user; a warning is logged unless all broker addresses are loopback",
@@ -95,10 +96,11 @@ class ControlSection(FileModel):
 
 
 class SecretSource(FileModel):
-    """The source of one secret: a file or an environment variable. `value` contains the 32 bytes of the secret."""
+    """The source of one secret: a file or an environment variable."""
 
     file: Text | None = Field(default=None, description="file that contains a secret of 32 random bytes")
     env: Text | None = Field(default=None, description="environment variable that contains a secret")
+    #: the 32 bytes of the secret
     value: Annotated[bytes, Field(alias="\0value", repr=False), NO_KEY] = b""
 
 
@@ -195,7 +197,7 @@ class AdminSection(FileModel):
 
 
 class AuditSection(FileModel):
-    """The audit log. docs/reference/audit.md defines the guarantees of each mode. `hash_key` is the key for hashes."""
+    """The audit log. docs/reference/audit.md defines the guarantees of each mode."""
 
     directory: Text | None = Field(
         default=None, description="directory of the audit log, created if its parent exists; `null`: no audit log"
@@ -237,6 +239,7 @@ class AuditSection(FileModel):
         default=None, description="environment variable that contains the key for the hashes"
     )
     hash_key_file: Text | None = Field(default=None, description="file that contains the key for the hashes")
+    #: the key for the hashes
     hash_key: Annotated[bytes, Field(alias="\0hash_key", repr=False), NO_KEY] = b""
 
 
@@ -322,11 +325,7 @@ class ShutdownSection(FileModel):
 
 
 class Settings(FileModel):
-    """The whole configuration.
-
-    `file` is the configuration file, and `folder` is its directory. `rules`, `password_file`, `declared.snapshot` and
-    TLS files are relative to that directory. `places` contains the position of each key in the file, by dotted path.
-    """
+    """The whole configuration. All file names in it are relative to the directory of the configuration file."""
 
     listen: Annotated[tuple[ListenSection, ...], Field(min_length=1), LISTED] = Field(
         default_factory=lambda: (ListenSection(),)
@@ -348,8 +347,11 @@ class Settings(FileModel):
     limits: LimitsSection = Field(default_factory=LimitsSection)
     log: LogSection = Field(default_factory=LogSection)
     shutdown: ShutdownSection = Field(default_factory=ShutdownSection)
+    #: the directory of the configuration file
     folder: Annotated[Path, Field(alias="\0folder"), NO_KEY] = Path()
+    #: the configuration file
     file: Annotated[Path, Field(alias="\0file"), NO_KEY] = Path()
+    #: position of each key in the file, by dotted path
     places: Annotated[Places, Field(alias="\0places", repr=False), NO_KEY] = Field(default_factory=dict)
 
     @property

@@ -238,8 +238,8 @@ EFFECTS = OperatorSection(
 
 PERMISSIONS = OperatorSection(
     "Permissions for message headers",
-    "Permits these headers of the producer:",
-    "permitted headers of the producer",
+    "Permits these headers from the producer:",
+    "permitted headers from the producer",
     "permission",
     (
         _ENTRY(
