@@ -30,7 +30,7 @@ QUEUED_EVENTS = 8
 QUIET_SECONDS = 10.0
 #: Minimum pause as a multiple of the duration of the last sample, with clients and without.
 RESTS, QUIET_RESTS = 100, 500
-#: After a request for `/api/traffic`, rates of bindings are sampled for this many seconds, for further requests.
+#: After a request for `/api/traffic`, rates of bindings are sampled for this many seconds, in case of further requests.
 _LOOKING_SECONDS = 10.0
 _TRAFFIC = "traffic"
 _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}

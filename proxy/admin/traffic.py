@@ -1,4 +1,4 @@
-"""Publish rates of the last 15 minutes, and totals and rates by exchange, binding and destination.
+"""Samples publish rates for the last 15 minutes, and totals and rates by exchange, binding and destination.
 
 Totals by outcome are always sampled, but at long intervals if `live` has no clients. Reading the numbers for each
 binding and destination takes longer, so this is done only if there are clients, and in a thread. The event loop adds

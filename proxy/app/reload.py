@@ -37,13 +37,13 @@ _log = structlog.get_logger(__name__)
 _SHOWN = 100
 #: Number of bindings in old rules that are freed in one step, which takes about 0.1 ms. Other tasks run between steps.
 _FREED_AT_ONCE = 64
-#: Attempts to free old rules that are still in use, at intervals of `POLL_SECONDS`.
+#: Number of attempts to free old rules that are still in use. The interval is `POLL_SECONDS`.
 _FREE_ATTEMPTS = 60
 #: Seconds for which a compiling thread holds the interpreter while other threads wait.
 _TURN_SECONDS = 0.0005
 #: Seconds between two checks of the files. A change is loaded after two checks.
 POLL_SECONDS = 1.0
-#: Seconds before another attempt to activate valid rules after the broker was unreachable.
+#: Seconds until the next attempt to activate valid rules if the broker was unreachable.
 RETRY_SECONDS = 5.0
 _OK, _UNUSABLE, _UNAVAILABLE = 200, 422, 503
 _MOUNTINFO = Path("/proc/self/mountinfo")
@@ -306,7 +306,7 @@ def _nothing() -> None:
 def _beside_traffic() -> Iterator[None]:
     """Let a thread compile rules without delaying publishes.
 
-    The event loop gets the interpreter after a short time, since a confirm waits for two or three switches. Garbage
+    Threads switch after a short time, since each confirm waits for two or three switches to the event loop. Garbage
     collection is disabled, since it would stop all threads while it traverses all rules. Objects that exist at the end
     are permanently excluded from garbage collection.
     """
@@ -375,7 +375,7 @@ def owned_exchanges(rules: VhostRules) -> dict[bytes, OwnedExchange]:
 
 
 def traffic_labels(counters: Counters, loaded: LoadedRules) -> TrafficLabels:
-    """Return which exchanges, bindings and destinations have their own series in the traffic metrics."""
+    """Return the exchanges, bindings and destinations that have their own series in the traffic metrics."""
     rules = [(vhost.vhost, exchange) for vhost in loaded.rules.vhosts.values() for exchange in vhost.exchanges]
     destinations = {
         (vhost, name) for vhost, exchange in rules for _, name in loaded.routers[vhost].destinations(exchange.name)

@@ -48,15 +48,15 @@ def load_settings(
     Args:
         path: the file; - is standard input.
         environ: the environment, whose variables with the prefix ``OXPROXY_`` override keys.
-        secrets_required: whether passwords stored outside the file, and TLS files, must exist. False is for checks on a
-            machine that must not have them; a missing password, TLS file or parent of the audit directory is then only
-            a warning.
+        secrets_required: whether passwords stored outside the file, and TLS files, must exist. Set this to False for
+            checks on a machine that must not have them. A missing password or TLS file, or a missing parent of the
+            audit directory, is then only a warning.
 
     Returns:
         The settings, and warnings.
 
     Raises:
-        ConfigErrors: the file can't be read, or contains errors, all of which are reported.
+        ConfigErrors: the file can't be read, or contains errors. All errors are reported.
     """
     faults = Faults()
     try:

@@ -46,7 +46,7 @@ class SecretReader:
     """Reads the secrets of one configuration and reports malformed secrets.
 
     Args:
-        `folder`: directory of the configuration.
+        `folder`: directory of the configuration file.
         places: positions of the keys in the file.
         required: whether a missing secret is an error; otherwise it is a warning.
     """

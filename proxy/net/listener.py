@@ -46,7 +46,7 @@ _BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 64
 #: Seconds during which no connection is accepted after the system ran out of sockets, as in asyncio.
 _BREATH_SECONDS = 1.0
-#: Errors that occur if the machine has no address of the address family.
+#: Errors that occur if the machine has no address of the requested address family.
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 #: A producer's own socket and its connection to the broker.
 DESCRIPTORS_PER_PRODUCER = 2

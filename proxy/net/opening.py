@@ -27,7 +27,7 @@ _FAULTS = 500
 
 
 class Opening:
-    """The phase of a session before it is open.
+    """The part of a session before it is open.
 
     Args:
         context: data shared by all sessions.
@@ -217,7 +217,7 @@ class Opening:
         if handshake.state is HandshakeState.OPEN:
             control = self._shared.vhosts.control
             if self._adopting:
-                return  # `_adopt` will open the session, even if the virtual host is ready or the upstream lost
+                return  # `_adopt` opens the session, even if the vhost is already ready or the upstream was lost
             if control is None or control.follows(handshake.vhost):
                 self._opened(handshake)
             else:

@@ -61,7 +61,7 @@ def _end(der: bytes) -> float:
 
 
 def _der_content(der: bytes, at: int) -> tuple[int, int]:
-    """Return the offsets at which the content of the element at an offset begins and ends."""
+    """Return the start and end of the content of a DER element, given the offset of the element."""
     begin, length = at + 2, der[at + 1]
     if length & 0x80:  # long form: these bits are the number of length bytes
         width = length & 0x7F
@@ -181,7 +181,7 @@ class TlsContexts:
         return context
 
     def read(self, wanted: Iterable[ServerTls | ClientTls]) -> Callable[[], None]:
-        """Read all files again, which takes a few milliseconds; may run in a thread.
+        """Read all files again. This takes a few milliseconds, and may run in a thread.
 
         Returns:
             A function that puts the new contexts into use.

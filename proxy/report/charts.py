@@ -1,4 +1,4 @@
-"""Computes the positions of the marks of a chart; `templates/charts.html` draws them.
+"""Computes the positions of the marks in a chart. `templates/charts.html` draws the marks.
 
 Positions on the time axis are percentages of the plot's width; heights are in pixels. A chart therefore fills the
 available width, while the size of its text is fixed.

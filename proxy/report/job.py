@@ -293,7 +293,7 @@ class _Run:
         return Selection(self.duck, files).fill(figures)
 
     def _write_pages(self, summary: Summary, segments: list[Segment]) -> None:
-        """Write the page of the whole run, and the pages of days that have changed or have no page."""
+        """Write the page for the whole run, and the pages for days that have changed or have no page."""
         pages = Pages(self.storage, self.output)
         days = summary.figures.days
         dated = set(self.tables.days(names.TRAFFIC))

@@ -28,9 +28,10 @@ LIMIT, _FACTOR = 3.5, 1.4826
 #: A value that deviates from the median by a smaller fraction of it is not an outlier, even if earlier days were very
 #: regular.
 _LEAST_SHARE = 0.05
-#: Maximum number of messages whose path through several sidecars is kept for the page, and of steps in each path.
+#: Maximum number of messages whose path through several sidecars is kept for the page, and maximum number of steps in
+#: each path.
 WAYS, STEPS = 10, 50
-#: How long after the end of a day a return for a publish on that day may arrive.
+#: Returns for the publishes of a day may arrive until this long after the end of the day.
 _LATE = timedelta(hours=1)
 
 _SQL = statements(

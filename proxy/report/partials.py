@@ -38,8 +38,8 @@ FOLDER = "_partials/1"
 VERSION = 1
 #: Reasons why lines are invalid: truncated by a crash, not a record, or written by a newer sidecar.
 TORN, FOREIGN, NEWER = "torn", "foreign", "version"
-#: Maximum number of characters kept per invalid line, and of invalid lines kept per segment. All invalid lines are
-#: counted.
+#: Maximum number of characters kept per invalid line, and maximum number of invalid lines kept per segment. All invalid
+#: lines are counted.
 LINE_CHARACTERS, KEPT_LINES = 8192, 1000
 #: Publishes at the end of a segment that can still be matched to a return in a later segment: the last 2,000, and up to
 #: 20,000 from the last 60 seconds.
@@ -54,7 +54,7 @@ SIZE_CLASSES = (100, 1_000, 10_000, 100_000, 1_000_000, None)
 #: Minimum number of bits per message id in a bloom filter, and number of hashes. The rate of false positives is 2 %.
 BLOOM_BITS, BLOOM_HASHES = 10, 4
 
-#: Number of bytes of text that are aggregated in one step, and that are decompressed in one step.
+#: Number of bytes of text aggregated in one step, and number of bytes decompressed in one step.
 _GROUP, _CHUNK = 96 << 20, 4 << 20
 #: Longer lines are truncated. DuckDB must accept this length plus a chunk, and three times as much if the text is not
 #: UTF-8.
@@ -246,7 +246,7 @@ def bloom_size(ids: int) -> int:
 
 
 def folder_day(path: str) -> date | None:
-    """Return the day of the directory in a segment's path; None if there is none."""
+    """Return the day of the date directory in a segment's path; None if the path has no such directory."""
     for part in path.split("/")[-2::-1]:
         if part.startswith("date="):
             try:

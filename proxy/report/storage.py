@@ -125,7 +125,7 @@ class Storage:
             return bool(files.exists(target) and files.getFileStatus(target).isDirectory())
 
     def entries(self, path: str) -> list[Entry]:
-        """List a directory in the order of names. The list is empty if the directory does not exist."""
+        """List a directory, ordered by name. The list is empty if the directory does not exist."""
         entries = []
         with self._at(path) as (files, target):
             if not files.exists(target):

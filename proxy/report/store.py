@@ -27,7 +27,7 @@ from proxy.report.storage import Segment, Storage, StorageError, literal
 
 #: Compression ratio of text in a segment (gzip, level 3).
 PACKING = 12
-#: Limit of text read by one Spark job, so that most results of a killed run are kept.
+#: Approximate limit, in bytes, of the text read by one Spark job. A killed run loses at most the results of one job.
 _JOB_TEXT = 8 << 30
 #: Each core runs one task, or up to three tasks if each of them reads at least this number of stored bytes. Starting a
 #: task takes about as long as reading 1 MiB. In a long job with several tasks per core, all cores finish at about the
@@ -36,7 +36,7 @@ _TASK_BYTES, _TASKS_PER_CORE = 12 << 20, 3
 #: Stored segments up to this size are held in memory, one per core; larger segments are read line by line. A sidecar's
 #: segments contain at most 128 MiB of text, and have about a tenth of this size when compressed.
 _WHOLE_BYTES = 24 << 20
-#: Files up to this size are joined if there are more than this number.
+#: Files up to this size are joined if there are more than this number of them.
 _SMALL_FILE, _MOST_FILES = 8 << 20, 60
 #: Cost of opening a file, as a number of bytes.
 _OPEN_BYTES = 64 << 10

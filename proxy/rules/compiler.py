@@ -68,7 +68,7 @@ def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
 
 
 def _bind(exchange: Exchange, parsed: ParsedBinding, owner: ExchangeRule, faults: Faults) -> bool:
-    """Add a binding, or report why it is rejected; return False if it already exists."""
+    """Add a binding, or report why it is rejected. Return False if the binding already exists."""
     _reserved(parsed, faults)
     try:
         return exchange.bind(parsed.binding)

@@ -113,7 +113,7 @@ def _target(book: AddressBook, rule: int, result: bytes | None, original: Public
 
 
 def _secret(address: bytes) -> bytes:
-    """Return the password in an address as written; b"" if there is none."""
+    """Return the password in an address, in the form in which it is written there; b"" if there is no password."""
     shown = without_password(address)
     if shown == address:
         return b""
@@ -255,7 +255,7 @@ def explain(
         live: state of the virtual hosts of a running sidecar.
 
     Raises:
-        ConfigErrors: several virtual hosts have the exchange, and the request does not name one.
+        ConfigErrors: several virtual hosts have the exchange, and the request does not name a virtual host.
     """
     name = request.message.exchange
     homes = [

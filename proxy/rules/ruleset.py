@@ -31,7 +31,7 @@ class QueueRule:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRule:
-    """One exchange of a rules file.
+    """One exchange in a rules file.
 
     Args:
         carrier: name of the exchange on the broker, by default equal to `name`.

@@ -27,7 +27,7 @@ from proxy.rules.schema import PackedPlaces, ParsedBinding, ParsedFile, binding_
 from proxy.values import strings
 from proxy.yamlfile.document import ConfigWarning, Place
 
-#: Argument for the position of a binding in its exchange; not a condition.
+#: This argument sets the position of a binding in its exchange, and is not a condition.
 _ORDER = b"x-order"
 
 
@@ -223,7 +223,7 @@ class UntestedBindings:
 
 
 def untested_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[UntestedBindings]:
-    """Return the bindings that are true in no test of the files, by exchange."""
+    """Return the bindings that are true in no test in the files, by exchange."""
     touched = _tested(loaded)
     untested_by_exchange = []
     for file in files:

@@ -39,7 +39,7 @@ class NamedDestination:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedExchange:
-    """An exchange of the rules files.
+    """An exchange in the rules files.
 
     Args:
         place: position of the exchange's name.
