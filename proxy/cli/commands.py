@@ -82,7 +82,7 @@ COMMANDS = {
             ("oxproxy check --strict --fail-under 90 --format junit oxproxy.yaml > report.xml", "in a pipeline"),
             (
                 "oxproxy check --broker http://guest:guest@127.0.0.1:15672 oxproxy.yaml",
-                "conflicts on the broker, and changes at startup",
+                "conflicts on the broker, and changes made at startup",
             ),
         ),
         no="a test failed; with --strict: a warning; with --fail-under: insufficient coverage",

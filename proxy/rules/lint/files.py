@@ -131,7 +131,7 @@ def _carrier_type(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], 
             exchange.fields.place_of("carrier_type"),
             exchange.fields.at("carrier_type"),
             f"a direct carrier with {len(named)} destinations: RabbitMQ before 3.13 compares all of them with every "
-            f"message; with more than {few} a topic carrier costs less (auto)",
+            f"message; with more than {few}, a topic carrier costs less; set carrier_type: auto",
         )
 
 
@@ -232,7 +232,7 @@ def _destinations(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], 
         for place, path, name in _named_exchanges(parsed):
             target = owned.get(name)
             if target is None and name in carriers:
-                faults.error(place, path, "this is a carrier; expected the exchange that it represents")
+                faults.error(place, path, "the target is a carrier; expected the exchange that it represents")
             elif target is not None and target.rule.unmatched_pass and target is not exchange:
                 faults.error(place, path, _UNREACHABLE)
 
