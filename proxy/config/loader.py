@@ -113,7 +113,7 @@ def read_settings(
     _check_tls(settings, faults, secrets_required)
     directory = settings.audit.directory
     if directory is not None and not secrets_required and not (path.parent / directory).parent.is_dir():
-        message = f"{path.parent / directory}: there is no directory {(path.parent / directory).parent} to create it in"
+        message = f"{path.parent / directory}: the parent directory does not exist"
         faults.warn(settings.place("audit.directory"), "audit.directory", message)
     faults.check()
     return settings
@@ -141,7 +141,9 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
                 (key, address), other = other, (key, address)
             message = f"{address} conflicts with {other[0]} {other[1]}"
             if settings.workers > 1 and "admin.address" in (key, other[0]):
-                message += f": the admin pages of {settings.workers} workers use as many consecutive ports"
+                message += (
+                    f": {settings.workers} workers use {settings.workers} consecutive ports for their admin pages"
+                )
             faults.error(settings.place(key), key, message)
         if address.port > MOST_PORT:
             message = f"workers: {settings.workers} needs ports up to {address.port}, expected at most {MOST_PORT}"
@@ -151,7 +153,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
                 settings.place(key), key, "port 0 would be a different port for each worker, expected a fixed port"
             )
         elif not address.port:
-            message = "port 0 means any free port, which differs at each start; see the log"
+            message = "port 0 selects any free port, which differs at each start and is logged"
             faults.warn(settings.place(key), key, message)
     here = [(address.host, address.port) for _, address in listening]
     for address in settings.upstream.addresses:
