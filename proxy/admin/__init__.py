@@ -1,11 +1,11 @@
-"""The admin address, which offers HTTP for operators, probes and Prometheus. Only this package uses aiohttp's server.
+"""Serves HTTP on the admin address, for operators, probes and Prometheus. Only this package uses aiohttp's server.
 
-- `server`: the server, access control, the pages ``/metrics``, ``/livez``, ``/readyz`` and ``/status``, and pages made
-  from functions (`json_route`).
+- `server`: the server, access control, the pages ``/metrics``, ``/livez``, ``/readyz`` and ``/status``, and
+  `json_route`, which creates a page from a function.
 - `explain`: ``POST /explain``, which returns the queues that a message would reach, and the reasons.
 - `rules_pages`: ``GET /api/rules``, which returns the rules in force as written, notes on their lines, and differences
   from the files on disk; ``GET /api/routes``, which returns their exchanges, bindings and destinations.
-- `live`: ``GET /api/live``, which sends events of changes, and ``GET /api/traffic``. `traffic` samples the counters for
+- `live`: ``GET /api/live``, which sends changes as events, and ``GET /api/traffic``. `traffic` samples the counters for
   both.
 - `console`: ``GET /``, a page for browsers that uses the other pages. Its files are in ``static``.
 - `recent`: ``GET /api/recent``, which returns the last publishes that were unroutable, rejected, nacked or returned.

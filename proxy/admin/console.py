@@ -16,7 +16,7 @@ from aiohttp import web
 from proxy.admin.server import GuardedRoute
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
-#: Paths that differ from the name of the file.
+#: Paths that differ from the file name.
 _PATHS = {"index.html": "/", "openapi.json": "/api/openapi.json"}
 _HEADERS = {
     "Content-Security-Policy": (
@@ -31,7 +31,7 @@ _HEADERS = {
 
 
 def console_routes() -> list[GuardedRoute]:
-    """Return the routes of the page and its files, which are read once, in this call."""
+    """Return the routes for the page and its files. The files are read only once, during this call."""
     return [
         GuardedRoute(
             "GET",

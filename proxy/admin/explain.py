@@ -78,7 +78,7 @@ class ExplainPage:
                 known = replace(question, queues=question.queues.union(*queues.values()))
             states = {state.name: state for state in self._states()}
             at = self._clock() if known.at is None else known.at
-            # In a thread, since every binding is visited.
+            # This runs in a thread, since every binding is visited.
             return _OK, await asyncio.to_thread(lambda: render(explain(live, known, at, states)))
         except ConfigErrors as errors:
             return _UNUSABLE, {"errors": [str(error) for error in errors.errors]}
@@ -100,7 +100,7 @@ def live_rules(loaded: LoadedRules, states: Iterable[VhostState]) -> tuple[Loade
 
 
 def _rule(owned: OwnedExchange) -> ExchangeRule:
-    """Return an exchange declared by a client as an exchange of a rules file. Its bindings are in the router."""
+    """Convert an exchange declared by a client to the form used for rules files. Its bindings are in the router."""
     return ExchangeRule(
         owned.name,
         owned.type,

@@ -1,8 +1,8 @@
-"""``GET /api/live``, which sends events of changes to connected clients, and ``GET /api/traffic``, which returns rates.
+"""``GET /api/live``, which sends changes as events to connected clients, and ``GET /api/traffic``, which returns rates.
 
-One task samples the counters, and renders each event once for all streams. A stream has a short queue of events. A
-client that does not read them is disconnected, and nothing waits for it. The number of streams is limited; further
-requests get 503.
+One task samples the counters, and renders each event once for all streams. Each stream has a short queue of events. A
+client that does not read its events is disconnected, so that other streams never wait for it. The number of streams is
+limited; further requests get 503.
 
 Source: HTML Living Standard, 9.2 "Server-sent events".
 """
@@ -21,16 +21,16 @@ from aiohttp import web
 from proxy.admin.server import GuardedRoute, json_response
 from proxy.admin.traffic import SAMPLE_SECONDS, TrafficSampler
 
-#: Maximum number of streams, which is half of the connections to the admin address. The other half is for probes and
+#: Maximum number of streams: half of the connections that the admin address accepts. The other half is for probes and
 #: Prometheus.
 MOST_STREAMS = 32
 #: Number of queued events above which a client is disconnected.
 QUEUED_EVENTS = 8
-#: Seconds between two samples without clients.
+#: Seconds between two samples if there are no clients.
 QUIET_SECONDS = 10.0
 #: Minimum pause as a multiple of the duration of the last sample, with clients and without.
 RESTS, QUIET_RESTS = 100, 500
-#: How long after a request for `/api/traffic` the rates of bindings are sampled for the next request, in seconds.
+#: After a request for `/api/traffic`, rates of bindings are sampled for this many seconds, in case of further requests.
 _LOOKING_SECONDS = 10.0
 _TRAFFIC = "traffic"
 _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -43,8 +43,8 @@ class LiveTopic:
 
     Args:
         whole: returns all data, for a new stream.
-        news: returns the changes since the last call, None if there are none; by default, all data if any data have
-            changed.
+        news: returns the changes since the last call, or None if nothing has changed. By default, all data is returned
+            if any of it has changed.
     """
 
     def __init__(self, whole: Callable[[], object], news: Callable[[], object] | None = None) -> None:
@@ -76,7 +76,7 @@ class _Stream:
     events: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue(QUEUED_EVENTS))
 
     def put(self, event: bytes) -> None:
-        """Queue an event; disconnect a client that has not read earlier events."""
+        """Queue an event. Disconnect the client if it has not read earlier events."""
         try:
             self.events.put_nowait(event)
         except asyncio.QueueFull:
@@ -139,7 +139,7 @@ class LiveFeed:
         await self._traffic.sample(detailed)
         events = {name: topic.event(name) for name, topic in self._topics.items() if name in followed}
         if _TRAFFIC in followed:
-            # In a thread, since there may be thousands of bindings.
+            # This runs in a thread, since there may be thousands of bindings.
             events[_TRAFFIC] = await asyncio.to_thread(lambda: _event(_TRAFFIC, self._traffic.news()))
         for stream in tuple(self._streams):
             stream.put(b"".join(events.get(name, b"") for name in stream.topics) or _COMMENT)

@@ -26,7 +26,7 @@ from proxy.relay.publish.tap import FailedPublish, FailureSink
 KEPT, KEPT_BYTES = 200, 2 << 20
 #: How long after the last request publishes that reach no queue are recorded, in seconds.
 WATCHED_SECONDS = 300.0
-#: The error text of a regex contains the regex, which is the value of a header.
+#: The error text for an invalid regex contains the regex, which is a header's value and must not be shown.
 _PATTERN = re.compile(r"Invalid regex '.*': ", re.DOTALL)
 
 
@@ -57,7 +57,7 @@ class RecentPublishes:
         return GuardedRoute("GET", "/api/recent", self._get)
 
     def add(self, failed: FailedPublish) -> None:
-        """Add a publish. Called on the publish path, so the publish is formatted only on request."""
+        """Add a publish. This is called on the publish path, so publishes are formatted only on request."""
         self._count += 1
         self._kept.append(failed)
         self._bytes += len(failed.header)
@@ -100,7 +100,7 @@ class RecentPublishes:
         before = self.watched
         self.watch()
         number = int(asked)
-        # A greater number is from before a restart, so all publishes are new.
+        # If the client's number is greater, it is from before a restart, so all publishes are new.
         return json_response({"watched": before, **self.after(number if number <= self._count else 0)})
 
     def _set_watched(self, watched: bool) -> None:

@@ -1,4 +1,4 @@
-"""The rules in force: the files as written, their routes, notes on their lines, and differences from the disk."""
+"""Shows the rules in force: files as written, their routes, notes on lines, and differences from the files on disk."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RulesPages:
             files = [{"name": name, "text": masked(data.decode())} for name, data in loaded.contents]
             return _json({"rules": loaded.rules.version, "files": files})
 
-        # In a thread, since files may have ten thousand bindings.
+        # This runs in a thread, since files may have ten thousand bindings.
         return _OK, await asyncio.to_thread(render)
 
     async def notes(self, _body: bytes) -> tuple[int, object]:

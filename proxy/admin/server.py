@@ -4,13 +4,13 @@ The pages are ``/metrics`` for Prometheus, ``/livez`` (the event loop is respons
 connect) and ``/status``. The server calls functions of the application and does not interpret their results. It answers
 from the start of the process to the end of the drain.
 
-Connections are limited in number and time, so that they don't exhaust the file descriptors that producers need. A
-request must be received within `REQUEST_SECONDS` after the connection or the previous answer, which must also have been
-read by then. There is no deadline while a page is being rendered.
+Connections are limited in number and time, so that they don't exhaust the file descriptors that producers need. The
+first request must be received within `REQUEST_SECONDS` after connecting. Once an answer is ready, the client has the
+same time to read it and to send the next request. There is no deadline while a page is being rendered.
 
 Guarded pages answer requests from loopback and from `admin.allow`. They reject requests made by web pages other than
-the console. Such requests have a different origin, or a host name that resolves to this address (DNS rebinding), which
-is detected with the Host header.
+the console. Such requests have a different origin, or use another host name that resolves to this address (DNS
+rebinding). The latter is detected with the Host header.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ Network: TypeAlias = IPv4Network | IPv6Network
 
 #: Peers that have access to guarded pages without `admin.allow`.
 LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
-#: How long `stop` waits for answers in progress, in seconds, since a client must not delay the exit of the process.
+#: How long `stop` waits for answers in progress, in seconds. A client must not delay the exit of the process.
 STOP_SECONDS = 1.0
 #: Maximum size of a request's body, such as a message for `/explain` with its headers. Larger requests get 413.
 MAX_BODY_BYTES = 1 << 20
-#: Maximum number of connections, for which `net.listener` reserves descriptors. If it is reached, the connection that
-#: has been idle for the longest time is closed for a new connection.
+#: Maximum number of connections, for which `net.listener` reserves descriptors. If it is reached, a new connection
+#: replaces the connection that has been idle for the longest time.
 MOST_CONNECTIONS = 64
 #: Age in seconds up to which a connection does not count as idle, since its request may be in transit. If all
 #: connections are new, a further connection gets 503. The time is short, so that successive silent connections don't
@@ -202,9 +202,9 @@ class AdminServer:
         return any(address in network for network in self._allowed)
 
     def _is_named(self, host: str) -> bool:
-        """Return True if a Host header is an address or one of our names, which web pages of other sites can't send.
+        """Return True if a Host header is an address or one of our names. Other sites' pages can't send such a header.
 
-        HTTP/1.0, which browsers do not use, requires no such header.
+        A missing header is accepted, because HTTP/1.0, which browsers do not use, does not require it.
         """
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         with suppress(ValueError):
@@ -241,7 +241,7 @@ class _Refused(asyncio.Protocol):
     """A connection that exceeds the limit. If its request arrives soon, the answer is 503.
 
     Args:
-        among: all such connections. If their number reaches its limit, new connections are closed at once.
+        among: all such connections. If their number reaches its limit, new connections are closed immediately.
     """
 
     def __init__(self, among: set[_Refused]) -> None:
@@ -365,7 +365,7 @@ def json_route(
     Args:
         method: HTTP method.
         path: path with a leading slash.
-        answering: its handler.
+        answering: handler for requests.
         body_bytes: maximum size of a request's body; larger requests get 413.
         texting: handler for text (``Accept: text/plain``). An answer that is not a string is sent as JSON.
     """

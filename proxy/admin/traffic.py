@@ -1,8 +1,8 @@
-"""Publish rates of the last 15 minutes, and totals and rates by exchange, binding and destination.
+"""Samples publish rates for the last 15 minutes, and totals and rates by exchange, binding and destination.
 
-Totals by outcome are always sampled, but at long intervals if there are no clients (`live`). The numbers for each
-binding and destination are more expensive, so they are read only for clients, and in a thread. The event loop folds
-tallies in steps, as for the metrics page.
+Totals by outcome are always sampled, but at long intervals if `live` has no clients. Reading the numbers for each
+binding and destination takes longer, so this is done only if there are clients, and in a thread. The event loop adds
+tallies to totals in steps, in the same way as for the metrics page.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from proxy.relay.counters import OUTCOMES, Counters, Histogram
 
 #: Interval between samples for clients, minimum interval for a rate, and length of the history, in seconds.
 SAMPLE_SECONDS, LEAST_SECONDS, HISTORY_SECONDS = 2.0, 1.0, 900.0
-#: Period of confirms that the confirm latency covers, in seconds.
+#: Period that the confirm latency covers, in seconds.
 LATENCY_SECONDS = 60.0
 #: Columns of the history, in addition to the time.
 SERIES = (*OUTCOMES, "nacked", "returned")

@@ -1,8 +1,8 @@
 """Converts sections of the configuration to the arguments of other packages.
 
-Other packages do not use `Settings`. Nothing is opened here. Other brokers named by the rules are also checked: their
-passwords and certificates, and that their addresses are not those of this sidecar (messenger-addressing specification,
-3.2).
+Other packages do not use `Settings`. No socket is opened here. The other brokers named by the rules are also checked:
+their passwords and certificates must be usable, and their addresses must not be those of this sidecar
+(messenger-addressing specification, section 3.2).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from proxy.rules.loader import LoadedRules
 from proxy.rules.ruleset import BrokerRule
 from proxy.yamlfile.document import Faults
 
-#: meaning of "no limit", since channel numbers have 16 bits
+#: value for "no limit", since channel numbers have 16 bits
 _MOST_CHANNELS = 65535
-#: Parameter n of scrypt, with which it takes 16 MiB and about 50 ms, once at startup.
+#: Parameter n of scrypt. With this value, a derivation takes 16 MiB and about 50 ms, once at startup.
 _SCRYPT_COST = 2**14
 _MIB = 1 << 20
 _SECONDS_OF_A_DAY = 86400.0
@@ -54,8 +54,8 @@ def session_limits(settings: Settings) -> SessionLimits:
 
 
 def listener_limits(settings: Settings, shared: bool = False) -> ListenerLimits:
-    """Return the limits for all producers of a process together; `shared` is True if the process is one of several
-    workers.
+    """Return the limits that apply to all producers of a process together. `shared` is True if the process is one of
+    several workers.
     """
     limits = settings.limits
     deadline_seconds = settings.shutdown.deadline_seconds

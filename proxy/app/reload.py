@@ -36,20 +36,20 @@ _log = structlog.get_logger(__name__)
 
 #: Maximum number of missing destinations in a report.
 _SHOWN = 100
-#: Number of bindings of old rules that are freed before other tasks run, which takes about 0.1 ms.
+#: Number of bindings in old rules that are freed in one step, which takes about 0.1 ms. Other tasks run between steps.
 _FREED_AT_ONCE = 64
-#: Attempts to free old rules that are still in use, at intervals of `POLL_SECONDS`.
+#: Number of attempts to free old rules that are still in use. The interval is `POLL_SECONDS`.
 _FREE_ATTEMPTS = 60
 #: Seconds for which a compiling thread holds the interpreter while other threads wait.
 _TURN_SECONDS = 0.0005
 #: Seconds between two checks of the files. A change is loaded after two checks.
 POLL_SECONDS = 1.0
-#: Seconds before another attempt to activate valid rules after the broker was unreachable.
+#: Seconds until the next attempt to activate valid rules if the broker was unreachable.
 RETRY_SECONDS = 5.0
 _OK, _UNUSABLE, _UNAVAILABLE = 200, 422, 503
 _MOUNTINFO = Path("/proc/self/mountinfo")
 
-#: Lists files, in the order of a load.
+#: Returns files in the order in which they are loaded.
 Files: TypeAlias = Callable[[], Sequence[Path]]
 #: Activates prepared data; neither waits nor fails.
 Activation: TypeAlias = Callable[[], None]
@@ -66,7 +66,7 @@ class ReloadReport:
         errors: why the new rules are not in force; empty if they are in force.
         at: time in seconds since the epoch.
         reason: cause of the reload: request, signal or file.
-        invalid: whether the errors are in the files and not caused by the broker.
+        invalid: whether the errors are in the files rather than caused by the broker.
         missing: destinations of the new rules that can't be reached now, such as queues that no client has declared.
         restart: changed keys of the configuration that require a restart.
     """
@@ -124,7 +124,8 @@ class Reload:
         topology: the control plane.
         counters: counters of the process.
         tasks: runs reloads, and the cleanup after a reload, in the background.
-        brokers_of: reads the brokers named by the rules, and the TLS files, in a thread; returns the activation.
+        brokers_of: reads the brokers named by the rules, and the TLS files, in a thread; returns a function that
+            activates them.
         tls_files: lists the TLS files, which are also watched.
         settings: compares the configuration file with the configuration in use; called in a thread.
     """
@@ -306,7 +307,7 @@ def _nothing() -> None:
 def _beside_traffic() -> Iterator[None]:
     """Let a thread compile rules without delaying publishes.
 
-    The event loop gets the interpreter after a short time, since a confirm waits for two or three switches. Garbage
+    Threads switch after a short time, since each confirm waits for two or three switches to the event loop. Garbage
     collection is disabled, since it would stop all threads while it traverses all rules. Objects that exist at the end
     are permanently excluded from garbage collection.
     """
@@ -325,8 +326,8 @@ async def free_exchanges(exchanges: list[Exchange]) -> None:
     while exchanges:
         exchange = exchanges.pop()
         for _ in range(_FREE_ATTEMPTS):
-            # An explanation, a shadow run or an idle relay may still refer to the exchange. The two references are
-            # those of this function and of `getrefcount`.
+            # An explanation, a shadow run or an idle relay may still refer to the exchange. Two references are held by
+            # this function and by `getrefcount`.
             if sys.getrefcount(exchange) <= 2:
                 break
             await asyncio.sleep(POLL_SECONDS)
@@ -337,7 +338,7 @@ async def free_exchanges(exchanges: list[Exchange]) -> None:
 
 
 def _unreachable(state: VhostState) -> list[str]:
-    """Return destinations of the rules that publishes can't reach in the current state of the broker."""
+    """Return the destinations in the rules that publishes can't reach in the current state of the broker."""
     missing = {
         destination
         for owned in state.exchanges.values()
@@ -356,7 +357,7 @@ def _unreachable(state: VhostState) -> list[str]:
 
 
 def _exists(state: VhostState, destination: Destination) -> bool:
-    """Return True if a destination of queue delivery, which needs no binding, is known to exist."""
+    """Return True if a destination that needs no binding exists as far as is known. Exchanges are assumed to exist."""
     kind, name = destination
     return kind != "queue" or state.has_queue(name)
 
@@ -373,7 +374,7 @@ def owned_exchanges(rules: VhostRules) -> dict[bytes, OwnedExchange]:
 
 
 def traffic_labels(counters: Counters, loaded: LoadedRules) -> TrafficLabels:
-    """Return which exchanges, bindings and destinations have their own series in the traffic metrics."""
+    """Return the exchanges, bindings and destinations that have their own series in the traffic metrics."""
     rules = [(vhost.vhost, exchange) for vhost in loaded.rules.vhosts.values() for exchange in vhost.exchanges]
     destinations = {
         (vhost, name) for vhost, exchange in rules for _, name in loaded.routers[vhost].destinations(exchange.name)

@@ -1,4 +1,4 @@
-"""Shadow rules: compares the decisions of a second rules file with those of the rules in force, on live traffic.
+"""Shadow rules: compares the decisions of a second set of rules with those of the rules in force, on live traffic.
 
 The candidate is compiled in a thread. Publishes to exchanges in either set of rules are buffered, up to a limit, and
 compared later in short batches. Under load, some publishes are skipped and counted. Without a candidate there is no
@@ -32,7 +32,7 @@ from proxy.rules.message import DescribedMessage
 _log = structlog.get_logger(__name__)
 
 _OK, _NOT_FOUND, _UNUSABLE = 200, 404, 422
-#: Size limit for uploaded rules files, which is reached with about 50,000 bindings. Larger requests get 413.
+#: Size limit for uploaded rules files, enough for about 50,000 bindings. Larger requests get 413.
 RULES_BYTES = 16 << 20
 #: Maximum number of buffered publishes, and maximum size of their headers in bytes. They limit the memory that a shadow
 #: uses in addition to its counts.
@@ -45,7 +45,7 @@ RESTS = 19
 _LAST_SECONDS = 2.0
 #: Seconds between two updates of client declarations.
 _INHERIT_SECONDS = 1.0
-#: Client bindings added to the candidate between two pauses in which other tasks may run.
+#: Number of client bindings added to the candidate between two pauses in which other tasks may run.
 _STEP = 64
 #: Seconds after which a shadow whose report is not read is dropped.
 UNREAD_SECONDS = 3600.0
@@ -56,9 +56,9 @@ class _Run:
     """One candidate being compared.
 
     Args:
-        candidate: rules of the candidate.
+        candidate: the candidate rules.
         differences: results so far.
-        owned: exchanges of the candidate, including client declarations, by virtual host.
+        owned: exchanges in the candidate rules, including client declarations, by virtual host.
         began: seconds since the epoch.
         last_read: when the report was last requested, in seconds of the timer.
     """
@@ -120,7 +120,7 @@ class Shadow:
         """Compare a new candidate, which replaces an earlier candidate: 200, or 422 with all errors.
 
         Args:
-            body: the text of one rules file, or several as JSON: ``{"files": [[name, text], ...]}``.
+            body: the text of one rules file, or several files as JSON: ``{"files": [[name, text], ...]}``.
         """
         try:
             loaded, failures = await self._reload.compile_in_thread(lambda: _compiled(uploaded_files(body)))

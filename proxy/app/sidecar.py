@@ -98,7 +98,7 @@ def run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None = None
     Args:
         config: the configuration file.
         environ: environment, for overrides and passwords.
-        slot: the place of this process among several workers; None: a single process.
+        slot: identifies this process among several workers; None for a single process.
         dry_run: stop after all files have been read and checked.
 
     Returns:
@@ -157,7 +157,7 @@ class Sidecar:
         settings: the configuration.
         loaded: the compiled rules.
         environ: environment, for secrets.
-        slot: the place of this process among several workers; None: a single process.
+        slot: identifies this process among several workers; None for a single process.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Sidecar:
         self._refused: UpstreamError | ConfigError | None = None
 
     async def serve(self) -> int:
-        """Run until a signal; return the exit status."""
+        """Run until a signal arrives. Return the exit status."""
         sys.setswitchinterval(_SWITCH_SECONDS)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -225,7 +225,7 @@ class Sidecar:
             if self._listening:
                 end = loop.time() + self._settings.shutdown.deadline_seconds
                 await listener.drain()
-                # Messages from producers that have disconnected, with the same deadline.
+                # These are messages from producers that have disconnected. The same deadline applies.
                 await self._remotes.drain(end - loop.time())
         _log.info("stopped")
         return OK
@@ -260,7 +260,7 @@ class Sidecar:
                 ruled_only=self._settings.audit.scope == "ruled",
             )
             await self._audit.start()
-            # Closed last, since publishes are confirmed and audit lines are written until then.
+            # The audit log is closed last, since publishes are confirmed and audit lines are written until then.
             stack.push_async_callback(self._audit.close, self._settings.shutdown.deadline_seconds)
         rules_of_clients = client_rules(self._settings, self._secrets)
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, publish_log)
@@ -294,7 +294,7 @@ class Sidecar:
                     return
                 _log.warning("the broker is not reachable yet", error=str(error))
             self._following = tasks.start(self._topology.run(), "topology")
-        while not self._topology.ready:  # noqa: ASYNC110 -- many events together make it ready
+        while not self._topology.ready:  # noqa: ASYNC110 -- no single event makes it ready
             await asyncio.sleep(0.05)
         # The loaded objects are permanent. Excluding them from garbage collection avoids pauses.
         gc.collect()

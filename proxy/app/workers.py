@@ -106,7 +106,7 @@ class Workers:
         self._status = _EXIT_OK
 
     def serve(self) -> int:
-        """Run until a signal; return the exit status.
+        """Run until a signal arrives. Return the exit status.
 
         Raises:
             ConfigError: listening on an address failed.
@@ -134,8 +134,8 @@ class Workers:
             raise cannot_listen(self._settings, f"listen[{index}].address", address, error) from error
 
     def _supervise(self) -> bool:
-        """Record workers that have exited, and start workers that are due; return False when all have exited
-        permanently.
+        """Record workers that have exited, and start workers that are due. Return False when all workers have exited
+        and none is to be restarted.
         """
         for worker in self._workers:
             now = time.monotonic()
@@ -164,7 +164,8 @@ class Workers:
                 worker.postpone(now)
                 return
             place = ["--worker", str(worker.number), str(worker.restarts)]
-            # Outside the terminal's process group, whose signals would arrive in addition to the forwarded signals.
+            # Each worker has its own session. Otherwise, the terminal's signals would arrive in addition to the
+            # forwarded signals.
             worker.process = subprocess.Popen(  # noqa: S603 -- this program
                 [*self._command, *place], stdin=subprocess.PIPE, start_new_session=True
             )
@@ -186,8 +187,8 @@ class Workers:
         if self._kill_at is not None:
             return
         if status == _EXIT_FAULTY and not worker.restarts:
-            # As with a single sidecar, an error that prevents the first start is not retried. A worker that has served
-            # producers never exits with this status.
+            # An error that prevents the first start is not retried; a single sidecar does not retry it either. A worker
+            # that has served producers never exits with this status.
             self._status = _EXIT_FAULTY
             self._stop(now)
             return
@@ -217,7 +218,7 @@ class Workers:
             worker.signal(signal.SIGTERM)
 
     def _reload(self) -> None:
-        """Forward SIGHUP unless the files are invalid, and start waiting workers at once."""
+        """Forward SIGHUP, and start waiting workers immediately. If the files are invalid, do neither."""
         try:
             faults = self._check_files()
         except OSError as error:
@@ -230,7 +231,7 @@ class Workers:
             worker.signal(signal.SIGHUP)
 
     def _check_files(self) -> list[str]:
-        """Return the errors that another process finds in configuration, rules and TLS files.
+        """Return the errors that another process finds in the configuration, rules and TLS files.
 
         Raises:
             OSError: no process can be started.

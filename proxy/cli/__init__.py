@@ -1,11 +1,11 @@
-"""The command ``oxproxy``, with a module for each subcommand that defines its arguments, exit status and output.
+"""The command ``oxproxy``. Each subcommand has a module that defines its arguments, exit status and output.
 
-`main` imports and runs only the module of the given command. `commands` has the description, examples and exit statuses
-of every command, from which the help texts, the man page and docs/reference/cli.md are generated. All commands share
-`console`, which has exit statuses, standard output and standard error, input files, and the output width.
+`main` imports and runs only the module of the given command. `commands` contains the description, examples and exit
+statuses of every command; the help texts, the man page and docs/reference/cli.md are generated from it. All commands
+share `console`, which handles exit statuses, standard output and standard error, input files, and the output width.
 
-`serve` runs a sidecar. `status`, `top`, `tail`, `routes`, `rules`, `explain` and `shadow` query a running sidecar with
-all its workers through `admin_client`; `top` and `status` read its metrics with `metrics_page`. The commands for files
+`serve` runs a sidecar. `status`, `top`, `tail`, `routes`, `rules`, `explain` and `shadow` query a running sidecar and
+its workers through `admin_client`; `top` and `status` read its metrics with `metrics_page`. The commands for files
 are `check` (with `findings` for results, `check_broker` for ``--broker`` and `check_formats` for ``--format``),
 `explain` (with `explain_tree` for terminals), `routes`, `schema`, `init`, and `import_rules` (the command ``import``).
 `operators` and `completion` help with the syntax. `cleanup` and `adopt` handle objects left on a broker. `report` and

@@ -1,4 +1,4 @@
-"""HTTP requests to the admin pages of running sidecars. Each worker has its own port."""
+"""Sends HTTP requests to the admin ports of running sidecars. Each worker has its own admin port."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _DEFAULT_URL = "http://127.0.0.1:15693"
 #: Default locations of the configuration.
 _CONFIGURATIONS = (Path("oxproxy.yaml"), Path("/etc/oxproxy/oxproxy.yaml"))
 
-#: Timeout for an answer in seconds. Compiling ten thousand bindings takes a second.
+#: Timeout for an answer, in seconds. Compiling ten thousand bindings takes one second.
 _ANSWER_SECONDS = 60.0
 _UNUSABLE = 422
 #: ``file:line:column``; line and column only if known
 _PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
-#: The loopback address for each wildcard address, to which clients can't connect on every system.
+#: The loopback address to use instead of each wildcard address. On some systems, clients can't connect to the latter.
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 -- nothing is bound
 
 
@@ -50,7 +50,9 @@ def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def admin_clients(options: argparse.Namespace, command: str) -> list[AdminClient]:
-    """Return the workers selected by the options, by default those of the configuration or else the default address.
+    """Return clients for the workers selected by the options.
+
+    The default is the workers in the configuration, or the default admin address if there is no configuration.
 
     Raises:
         ConfigErrors: the configuration is invalid, or has no admin address.
@@ -85,7 +87,7 @@ def ask_workers(clients: Iterable[AdminClient], ask: Callable[[AdminClient], T])
 
 
 def configuration(options: argparse.Namespace) -> Path | None:
-    """Return the configuration given by the options, otherwise the configuration in a default location."""
+    """Return the configuration file given by the options, or else the file in a default location, if any."""
     config: Path | None = options.config
     return config or next((path for path in _CONFIGURATIONS if path.is_file()), None)
 
@@ -158,7 +160,7 @@ class AdminClient:
 
 
 def _fault(text: str) -> ConfigError:
-    """Parse an error of the sidecar, so that it keeps its position."""
+    """Parse an error reported by the sidecar, so that it keeps its position."""
     place, _, rest = text.partition(": ")
     match = _PLACE.fullmatch(place)
     assert match is not None  # noqa: S101 -- matches any text

@@ -1,4 +1,4 @@
-"""``oxproxy adopt``: signs bindings on the broker made by earlier versions, or by sidecars with a previous secret."""
+"""``oxproxy adopt``: signs bindings on the broker that were created by earlier versions or with a previous secret."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--finish",
         action="store_true",
-        help="afterwards, remove the tokens of version 0.1 and of previous secrets",
+        help="afterwards, remove tokens created by version 0.1 or with previous secrets",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """List bindings that are not signed with the current secret, sign them, and end the transition with ``--finish``.
 
-    Returns NO if a binding could not be signed or the transition could not be ended.
+    Return NO if a binding could not be signed or the transition could not be ended.
 
     Raises:
         ConfigErrors: the management API is not configured, the broker is unreachable or refuses a request, or a virtual
@@ -69,7 +69,9 @@ async def _adopt(adoption: Adoption, options: argparse.Namespace) -> bool:
 
 
 async def _adopt_vhost(adoption: Adoption, vhost: str, options: argparse.Namespace) -> dict[str, object]:
-    """Sign the bindings of a virtual host; return the results, and print them at once unless JSON is requested."""
+    """Sign the bindings in a virtual host and return the results. Print each result immediately unless JSON is
+    requested.
+    """
     print_text: Callable[[str], None] = (lambda _: None) if options.json else print_line
     bindings = await adoption.find(vhost, {name.encode() for name in options.exchange})
     listed: list[dict[str, object]] = []
@@ -93,14 +95,14 @@ async def _adopt_vhost(adoption: Adoption, vhost: str, options: argparse.Namespa
 
 
 async def _finish(adoption: Adoption, vhost: str, options: argparse.Namespace) -> tuple[bool, list[str]]:
-    """End the transition to the current destination tokens; return whether it has ended, and notes for the operator."""
+    """End the transition to the current destination tokens. Return whether it has ended, and notes for the operator."""
     if not await adoption.carriers(vhost):
         return True, []
     lacking = await adoption.lacking_tokens(vhost)
     if lacking or options.dry_run:
         return not lacking, [
             f"exchange {carrier.decode(errors='replace')}: {kind} {name.decode(errors='replace')} is bound only "
-            "with tokens of version 0.1 or of a previous secret, so the transition is not finished: every sidecar must "
+            "with tokens from version 0.1 or a previous secret, so the transition is not finished: every sidecar must "
             "first run with the current secret"
             for carrier, (kind, name) in lacking
         ]
@@ -109,7 +111,7 @@ async def _finish(adoption: Adoption, vhost: str, options: argparse.Namespace) -
 
 
 async def _sign(adoption: Adoption, binding: UnsignedBinding, options: argparse.Namespace) -> str | None:
-    """Sign a binding; return why it was not signed."""
+    """Sign a binding. Return the reason if it was not signed, otherwise None."""
     if binding.foreign_signature and not options.doubtful:
         return "not signed: no version of oxproxy creates such a binding (--doubtful signs it)"
     if options.dry_run:

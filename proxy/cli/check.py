@@ -1,7 +1,7 @@
 """``oxproxy check``: checks configuration and rules files and runs the tests in rules files.
 
-The kind of a file is recognised by its keys. A configuration includes the rules files that it names; further rules
-files are checked as one set, as a sidecar would load them.
+The keys in a file determine whether it is a configuration or a rules file. A configuration is checked together with the
+rules files that it names. Other rules files are checked as one set, as a sidecar would load them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the findings; return 2 if the sidecar would not start, 1 if a test or a required option fails."""
+    """Print the findings. Return 2 if the sidecar would not start, or 1 if a test, ``--strict`` or ``--fail-under``
+    fails.
+    """
     findings = check_files(options.files, os.environ, lambda path: read_bytes(str(path)))
     if findings.uses_tls:
         _check_tls_files(findings)
@@ -113,7 +115,7 @@ def _print(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def _formatted(findings: Findings, form: str) -> str:
-    # Imported here: most runs print text.
+    # Imported here because most runs print text and do not need it.
     from importlib.metadata import version
 
     from proxy.cli.check_formats import as_github, as_junit, as_sarif
@@ -125,8 +127,7 @@ def _formatted(findings: Findings, form: str) -> str:
 
 
 class _Sources:
-    """Files that are read only once, since standard input and pipes can't be read again and reading large files is
-    slow.
+    """Reads each file only once, since standard input and pipes can't be read again and reading large files is slow.
 
     Args:
         read: reads a file.
@@ -174,7 +175,7 @@ def check_files(
 
 
 def _kind(path: Path, sources: _Sources, faults: Faults) -> str | None:
-    """Return the kind of a file, configuration or rules, according to its keys. Other files are errors."""
+    """Determine from its keys whether a file is a configuration or a rules file. Any other file is an error."""
     source = sources.of(path, faults)
     if source is None:
         return None
@@ -260,7 +261,7 @@ def _warn_of_unused_tests(given: Sequence[Path], findings: Findings) -> None:
     if not findings.files:
         for path in given:
             faults.error(Place(str(path), 0), "", "seen a test file, expected the rules file that names it")
-    elif not findings.errors:  # with errors it is unknown which rules files name which test files
+    elif not findings.errors:  # if there are errors, it is unknown which rules files name which test files
         beside = (path for settings in findings.settings for path in tests_files(settings))
         read = {path.resolve() for path in findings.files}
         for path in dict.fromkeys((*given, *beside)):
@@ -270,7 +271,7 @@ def _warn_of_unused_tests(given: Sequence[Path], findings: Findings) -> None:
 
 
 def _walk(loaded: LoadedRules, failure: TestFailure) -> str:
-    # Imported here: passing tests need no explanation.
+    # Imported here because only failed tests need an explanation.
     from proxy.rules.explain import ExplainRequest, as_text, explain
 
     test = failure.test
@@ -278,7 +279,7 @@ def _walk(loaded: LoadedRules, failure: TestFailure) -> str:
 
 
 def _check_tls_files(findings: Findings) -> None:
-    # Imported here: it loads ssl and sockets, which most files do not need.
+    # Imported here because it loads ssl and socket modules, which are not needed for most files.
     from proxy.net.tls_config import broker_tls, check_settings
 
     faults = Faults()
@@ -292,7 +293,7 @@ def _check_tls_files(findings: Findings) -> None:
 
 
 def _check_broker(url: str, findings: Findings) -> None:
-    # Imported here: it loads the network libraries.
+    # Imported here because it loads the network libraries.
     from proxy.cli.check_broker import ask_broker
 
     try:

@@ -3,7 +3,7 @@ would prevent it from starting.
 
 With the management API, queues, exchanges and permissions are listed to compute the plan. With AMQP, queues and
 exchanges are declared passively, and an existing carrier is declared as a sidecar would declare it, so that the broker
-compares the two. Nothing is created. The TLS settings are those of the configuration. Failed queries are errors.
+reports any difference. Nothing is created. TLS settings are taken from the configuration. Failed queries are errors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from proxy.yamlfile.document import ConfigWarning
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 _CARRIER = "carrier"
-#: The tokens of a virtual host without sidecars of version 0.1, with which carrier types are chosen.
+#: The tokens with which carrier types are chosen: those of a virtual host in which no sidecar runs version 0.1.
 _KEYED = Tokens(keys=[b"any"], retired=frozenset([UNKEYED]))
 
 
@@ -79,7 +79,7 @@ def ask_broker(address: str, findings: Findings) -> None:
 
 
 def _tls(address: str, configured: Iterable[Settings]) -> SidecarTls:
-    """Return the TLS settings as if the configuration named this broker."""
+    """Return the TLS settings that would apply if the configuration named this broker."""
     secured = (settings for settings in configured if settings.upstream.tls is not None)
     settings = next(secured, Settings(upstream=UpstreamSection(tls=UpstreamTls())))
     upstream = settings.upstream.model_copy(update={"management": address})
@@ -97,7 +97,7 @@ def _wrong(message: str) -> ConfigErrors:
 
 
 def _vhosts(findings: Findings) -> list[str]:
-    """Return the virtual hosts in which the rules need any object."""
+    """Return the virtual hosts in which the rules need an object on the broker."""
     needed = {named.vhost for named in (*findings.destinations, *findings.queues)}
     return sorted(needed.union(exchange.vhost for exchange in findings.exchanges))
 
@@ -120,7 +120,7 @@ def _add_conflict(exchange: EvaluatedExchange, reason: str, findings: Findings) 
 
 
 async def _ask_amqp(settings: ControlSettings, default_vhost: str, findings: Findings) -> None:
-    # The broker is queried even if the rules need nothing on it, so that the result is not reported without a check.
+    # The broker is queried even if the rules need nothing on it, so that an unreachable broker is always reported.
     for vhost in _vhosts(findings) or [default_vhost]:
         connection = ControlConnection(settings, vhost)
         await connection.connect()
@@ -184,7 +184,7 @@ async def _list(settings: ControlSettings, findings: Findings) -> None:
 
 
 def _compare(vhost: str, queues: Container[bytes], exchanges: Mapping[bytes, ExchangeInfo], findings: Findings) -> None:
-    """Add destinations that the broker lacks, and conflicts that prevent the start."""
+    """Add destinations that are missing on the broker, and conflicts that prevent a sidecar from starting."""
     known: dict[str, Container[bytes]] = {QUEUE: queues, EXCHANGE: exchanges}
     named = (destination for destination in findings.destinations if destination.vhost == vhost)
     _add_missing((destination for destination in named if destination.name not in known[destination.kind]), findings)
@@ -252,7 +252,7 @@ def _surplus(
     bindings: Sequence[BindingInfo],
     bound: Mapping[Destination, BindingInfo],
 ) -> Iterator[RemoveBinding]:
-    # Clients' bindings also need tokens, which only a running sidecar determines.
+    # Clients' bindings also need tokens, but only a running sidecar can determine these.
     if not any(binding.stores for binding in bindings):
         for destination in bound.keys() - desired.tokens_of(exchange):
             yield RemoveBinding(exchange.carrier, bound[destination], "not needed by the rules")

@@ -1,6 +1,6 @@
-"""Findings of ``oxproxy check`` for other programs: GitHub annotations, JUnit XML, SARIF.
+"""Formats the findings of ``oxproxy check`` for other programs: GitHub annotations, JUnit XML, SARIF.
 
-Sources: workflow commands of GitHub Actions; the JUnit XML that Jenkins and GitLab read; SARIF 2.1.0.
+Sources: workflow commands for GitHub Actions; JUnit XML as read by Jenkins and GitLab; SARIF 2.1.0.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _property(text: str) -> str:
 
 
 def as_junit(findings: Iterable[Finding], tests: Iterable[RulesTest]) -> str:
-    """Return a suite with a case for each test of the files, and for each finding that makes the check fail."""
+    """Return a suite with one case for each test in the files and for each finding that makes the check fail."""
     failing = {(finding.file, finding.line, finding.column): finding for finding in findings if finding.kind == TEST}
     others = [finding for finding in findings if finding.kind != TEST and finding.fails]
     cases = [_case(test, failing.get((test.place.source, test.place.line, test.place.column))) for test in tests]

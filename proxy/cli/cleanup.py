@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """List our objects and remove them with ``--yes``; return NO if some could not be removed.
+    """List our objects, and remove them with ``--yes``. Return NO if some could not be removed.
 
     Raises:
         ConfigErrors: the management API is not configured, is unreachable or refuses a request; a virtual host does not
@@ -74,7 +74,7 @@ def control_of(settings: Settings) -> tuple[ControlSettings, str]:
 
 
 async def _clean_up(removal: Cleanup, options: argparse.Namespace) -> bool:
-    """List or remove the objects; return True if all objects that had to be removed are gone."""
+    """List or remove the objects. Return True if all objects that had to be removed were removed."""
     listed: list[dict[str, object]] = []
     try:
         unknown = sorted(set(options.vhost) - await removal.vhosts()) if options.vhost else []

@@ -1,7 +1,7 @@
-"""Every command: its module, description, examples and exit statuses.
+"""The table of all commands, with their modules, descriptions, examples and exit statuses.
 
 ``--help``, the shell completion, the man page and docs/reference/cli.md are generated from this table and from the
-arguments that the modules define. The table imports no module of a command; `load` imports a single module.
+arguments that the modules define. The table does not import the modules; `load` imports the module of one command.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ COMMANDS = {
             ("oxproxy check --strict --fail-under 90 --format junit oxproxy.yaml > report.xml", "in a pipeline"),
             (
                 "oxproxy check --broker http://guest:guest@127.0.0.1:15672 oxproxy.yaml",
-                "conflicts on the broker, and changes at startup",
+                "conflicts on the broker, and changes made at startup",
             ),
         ),
         no="a test failed; with --strict: a warning; with --fail-under: insufficient coverage",
@@ -227,7 +227,7 @@ COMMANDS = {
         no="some objects could not be removed",
     ),
     "adopt": CommandEntry(
-        "sign client bindings of version 0.1 or of a previous secret",
+        "sign client bindings with the current secret",
         "Lists and signs client bindings that are not signed with the current secret.",
         (
             ("oxproxy adopt --config oxproxy.yaml --dry-run", "lists bindings"),

@@ -1,4 +1,4 @@
-"""Functions for all commands: exit statuses, lines on standard output and standard error, input files."""
+"""Provides functions that all commands use, for exit statuses, standard output and standard error, and input files."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from proxy.config.settings import Settings
     from proxy.rules.loader import LoadedRules
 
-#: Exit statuses: done; the answer is no; invalid usage, configuration or rules.
+#: Exit statuses: success; the answer is no; invalid usage, configuration or rules.
 DONE, NO, WRONG = 0, 1, 2
 
-#: Width of output if it is not a terminal, since scripts need whole lines.
+#: Line width if the output is not a terminal. Scripts need unbroken lines.
 _UNBROKEN = 1000
 
 
@@ -41,19 +41,19 @@ def print_errors(lines: Iterable[object]) -> None:
 
 
 def output_width() -> int:
-    """Return the columns of the terminal, or COLUMNS from the environment; 80 if neither is known."""
+    """Return the width of the terminal, or COLUMNS from the environment; 80 if neither is known."""
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 
 def printable(text: str) -> str:
-    """Escape control characters, with which a name or a message could control the terminal."""
+    """Escape control characters, since a name or a message could use them to control the terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def rich_console() -> Console:
-    """Return a console of rich. If the output is not a terminal, it breaks no lines unless COLUMNS is set.
+    """Return a rich console. If the output is not a terminal, lines are not broken unless COLUMNS is set.
 
-    rich is imported here because importing it takes 0.2 s. It respects NO_COLOR itself.
+    rich is imported here because importing it takes 0.2 s. It respects NO_COLOR by itself.
     """
     from rich.console import Console
 
@@ -121,7 +121,7 @@ def load_rules_of(files: Sequence[Path], environ: Mapping[str, str]) -> LoadedRu
 
 
 def read_settings(path: Path, *, secrets_required: bool = True) -> Settings:
-    """Read the configuration, which is standard input for -, and write warnings to standard error.
+    """Read the configuration from a file, or from standard input for ``-``. Write warnings to standard error.
 
     Raises:
         ConfigErrors: all errors in the configuration.

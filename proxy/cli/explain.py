@@ -1,7 +1,7 @@
 """``oxproxy explain``: explains how one message is routed, as a tree, as text or as JSON.
 
-The rules are read from files, or are the rules in force in a running sidecar. In the latter case, all workers are
-queried, and their answers are compared.
+The rules are either read from files or are the rules in force in a running sidecar. In the latter case, all workers are
+queried and their answers are compared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from proxy.rules.explain import (
 )
 from proxy.rules.field_values import instant
 
-#: Types of headers on the command line, with their YAML form, in which %s is the value.
+#: Types of headers on the command line, each with its form in YAML. %s stands for the value.
 _TYPES = {
     "string": None,  # a quoted string
     "int": "%s",
@@ -43,7 +43,7 @@ _TYPES = {
     "timestamp": "!timestamp %s",
     "bytes": "!bytes %s",
 }
-del _TYPES["uint64"]  # AMQP has none
+del _TYPES["uint64"]  # AMQP has no such type
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SHAPES = {"int": _INTEGER, "float": _FLOAT, "bool": re.compile("true|false"), "null": re.compile("")}
@@ -104,7 +104,7 @@ def _instant(text: str) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the explanation; return NO if an expected queue is not reached or no address rule applies."""
+    """Print the explanation. Return NO if an expected queue is not reached or no address rule applies."""
     _check_usage(options)
     source = options.message or "command line"
     data = read_input(options.message) if options.message else described(options).encode(errors="surrogateescape")
@@ -203,7 +203,9 @@ def _quoted(text: str) -> str:
 
 
 def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argparse.Namespace) -> int:
-    """Print the workers' answer. Also return NO if their answers differ or if a worker can't be queried."""
+    """Print the workers' answer. In addition to the cases in `run`, return NO if answers differ or a worker can't be
+    queried.
+    """
     answers: dict[AdminClient, dict[str, Any]]  # Any: JSON
     answers, complete = ask_workers(clients, lambda client: json.loads(client.request("POST", "/explain", question)))
     distinct = list({_outcome(answer): client for client, answer in reversed(answers.items())}.values())[::-1]
@@ -216,7 +218,7 @@ def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argpa
             text = client.request("POST", "/explain", question, accept="text/plain")
             print_line("\n".join(map(printable, text.rstrip("\n").split("\n"))))
     if len(distinct) > 1:
-        print_errors([f"workers answer differently: {', '.join(client.url for client in distinct)}"])
+        print_errors([f"the answers of these workers differ: {', '.join(client.url for client in distinct)}"])
     status = DONE if complete and len(distinct) == 1 else NO
     if options.address is not None:
         return NO if any(answer["rule"] is None for answer in answers.values()) else status
@@ -225,7 +227,7 @@ def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argpa
 
 
 def _outcome(answer: dict[str, Any]) -> str:  # Any: JSON
-    """Return the parts of an answer that must be equal for all workers: version of the rules, and routing."""
+    """Return the parts of an answer that must be equal for all workers: the rules version and the routing."""
     if "address" in answer:
         return json.dumps(answer)
     return json.dumps([answer[key] for key in ("rules", "outcome", "queues", "exchanges", "remotes", "error")])
@@ -241,7 +243,7 @@ def _print(explanation: Explanation | Lookup, wants_json: bool) -> None:
     if wants_json:
         print_json(as_json(explanation))
     elif sys.stdout.isatty() and isinstance(explanation, Explanation):
-        # Imported here: rich takes 0.2 s to import, for which scripts need not wait.
+        # Imported here so that scripts do not wait for rich, which takes 0.2 s to import.
         from proxy.cli.explain_tree import print_tree
 
         print_tree(explanation)

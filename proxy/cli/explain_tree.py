@@ -135,5 +135,5 @@ def _printable(value: object) -> Text:
 
 
 def _escaped(value: object) -> str:
-    """Escape control characters, with which a message could control the terminal."""
+    """Escape control characters, since a message could use them to control the terminal."""
     return printable(str(json_value(value)))

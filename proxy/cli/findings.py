@@ -1,4 +1,4 @@
-"""Findings of ``oxproxy check`` in files and, with ``--broker``, on a broker."""
+"""The findings of ``oxproxy check`` in files and, with ``--broker``, on a broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Finding:
 
     Args:
         kind: ERROR, WARNING or TEST.
-        file: file of the finding.
+        file: file that contains the problem.
         line: line, counting from 1; 0 if unknown.
         column: column, counting from 1; 0 if unknown.
         key: dotted path of the key; empty if there is none.
@@ -66,7 +66,7 @@ class Findings:
         walks: explanations of the messages of failed tests, by the position of the test.
         strict: whether warnings make the check fail.
         coverage_fault: description of insufficient coverage, or empty.
-        plan: actions of a sidecar at startup, each with its virtual host; None without a broker.
+        plan: actions that a sidecar would perform at startup, each with its virtual host; None if no broker is checked.
     """
 
     errors: list[ConfigError] = field(default_factory=list)

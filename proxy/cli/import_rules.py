@@ -1,4 +1,4 @@
-"""``oxproxy import``: writes a rules file from the definitions of a broker."""
+"""``oxproxy import``: writes a rules file from a broker's definitions."""
 
 from __future__ import annotations
 

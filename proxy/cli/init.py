@@ -12,9 +12,9 @@ from proxy.config.secrets import SECRET_BYTES
 from proxy.errors import ConfigError, ConfigErrors
 
 _SETTINGS = """\
-# Configuration of oxproxy. `oxproxy check oxproxy.yaml` reads it and the rules that it names; every key and its default
-# are in docs/reference/configuration.md. OXPROXY_UPSTREAM__ADDRESS=... in the environment overrides upstream.address,
-# and so on.
+# Configuration of oxproxy. `oxproxy check oxproxy.yaml` checks it and the rules files that it names. All keys and
+# defaults are described in docs/reference/configuration.md. Environment variables override keys: for example,
+# OXPROXY_UPSTREAM__ADDRESS overrides upstream.address.
 
 listen:                                  # address for producers, instead of the broker's
   - address: 127.0.0.1:5673
@@ -30,7 +30,7 @@ rules: [rules/*.yaml]                    # relative to this file
 
 declared:                                # declarations of clients over AMQP
   secrets:                               # sign clients' bindings; the same for every sidecar of the broker
-    - file: secrets/current              # the first signs, all are accepted
+    - file: secrets/current              # the first secret signs; signatures by any of them are accepted
 
 admin:
   address: 127.0.0.1:15693               # /metrics /livez /readyz /status

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: the command line without the program's name; None for that of the process.
+        arguments: the command line without the program's name; None for the arguments of this process.
 
     Returns:
         The exit status.
@@ -35,9 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_errors(errors.errors)
         return WRONG
     except KeyboardInterrupt:
-        return 130  # as in a shell: 128 plus the number of SIGINT
+        return 130  # as in a shell: 128 plus the signal number of SIGINT
     except BrokenPipeError:
-        # The reader of our output has closed the pipe. Nothing may be written any more, not even at exit.
+        # The reader of our output has closed the pipe. Nothing more may be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO
     return status

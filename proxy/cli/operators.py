@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a summary of all operators, or details of the operators that match; return NO if none matches."""
+    """Print a summary of all operators, or details of the operators that match. Return NO if none match."""
     text = " ".join(options.name)
     selected = _selected(text)
     if options.json:
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _selected(text: str) -> list[tuple[OperatorSection, OperatorEntry]]:
-    """Return the entries with this key, otherwise the entries whose keys or meaning contain the string."""
+    """Return the entries with this key, or else the entries whose keys or meaning contain the string."""
     pairs = [(section, entry) for section in SECTIONS for entry in section.entries]
     if not text:
         return pairs

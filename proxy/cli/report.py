@@ -89,7 +89,7 @@ def _known_bindings(paths: list[Path]) -> tuple[KnownBinding, ...]:
 
 @contextlib.contextmanager
 def faults_of(command: str) -> Iterator[None]:
-    """Report missing libraries of the extra ``report``, and errors of Spark, as errors of a command."""
+    """Report Spark errors, and missing libraries from the extra ``report``, as errors of a command."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the files or the differences; return NO if they differ."""
+    """Print the files or their differences. Return NO if they differ."""
     in_force: dict[str, Any] = admin_clients(options, "oxproxy rules")[0].json("/api/rules")
     return _show(in_force, options) if options.action == "show" else _diff(in_force, options)
 
@@ -52,7 +52,7 @@ def _show(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
 
 
 def _named(files: list[dict[str, str]], name: str) -> dict[str, str]:
-    """Return the file in force with this path, otherwise the only file in force with the same base name."""
+    """Return the file in force with this path, or else the only file in force with the same base name."""
     exact = [file for file in files if file["name"] in (name, os.path.abspath(name))]
     matches = exact or [file for file in files if Path(file["name"]).name == Path(name).name]
     if len(matches) != 1:
@@ -94,8 +94,9 @@ def _diff(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
 
 
 def _pairs(in_force: list[dict[str, str]], options: argparse.Namespace) -> list[tuple[str, dict[str, str] | None]]:
-    """Return the names of files on this machine, each with its counterpart in force; a missing file is empty or
-    None.
+    """Return the names of files on this machine, each with its counterpart in force.
+
+    A name is empty if only the counterpart exists. A counterpart is None if only the file on this machine exists.
     """
     if options.files:
         if options.files == ["-"] and len(in_force) == 1:

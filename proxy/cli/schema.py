@@ -36,7 +36,7 @@ class _Schema(GenerateJsonSchema):
 
 def _written(default: object) -> object:
     if isinstance(default, float):
-        return f"{default:g}s"  # only durations
+        return f"{default:g}s"  # only durations are floats
     if isinstance(default, HostPort):
         return str(default)
     if isinstance(default, bytes):
@@ -47,9 +47,7 @@ def _written(default: object) -> object:
 
 
 def json_schema(model: type[FileModel], title: str) -> dict[str, object]:
-    """Return the JSON Schema (draft 2020-12) of a file, which accepts everything that `read_model` accepts, and
-    more.
-    """
+    """Return the JSON Schema (draft 2020-12) of a file. It accepts everything that `read_model` accepts, and more."""
     schema = model.model_json_schema(schema_generator=_Schema)
     for section in (schema, *schema.get("$defs", {}).values()):
         section.pop("title", None)

@@ -12,8 +12,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", metavar="FILE", type=Path, required=True, help="configuration file; - for standard input"
     )
-    # Passed by the supervisor of several workers: a worker's number and number of restarts, or a request to check all
-    # files.
+    # A supervisor of several workers passes these options: the worker's number and how often it was restarted, or
+    # `--dry-run` to check all files.
     parser.add_argument("--worker", type=int, nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--dry-run", action="store_true", help=argparse.SUPPRESS)
 

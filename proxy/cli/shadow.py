@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the reports; return NO if messages would be routed differently."""
+    """Print the reports. Return NO if messages would be routed differently."""
     admins = admin_clients(options, "oxproxy shadow")
     reports = compare(options.rules, admins, options.seconds)
     if options.json:
@@ -63,7 +63,7 @@ def compare(files: Sequence[Path], admins: Sequence[AdminClient], seconds: float
     Args:
         files: the candidate's files, which are compiled as one set.
         admins: the sidecars. If one of them rejects the candidate, all drop it.
-        seconds: duration; None for until Ctrl-C.
+        seconds: duration; None to run until Ctrl-C.
 
     Raises:
         ConfigErrors: the files are invalid, or a sidecar can't be reached.
@@ -180,5 +180,5 @@ def destinations_text(result: Mapping[str, Any]) -> str:  # Any: JSON
 
 
 def _printable(text: str) -> Text:
-    """Escape control characters, with which a message could control the terminal."""
+    """Escape control characters, since a message could use them to control the terminal."""
     return Text(printable(text))

@@ -12,7 +12,7 @@ from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clien
 from proxy.cli.console import DONE, NO, print_json, print_line, printable
 from proxy.cli.metrics_page import Sample, samples
 
-#: Lists in `/status` of a virtual host, with their titles.
+#: Lists that `/status` contains for a virtual host, with their titles.
 _FINDINGS = (
     ("missing", "missing"),
     ("conflicts", "conflict"),
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the state of each worker; return NO if a worker is not ready or can't be reached.
+    """Print the state of each worker. Return NO if a worker is not ready or can't be reached.
 
     Raises:
         ConfigErrors: no worker can be reached.

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the records; return NO if there are none."""
+    """Print the records. Return NO if there are none."""
     with faults_of("oxproxy trace"):
         request = Request(
             options.input,
@@ -34,6 +34,6 @@ def run(options: argparse.Namespace) -> int:
     for record in result.records:
         print_line(json.dumps(record))
     if not result.records:
-        print_errors([f"no record result: {result.read} segments read, {result.skipped} skipped"])
+        print_errors([f"no record found: {result.read} segments read, {result.skipped} skipped"])
         return NO
     return DONE

@@ -47,7 +47,7 @@ PREFIX = "OXPROXY_"
 #: Variables that Kubernetes sets in each pod for a Service named oxproxy. They are addresses of that Service, not
 #: settings.
 _KUBERNETES = re.compile(r"OXPROXY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
-#: Keys whose value is the name of an environment variable: keys with the suffix ``_env``, and the key ``env``.
+#: The values of these keys are names of environment variables: keys with the suffix ``_env``, and the key ``env``.
 _NAMES_VARIABLE, _VARIABLE = "_env", "env"
 
 
@@ -90,7 +90,7 @@ def _leaf(keys: list[str], name: str, text: str, faults: Faults) -> Node | None:
 
 
 def _named_variables(node: Node) -> Iterator[str]:
-    """Yield the variables that the file refers to, which do not override keys even if they have the prefix
+    """Yield the variables that the file refers to. They do not override keys, even if they have the prefix
     ``OXPROXY_``.
     """
     if isinstance(node, Mapping):

@@ -1,4 +1,6 @@
-"""Loads the configuration from the file, the environment, which overrides it, and defaults. Errors name the line.
+"""Loads the configuration from a file, environment variables (which override the file) and defaults.
+
+Errors contain the line in the file.
 
 TLS files are only checked for existence; they are read when contexts are created. No rules file is read and no socket
 is opened.
@@ -46,15 +48,15 @@ def load_settings(
     Args:
         path: the file; - is standard input.
         environ: the environment, whose variables with the prefix ``OXPROXY_`` override keys.
-        secrets_required: whether passwords stored outside the file, and TLS files, must exist. False is for checks on a
-            machine that must not have them; a missing password, TLS file or parent of the audit directory is then only
-            a warning.
+        secrets_required: whether passwords stored outside the file, and TLS files, must exist. Set this to False for
+            checks on a machine that must not have them. A missing password or TLS file, or a missing parent of the
+            audit directory, is then only a warning.
 
     Returns:
         The settings, and warnings.
 
     Raises:
-        ConfigErrors: the file can't be read, or contains errors, all of which are reported.
+        ConfigErrors: the file can't be read, or contains errors. All errors are reported.
     """
     faults = Faults()
     try:
@@ -111,7 +113,7 @@ def read_settings(
     _check_tls(settings, faults, secrets_required)
     directory = settings.audit.directory
     if directory is not None and not secrets_required and not (path.parent / directory).parent.is_dir():
-        message = f"{path.parent / directory}: there is no directory {(path.parent / directory).parent} to create it in"
+        message = f"{path.parent / directory}: the parent directory does not exist"
         faults.warn(settings.place("audit.directory"), "audit.directory", message)
     faults.check()
     return settings
@@ -135,11 +137,13 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
     for index, (key, address) in enumerate(listening):
         other = next((earlier for earlier in listening[:index] if listen_conflict(earlier[1], address)), None)
         if other is not None:
-            if key not in settings.places:  # it has its default value: report the line of the other key
+            if key not in settings.places:  # the key has its default value, so the line of the other key is reported
                 (key, address), other = other, (key, address)
             message = f"{address} conflicts with {other[0]} {other[1]}"
             if settings.workers > 1 and "admin.address" in (key, other[0]):
-                message += f": the admin pages of {settings.workers} workers use as many consecutive ports"
+                message += (
+                    f": {settings.workers} workers use {settings.workers} consecutive ports for their admin pages"
+                )
             faults.error(settings.place(key), key, message)
         if address.port > MOST_PORT:
             message = f"workers: {settings.workers} needs ports up to {address.port}, expected at most {MOST_PORT}"
@@ -149,7 +153,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
                 settings.place(key), key, "port 0 would be a different port for each worker, expected a fixed port"
             )
         elif not address.port:
-            message = "port 0 means any free port, which differs at each start; see the log"
+            message = "port 0 selects any free port, which differs at each start and is logged"
             faults.warn(settings.place(key), key, message)
     here = [(address.host, address.port) for _, address in listening]
     for address in settings.upstream.addresses:
@@ -201,7 +205,7 @@ def _check_files(
 
 
 def _absence(file: Path) -> str:
-    """Return why a file can't be used; "" if it exists."""
+    """Return the reason why a file can't be used; "" if it exists."""
     try:
         return "" if file.is_file() else "file does not exist"
     except OSError as error:  # such as a directory without permission

@@ -1,4 +1,4 @@
-"""Reads passwords, the secrets that sign clients' bindings and the key of the audit log's hashes.
+"""Reads passwords, the secrets that sign clients' bindings, and the key for the hashes in the audit log.
 
 Each value is stored in the configuration, in an environment variable or in a file. Errors never contain a value.
 """
@@ -19,7 +19,7 @@ from proxy.yamlfile.secret_sources import MissingSecret, read_password_source, r
 
 #: Size of each secret that signs clients' bindings.
 SECRET_BYTES = 32
-#: Size limits for the key of the audit log's hashes, as in `audit.record`.
+#: Size limits of the key for the hashes in the audit log, the same as in `audit.record`.
 HASH_KEY_BYTES = (16, 64)
 
 
@@ -46,7 +46,7 @@ class SecretReader:
     """Reads the secrets of one configuration and reports malformed secrets.
 
     Args:
-        `folder`: directory of the configuration.
+        `folder`: directory of the configuration file.
         places: positions of the keys in the file.
         required: whether a missing secret is an error; otherwise it is a warning.
     """
@@ -58,7 +58,7 @@ class SecretReader:
     required: bool
 
     def secrets(self, sources: Sequence[SecretSource]) -> tuple[SecretSource, ...]:
-        """Return the sources in `declared.secrets` with their values, which are b"" if they can't be read."""
+        """Return the sources in `declared.secrets` with their values. A value is b"" if it can't be read."""
         return tuple(
             source.model_copy(update={"value": self._secret(source, f"declared.secrets[{index}]")})
             for index, source in enumerate(sources)
@@ -83,7 +83,7 @@ class SecretReader:
         return secret or b""
 
     def hash_key(self, audit: AuditSection) -> bytes:
-        """Return the key of the audit log's hashes; b"" if it can't be read."""
+        """Return the key for the hashes in the audit log; b"" if it can't be read."""
         if audit.hash_key_env is not None:
             key = "audit.hash_key_env"
             hash_key = self._kept(key, audit.hash_key_env)

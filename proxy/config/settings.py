@@ -1,5 +1,5 @@
-"""The configuration: every key with its default and description, with one model per section. `Settings` has all
-sections.
+"""Defines every key of the configuration, with its default and description. There is one model per section; `Settings`
+contains all sections.
 
 Every key has an effect, and unknown keys are errors. docs/reference/configuration.md lists every key; a test compares
 that page with this module.
@@ -81,9 +81,10 @@ class UpstreamTls(FileModel):
 
 
 class ControlSection(FileModel):
-    """The user that declares carriers and reads the inventory; `password` is resolved while loading."""
+    """The user that declares carriers and reads the inventory."""
 
     username: Text = Field(default="guest", description="name of the control user")
+    # Loading replaces this with the password from `password_env` or `password_file`, if one of them is given.
     password: Password = Field(
         default=_GUEST,
         description="password of the control user; a warning is logged unless all broker addresses are loopback",
@@ -95,10 +96,11 @@ class ControlSection(FileModel):
 
 
 class SecretSource(FileModel):
-    """Source of one secret, which is a file or a variable; `value` contains the 32 bytes of the secret."""
+    """The source of one secret: a file or an environment variable."""
 
     file: Text | None = Field(default=None, description="file that contains a secret of 32 random bytes")
     env: Text | None = Field(default=None, description="environment variable that contains a secret")
+    #: the 32 bytes of the secret
     value: Annotated[bytes, Field(alias="\0value", repr=False), NO_KEY] = b""
 
 
@@ -134,7 +136,7 @@ class UpstreamSection(FileModel):
 
 
 class InventorySection(FileModel):
-    """Listing of the broker's objects."""
+    """Settings for listing the broker's objects."""
 
     refresh_seconds: Annotated[float, Duration(0.1, 3600)] = Field(
         default=5.0, alias="refresh", description="interval between reads of the management API"
@@ -195,10 +197,7 @@ class AdminSection(FileModel):
 
 
 class AuditSection(FileModel):
-    """The audit log; docs/reference/audit.md defines the guarantees of each mode.
-
-    `hash_key` is the key of the hashes.
-    """
+    """The audit log. docs/reference/audit.md defines the guarantees of each mode."""
 
     directory: Text | None = Field(
         default=None, description="directory of the audit log, created if its parent exists; `null`: no audit log"
@@ -240,6 +239,7 @@ class AuditSection(FileModel):
         default=None, description="environment variable that contains the key for the hashes"
     )
     hash_key_file: Text | None = Field(default=None, description="file that contains the key for the hashes")
+    #: the key for the hashes
     hash_key: Annotated[bytes, Field(alias="\0hash_key", repr=False), NO_KEY] = b""
 
 
@@ -325,11 +325,7 @@ class ShutdownSection(FileModel):
 
 
 class Settings(FileModel):
-    """The whole configuration.
-
-    `file` is the configuration, `folder` its directory: `rules`, `password_file`, `declared.snapshot` and TLS files are
-    relative to it. `places` has the position of each key in the file by its dotted path.
-    """
+    """The whole configuration. All file names in it are relative to the directory of the configuration file."""
 
     listen: Annotated[tuple[ListenSection, ...], Field(min_length=1), LISTED] = Field(
         default_factory=lambda: (ListenSection(),)
@@ -351,8 +347,11 @@ class Settings(FileModel):
     limits: LimitsSection = Field(default_factory=LimitsSection)
     log: LogSection = Field(default_factory=LogSection)
     shutdown: ShutdownSection = Field(default_factory=ShutdownSection)
+    #: the directory of the configuration file
     folder: Annotated[Path, Field(alias="\0folder"), NO_KEY] = Path()
+    #: the configuration file
     file: Annotated[Path, Field(alias="\0file"), NO_KEY] = Path()
+    #: position of each key in the file, by dotted path
     places: Annotated[Places, Field(alias="\0places", repr=False), NO_KEY] = Field(default_factory=dict)
 
     @property

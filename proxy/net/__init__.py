@@ -1,15 +1,20 @@
 """Sockets: listener, producer sessions, upstream and remote connections, TLS, heartbeats, limits.
 
-This package makes no AMQP decisions: `relay` gets the bytes and returns the bytes to send.
+This package makes no AMQP decisions: `relay` gets the received bytes and returns the bytes to send.
 
-| question | module |
+| responsibility | module |
 |---|---|
 | accepting producers, limits on connections, TLS handshakes, drain at shutdown | `listener` |
 | one producer connection and its upstream connection, from open to close | `session` |
-| the AMQP handshakes of both connections, with deadlines | `opening` | | a socket: back-pressure, pausing, closing |
-`link` | | heartbeats and the idle timeout | `heartbeats` | | slowing down producers that exceed their limits |
-`throttle` | | connecting to RabbitMQ; upstream connections kept for reuse | `upstream` | | links to other brokers |
-`remote` | | TLS contexts, certificates and error texts | `tls` | | TLS settings, and checks of the files that they name
-| `tls_config` | | data about a virtual host that sessions need; connections for checking permissions | `vhosts` | |
-data shared by all sessions | `context` | | background tasks of sessions | `tasks` |
+| the AMQP handshakes of both connections, with deadlines | `opening` |
+| a socket: back-pressure, pausing, closing | `link` |
+| heartbeats and the idle timeout | `heartbeats` |
+| slowing down producers that exceed their limits | `throttle` |
+| connecting to RabbitMQ; upstream connections kept for reuse | `upstream` |
+| links to other brokers | `remote` |
+| TLS contexts, certificates and error texts | `tls` |
+| TLS settings, and checks of the files that they name | `tls_config` |
+| data about a virtual host that sessions need; connections for checking permissions | `vhosts` |
+| data shared by all sessions | `context` |
+| background tasks of sessions | `tasks` |
 """

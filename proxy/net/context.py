@@ -25,7 +25,7 @@ class SessionLimits:
         bind_seconds: how long a publish or a declare waits for the control plane.
         frame_max: frame_max offered to producers, in bytes.
         channels: maximum number of channels per connection.
-        idle_seconds: timeout without frames other than heartbeats; 0: no timeout.
+        idle_seconds: time without frames other than heartbeats after which a connection is idle; 0: no timeout.
         relay: limits of the relay.
     """
 

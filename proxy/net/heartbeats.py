@@ -1,8 +1,8 @@
 """Sends and monitors heartbeats on both sides of a connection, and applies the idle timeout.
 
-A heartbeat is sent to a side to which nothing was sent for half its interval. A side from which nothing was received
-for two intervals is considered lost. A connection on which only heartbeats were received for the idle timeout is idle,
-unless it has unconfirmed publishes. The time in which a socket is not read does not count.
+If nothing was sent to a side for half of its heartbeat interval, a heartbeat is sent. If nothing was received from a
+side for two intervals, that side is considered lost. A connection is idle if only heartbeats were received during the
+idle timeout, unless it has unconfirmed publishes. Time during which a socket is not read does not count.
 
 Source: AMQP 0-9-1 spec, 4.2.7.
 """
@@ -28,7 +28,7 @@ class Heartbeats:
     """Monitors both sides of one connection.
 
     Args:
-        idle_seconds: timeout without frames other than heartbeats; 0: no timeout.
+        idle_seconds: time without frames other than heartbeats after which the connection is idle; 0: no timeout.
         flush: sends the relay's output.
         idle: called at the idle timeout.
     """
@@ -89,7 +89,7 @@ class Heartbeats:
             self._timer.cancel()
 
     def saw(self, data: bytes, now: float) -> None:
-        """Record a read from either side. A heartbeat that is split over two reads counts as a different frame."""
+        """Record a read from either side. A heartbeat that is split over two reads counts as another kind of frame."""
         if data.replace(HEARTBEAT_FRAME, b""):
             self._busy = now
 

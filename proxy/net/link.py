@@ -1,7 +1,7 @@
-"""One socket of a session: reading, writing, back-pressure. Independent of AMQP.
+"""Reads and writes one socket of a session, with back-pressure. This module is independent of AMQP.
 
-Back-pressure: while a link can't be written, the other side's link is not read; reading resumes when the write buffer
-is below the low-water mark. Source: asyncio "Transports and Protocols", flow control.
+While the write buffer of a link is full, the link of the other side is not read. Reading resumes when the buffer is
+below the low-water mark. Source: asyncio "Transports and Protocols", flow control.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Callable
 from time import monotonic
 from typing import cast
 
-#: Size of the write buffer above which the other side is not read, and below which it is read again. It holds a few
-#: reads, which is enough for full speed on loopback and small enough for thousands of connections.
+#: The other side is not read while the write buffer is larger than the first size, and is read again when it is smaller
+#: than the second. The buffer holds a few reads: enough for full speed on loopback, and small enough for thousands of
+#: connections.
 WRITE_HIGH_BYTES = 1 << 20
 WRITE_LOW_BYTES = 1 << 18
-#: Pause between reads while messages stream. Reading many small segments, such as RabbitMQ's confirms, at once costs a
-#: fraction of reading each of them separately.
+#: Pause between reads during continuous traffic. Reading many small segments at once, such as confirms from RabbitMQ,
+#: takes a fraction of the time of reading them separately.
 REST_SECONDS = 0.008
 #: After a read of this size, a pause is not worthwhile.
 _LARGE_READ_BYTES = 1 << 16

@@ -46,7 +46,7 @@ _BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 64
 #: Seconds during which no connection is accepted after the system ran out of sockets, as in asyncio.
 _BREATH_SECONDS = 1.0
-#: Errors that occur if the machine has no address of the address family.
+#: Errors that occur if the machine has no address of the requested address family.
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 #: A producer's own socket and its connection to the broker.
 DESCRIPTORS_PER_PRODUCER = 2
@@ -190,7 +190,7 @@ class Listener:
         self._context = context
         self._limits = limits
         self._sockets: list[socket.socket] = []
-        #: tasks that connect accepted sockets to their sessions, with TLS after the handshake
+        #: tasks that connect accepted sockets to their sessions; with TLS, after the handshake
         self._tasks = Tasks()
         self._sessions: set[Session] = set()
         #: sessions that are not being refused, with their client addresses
@@ -278,7 +278,7 @@ class Listener:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening, tls_listener)
 
     def _receive(self, connection: socket.socket, host: str, name: str, tls_listener: TlsListener | None) -> None:
-        """Create the session of a connection, or close it."""
+        """Create the session for a new connection, or close the connection."""
         refusal = self._refusal(host, name)
         if refusal == "":
             self._context.counters.downstream.attempt("refused")
@@ -309,7 +309,7 @@ class Listener:
                 raise
 
     def _refusal(self, host: str, name: str) -> str | None:
-        """Return why a producer is refused: None if it is accepted, "" if it is closed without a reason."""
+        """Return the reason for refusing a producer; None if it is accepted, "" if it is refused without a reason."""
         if self.draining:
             return ""
         limits = self._limits

@@ -1,7 +1,7 @@
-"""The AMQP handshake of a producer connection and its upstream connection, with sockets and deadlines.
+"""Performs the AMQP handshakes of a producer connection and its upstream connection, with sockets and deadlines.
 
-`relay.handshake` gets the bytes and decides what to send. The opening ends when the session takes over, or when the
-producer has been refused. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 2.2.4.
+`relay.handshake` gets the received bytes and decides what to send. The opening ends when the session takes over, or
+when the producer has been refused. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 2.2.4.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from proxy.net.vhosts import ControlPlane
 from proxy.relay.handshake.lease import Lease, LeaseNegotiation
 from proxy.relay.handshake.machine import Handshake, HandshakeLimits, HandshakeSide, HandshakeState
 
-#: Reply codes from this value on are errors of the peer (AMQP 0-9-1 spec, 1.2 "Constants").
+#: Lowest reply code that indicates a protocol error by the peer (AMQP 0-9-1 spec, 1.2 "Constants").
 _FAULTS = 500
 
 
 class Opening:
-    """The phase of a session before it is open.
+    """The part of a session before it is open.
 
     Args:
         context: data shared by all sessions.
@@ -190,7 +190,7 @@ class Opening:
             handshake.receive_from_upstream(answer)
 
     def _send(self) -> bool:
-        """Send the handshake's output to both sides; return whether it needs a connection to the broker."""
+        """Send the handshake's output to both sides. Return whether the handshake needs a connection to the broker."""
         handshake, negotiation = self._handshake, self._negotiation
         source: Handshake | LeaseNegotiation = handshake
         if negotiation is not None:
@@ -217,7 +217,7 @@ class Opening:
         if handshake.state is HandshakeState.OPEN:
             control = self._shared.vhosts.control
             if self._adopting:
-                return  # `_adopt` will open the session, even if the virtual host is ready or the upstream lost
+                return  # `_adopt` opens the session, even if the vhost is already ready or the upstream was lost
             if control is None or control.follows(handshake.vhost):
                 self._opened(handshake)
             else:

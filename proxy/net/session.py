@@ -1,7 +1,7 @@
 """One producer connection and the upstream connection that it leases: sockets, heartbeats, back-pressure and closing.
 
-During the handshake, `opening` handles the bytes. Afterwards `relay.relay` gets them and decides what to send and when
-to close. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7.
+During the handshake, `opening` handles the received bytes. Afterwards, `relay.relay` gets them and decides what to send
+and when to close. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7.
 """
 
 from __future__ import annotations
@@ -217,7 +217,9 @@ class Session:
             self._opening.from_upstream(data)
 
     def _flush(self, relay: Relay, now: float) -> None:
-        """Send the relay's output to both sides, start its requests, and close the sockets of sides that are done."""
+        """Send the relay's output to both sides, start its requests, and close the socket of each side that has
+        finished.
+        """
         connection = relay.connection
         if connection.to_upstream:
             self._heartbeats.wrote_upstream_at = now
@@ -333,8 +335,8 @@ class Session:
             self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self.abort)
 
     def _close_producer(self, relay: Relay) -> None:
-        """Close the producer's socket after everything is sent; if the producer has to close it, only at the
-        deadline.
+        """Close the producer's socket after everything is sent. If the producer has to close it, leave it open until
+        the deadline.
         """
         if not relay.connection.close_is_delayed and not relay.connection.lifecycle.producer_ends:
             self.producer.close()
@@ -362,7 +364,7 @@ class Session:
             self._leave(self._upstream.waiting_bytes)
 
     def _leave(self, waiting_bytes: int) -> None:
-        """Send the remaining publishes to the broker while there is progress within each deadline."""
+        """Send the remaining publishes to the broker. Abort if a whole deadline passes without progress."""
         self._cancel_deadline()
         self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self._left, waiting_bytes)
 

@@ -1,8 +1,8 @@
 """Slows down producers that exceed the rate limits of their user or spend regex budgets.
 
 `Throttle` charges each read to the user (`relay.rate_limits`). While the user is in debt, the producer's socket is not
-read, like under flow control on a broker. When the debt has lasted for the configured patience, a timer or the next
-read closes the channel or connection with the reason. Without limits there is no `Throttle`.
+read; RabbitMQ's flow control works in the same way. If the debt lasts longer than the configured patience, a timer or
+the next read closes the channel or connection with the reason. Without limits there is no `Throttle`.
 
 Sources: architecture, "One publish in, one publish out" (back-pressure); RabbitMQ guide "Flow Control".
 """
@@ -25,9 +25,9 @@ _WORDS = {"publish_rate": "publishes per second", "publish_bytes": "bytes per se
 
 
 class RegexPacing:
-    """Limits all producers whose publishes spend regex budgets to a tenth of the time in total.
+    """Limits the total time used by producers whose publishes spend regex budgets to a tenth.
 
-    Each decision for such a publish takes milliseconds, in which no other connection is served.
+    Each decision for such a publish takes milliseconds, during which no other connection is served.
     """
 
     __slots__ = ("_next",)
@@ -36,7 +36,7 @@ class RegexPacing:
         self._next = float("-inf")
 
     def rest(self, begin: float, now: float) -> float:
-        """Return for how many seconds the producer must not be read.
+        """Return the number of seconds for which the producer must not be read.
 
         Args:
             begin: monotonic time at which the producer's last decisions started.

@@ -1,7 +1,7 @@
-"""TLS contexts for producers and brokers, created from files. No other module creates contexts.
+"""Creates the TLS contexts for producers and brokers from files. No other module creates contexts.
 
-Contexts are created when the sidecar starts and again at a reload; established connections keep their contexts. Neither
-keys nor the contents of files are ever shown.
+Contexts are created when the sidecar starts and again at each reload; established connections keep their contexts.
+Neither keys nor the contents of files are ever shown.
 
 The expiry of our own certificates is read from their PEM text, since Python's `ssl` provides it only for peers'
 certificates. The parser gets only certificates that OpenSSL has accepted, so it validates only the fields that it
@@ -61,7 +61,7 @@ def _end(der: bytes) -> float:
 
 
 def _der_content(der: bytes, at: int) -> tuple[int, int]:
-    """Return the offsets at which the content of the element at an offset begins and ends."""
+    """Return the start and end of the content of a DER element, given the offset of the element."""
     begin, length = at + 2, der[at + 1]
     if length & 0x80:  # long form: these bits are the number of length bytes
         width = length & 0x7F
@@ -153,7 +153,7 @@ class ClientTls:
         return context
 
     def words(self, error: BaseException) -> str:
-        """Describe a connection error with these settings, without the peer's address."""
+        """Describe an error of a connection with these settings, without the peer's address."""
         if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNTRUSTED:
             trusted = "the system's CA certificates" if self.ca is None else f"the CA certificates in {self.ca}"
             return f"{words(error)} (not signed by {trusted})"
@@ -181,7 +181,7 @@ class TlsContexts:
         return context
 
     def read(self, wanted: Iterable[ServerTls | ClientTls]) -> Callable[[], None]:
-        """Read all files again, which takes a few milliseconds; may run in a thread.
+        """Read all files again. This takes a few milliseconds, and may run in a thread.
 
         Returns:
             A function that puts the new contexts into use.

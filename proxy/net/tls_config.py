@@ -1,4 +1,4 @@
-"""TLS settings in the configuration and in rules files, and checks of the files that they name.
+"""Reads the TLS settings in the configuration and in rules files, and checks the files that they name.
 
 `SidecarTls` translates settings for `net.tls` and the control plane. `check_settings` and `broker_tls` create contexts
 to find unusable files, report each file at the line that names it, and discard the contexts. The contents of files are
@@ -63,7 +63,7 @@ class SidecarTls:
             A function that puts the contexts into use for new connections.
 
         Raises:
-            ConfigErrors: files that can't be used.
+            ConfigErrors: some files can't be used.
         """
         remote = [broker.tls for named in brokers.values() for broker in named.values() if broker.tls is not None]
         use_contexts = self.contexts.read([*self.sections.values(), *remote])
@@ -96,8 +96,8 @@ class SidecarTls:
         return self._to_broker(self.upstream.server_name) if self.upstream is not None else None
 
     def management(self) -> TlsSettings | None:
-        """Return the TLS settings of the management API: those of the broker, but with `server_name` only for the same
-        host.
+        """Return the TLS settings for the management API. They are those for the broker, except that `server_name` is
+        used only if both have the same host.
         """
         parts = urlsplit(self._management or "")
         if self.upstream is None or parts.scheme != "https":

@@ -4,9 +4,9 @@
 for each address.
 
 `UpstreamPool` keeps connections that are in their initial state when their producer disconnects. The next producer with
-the same login, virtual host and limits leases one of them (`relay.handshake.lease` decides which). Meanwhile heartbeats
-are exchanged. Any other frame from the broker makes the connection unusable, and it is closed silently. Connections are
-kept only if this is configured.
+the same login, virtual host and limits leases one of them (`relay.handshake.lease` decides which). Until then,
+heartbeats are exchanged. If the broker sends any other frame, the connection is unusable and is closed silently.
+Connections are kept only if this is configured.
 
 Sources: AMQP 0-9-1 spec, 4.2.7; architecture, "One publish in, one publish out".
 """
@@ -29,14 +29,14 @@ from proxy.net.tls import ClientTls, TlsContexts
 from proxy.relay.counters import Counters
 from proxy.relay.handshake.lease import Lease, LeaseNegotiation
 
-#: Timeout for closing a connection with TLS, which includes buffered bytes and the peer's answer. Sessions close it
-#: earlier.
+#: Timeout for closing a TLS connection, which includes sending buffered bytes and receiving the peer's answer. Sessions
+#: close the connection earlier.
 LONGEST_CLOSE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """The broker's addresses.
+    """Connects to the broker at one of its addresses.
 
     Args:
         addresses: (host, port), tried in turn.
@@ -83,12 +83,12 @@ class Upstream:
         }
 
 
-#: Maximum number of kept connections; the oldest is dropped for a new connection. Each connection uses a socket here
-#: and about 100 kB on the broker.
+#: Maximum number of kept connections. If it is reached, a new connection replaces the oldest. Each connection uses a
+#: socket here and about 100 kB on the broker.
 MOST_KEPT = 256
 #: Timeout for the broker's answer to our Connection.Close.
 _CLOSE_OK_SECONDS = 5.0
-#: Class and method ids of Connection.Close, which follow the frame's head.
+#: Class and method ids of Connection.Close, which follow the frame header.
 _CLOSE = b"\x00\x0a\x00\x32"
 
 
@@ -112,7 +112,7 @@ class UpstreamPool:
         return (lease for lease in reversed(self._kept) if self._kept[lease].quiet)
 
     def lease_to(self, lease: Lease, link: Link) -> None:
-        """Give a kept connection to the next producer, whose link becomes the protocol of the connection."""
+        """Hand a kept connection over to the next producer, whose link becomes the connection's protocol."""
         kept = self._kept.pop(lease)
         self._counters.kept_connections -= 1
         self._counters.reused_connections += 1
@@ -126,7 +126,7 @@ class UpstreamPool:
         Args:
             link: the session's link, from which the socket is detached.
             lease: the lease of the connection.
-            heartbeat_seconds: negotiated with the broker, 0: none.
+            heartbeat_seconds: interval negotiated with the broker; 0: no heartbeats.
         """
         transport = link.release()
         if transport is None:
@@ -172,8 +172,8 @@ class _Kept(asyncio.Protocol):
     """One connection without a producer.
 
     Args:
-        transport: its socket.
-        heartbeat_seconds: negotiated with the broker, 0: none.
+        transport: the connection's transport.
+        heartbeat_seconds: interval negotiated with the broker; 0: no heartbeats.
         over: called when the connection can't be kept any longer.
     """
 

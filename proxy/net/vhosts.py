@@ -3,8 +3,8 @@
 Virtual hosts that no rules name also have plans, which are created when the first producer logs in.
 
 Destinations chosen by a client's bindings must be within that client's permissions, which can be checked only on one of
-the client's connections. Any of these connections can be used, since the producer whose message chose the destination
-is often a different client.
+the client's connections. Any of them can be used. The producer whose message chose the destination is often a different
+client.
 
 Source: delivery notes, "Tokens and bindings".
 """
@@ -163,8 +163,8 @@ class Vhosts:
         self.client_connections = ClientConnections()
 
     def plans(self, vhost: str) -> Plans:
-        """Return the plans of a virtual host to which a producer has logged in, so that the broker limits their
-        number.
+        """Return the plans of a virtual host. Call this only after a producer has logged in to it, so that the number
+        of plans is limited by the broker.
         """
         plans = self._plans.get(vhost)
         if plans is None:
@@ -189,11 +189,11 @@ class Vhosts:
         return [plans.state for plans in self._plans.values()]
 
     async def warn(self) -> None:
-        """Log, once per address rule, that the rule matches addresses with passwords; returns only when cancelled."""
+        """Log a warning once for each address rule that matches addresses with passwords. Run until cancelled."""
         while True:
             for state in self.states:
                 for rule in state.addresses.rules_exposing_passwords() if state.addresses is not None else ():
-                    # The receiver sees the sender's address unchanged (Messenger addressing specification, 3.3).
+                    # The receiver sees the sender's address unchanged (messenger-addressing specification, 3.3).
                     _log.warning(
                         "producers' addresses contain passwords that receivers can see", vhost=state.name, rule=rule
                     )
@@ -206,7 +206,7 @@ class Vhosts:
             plans.set_tap(tap)
 
     def set_failures(self, failures: FailureSink) -> None:
-        """Set the sink for failed publishes; must be called again whenever the sink's `watched` changes."""
+        """Set the sink for failed publishes. This must be called again whenever the sink's `watched` changes."""
         self._failures = failures
         for plans in self._plans.values():
             plans.failures = failures
@@ -219,7 +219,7 @@ class Vhosts:
         return plans
 
     def inventory(self, vhost: str) -> QueueInventory:
-        """Return the relays' non-blocking callbacks to the control plane for a virtual host."""
+        """Return non-blocking callbacks through which relays use the control plane for a virtual host."""
         control = self._control
         if control is None:
             return NO_INVENTORY

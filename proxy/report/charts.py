@@ -1,4 +1,4 @@
-"""Computes the positions of the marks of a chart; `templates/charts.html` draws them.
+"""Computes the positions of the marks in a chart. `templates/charts.html` draws the marks.
 
 Positions on the time axis are percentages of the plot's width; heights are in pixels. A chart therefore fills the
 available width, while the size of its text is fixed.
@@ -15,9 +15,9 @@ from typing import NamedTuple
 #: Pixels from the top of a plot to its time axis.
 DEPTH = 200
 _MOST_MARKS = 8
-#: Minimum number of columns, so that few data are not shown as large blocks.
+#: Minimum number of columns, so that a small amount of data is not shown as large blocks.
 _LEAST_COLUMNS = 30
-#: Share of a step that a column fills.
+#: Fraction of a step that a column fills.
 _COLUMN_SHARE = 0.9
 #: Seconds between ticks of a time axis.
 _PACES = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 2592000)
@@ -56,7 +56,7 @@ class Series(NamedTuple):
 
 
 class Upright(NamedTuple):
-    """A vertical axis, with its quantity, unit and number format."""
+    """A vertical axis: its title, number format and range."""
 
     title: str
     label: Callable[[float], str]
@@ -95,7 +95,7 @@ class Dot(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """All marks of a chart. The title is for screen readers, and a stroke connects two dots."""
+    """All marks of a chart. Screen readers read the title. A stroke connects two dots."""
 
     title: str
     span: Span
@@ -115,7 +115,7 @@ class Chart(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A named value, whose length is in percent of the longest bar."""
+    """A named value. The length of its bar is a percentage of the longest bar."""
 
     name: str
     value: float
@@ -123,7 +123,7 @@ class Bar(NamedTuple):
 
 
 def rounds(most: float) -> list[float]:
-    """Return round numbers for ticks from 0 to at least a value."""
+    """Return round numbers for ticks, from 0 to the given value or more."""
     if most <= 0:
         return [0.0, 1.0]
     rough = max(1.0, most / 5)
@@ -135,7 +135,7 @@ def rounds(most: float) -> list[float]:
 
 
 def decades(least: float, most: float) -> list[float]:
-    """Return the powers of ten that enclose two values, at least two."""
+    """Return two or more powers of ten, which enclose the two given values."""
     low = math.floor(math.log10(least))
     high = max(low + 1, math.ceil(math.log10(most)))
     return [10.0**power for power in range(low, high + 1)]
@@ -152,7 +152,7 @@ def covering(begin: datetime, end: datetime, step: timedelta) -> Span:
 
 
 def columns(span: Span, step: timedelta, stack: Sequence[Series], upright: Upright, title: str) -> Chart:
-    """Return columns over time, with the series stacked."""
+    """Return a chart with columns over time, in which the series are stacked."""
     width = 100 * _COLUMN_SHARE * step.total_seconds() / span.seconds
     marks = []
     heights: dict[datetime, float] = {}
@@ -170,7 +170,7 @@ def columns(span: Span, step: timedelta, stack: Sequence[Series], upright: Uprig
 
 
 def lines(span: Span, several: Sequence[Series], upright: Upright, title: str) -> Chart:
-    """Return a line for each series, with a dot at each value."""
+    """Return a chart with a line for each series and a dot for each value."""
     dots: list[Dot] = []
     strokes: list[tuple[Dot, Dot]] = []
     for series in several:

@@ -1,4 +1,4 @@
-"""The data of the page as plain values, which `selection` reads from the tables."""
+"""Defines the data of a page as plain values. `selection` reads the data from the tables."""
 
 from __future__ import annotations
 
@@ -49,18 +49,17 @@ class Figures:
     unroutable: list[Row] = field(default_factory=list)
     latency: list[Row] = field(default_factory=list)
     producers: list[Row] = field(default_factory=list)
-    #: publishes by upper bound of their size class, which is None for the last class
+    #: publishes by the upper bound of their size class; None for the last class
     sizes: list[tuple[int | None, int]] = field(default_factory=list)
     anomalies: list[Row] = field(default_factory=list)
-    #: message id and steps (`sql/tables.sql`) of messages that passed through several sidecars
+    #: message id and steps (see `sql/tables.sql`) for messages that passed through several sidecars
     ways: list[tuple[str, list[Row]]] = field(default_factory=list)
     results: dict[str, int] = field(default_factory=dict)  # results other than a plain ack
     rejected: dict[str, int] = field(default_factory=dict)  # invalid lines, by reason
     late: int = 0  # records in the directory of another day
     unmatched: int = 0  # returns whose publish is not in the log, or is too far from the end of an earlier segment
     duplicates: list[str] = field(default_factory=list)  # names of segments with the same content as another segment
-    #: number of rows found, by name of the list; if it is greater than the length of the list, there may be even more
-    #: rows
+    #: number of rows found, by name of the list; if it is greater than the length of the list, there may be more rows
     found: dict[str, int] = field(default_factory=dict)
 
     @property

@@ -1,6 +1,6 @@
-"""One run of the report: finds segments, reads new segments, makes the tables of changed days, and writes the page.
+"""Runs the report: finds segments, reads new segments, creates the tables for changed days, and writes the page.
 
-`follow` repeats this run.
+`follow` repeats the run.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from proxy.report.wording import several
 
 #: Seconds between two checks for new segments, and minimum pause after a run as a multiple of its duration.
 LOOK_SECONDS, REST = 60, 3
-#: Part of the fingerprint of a day's tables, which is increased with every change to `merge` that affects the tables.
+#: Part of the fingerprint of a day's tables. It is increased with every change to `merge` that affects the tables.
 _EDITION = 1
-#: Directory of the following day that is searched for returns.
+#: Directory in the following day's directory that is also searched for returns.
 _FIRST_HOUR = "/hour=00/"
 _ONE_DAY = timedelta(days=1)
 
@@ -49,11 +49,11 @@ class Summary:
     figures: Figures
     output: str
     read: int = 0  # number of segments read
-    made: tuple[date, ...] = ()  # days whose tables were made
+    made: tuple[date, ...] = ()  # days whose tables were created
     gone: tuple[date, ...] = ()  # days that had tables and no longer have records
-    rebuilt: tuple[date, ...] = ()  # days with tables of an earlier version that were made again
-    kept: tuple[date, ...] = ()  # days with tables of an earlier version that were kept, since their log was deleted
-    is_first: bool = False  # whether this run replaced tables of an earlier version
+    rebuilt: tuple[date, ...] = ()  # days whose tables, created by an earlier version, were created again
+    kept: tuple[date, ...] = ()  # days whose tables, created by an earlier version, were kept: their log was deleted
+    is_first: bool = False  # whether this run replaced tables created by an earlier version
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -82,9 +82,9 @@ class Summary:
         yield f"{published} in {several(figures.segments, 'segment')}, {figures.range}"
         yield f"read {several(self.read, 'new segment')}, created the tables of {several(len(self.made), 'day')}"
         if self.rebuilt:
-            yield f"tables of an earlier version, rebuilt from the log (trace: --trace): {_listed(self.rebuilt)}"
+            yield f"tables from an earlier version, rebuilt from the log (trace: --trace): {_listed(self.rebuilt)}"
         if self.is_first and self.kept:
-            yield f"tables of an earlier version, kept because their log was deleted: {_listed(self.kept)}"
+            yield f"tables from an earlier version, kept because their log was deleted: {_listed(self.kept)}"
         if figures.rejected:
             reasons = ", ".join(f"{count} {why}" for why, count in figures.rejected.items())
             yield f"invalid lines moved to {self.output}/{names.REJECTED}: {reasons}"
@@ -105,7 +105,7 @@ def _listed(days: Iterable[date]) -> str:
 
 
 def report(request: Request) -> Summary:
-    """Make the report with its own Spark session."""
+    """Create the report in a new Spark session."""
     with session(request) as spark:
         return run(spark, request)
 
@@ -124,7 +124,7 @@ def follow(request: Request, say: Callable[[Summary], None], once: bool = False)
 
 
 def run(spark: SparkSession, request: Request) -> Summary:
-    """Make the report with a running session.
+    """Create the report in a running session.
 
     Raises:
         ConfigError: the input does not exist, or a file operation failed.
@@ -192,15 +192,15 @@ class _Run:
         return self.request.wants(day) or self.request.wants(day - _ONE_DAY)
 
     def _is_asked(self, segment: Segment) -> bool:
-        """Return True if a segment is in a requested day, or may contain returns for publishes of that day's last
-        hour.
+        """Return True if a segment belongs to a requested day, or may contain returns for publishes from the last hour
+        of that day.
         """
         if segment.folder is None or self.request.wants(segment.folder):
             return True
         return _FIRST_HOUR in segment.path
 
     def _days(self, segments: Iterable[Segment]) -> list[date]:
-        """Return the days of a run, which are the requested days or, if there are none, the days in the log."""
+        """Return the requested days or, if no days were requested, the days in the log."""
         self.duck.execute("CREATE OR REPLACE TEMP TABLE present (path VARCHAR)")
         paths = [segment.path for segment in segments]
         self.duck.execute("INSERT INTO present SELECT unnest(?::VARCHAR[])", [paths])
@@ -226,7 +226,7 @@ class _Run:
             self.partials.forget(gone)
 
     def _merge(self, days: list[date], earlier: list[date]) -> tuple[list[date], list[date]]:
-        """Make the tables of changed days; return these days, and which of them no longer have records."""
+        """Create the tables for changed days. Return these days, and those of them that no longer have records."""
         prints = {day: self._fingerprint(day) for day in days}
         changed = [day for day in days if self.tables.state(day).get("fingerprint") != prints[day]]
         near = {day + _ONE_DAY * step for day in changed for step in (-1, 0, 1)}
@@ -293,7 +293,7 @@ class _Run:
         return Selection(self.duck, files).fill(figures)
 
     def _write_pages(self, summary: Summary, segments: list[Segment]) -> None:
-        """Write the page of the whole run, and the pages of days that have changed or have no page."""
+        """Write the page for the whole run, and the pages for days that have changed or have no page."""
         pages = Pages(self.storage, self.output)
         days = summary.figures.days
         dated = set(self.tables.days(names.TRAFFIC))

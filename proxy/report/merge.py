@@ -1,8 +1,8 @@
-"""Makes the tables of one day from the partials of its segments.
+"""Creates the tables for one day from the partials of its segments.
 
-Each table is made with one statement on the views ``p_NAME`` (`proxy.report.store`). Sums and histograms are added,
-percentiles are computed from the histograms, ranges of numbers are joined, and returns are matched to publishes across
-segments.
+Each table is created by one statement on the views ``p_NAME`` (see `proxy.report.store`). Sums and histograms are
+added, percentiles are computed from the histograms, ranges of numbers are joined, and returns are matched to publishes
+across segments.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from proxy.report.partials import MACROS, SIZE_CLASSES, statements
 from proxy.report.request import KnownBinding
 from proxy.report.tables import Tables
 
-#: Number of earlier days with which hours are compared, and the minimum number for a comparison.
+#: Number of earlier days with which an hour is compared, and minimum number of days required for a comparison.
 HISTORY_DAYS, LEAST_DAYS = 28, 3
-#: A value with a greater modified z-score is an outlier. The factor makes the median absolute deviation comparable to a
-#: standard deviation. Source: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993.
+#: A value whose modified z-score exceeds the limit is an outlier. The factor makes the median absolute deviation
+#: comparable to a standard deviation. Source: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993.
 LIMIT, _FACTOR = 3.5, 1.4826
-#: A deviation by a smaller share of the median is not an outlier, even if the earlier days were very regular.
+#: A value that deviates from the median by a smaller fraction of it is not an outlier, even if earlier days were very
+#: regular.
 _LEAST_SHARE = 0.05
-#: Maximum number of messages whose path through several sidecars is kept for the page, and of steps in each path.
+#: Maximum number of messages whose path through several sidecars is kept for the page, and maximum number of steps in
+#: each path.
 WAYS, STEPS = 10, 50
-#: How long after the day of a publish its return may arrive.
+#: Returns for the publishes of a day may arrive until this long after the end of the day.
 _LATE = timedelta(hours=1)
 
 _SQL = statements(
@@ -49,7 +51,7 @@ _SQL = statements(
 
 
 class Merge:
-    """Makes the tables of days.
+    """Creates the tables for single days.
 
     Args:
         duck: connection to a database with the partials.
@@ -77,10 +79,10 @@ class Merge:
         duck.execute("INSERT INTO m_known SELECT" + ", ".join([" unnest(?::VARCHAR[])"] * len(columns)), columns)
 
     def day(self, day: date) -> dict[str, Any]:
-        """Write the tables of a day to the staging directory.
+        """Write the tables for a day to the staging directory.
 
         Returns:
-            Data for the page that are not in any table.
+            Data for the page that is not in any table.
         """
         end = datetime.combine(day, time()) + timedelta(days=1) + _LATE
         self._values |= {
@@ -121,7 +123,7 @@ class Merge:
         }
 
     def _compare_with(self, day: date) -> None:
-        """Load the hours of earlier days from their tables."""
+        """Load the hours of earlier days from the tables for these days."""
         for other in self._tables.days(names.TRAFFIC):
             if 0 < (day - other).days <= HISTORY_DAYS and other not in self._hours:
                 self._hours.add(other)

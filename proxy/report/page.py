@@ -29,14 +29,14 @@ _OTHER = len(OUTCOMES)
 _PERCENTILES = (("p50", 0), ("p95", 3), ("p99", 5))
 _LATENCIES = {"decide": "Decision", "confirm": "Confirm by the broker"}
 _BARS = 15
-#: Minimum number of hours for a chart. Fewer hours are shown as a table, since lines with one or two dots show nothing.
+#: Minimum number of hours for a chart. Fewer hours are shown as a table, since a line with one or two dots is useless.
 _LEAST_HOURS = 3
 _NAVIGATION = re.compile('<nav class="days".*?</nav>\n', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Days:
-    """Links from a page to the nearest earlier and later days that have a page, relative to this page."""
+    """Links from a page to the nearest earlier and later days that have a page. The links are relative to the page."""
 
     folder: str = ""
     previous: date | None = None
@@ -56,7 +56,7 @@ def render(figures: Figures, days: Days = Days()) -> str:
 
 
 def render_index(rows: Sequence[Mapping[str, Any]], ranges: Sequence[str]) -> str:
-    """Return the index of the pages of single days (rows with the page's name and counts) and of ranges of days."""
+    """Return the index of the pages for single days (rows with the page's name and counts) and for ranges of days."""
     return _TEMPLATES.get_template("index.html").render(days=rows, ranges=ranges, subject="index")
 
 
@@ -74,13 +74,13 @@ def explain_command(lost: Row) -> str:
 
 
 def _shown(figures: Figures) -> dict[str, Any]:
-    """Return the values that the template needs in addition to the figures."""
+    """Return the values that the template requires in addition to the figures."""
     step = timedelta(minutes=figures.step_minutes)
     span = charts.covering(figures.steps[0].begin, figures.steps[-1].begin + step, step)
     every = wording.minutes(figures.step_minutes)
     stack = _stack(figures)
     trouble = [series for series in stack if series.colour >= OUTCOMES.index(UNDELIVERED[0])]
-    size = Series("bytes of bodies", {at.begin: at.bytes for at in figures.steps}, 1)
+    size = Series("body bytes", {at.begin: at.bytes for at in figures.steps}, 1)
 
     def over_time(several: Sequence[Series], unit: str, symbol: str, title: str) -> Chart:
         most = max(sum(series.values[at.begin] for series in several) for at in figures.steps)
@@ -153,7 +153,7 @@ def _template(name: str) -> str:
 
 
 _TEMPLATES = Environment(
-    # Not read from a directory, since the package is in an archive on a cluster.
+    # Templates are not read from a directory because on a cluster, the package is in an archive.
     loader=FunctionLoader(_template),
     autoescape=True,
     undefined=StrictUndefined,

@@ -1,4 +1,4 @@
-"""Writes pages: a page for each day and each requested range, an index, and the latest page at the top level."""
+"""Writes a page for each day and each requested range, an index, and the latest page at the top level."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.report.storage import Storage
 
 #: The page of the latest run, and the directory of all pages.
 PAGE, PAGES = "report.html", "pages"
-#: Data of the index for each day, kept between runs.
+#: File with the index data for each day, kept between runs.
 _COUNTS = "_counts.json"
 _ENDING = ".html"
 
@@ -32,7 +32,7 @@ class Pages:
         return day in self._days
 
     def write(self, newest: Figures, single: Sequence[Figures]) -> None:
-        """Write the page of a run, the pages of single days, and the links of adjacent pages."""
+        """Write the page for a run and the pages for single days, and update the links in adjacent pages."""
         new = {figures.days[0]: figures for figures in (*single, newest) if len(figures.days) == 1}
         before = self._days
         self._days = before | new.keys()

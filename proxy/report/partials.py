@@ -1,14 +1,14 @@
-"""Turns one segment of the audit log into partial aggregates. Runs in Spark's tasks, on any machine.
+"""Converts each segment of the audit log to partial aggregates. This module runs in Spark tasks, on any machine.
 
-A segment is read only once: its partial has all data that the tables and the page need later. DuckDB parses and
-aggregates (tests/bench/README.md has the measurements), while Spark only delivers the bytes and collects the result. A
-partial is a set of small tables (`PARTIALS`). Sums, minima and maxima can be merged directly. Times and sizes are
-stored as histograms of rounded values, which are merged by adding counts. Publish numbers of a channel are stored as
+A segment is read only once: its partial contains all the data that the tables and the page need later. DuckDB parses
+and aggregates (see the measurements in tests/bench/README.md), while Spark only delivers the bytes and collects the
+result. A partial is a set of small tables (`PARTIALS`). Sums, minima and maxima can be merged directly. Times and sizes
+are stored as histograms of rounded values, which are merged by adding counts. A channel's publish numbers are stored as
 ranges. The number of examples is limited.
 
 A publish and the settle record of its return may be in different segments. A partial therefore keeps all settle records
-of returns, the publishes to which the settle records in the same segment refer, and the last publishes of the segment
-(`TAIL`). A return in a later segment that refers to an earlier publish is counted as unmatched.
+of returns, the publishes to which the settle records in the same segment refer, and the last publishes in the segment
+(`TAIL`). If a return in a later segment refers to a publish before the tail, it is counted as unmatched.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ FOLDER = "_partials/1"
 VERSION = 1
 #: Reasons why lines are invalid: truncated by a crash, not a record, or written by a newer sidecar.
 TORN, FOREIGN, NEWER = "torn", "foreign", "version"
-#: Maximum number of characters kept per invalid line, and of invalid lines kept per segment. All invalid lines are
-#: counted.
+#: Maximum number of characters kept per invalid line, and maximum number of invalid lines kept per segment. All invalid
+#: lines are counted.
 LINE_CHARACTERS, KEPT_LINES = 8192, 1000
-#: Publishes at the end of a segment that a return in a later segment can still match: the last 2,000, and up to 20,000
-#: from the last 60 seconds.
+#: Publishes at the end of a segment that can still be matched to a return in a later segment: the last 2,000, and up to
+#: 20,000 from the last 60 seconds.
 TAIL, TAIL_SECONDS, LONGEST_TAIL = 2_000, 60, 20_000
 #: Number of publishes per segment whose whole path is kept. Publishes with the smallest hashes of the message id are
 #: chosen, so that all segments choose the same messages.
 SAMPLE = 1_000
-#: Significant digits of times and sizes, with which rounding errors are at most 0.05 % and 0.5 %.
+#: Significant digits of times and sizes. Rounding errors are then at most 0.05 % and 0.5 %, respectively.
 TIME_DIGITS, SIZE_DIGITS = 4, 3
 #: Upper bounds of size classes in bytes. The last class has no upper bound.
 SIZE_CLASSES = (100, 1_000, 10_000, 100_000, 1_000_000, None)
-#: Minimum number of bits per message id in a bloom filter, and number of hashes, which result in 2 % false positives.
+#: Minimum number of bits per message id in a bloom filter, and number of hashes. The rate of false positives is 2 %.
 BLOOM_BITS, BLOOM_HASHES = 10, 4
 
-#: Number of bytes of text that are aggregated at once, and decompressed at once.
+#: Number of bytes of text aggregated in one step, and number of bytes decompressed in one step.
 _GROUP, _CHUNK = 96 << 20, 4 << 20
 #: Longer lines are truncated. DuckDB must accept this length plus a chunk, and three times as much if the text is not
 #: UTF-8.
@@ -64,7 +64,7 @@ _LINES_AT_ONCE = 4096
 
 
 def statements(name: str, **values: object) -> dict[str, str]:
-    """Read a file of SQL (``-- name: NAME`` begins a statement) and fill in values."""
+    """Read the statements in an SQL file (``-- name: NAME`` begins a statement) and fill in values."""
     content = files(__package__).joinpath("sql", name).read_text("utf-8")
     parts = re.split(r"^-- name: (.+)\n", content, flags=re.MULTILINE)[1:]
     return {title: Template(text).safe_substitute(values) for title, text in zip(parts[::2], parts[1::2], strict=True)}
@@ -96,7 +96,7 @@ _SQL = statements(
     size_digits=SIZE_DIGITS,
     classes=_classes(),
 )
-#: Partial tables by name. The table of all publishes is made only on request.
+#: Partial tables by name. The table of all publishes is created only on request.
 TRACE = "trace"
 PARTIALS = {name.removeprefix("table "): text for name, text in _SQL.items() if name.startswith("table ")}
 
@@ -110,7 +110,7 @@ class Piece(NamedTuple):
 
 
 class DamagedError(Exception):
-    """Compressed data that can't be read to its end."""
+    """Compressed data that can't be read to the end."""
 
 
 def inflated(content: bytes, packed: bool) -> Iterator[bytes]:
@@ -147,9 +147,9 @@ def texts(pieces: Iterable[bytes]) -> Iterator[str]:
 class Reader:
     """Reads segments in sequence; `pieces` yields the partials of a group of segments.
 
-    The text of a segment is written to a file, since DuckDB's reader for JSON files takes a third of the time of its
-    string functions and does not hold the text in memory. There is one transaction for a group, which halves the cost
-    of inserting.
+    The text of a segment is written to a file, since DuckDB's reader for JSON files takes a third of the time that its
+    string functions need, and does not hold the text in memory. Each group is read in one transaction, which halves the
+    cost of inserting.
 
     Args:
         traced: whether the trace table is requested.
@@ -174,7 +174,7 @@ class Reader:
         return Template(_SQL["parse"]).substitute(file=self._file, sid=sid)
 
     def add(self, path: str, modified: int, size: int, pieces: Iterable[bytes], digest: hashlib.blake2b) -> None:
-        """Read a segment; ``digest`` is the digest of its content once all pieces of text have been consumed."""
+        """Read a segment. Once all pieces of text have been consumed, ``digest`` is the digest of its content."""
         damaged = False
         sid = uuid.uuid4().int >> 66
         with self._file.open("wb") as file:
@@ -246,7 +246,7 @@ def bloom_size(ids: int) -> int:
 
 
 def folder_day(path: str) -> date | None:
-    """Return the day of the directory in a segment's path; None if there is none."""
+    """Return the day of the date directory in a segment's path; None if the path has no such directory."""
     for part in path.split("/")[-2::-1]:
         if part.startswith("date="):
             try:

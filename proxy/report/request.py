@@ -32,11 +32,11 @@ class Request:
 
     input: str  # directory of the audit log: a path, or a URI that Hadoop supports
     output: str  # directory for tables and pages, as for `input`
-    since: date | None = None  # first day (UTC); None: the oldest in the log
-    until: date | None = None  # last day; None: the newest
-    master: str | None = None  # Spark master; None for that of spark-submit or else all cores of this machine
+    since: date | None = None  # first day (UTC); None: the oldest day in the log
+    until: date | None = None  # last day; None: the newest day
+    master: str | None = None  # Spark master; None: the one set by spark-submit, or else all cores of this machine
     bindings: tuple[KnownBinding, ...] | None = None  # None if no rules file is given
-    settings: tuple[tuple[str, str], ...] = ()  # Spark settings of the operator, which take precedence over ours
+    settings: tuple[tuple[str, str], ...] = ()  # Spark settings from the user, which take precedence over ours
     trace: bool = False  # whether the table of all publishes with a message id is requested
     forget: bool = False  # whether partials of deleted segments are removed
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -48,7 +48,7 @@ class Request:
 
     @property
     def last_day(self) -> date:
-        """The last requested day, which is the given day or else the day of the run."""
+        """The last requested day; by default, the day of the run."""
         return self.until or self.now.astimezone(UTC).date()
 
     def wants(self, day: date) -> bool:

@@ -1,5 +1,5 @@
-"""Picks the rows of a page from the tables. A page has only the rows with the greatest values; the tables have all
-rows.
+"""Selects the rows for a page from the tables. A page contains only the rows with the greatest values; the tables
+contain all rows.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from proxy.report.partials import statements
 MOST_ROWS, MOST_FINDINGS = 20, 60
 #: Maximum number of messages whose path through several sidecars is shown.
 MOST_WAYS = 10
-#: Maximum number of columns in the chart over time, so that each is visible, and possible numbers of minutes per
-#: column.
+#: Maximum number of columns in the chart over time, so that each column is visible, and possible widths of a column in
+#: minutes.
 MOST_STEPS, _STEPS = 150, (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 10080)
 #: Tables on the page.
 SHOWN = tuple(name for name in names.TABLES if name != names.TRACE)
@@ -30,7 +30,7 @@ _SQL = statements("page.sql")
 
 
 class Selection:
-    """The tables of the given days, as files by table (`SHOWN`) and day."""
+    """The tables for the given days, as files by table (`SHOWN`) and day."""
 
     def __init__(self, duck: duckdb.DuckDBPyConnection, files: Mapping[str, Mapping[date, Iterable[Path]]]) -> None:
         self._duck = duck
@@ -80,13 +80,13 @@ class Selection:
         return step, [steps[begin] for begin in sorted(steps)]
 
     def _largest(self, name: str, by: str, most: int = MOST_ROWS) -> list[Row]:
-        """Return the rows with the greatest values, and record their number, plus 1 if there are further rows."""
+        """Return the rows with the greatest values. Record their number, plus 1 if there are more rows."""
         rows = self._rows(f"FROM ({_SQL[name]}) ORDER BY {by} DESC, COLUMNS(* EXCLUDE {by}) LIMIT {most + 1}")
         self._found[name] = len(rows)
         return rows[:most]
 
     def _rows(self, question: str) -> list[Row]:
-        """Return rows as values by column. Times, which DuckDB returns without a zone, get the zone UTC."""
+        """Return rows as values by column. DuckDB returns times without a zone; their zone is set to UTC."""
         answer = self._duck.execute(question)
         columns = [column[0] for column in answer.description]
         return [{name: _utc(value) for name, value in zip(columns, row, strict=True)} for row in answer.fetchall()]

@@ -2,8 +2,8 @@
 
 By default, Spark uses all cores of this machine, listens only on loopback and has no web page. On a cluster,
 spark-submit or ``--master`` determines the master and all other settings. The JVM only lists files and moves bytes to
-and from Python, so it gets a small heap, the serial collector and only the C1 compiler, which suits 7 records as well
-as 20 million records.
+and from Python. A small heap, the serial collector and the C1 compiler are therefore sufficient, whether the log has 7
+records or 20 million.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ FIXED = {
     "spark.sql.parquet.compression.codec": "uncompressed",
     # The driver already has the names of the segments, so no job is needed to list them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
-    # DuckDB's memory is released before the tables are made.
+    # DuckDB's memory is released before the tables are created.
     "spark.python.worker.reuse": "false",
     # Retention may remove a segment between listing and reading.
     "spark.sql.files.ignoreMissingFiles": "true",
-    # A task's file becomes visible when the task is done, so the finished partials of a killed run are kept.
+    # A task's file becomes visible when the task is done, so a killed run leaves its finished partials.
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.sql.adaptive.enabled": "false",
@@ -67,7 +67,7 @@ def session(request: Request) -> Iterator[SparkSession]:
     if _SUBMITTED not in os.environ and not _has_java(os.environ):
         raise ConfigError("oxproxy report", 0, "", "requires Java 17 or newer (apt-get install default-jre-headless)")
     if wanted.get("spark.master", "").startswith("local"):
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # of the tasks
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # for the tasks
     builder = SparkSession.builder.appName("oxproxy report")
     for name, value in wanted.items():
         builder = builder.config(name, value)
@@ -82,8 +82,8 @@ def session(request: Request) -> Iterator[SparkSession]:
 
 
 def chosen(request: Request, environment: Mapping[str, str]) -> dict[str, str]:
-    """Choose the initial settings, depending on whether, according to the environment, spark-submit started the
-    process.
+    """Choose the initial settings. They depend on whether spark-submit started this process, which the environment
+    shows.
     """
     wanted = dict(FIXED)
     local = request.master is None and _SUBMITTED not in environment

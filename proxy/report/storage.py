@@ -1,12 +1,12 @@
-"""Files on all file systems that Hadoop supports (local, hdfs://, s3a:// and so on), and the segments of the log.
+"""Accesses files on all file systems that Hadoop supports (local, hdfs://, s3a:// and others), and finds log segments.
 
-This module has all file operations of the report that Spark does not do itself: listing directories, putting tables in
-place, and writing the page. A path without a scheme is on Hadoop's default file system.
+This module implements the report's file operations that Spark does not perform itself: listing directories, putting
+tables in place, and writing the page. A path without a scheme is on Hadoop's default file system.
 
 `find_segments` finds closed segments of the audit log. The log's directories ``date=YYYY-MM-DD`` may be in the input
 directory itself or in subdirectories, such as one for each sidecar. Names that begin with ``_`` or ``.`` are skipped,
-since a segment that is being written has such a name. Files outside the date directories are *loose*: only their lines
-show the day.
+since a segment that is being written has such a name. Files outside the date directories are *loose*: their day can be
+determined only from their lines.
 
 Source: Hadoop's FileSystem API, used through Spark's gateway to the JVM.
 """
@@ -44,11 +44,11 @@ class Entry:
 
 
 class StorageError(OSError):
-    """An error of a file system, with its message."""
+    """An error reported by a file system, with its message."""
 
 
 class Files(Protocol):
-    """Operations of a file system for reading the log; see `Storage`."""
+    """The operations required for reading the log; see `Storage`."""
 
     def is_folder(self, path: str) -> bool: ...
 
@@ -58,7 +58,7 @@ class Files(Protocol):
 
 
 class LocalFiles:
-    """The file system of this machine; paths have Hadoop's form."""
+    """The file system of this machine. Paths have the same form as in Hadoop."""
 
     def is_folder(self, path: str) -> bool:
         return _local(path).is_dir()
@@ -85,7 +85,7 @@ def _local(path: str) -> Path:
 
 @contextmanager
 def _of_java(path: str) -> Iterator[None]:
-    """Convert exceptions of a file system to a readable `StorageError`."""
+    """Convert exceptions from a file system to a readable `StorageError`."""
     try:
         yield
     except Py4JJavaError as error:
@@ -125,7 +125,7 @@ class Storage:
             return bool(files.exists(target) and files.getFileStatus(target).isDirectory())
 
     def entries(self, path: str) -> list[Entry]:
-        """List a directory in the order of names; empty if it does not exist."""
+        """List a directory, ordered by name. The list is empty if the directory does not exist."""
         entries = []
         with self._at(path) as (files, target):
             if not files.exists(target):
@@ -144,7 +144,7 @@ class Storage:
             raise StorageError(f"{path}: the directory cannot be created")
 
     def remove(self, path: str) -> bool:
-        """Remove a file, or a directory with its content; return whether it existed."""
+        """Remove a file, or a directory with its content. Return whether it existed."""
         with self._at(path) as (files, target):
             return bool(files.delete(target, True))
 
@@ -197,7 +197,7 @@ class Storage:
                 stream.close()
 
     def read_json(self, path: str) -> dict[str, Any]:
-        """Read a JSON object, which is empty if the file does not exist or if a killed run left it incomplete."""
+        """Read a JSON object. It is empty if the file does not exist, or if a killed run left the file incomplete."""
         try:
             content: dict[str, Any] = json.loads(self.read(path)) if self.exists(path) else {}
         except ValueError:
@@ -205,7 +205,7 @@ class Storage:
         return content
 
     @contextmanager
-    def _at(self, path: str) -> Iterator[tuple[Any, Any]]:  # of the JVM
+    def _at(self, path: str) -> Iterator[tuple[Any, Any]]:  # JVM objects
         """Yield the file system of a path, and the path as a Java object. Errors become a `StorageError`."""
         with _of_java(path):
             target = self._path(path)
@@ -221,9 +221,9 @@ def literal(path: str) -> str:
 
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
-#: Maximum depth of the sidecars' directories, which is enough for input/cluster/sidecar/date=...
+#: Maximum depth at which date directories are searched, which is enough for input/cluster/sidecar/date=...
 _DEPTH = 3
-#: Depth of the directories within the directory of a day, which are those of hours.
+#: Depth up to which files are searched within a date directory, which contains a directory for each hour.
 _DEPTH_OF_DAY = 2
 
 
@@ -238,7 +238,7 @@ class Segment:
 
 
 def find_segments(files: Files, folder: str, wanted: Callable[[date], bool] = lambda _: True) -> list[Segment]:
-    """List the segments of the wanted days, and the loose segments, ordered by day and path."""
+    """List the segments for the wanted days and the loose segments, ordered by day and path."""
     return sorted(_walk(files, folder, _DEPTH, wanted), key=lambda segment: (segment.folder or date.min, segment.path))
 
 

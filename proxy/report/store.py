@@ -1,10 +1,10 @@
-"""The partials in an output directory: determines which segments have been read, and creates and reads partials.
+"""Manages the partials in an output directory: determines which segments are new, and creates and reads partials.
 
 Partials are stored in Parquet files with the columns ``batch``, ``name`` and ``data``. A batch contains the partials of
 a group of segments. Each row of the file contains one table of a batch, as an embedded Parquet file. Each Spark task
-writes one file, which becomes visible when it is complete. A partial therefore exists completely or not at all, and
-nothing that a killed run has written is counted twice by a later run. Within a batch, ``sid`` is the number of the
-segment; the table ``segments`` identifies its file by path and hash of the content.
+writes one file, which becomes visible when it is complete. A partial is therefore either complete or missing, and a
+later run never counts the results of a killed run twice. Within a batch, ``sid`` is the number of the segment; the
+table ``segments`` identifies the segment's file by path and content hash.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from proxy.report.storage import Segment, Storage, StorageError, literal
 
 #: Compression ratio of text in a segment (gzip, level 3).
 PACKING = 12
-#: Limit of text read by one Spark job, so that most results of a killed run are kept.
+#: Approximate limit, in bytes, of the text read by one Spark job. A killed run loses at most the results of one job.
 _JOB_TEXT = 8 << 30
-#: Each core reads one task, or up to three that have at least this number of stored bytes: starting a task takes about
-#: as long as reading 1 MiB, and the end of a long job is even if its tasks are small.
+#: Each core runs one task, or up to three tasks if each of them reads at least this number of stored bytes. Starting a
+#: task takes about as long as reading 1 MiB. In a long job with several tasks per core, all cores finish at about the
+#: same time.
 _TASK_BYTES, _TASKS_PER_CORE = 12 << 20, 3
-#: Stored segments up to this size are held in memory, one per core; larger ones are read line by line. A sidecar's
-#: segments have at most 128 MiB of text, a tenth of that when compressed.
+#: Stored segments up to this size are held in memory, one per core; larger segments are read line by line. A sidecar's
+#: segments contain at most 128 MiB of text, and have about a tenth of this size when compressed.
 _WHOLE_BYTES = 24 << 20
-#: Files up to this size are joined if there are more than this number.
+#: Files up to this size are joined if there are more than this number of them.
 _SMALL_FILE, _MOST_FILES = 8 << 20, 60
 #: Cost of opening a file, as a number of bytes.
 _OPEN_BYTES = 64 << 10
@@ -113,7 +114,7 @@ class Partials:
         size = sum(segment.size + _OPEN_BYTES for segment in job) // cores
         tasks = min(_TASKS_PER_CORE, 1 + size // _TASK_BYTES)
         largest = max(segment.size + _OPEN_BYTES for segment in job)
-        # A task never reads part of a file. Files rarely add up to exactly the size of a task.
+        # A task always reads whole files, whose sizes rarely add up to exactly the size of a task.
         spark.conf.set("spark.sql.files.maxPartitionBytes", str(max(largest, size // tasks + largest // 2)))
         spark.conf.set("spark.sql.files.openCostInBytes", str(_OPEN_BYTES))
         if max(at.size for at in job) <= _WHOLE_BYTES:
@@ -121,7 +122,7 @@ class Partials:
             rows = files.select("path", F.unix_millis("modificationTime"), "content").rdd
             pieces = rows.mapPartitions(functools.partial(partials.read, traced=traced))
         else:
-            # Paths in Spark's rows have a different form from listed paths, so each path is added as a constant.
+            # Paths in Spark's rows and listed paths have different forms, so each path is added as a constant.
             several = [
                 spark.read.option("lineSep", "\n")
                 .text(literal(at.path))
@@ -142,7 +143,7 @@ class Partials:
         for batch in batches:
             if not (self._work / "traffic" / f"{batch}.parquet").exists():
                 self._put(self._pieces(batch), batch)
-        # Usually empty, and a join with an empty table costs nothing. A join with `live` would copy all rows.
+        # This table is usually empty, so joining with it costs nothing. A join with `live` would copy all rows.
         self._duck.execute(
             "CREATE OR REPLACE TEMP TABLE superseded AS SELECT sid FROM segments ANTI JOIN live USING (sid)"
         )
@@ -173,10 +174,10 @@ class Partials:
             self._rewrite(small, "")
 
     def _rewrite(self, paths: Sequence[str], condition: str) -> None:
-        """Write the effective partials in files, limited by a condition, to one new file that replaces these files.
+        """Write the effective partials that meet a condition to one new file, which replaces the given files.
 
-        The partials get new numbers, so that `load` uses one of the two versions if the process is killed before the
-        old files are removed.
+        The partials get new numbers. If the process is killed before the old files are removed, `load` therefore uses
+        only one of the two versions.
         """
         batches = [batch for batch, local in self._batches.items() if local in {self._files[path] for path in paths}]
         if not batches:

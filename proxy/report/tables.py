@@ -1,11 +1,12 @@
-"""The names of a report's tables, and the replacement of a day's tables.
+"""Defines the names of a report's tables, and replaces the tables for a day.
 
-The new tables of a day are first written next to the old tables; then each directory is replaced with a rename. The
-inputs of a day are recorded in ``_days/``. This record is removed before the replacement and written after it, so that
-the tables of the day are made again after a killed run. Concurrent runs with the same output are not supported.
+The new tables for a day are first written next to the old tables; then each directory is replaced with a rename. The
+inputs of a day's tables are recorded in ``_days/``. This record is removed before the replacement and written after it,
+so that the next run after a killed run creates the tables again. Concurrent runs with the same output are not
+supported.
 
-A day with records has a directory in each table, possibly with an empty file, so that readers always find the columns.
-A day without records has no directory.
+A day with records has a directory in each table, possibly with a file without rows, so that readers always find the
+columns. A day without records has no directory.
 """
 
 from __future__ import annotations
@@ -42,23 +43,23 @@ class Tables:
         self._fetched = work / "fetched"
 
     def begin(self) -> None:
-        """Remove leftovers of a killed run, and create directories."""
+        """Remove what a killed run has left, and create directories."""
         self._storage.remove(f"{self._output}/{_STAGING}")
         self._storage.make(self._output)
 
     def staging(self, name: str, day: date | None) -> Path:
-        """Return the local directory in which a table of a day is written."""
+        """Return the local directory to which a table for a day is written."""
         folder = self._staged / name / _folder(day)
         folder.mkdir(parents=True)
         return folder
 
     def drop(self, day: date | None, *only: str) -> None:
-        """Remove the new tables of a day, or only the given tables."""
+        """Remove the new tables for a day, or only the given tables."""
         for name in only or TABLES:
             shutil.rmtree(self._staged / name, ignore_errors=True)
 
     def exchange(self, day: date | None, state: dict[str, Any] | None) -> bool:
-        """Replace the tables of a day with the new tables, whose inputs ``state`` describes.
+        """Replace the tables for a day with the new tables. ``state`` describes the inputs of the new tables.
 
         Returns:
             True if the day had tables and no longer has any.
@@ -83,7 +84,7 @@ class Tables:
         return gone
 
     def state(self, day: date | None) -> dict[str, Any]:
-        """Return the recorded inputs of a day's tables, which are empty if this version did not make the tables."""
+        """Return the recorded inputs of a day's tables; empty if another version created the tables."""
         return self._storage.read_json(f"{self._output}/{_DAYS}/{_folder(day)}.json")
 
     def days(self, name: str) -> list[date]:

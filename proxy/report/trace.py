@@ -1,6 +1,6 @@
 """Finds all records of one message in the audit log, for ``oxproxy trace``.
 
-The segments themselves are read, except those that, according to their partial in a report (time, bloom filter), can't
+The segments are read directly. A segment is skipped if its partial in a report (time, bloom filter) shows that it can't
 contain the message. Spark is started only for file systems that require it, and runs no jobs.
 """
 
@@ -27,7 +27,7 @@ Record = dict[str, Any]  # as in JSON
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Result of a search: records ordered by time, and the numbers of segments read and skipped."""
+    """The result of a search: records ordered by time, and the numbers of segments read and skipped."""
 
     records: list[Record]
     read: int
@@ -97,7 +97,7 @@ class _Search:
         ]
 
     def settles(self, segments: Sequence[Segment], publishes: Sequence[tuple[Segment, Record]]) -> list[Any]:
-        """Return the settle records, from the segment of each publish and the next segment of the same sidecar."""
+        """Return the settle records, searched in the segment of each publish and the sidecar's next segment."""
         wanted: dict[str, tuple[Segment, set[tuple[Any, ...]]]] = {}
         for segment, record in publishes:
             series = [other for other in segments if _series(other) == _series(segment)]
@@ -136,7 +136,7 @@ def _key(record: Record) -> tuple[Any, ...]:
 
 
 def _series(segment: Segment) -> tuple[str, str]:
-    """Return the directory and name that all segments of a sidecar have in common."""
+    """Return the directory and name that all segments from a sidecar have in common."""
     before, _, name = segment.path.rpartition("/")
     return before.partition("/date=")[0], name.rsplit("-", 2)[0]
 

@@ -1,9 +1,9 @@
-"""The keys `addresses:` and `brokers:` of rules files: the address table and the brokers that it may name.
+"""Reads the keys `addresses:` and `brokers:` of rules files: the address table, and other brokers that it may name.
 
-The package `addressing` defines patterns and translations. This module adds file and line to the findings of that
-package, and reads the passwords for brokers. No message contains a translation, since it may include a password.
+The package `addressing` defines patterns and translations. This module adds the file and line to that package's
+findings, and reads broker passwords. Messages never contain a translation, since it may include a password.
 
-Source: the messenger-addressing specification, Part 2 and 3.2; the interface of rules files.
+Source: the messenger-addressing specification, Part 2 and section 3.2; the interface of rules files.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class BrokerModel(FileModel):
 
 @dataclass(slots=True)
 class ParsedAddress:
-    """One rule of the address table; `fields` has the positions of its keys."""
+    """One rule of the address table. `fields` contains the positions of its keys."""
 
     fields: Keys
     rule: AddressRule
@@ -144,7 +144,7 @@ def address_book(rules: Sequence[ParsedAddress], brokers: Iterable[BrokerRule], 
 
 
 _LONGEST_NAME = 255
-#: Keys whose value can only be verified on the sidecar's host.
+#: Keys whose values can only be verified on the sidecar's host.
 _JUDGED_LATER = ("address", "password_env", "password_file")
 _TLS_FILES = ("ca", "certificate", "key")
 
@@ -226,8 +226,8 @@ def broker_password(
     """Return a broker's password.
 
     Args:
-        required: whether a missing password is an error. Otherwise it is a warning, for checks on a machine that must
-            not have the password.
+        required: whether a missing password is an error. If not, it is a warning, so that rules can be checked on a
+            machine that must not have the password.
     """
     if broker.password is not None:
         return broker.password

@@ -1,9 +1,9 @@
 """Compares two sets of rules on the same publishes, for ``oxproxy shadow``.
 
 Outcome, destinations and error text are compared as `explain` reports them, regardless of whether a destination exists.
-A random pick is not comparable and is counted separately. Clock conditions are comparable, since both sets get the time
-of the publish. The number of exchanges with separate counts, and of differences with an example, is limited. This
-module uses no I/O and no clock.
+Publishes for which a rule picks a queue at random cannot be compared and are counted separately. Clock conditions can
+be compared, since both sets use the time of the publish. To limit memory, only a limited number of exchanges have
+separate counts, and only a limited number of differences have an example. This module uses no I/O and no clock.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from proxy.rules.evaluation import PASSED, RoutingResult, routing_result, transl
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage, text
 
-#: Maximum numbers of exchanges with separate counts, and of kinds of difference with an example; all others are counted
-#: together.
+#: Maximum number of exchanges with separate counts, and maximum number of kinds of difference with an example. All
+#: others are counted together.
 EXCHANGES, KINDS = 500, 20
-#: Name that stands for all exchanges without separate counts.
+#: Name under which the exchanges without separate counts are counted.
 OTHER = "other"
 
 
@@ -30,7 +30,7 @@ class ObservedPublish:
     """One publish that both sets of rules evaluate.
 
     Args:
-        queues: the queues of the virtual host, for regex routes.
+        queues: the queues in the virtual host, among which regex routes choose.
         decision: the decision of the live rules, if they evaluated an exchange.
     """
 
@@ -59,7 +59,7 @@ class ComparedRules:
         """Evaluate a publish.
 
         Args:
-            decision: the decision of the exchange that the publish reaches, if known.
+            decision: the decision for the publish, if already known.
 
         Returns:
             The result, and the decision (None if no exchange was evaluated).
@@ -93,7 +93,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts of one exchange."""
+    """Counts for one exchange."""
 
     compared: int = 0
     equal: int = 0
@@ -103,7 +103,7 @@ class _Counts:
 
 
 class RulesComparison:
-    """Compares publishes, and keeps counts and examples."""
+    """Compares the results for publishes, and keeps counts and examples."""
 
     def __init__(self, live: ComparedRules, candidate: ComparedRules) -> None:
         self.live = live
@@ -161,7 +161,7 @@ class RulesComparison:
         }
 
     def _bindings(self) -> list[dict[str, object]]:
-        """Return how often each binding of the candidate's files was true, in file order."""
+        """Return how often each binding in the candidate's files was true, in file order."""
         return [
             {
                 "vhost": vhost.vhost,
@@ -176,7 +176,7 @@ class RulesComparison:
 
 
 def _first(_: int) -> int:
-    """Make a fixed choice instead of a random pick, which is not compared."""
+    """Replace a random pick by a fixed choice. The results of random picks are not compared."""
     return 0
 
 

@@ -68,7 +68,7 @@ def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
 
 
 def _bind(exchange: Exchange, parsed: ParsedBinding, owner: ExchangeRule, faults: Faults) -> bool:
-    """Add a binding, or report why it is rejected; return False if it already exists."""
+    """Add a binding, or report why it is rejected. Return False if the binding already exists."""
     _reserved(parsed, faults)
     try:
         return exchange.bind(parsed.binding)
@@ -78,7 +78,7 @@ def _bind(exchange: Exchange, parsed: ParsedBinding, owner: ExchangeRule, faults
 
 
 def _reserved(parsed: ParsedBinding, faults: Faults) -> None:
-    """Report destinations in routing operators that have the reserved prefix."""
+    """Report destinations with the reserved prefix in routing operators."""
     for key, name in parsed.named_routes():
         fault = short_fault(name)
         if fault:
@@ -124,7 +124,7 @@ def _refusal(owner: ExchangeRule, binding: Binding, key: bytes, arguments: Table
 
 
 def _reworded(refusal: ProtocolError, name: bytes, value: Value) -> str:
-    """Return a more precise reason than the plugin's error text, which clients receive."""
+    """Return a reason that is more precise than the plugin's error text. (Clients receive the plugin's text.)"""
     reason, key = text(refusal.text), name.decode()
     if reason.startswith("Unknown or invalid"):
         return _unknown(key, value)

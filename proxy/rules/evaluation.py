@@ -23,10 +23,10 @@ PASSED, TRANSLATED = "passed", "translated"
 
 @dataclass(frozen=True, slots=True)
 class RoutingResult:
-    """Result of routing a message; the fields have the names of the keys of a test.
+    """Result of routing a message. The fields are named like the keys under `expect` in a test.
 
-    `exchanges` includes the alternate exchange if it is used. `failed` has the reasons for failed translations. `rule`
-    is the index of the first rule in the address table that applied.
+    `exchanges` includes the alternate exchange if it is used. `failed` contains the reasons for failed translations.
+    `rule` is the index of the first rule in the address table that applied.
     """
 
     queues: tuple[str, ...]
@@ -67,7 +67,7 @@ def decide(
     trace: Trace | None = None,
     regex_budget: int = DEFAULT_BUDGET,
 ) -> Decision:
-    """Evaluate the rules. A random choice takes the first name in byte order, so that results are comparable."""
+    """Evaluate the rules. Random choices use the first name in byte order instead, so that results are comparable."""
     names = QueueNames(tuple(sorted(queues)))
     return router.decide(message.exchange, message.facts, at, names, lambda _: 0, trace, regex_budget)
 

@@ -1,10 +1,10 @@
 """Explains how one message is routed, as text and as JSON.
 
-The steps are the trace from the package `routing`, and the lookups in the address table with rule, captures, result and
-target, without passwords. No broker is queried, so it is unknown whether a chosen queue exists, and regex routes choose
-among the queues named by the rules and the request.
+An explanation contains the trace from the package `routing`, and each lookup in the address table with its rule,
+captures, result and target, but without passwords. No broker is queried. It is therefore unknown whether a chosen queue
+exists, and regex routes choose among the queues named by the rules and the request.
 
-Source: the messenger-addressing specification, 3.4 (which requires a dry run that prints these data).
+Source: the messenger-addressing specification, section 3.4, which requires a dry run that prints this data.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Lookup:
 
     Args:
         rule: number of the rule that applied, from 0; None if no rule applied.
-        captures: runs matched by the wildcards of the rule's pattern.
+        captures: the strings matched by the wildcards in the rule's pattern.
         target: the target of the result, or the reason why there is none.
     """
 
@@ -91,7 +91,7 @@ def look_up(book: AddressBook, address: bytes) -> Lookup:
 
 
 def matching_lookups(book: AddressBook, publications: Iterable[Publication]) -> Iterator[Lookup]:
-    """Look up publishes, and yield the lookups to which a rule applies."""
+    """Look up publishes, and yield the lookups in which a rule applies."""
     for publication in publications:
         lookup = look_up(book, address_of(publication))
         if lookup.rule is not None:
@@ -113,7 +113,7 @@ def _target(book: AddressBook, rule: int, result: bytes | None, original: Public
 
 
 def _secret(address: bytes) -> bytes:
-    """Return the password in an address as written; b"" if there is none."""
+    """Return the password in an address, in the form in which it is written there; b"" if there is no password."""
     shown = without_password(address)
     if shown == address:
         return b""
@@ -137,7 +137,7 @@ def as_lines(lookup: Lookup) -> Iterator[str]:
 
 #: State of the virtual hosts if no sidecar is running.
 NOTHING_LIVE: Mapping[str, VhostState] = MappingProxyType({})
-#: Any escape of a JSON string; a surrogate pair counts as one.
+#: Any escape in a JSON string. A surrogate pair counts as one escape.
 _ESCAPE = re.compile(rb"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|.)", re.IGNORECASE | re.DOTALL)
 
 
@@ -160,9 +160,7 @@ class ExplainRequest:
 
 @dataclass(frozen=True, slots=True)
 class AddressRequest:
-    """An address to look up in the address table of `vhost`, or of the only virtual host with a table if that is
-    None.
-    """
+    """An address to look up. If `vhost` is None, the only virtual host with an address table is used."""
 
     address: bytes
     vhost: str | None = None
@@ -199,7 +197,7 @@ class _AddressModel(FileModel):
 
 
 class _RequestModel(MessageModel):
-    """A message, and the exchange that it is published to."""
+    """A message to explain, with its virtual host, the existing queues and the time of the publish."""
 
     vhost: _Vhost = NOTHING
     queues: Annotated[tuple[Annotated[str, Expected("the name of a queue")], ...], LISTED] = ()
@@ -257,7 +255,7 @@ def explain(
         live: state of the virtual hosts of a running sidecar.
 
     Raises:
-        ConfigErrors: several virtual hosts have the exchange, and the request does not name one.
+        ConfigErrors: several virtual hosts have the exchange, and the request does not name a virtual host.
     """
     name = request.message.exchange
     homes = [
@@ -275,7 +273,7 @@ def explain(
 
 
 def _outside(loaded: LoadedRules, request: ExplainRequest, at: float, live: Mapping[str, VhostState]) -> Explanation:
-    """Explain a message to an exchange that no rules file names; a rule of the address table may match."""
+    """Explain a message to an exchange that no rules file names. A rule of the address table may match it."""
     message, version = request.message, loaded.rules.version
     name = request.vhost or (next(iter(loaded.books)) if len(loaded.books) == 1 else "/")
     book, vhost = _book(loaded, name), loaded.rules.vhosts.get(name)
@@ -320,7 +318,7 @@ def _evaluated(
 
 
 def _book(loaded: LoadedRules, vhost: str) -> AddressBook | None:
-    """Return the address table of a virtual host, with separate caches from those used for publishes."""
+    """Return the address table of a virtual host, with empty caches that publishes do not use."""
     book = loaded.books.get(vhost)
     return None if book is None else book.with_empty_cache()
 

@@ -212,7 +212,7 @@ def zone(name: str) -> tzinfo | None:
 
 
 def instant(text: str) -> float | None:
-    """Return the seconds since the epoch of an RFC 3339 time; None if it is invalid or has no zone."""
+    """Convert an RFC 3339 time to seconds since the epoch. Return None if it is invalid or has no zone."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Tests in rules files: reads the message and expected result of each test, and compares it with the actual result.
+"""Reads the tests in rules files, and compares the expected result of each test with the actual result.
 
-A test expects the names that the rules choose, regardless of whether such queues and exchanges exist. Regex routes
-choose among the queues named by the rules and those added by the test.
+Results consist of the names that the rules choose, regardless of whether queues and exchanges with these names exist.
+Regex routes choose among the queues named by the rules or the test.
 """
 
 from __future__ import annotations

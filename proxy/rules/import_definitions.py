@@ -28,7 +28,7 @@ _BY_ARGUMENTS = (OPEN, "headers")
 _BY_KEY = ("direct", "topic")
 #: Name of the carrier if the broker already has an exchange with the imported name.
 _CARRIER = "{}.oxproxy"
-#: Prefixes of the routing keys of bindings created by a sidecar; an exchange with such bindings is a carrier.
+#: Routing key prefixes of bindings created by a sidecar. An exchange with such bindings is a carrier.
 _RESERVED = tuple(prefix.decode() for prefix in RESERVED_PREFIXES)
 _HEADER = (
     "# Bindings with equal order are in the order of the definitions, not in the order in which they were declared.\n"
@@ -50,20 +50,20 @@ def import_definitions(
 
     Args:
         vhost: virtual host to import.
-        only: exchanges to import; empty: all except those that the broker predefines.
+        only: exchanges to import. If empty, all exchanges are imported except those predefined by the broker.
 
     Returns:
         The file's text, and warnings.
 
     Raises:
-        ConfigErrors: the data are not definitions, or do not contain the virtual host.
+        ConfigErrors: the data is not a definitions file, or does not contain the virtual host.
     """
     place = Place(source, 0)
     exchanges = list(_exchanges(data, source, vhost, only))
     if not exchanges:
         known = _vhosts(data)
         if vhost not in known:
-            message = f'seen "{vhost}", expected a virtual host of these definitions: {", ".join(sorted(known))}'
+            message = f'seen "{vhost}", expected a virtual host in these definitions: {", ".join(sorted(known))}'
             raise ConfigErrors([ConfigError(source, 0, "--vhost", message)])
     warnings = [
         ConfigWarning(place, f"exchange {name}", "not in these definitions, or its type is not supported")
@@ -104,7 +104,7 @@ def _exchanges(data: bytes, source: str, vhost: str, only: Sequence[str]) -> Ite
 
 
 def _vhosts(data: bytes) -> set[str]:
-    """Return the virtual hosts of definitions; an export of a single virtual host may lack its name."""
+    """Return the virtual hosts in definitions. An export of a single virtual host may not contain its name."""
     definitions = json.loads(data)
     listed = {str(vhost["name"]) for vhost in definitions.get("vhosts", ())}
     return listed or {

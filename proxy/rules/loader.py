@@ -37,7 +37,7 @@ class LoadedRules:
     Args:
         routers: the compiled rules by virtual host.
         books: the address tables by virtual host, without virtual hosts whose table is empty.
-        contents: name and bytes of each file; not in the repr, since addresses may contain passwords.
+        contents: name and bytes of each file. They are not in the repr, since addresses may contain passwords.
     """
 
     rules: Rules
@@ -183,7 +183,7 @@ def _compile_vhost(name: str, files: Sequence[ParsedFile], faults: Faults) -> tu
 
 
 def rules_version(contents: Iterable[tuple[str, bytes]]) -> str:
-    """Hash the contents of the files, not their location, so that sidecars with the same rules report the same
+    """Hash the contents of the files. The paths are not hashed, so that sidecars with the same rules report the same
     version.
     """
     digest = blake2b(digest_size=6)

@@ -1,7 +1,7 @@
-"""Messages that operators describe in tests of rules files and for `explain`, and formatting of names and values.
+"""Reads the messages described in tests and in requests to `explain`, and formats names and values.
 
 Values that the broker would reject before routing, such as a delivery mode of 3 or a malformed expiration, are also
-errors here. Formatted values keep their type if JSON has that type.
+errors here. Formatted values keep their type if JSON has such a type.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def destination_text(destination: Destination) -> str:
 
 
 def text(name: bytes) -> str:
-    """Format a name of arbitrary bytes."""
+    """Format a name, which may contain arbitrary bytes."""
     return name.decode("utf-8", "backslashreplace")
 
 
@@ -136,7 +136,7 @@ class Properties(FileModel):
 
 
 class MessageModel(FileModel):
-    """One publish as written by an operator."""
+    """One publish as written in a test or request."""
 
     exchange: Annotated[bytes, Name("the name of the exchange", empty=True)]
     routing_key: Annotated[bytes, Name("a routing key", empty=True)] = b""
@@ -147,7 +147,7 @@ class MessageModel(FileModel):
 
 @dataclass(frozen=True, slots=True)
 class DescribedMessage:
-    """One publish as described by an operator."""
+    """One publish as described in a test or request."""
 
     exchange: bytes
     facts: Facts

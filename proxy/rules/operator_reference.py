@@ -1,4 +1,4 @@
-"""The meaning of each operator, effect, permission and filter of an open exchange, with an example.
+"""Describes each operator, effect, permission and filter of an open exchange, with an example.
 
 This module is the single source: ``oxproxy operators`` prints it, ``python -m deploy.reference`` writes the tables in
 docs/reference/rules.md from it, and messages and the JSON Schema for rules files are derived from it. A test compares
@@ -37,9 +37,9 @@ class OperatorSection:
 
     Args:
         lead: beginning of the sentence that each meaning completes.
-        column: heading of the meanings in docs/reference/rules.md.
+        column: heading of the column of meanings in docs/reference/rules.md.
         first: heading of the first column in that table.
-        of_exchange: whether the entries are arguments of the exchange, not of a binding.
+        of_exchange: whether the entries are arguments of the exchange instead of a binding.
     """
 
     title: str
@@ -51,7 +51,7 @@ class OperatorSection:
 
 
 def _both(*keys: str) -> tuple[str, ...]:
-    """Return the keys for either result of a binding."""
+    """Return the keys for both results of a binding."""
     return tuple(f"{key}-{result}" for key in keys for result in ("ontrue", "onfalse"))
 
 
@@ -238,8 +238,8 @@ EFFECTS = OperatorSection(
 
 PERMISSIONS = OperatorSection(
     "Permissions for message headers",
-    "Permits these headers of the producer:",
-    "permitted headers of the producer",
+    "Permits these headers from the producer:",
+    "permitted headers from the producer",
     "permission",
     (
         _ENTRY(
@@ -307,7 +307,7 @@ class OperatorValue(NamedTuple):
         expected: the expected value.
         schema: JSON Schema for editors; it accepts at least every expected value.
         help: effect of the operator, in one line.
-        named: kind of the name that follows the key and a blank (header or property); empty if there is none.
+        named: kind of name (header or property) that follows the key and a blank; empty if no name follows.
     """
 
     expected: str

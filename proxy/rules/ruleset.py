@@ -31,7 +31,7 @@ class QueueRule:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRule:
-    """One exchange of a rules file.
+    """One exchange in a rules file.
 
     Args:
         carrier: name of the exchange on the broker, by default equal to `name`.
@@ -74,9 +74,9 @@ class BrokerRule:
 
     Args:
         username: user name; None if only translations contain one.
-        password: plain password; None if it is stored elsewhere.
+        password: password in plain text; None if it is stored elsewhere.
         vhost: virtual host on this broker; None for the producer's virtual host.
-        deadline_seconds: deadline of a publish to this broker.
+        deadline_seconds: deadline for a publish to this broker.
         unconfirmed: number of unconfirmed publishes at which producers are paused.
         unconfirmed_bytes: total size of the bodies of unconfirmed publishes at which producers are paused.
         places: positions of the keys whose values are verified later: address, password_env, password_file, and the

@@ -1,11 +1,11 @@
-"""Rules files: the models of their keys, and functions that read one file into parsed objects with positions.
+"""Defines the models of the keys in rules files, and reads a file into parsed objects with positions.
 
-This module checks only single files: keys, types and names. `compiler` checks the arguments of bindings, and the
-package `lint` performs the checks across files.
+This module checks the keys, types and names in a single file. `compiler` checks the arguments of bindings, and the
+package `lint` performs the checks that involve several files.
 
 There may be a hundred thousand bindings. Each binding is read as soon as its nodes are complete (`BindingReader`), and
-the positions of its keys are packed into an array. The model, which describes errors in a binding, is used only if a
-binding may be invalid.
+the positions of its keys are packed into an array. The model, which describes errors in a binding, is used only for
+bindings that may be invalid.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class ParsedQueue:
 
 
 class PackedPlaces:
-    """An array of positions in one file; each number contains line and column."""
+    """An array of positions in one file. Each number encodes a line and a column."""
 
     __slots__ = ("_packed", "_source")
 
@@ -281,7 +281,7 @@ class ParsedBinding:
 
 @dataclass(slots=True)
 class ParsedExchange:
-    """One exchange; `fields` has the positions of its keys, `bindings` the rule's bindings with their positions."""
+    """One exchange. `fields` contains the positions of its keys, and `bindings` the rule's bindings with positions."""
 
     fields: Keys
     rule: ExchangeRule
@@ -358,7 +358,7 @@ def _take_tests_file(root: Node, source: str, faults: Faults) -> TestsFile | Non
 
 
 def read_tests_file(source: RulesSource, vhost: str, faults: Faults) -> list[RulesTest]:
-    """Read a file that contains only tests, for rules of a virtual host."""
+    """Read a file that contains only tests for the rules of one virtual host."""
     faults.errors += source.faults.errors
     if source.root is None:
         if not source.faults.errors:
@@ -374,7 +374,7 @@ def _present(items: Iterable[T | None]) -> list[T]:
 
 
 def _take_items(keys: Keys, key: str) -> list[Any]:
-    """Remove and return the items of a list, which are read individually and not by the model of the list."""
+    """Remove the items of a list, and return them to be read individually instead of by the list's model."""
     node = keys.value(key)
     if not isinstance(node, Sequence):
         return []
@@ -466,7 +466,7 @@ class BindingReader:
     def __init__(self, places: PackedPlaces, faults: Faults) -> None:
         self._places = places
         self._faults = faults
-        #: names and entries of arguments that many bindings share
+        #: argument names and entries that many bindings share
         self._shared: dict[object, Any] = {}
 
     def __call__(self, node: Node, exchange: int, index: int) -> PackedBinding | None:
@@ -494,9 +494,7 @@ class BindingReader:
         return PackedBinding(kind, self._once(destination), routing_key, arguments, name, first)
 
     def _once(self, value: T) -> T:
-        """Return an equal object that was read earlier, if there is one, since many bindings share names and
-        entries.
-        """
+        """Return an equal object that was read earlier, if any. Many bindings have the same names and entries."""
         look = self._shared.setdefault if len(self._shared) < _MOST_SHARED else self._shared.get
         kept: T = look(value, value)
         return kept
@@ -573,8 +571,8 @@ class RulesSource:
     """A file with its parsed document and packed bindings.
 
     Args:
-        root: its document; None if it is empty or unreadable.
-        faults: its syntax errors.
+        root: the file's document; None if the file is empty or unreadable.
+        faults: syntax errors in the file.
     """
 
     name: str

@@ -1,7 +1,8 @@
 """Detects changes to rules files and TLS files, for reload.
 
-Files are compared by name, target and time, so that a switched symbolic link of a ConfigMap is noticed, and then by
-content: a file with a new time but the same content has not changed. No function blocks; the caller polls.
+Files are first compared by name, link target and time, so that the switch of a ConfigMap's symbolic link is noticed.
+They are then compared by content, since a file with a new time may have the same content. No function blocks; the
+caller polls.
 
 Source: Kubernetes documentation, "ConfigMaps: mounted ConfigMaps are updated automatically" (not under `subPath`).
 """
@@ -16,12 +17,12 @@ from pathlib import Path
 from proxy.errors import ConfigErrors
 from proxy.rules.loader import rules_version
 
-#: Seconds within which some file systems do not distinguish two writes of the same size by time.
+#: On some file systems, writes that are at most this many seconds apart may have the same timestamp.
 _RECENT_SECONDS = 2.0
 #: Version of files that can't be read; the reason is reported when the files are loaded.
 _UNREADABLE = "unreadable"
 
-#: Name, target, inode, size and time of each file.
+#: Name, link target, inode, size and time of each file.
 _Stats = tuple[tuple[str, str, int, int, int], ...]
 
 
@@ -29,7 +30,7 @@ class FileWatch:
     """Compares the files with their state at the last load.
 
     Args:
-        files: lists the files in the order of a load.
+        files: returns the files in the order in which they are loaded.
         version: version of the rules loaded from the files.
         now: returns seconds since the epoch.
     """
@@ -53,7 +54,7 @@ class FileWatch:
             return False
         if self._settled:
             return False
-        # A file written a moment ago may change again without a change of size and time, so it is read once more.
+        # A file written a moment ago may change again and keep its size and time, so it is read once more.
         self._settled = all(self._now() - changed / 1e9 > _RECENT_SECONDS for *_, changed in stats)
         return self._version() != self._taken
 

@@ -94,7 +94,7 @@ class WireContext:
     """The state of the sidecar that affects outgoing publishes.
 
     Args:
-        live: state of a running sidecar; None if there is none.
+        live: state of a running sidecar; None if no sidecar is running.
     """
 
     vhost: VhostRules
@@ -117,7 +117,7 @@ class WireContext:
 
 
 def owned_exchange(rule: ExchangeRule) -> OwnedExchange:
-    """Convert an exchange of the rules to the type that the publish path uses."""
+    """Convert an exchange from the rules to the type that the publish path uses."""
     return OwnedExchange(
         rule.name,
         rule.type,
@@ -162,7 +162,7 @@ def evaluated(
 
 
 def _missing_elsewhere(state: VhostState, target: Target) -> list[tuple[Destination, str]]:
-    """Return the destination of a target on another broker, with the reason, if it is known to be missing."""
+    """If a target on another broker is known to be missing, return its destination and the reason."""
     if target.remote is None:
         return []
     exchange, key = target.publication

@@ -1,4 +1,4 @@
-"""Reads operators' YAML files strictly and with the position of every value. Only this package imports PyYAML.
+"""Reads YAML files strictly, and records the position of every value. Only this package imports PyYAML.
 
 `document` parses a file into nodes (scalars, sequences and mappings with file, line and column) and collects errors.
 `models` validates nodes with pydantic, reports errors at their positions, and defines the types of values, such as

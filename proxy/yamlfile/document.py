@@ -1,10 +1,10 @@
-"""The strict YAML parser, which returns a file as a tree of nodes with their positions, or all errors in the file.
+"""A strict YAML parser, which returns a file as a tree of nodes with their positions, or all errors in the file.
 
-It uses PyYAML's events, not its loaders. The loaders resolve aliases and merge keys and drop duplicate keys, which can
-give a file a meaning that its author did not intend. Here all of these are errors, as are keys that are not strings.
-Scalars are resolved according to the core schema of YAML 1.2 (YAML 1.2.2, 10.3.2), not to YAML 1.1 as in PyYAML's
-constructors: ``no``, ``on``, dates and ``1:30`` are strings, ``010`` is ten. All errors of a load are collected before
-any is raised.
+It uses PyYAML's events, not its loaders. The loaders resolve aliases and merge keys and drop duplicate keys, so that a
+file may have a meaning that its author did not intend. Here, all of these are errors, as are keys that are not strings.
+Scalars are resolved according to the core schema of YAML 1.2 (YAML 1.2.2, 10.3.2). PyYAML's constructors use YAML 1.1
+instead. Here, ``no``, ``on``, dates and ``1:30`` are strings, and ``010`` is ten. All errors in the files that are
+loaded together are collected before any of them is raised.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ _MARK = b"\xef\xbb\xbf"
 _STR_TAG = "tag:yaml.org,2002:str"
 #: Problems reported by libyaml that are usually caused by an unquoted value.
 _WANT_QUOTES = ("mapping values are not allowed", "cannot start any token", "alphabetic or numeric", "',' or")
-_QUOTE = "put a value in quotes if it begins with one of # * & ! | > % @ ` [ { or holds ': ' or ' #'"
+_QUOTE = "put a value in quotes if it begins with one of # * & ! | > % @ ` [ { or contains ': ' or ' #'"
 
 
 def read_document(
@@ -400,7 +400,7 @@ def _syntax_fault(error: yaml.YAMLError, source: str, text: str) -> tuple[Place,
 
 
 def _way_out(error: yaml.MarkedYAMLError, text: str) -> str:
-    """Return advice about a syntax error, or ""."""
+    """Return advice on correcting a syntax error, or ""."""
     problem, mark, begun = error.problem or "", error.problem_mark, error.context_mark
     line = (text.splitlines() or [""])[mark.line] if mark and mark.line < len(text.splitlines()) else ""
     at = line[mark.column : mark.column + 1] if mark else ""

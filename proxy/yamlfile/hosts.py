@@ -1,4 +1,4 @@
-"""Hosts and ports of TCP connections: their notation, and comparison of addresses."""
+"""Parses and compares the addresses (host and port) of TCP connections."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def listen_conflict(first: HostPort, second: HostPort) -> bool:
 
 
 def _bound(host: str) -> frozenset[IPv4Address | IPv6Address | str]:
-    """Return the addresses that listening on a host occupies, judging by the text of the host."""
+    """Return the addresses that are occupied by listening on a host, judging by the text of the host."""
     if host.lower() == "localhost":
         return frozenset((ip_address("127.0.0.1"), ip_address("::1")))
     try:

@@ -33,7 +33,7 @@ def masked(text: str) -> str:
 
 
 def _comments_masked(text: str) -> str:
-    """Mask possible secrets in comments. Between two secret values there are no other secrets."""
+    """Mask possible secrets in the text between two secret values. Only comments in this text can contain secrets."""
     return _COMMENT.sub(lambda comment: _masked_lines(comment[0]), text)
 
 
@@ -43,7 +43,7 @@ def _masked_lines(text: str) -> str:
 
 def _secrets(text: str) -> list[tuple[int, int]]:
     """Return the start and end of each secret value."""
-    if _KEY not in text.lower() and "@" not in text:  # avoids parsing a file of ten thousand bindings needlessly
+    if _KEY not in text.lower() and "@" not in text:  # a file with ten thousand bindings is not parsed needlessly
         return []
     spans = []
     seen: set[int] = set()

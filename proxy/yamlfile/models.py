@@ -1,4 +1,4 @@
-"""Pydantic models of YAML files: types of values, and error messages about invalid values.
+"""Reads YAML files with pydantic models: defines types of values, and reports invalid values.
 
 `read_model` is the adapter. It validates a tree of nodes with a model and reports every pydantic error at the file,
 line, column and key of its node. Invalid values are replaced by their defaults, so that later checks report their
@@ -38,11 +38,11 @@ JsonSchemaValue: TypeAlias = dict[str, Any]
 
 #: AMQP 0-9-1 spec, 4.2.5.3: names and routing keys are short strings.
 MAX_SHORT_BYTES = 255
-#: Prefix of the alias of a field that is not a key of the file.
+#: Alias prefix for a field that is not a key in the file.
 _NO_KEY = "\0"
 _STRING: JsonSchemaValue = {"type": "string"}
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-#: Variables of a shell, of Kubernetes and of templates.
+#: References to variables in a shell, in Kubernetes and in templates.
 _VARIABLE = re.compile(r"\$\{\w[^}]*\}|\$\(\w+\)|\{\{.+?\}\}")
 
 
@@ -50,8 +50,8 @@ class Keys:
     """A mapping in a file with its dotted path, which locates the keys for errors that are found later.
 
     Args:
-        node: the mapping, or the node that is there instead of a mapping.
-        path: its dotted path, empty for the whole file.
+        node: the mapping, or the node that the file contains instead of a mapping.
+        path: dotted path of the node; empty for the whole file.
     """
 
     __slots__ = ("_node", "faults", "path")
@@ -115,7 +115,7 @@ def read_model(model: type[M], node: Node, faults: Faults, path: str = "") -> M 
     """Read a node as a model and report every error in it.
 
     Args:
-        node: the mapping, or the node that is there instead of a mapping.
+        node: the mapping, or the node that the file contains instead of a mapping.
 
     Returns:
         The model without the invalid values; None if required values are then missing.
@@ -143,9 +143,9 @@ def _causes(details: list[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _plain(node: Node) -> object:
-    """Return a tree as input for pydantic. Nodes that no type accepts remain nodes.
+    """Convert a tree to input for pydantic. Nodes that no type accepts remain nodes.
 
-    Such nodes are local tags, floats, and nodes for missing values. Types accept floats only as results of converting
+    These are local tags, floats, and nodes for missing values. Types accept floats only as results of converting
     durations and times.
     """
     if isinstance(node, Mapping):
@@ -161,7 +161,7 @@ _GONE = object()
 
 
 def _prune(data: object, detail: ErrorDetails) -> bool:
-    """Remove the invalid value, or the item that is incomplete; return False if nothing can be removed."""
+    """Remove the invalid value or incomplete item. Return False if nothing can be removed."""
     loc = detail["loc"][:-1] if detail["type"] == "missing" else detail["loc"]
     chain: list[tuple[Any, Any]] = []
     inner: Any = data
@@ -244,7 +244,7 @@ class KeyType(NamedTuple):
 
     Args:
         type: the type without ``Annotated`` and None.
-        marks: the metadata of ``Annotated``.
+        marks: the metadata in ``Annotated``.
         optional: whether null is allowed.
     """
 
@@ -259,7 +259,7 @@ class KeyType(NamedTuple):
 
     @property
     def item(self) -> Any:
-        """The type of an item of the list, or the type itself."""
+        """The type of the list's items; if the type is not a list, the type itself."""
         return _unwrapped(get_args(self.type)[0]).type if self.several else self.type
 
     @property
@@ -352,7 +352,7 @@ class Parsed(Expected):
     """Strings converted by a function. Values that are already converted (a default, a copy) are accepted unchanged.
 
     Args:
-        parse: raises ValueError with the expected value, or `fault` with a complete message.
+        parse: converts a string. Raises ValueError with the expected value, or `fault` with a complete message.
         made: the type of the converted values.
         written: the JSON Schema of the string.
     """
@@ -429,7 +429,7 @@ class _OneOrMore:
 
 
 class _NoKey:
-    """A field that is not a key of the file. Its alias begins with a zero byte, and it is missing from the schema."""
+    """A field that is not a key in the file. Its alias begins with a zero byte, and the schema does not contain it."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         raise PydanticOmit
@@ -471,13 +471,13 @@ def _http_url(text: str) -> str:
     return text.rstrip("/")
 
 
-_HTTP = "http://host:port or https://host:port, credentials go under control"
-_HIDDEN = "a password, in quotes where it could be something other than a string"
-#: For a list that becomes a tuple.
+_HTTP = "http://host:port or https://host:port; set the credentials in upstream.control"
+_HIDDEN = "a password, in quotes if YAML would not read it as a string"
+#: Permits converting a list to a tuple.
 LISTED = Strict(False)
 ONE_OR_MORE = _OneOrMore()
 NO_KEY = _NoKey()
-#: Default of a key that may be omitted but not null.
+#: Default of a key that may be omitted but must not be null.
 NOTHING: Any = None
 Text: TypeAlias = Annotated[str, Expected("a string")]
 Texts: TypeAlias = Annotated[tuple[Text, ...], ONE_OR_MORE]
@@ -489,18 +489,18 @@ HttpUrl: TypeAlias = Annotated[
 Password: TypeAlias = Annotated[SecretStr, Parsed(_HIDDEN, SecretStr, SecretStr, hidden=True)]
 #: ``host:port``, with an IPv6 host in brackets.
 Address: TypeAlias = Annotated[HostPort, _address(least=1)]
-#: The same for a listening address; port 0 stands for any free port.
+#: A listening address, written in the same form. Port 0 stands for any free port.
 ListenAddress: TypeAlias = Annotated[HostPort, _address(least=0)]
 Table: TypeAlias = dict[str, Any]
 
 
 def name_fault(text: str) -> str | None:
-    """Return why a string is not a valid name for a queue or an exchange; None if it is valid."""
+    """Return the reason why a string is not a valid name for a queue or an exchange; None if it is valid."""
     return short_fault(text.encode()) if text else "an empty name"
 
 
 def short_fault(name: bytes) -> str | None:
-    """Return why rules may not use a name or routing key; None if they may."""
+    """Return the reason why rules may not use a name or routing key; None if they may use it."""
     if len(name) > MAX_SHORT_BYTES:
         return f"{len(name)} bytes, the protocol allows {MAX_SHORT_BYTES}"
     prefix = reserved_prefix(name)

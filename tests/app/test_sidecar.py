@@ -327,7 +327,7 @@ def test_port_0_is_warned_of(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     file.write_text("listen: [{address: 127.0.0.1:0}, {address: 127.0.0.1:0}]\n")
     assert main(["check", str(file)]) == 0
     assert (
-        capfd.readouterr().err.count("address: warning: port 0 means any free port, which differs at each start") == 2
+        capfd.readouterr().err.count("address: warning: port 0 selects any free port, which differs at each start") == 2
     )
 
 

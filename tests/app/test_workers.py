@@ -270,7 +270,7 @@ def test_a_new_certificate_is_shown_by_all_workers_and_one_without_its_key_by_no
         (
             "{workers: 3, listen: [{address: 127.0.0.1:7002}], admin: {address: 127.0.0.1:7000}}",
             "1:59: admin.address: 127.0.0.1:7002 conflicts with listen[0].address 127.0.0.1:7002: "
-            "the admin pages of 3 workers use as many consecutive ports",
+            "3 workers use 3 consecutive ports for their admin pages",
         ),
         (
             "{workers: 2, admin: {address: 127.0.0.1:65535}}",

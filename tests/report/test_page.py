@@ -80,7 +80,7 @@ def test_nothing_is_loaded_and_nothing_runs() -> None:
 def test_the_page_says_for_which_days_it_is_and_when_it_was_made() -> None:
     text = outline(render(figures())).text
     assert "Message routing, 2026-11-20" in text
-    assert "made 2026-11-21 02:05:00 UTC from 864 segments" in text
+    assert "generated 2026-11-21 02:05:00 UTC from 864 segments" in text
 
 
 def test_text_of_the_log_can_not_become_markup() -> None:
@@ -120,7 +120,7 @@ def test_a_list_that_was_cut_says_so() -> None:
 def test_dead_bindings_need_rules_files() -> None:
     text = outline(render(replace(figures(), bindings_known=False))).text
     assert "this run had no rules files" in text
-    assert "each binding of the rules files matched" in outline(render(replace(figures(), dead=[]))).text
+    assert "every binding in the rules files matched" in outline(render(replace(figures(), dead=[]))).text
 
 
 def test_an_empty_log_gives_a_friendly_page() -> None:
@@ -132,7 +132,7 @@ def test_an_empty_log_gives_a_friendly_page() -> None:
 
 def test_a_log_without_a_day_is_said_to_be_without_a_publish() -> None:
     text = outline(render(Figures((), at(1)))).text
-    assert "The audit log has no publishes. This may be correct." in text
+    assert "The audit log contains no publishes. This may be correct." in text
     assert re.search(r"Message routing\s+From", text)
 
 
@@ -234,7 +234,7 @@ def test_the_index_has_every_day_also_without_numbers() -> None:
     links = [attributes["href"] for tag, attributes in found.seen if tag == "a"]
     assert links == ["../report.html", "2026-11-21.html", "2026-11-20.html", "2026-11-20_2026-11-21.html"]
     assert "2026-11-20 to 2026-11-21" in found.text
-    assert "No pages of days yet" in render_index([], [])
+    assert "No pages for single days yet" in render_index([], [])
 
 
 RULES = """\

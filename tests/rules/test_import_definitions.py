@@ -132,7 +132,7 @@ def test_a_virtual_host_that_is_not_in_the_definitions_is_an_error() -> None:
     data = json.loads(definitions("topic")) | {"vhosts": [{"name": "/"}, {"name": "empty"}]}
     with pytest.raises(ConfigErrors) as caught:
         import_definitions(json.dumps(data).encode(), "definitions.json", "nope")
-    message = 'seen "nope", expected a virtual host of these definitions: /, empty'
+    message = 'seen "nope", expected a virtual host in these definitions: /, empty'
     assert str(caught.value) == f"definitions.json: --vhost: {message}"
     text, said = import_definitions(json.dumps(data).encode(), "definitions.json", "empty")
     assert "exchanges" not in text or "exchanges: []" in text

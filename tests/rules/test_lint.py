@@ -108,7 +108,8 @@ def test_an_exchange_that_passes_unmatched_messages_is_reached_by_producers_alon
 def test_a_carrier_is_not_a_destination() -> None:
     text = "exchanges: [{name: e, carrier: c}, {name: f, bindings: [{exchange: c}]}]"
     assert faults(text) == [
-        "a.yaml:1:57: exchanges[1].bindings[0].exchange: this is a carrier; expected the exchange that it represents"
+        "a.yaml:1:57: exchanges[1].bindings[0].exchange: the target is a carrier; expected the exchange that it "
+        "represents"
     ]
 
 
@@ -219,7 +220,8 @@ def test_a_direct_carrier_with_many_destinations_is_a_warning(more: str, alterna
 
     assert said(least + 1, "direct") == [
         f"a.yaml:2:15: exchanges[0].carrier_type: warning: a direct carrier with {least + 1} destinations: RabbitMQ "
-        f"before 3.13 compares all of them with every message; with more than {least} a topic carrier costs less (auto)"
+        f"before 3.13 compares all of them with every message; with more than {least}, a topic carrier costs less; "
+        "set carrier_type: auto"
     ]
     assert said(least, "direct") == said(least + 1, "auto") == said(least + 1, "topic") == []
 

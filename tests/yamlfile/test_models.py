@@ -128,8 +128,8 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 def test_what_is_no_http_address_is_refused_and_not_shown(text: str) -> None:
     (message,) = read(f"url: {text}")[1]
     assert message == (
-        "f.yaml:1:6: url: seen a value that is not a string, expected http://host:port or https://host:port, "
-        "credentials go under control"
+        "f.yaml:1:6: url: seen a value that is not a string, expected http://host:port or https://host:port; "
+        "set the credentials in upstream.control"
     )
 
 

@@ -1,4 +1,4 @@
-// Creates elements, and formats names and numbers. External data are always set as text, never as markup.
+// Creates elements, and formats names and numbers. External data is always set as text, never as markup.
 
 const SVG = 'http://www.w3.org/2000/svg'
 export const at = id => document.getElementById(id)

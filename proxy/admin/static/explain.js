@@ -28,7 +28,7 @@ function header(key = '', type = 'string', value = '') {
   const text = element('input', { name: 'value', value, 'aria-label': 'Value', placeholder: type === UNKNOWN ? 'not recorded' : 'value' })
   const types = select('Type', ['string', 'int', 'float', 'bool', 'null', UNKNOWN], type)
   text.addEventListener('input', () => { if (types.value === UNKNOWN) types.value = 'string' })
-  return row('headers', 'add', element('input', { name: 'header', value: key, 'aria-label': 'Name of the header', placeholder: 'name' }), types, text)
+  return row('headers', 'add', element('input', { name: 'header', value: key, 'aria-label': 'Header name', placeholder: 'name' }), types, text)
 }
 
 function property() {

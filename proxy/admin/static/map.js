@@ -5,7 +5,7 @@ import { json, numbers, state } from './feed.js'
 
 export const topics = ['status', 'traffic']
 const BOX = { narrow: 150, wide: 280, height: 42, gap: 14, between: 90 }
-// Limit of boxes in a column; above it, names with a common prefix share a box.
+// Maximum number of boxes in a column. If there are more names, those with a common prefix share a box.
 const MOST = 24
 const LISTED = 50
 const REST = 'rest'
@@ -241,7 +241,7 @@ function detail() {
     .sort((one, other) => (other.per_second ?? 0) - (one.per_second ?? 0) || (other.total ?? 0) - (one.total ?? 0))
   const only = node && !node.group ? node.members[0] : null
   const texts = [...(only?.exchange ? [`${only.exchange.type}, delivery ${only.exchange.delivery}${only.exchange.unmatched ? ', unmatched messages pass' : ''}`] : []),
-    ...(only?.address ? [`broker at ${only.address}`] : []), ...(only?.outside ? ['exchange of RabbitMQ, not evaluated here'] : []),
+    ...(only?.address ? [`broker at ${only.address}`] : []), ...(only?.outside ? ['exchange on the broker, not evaluated by the sidecar'] : []),
     ...links.filter(link => link.alternate).map(link => `${link.to.name} is the alternate exchange of ${link.from}`)]
   const lost = (node ? node.members : chosen.to.members).filter(each => each.missing)
   at('map-detail').replaceChildren(element('h3', {}, ...heading),

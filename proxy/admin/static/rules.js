@@ -1,4 +1,4 @@
-// Rules: the files in force as written, with matches and warnings on their lines, and differences from the disk.
+// Rules: the files in force as written, with matches and warnings on their lines, and differences from the files on disk.
 
 import { at, badge, element, name, rate, visible, whole } from './dom.js'
 import { json, numbers, state } from './feed.js'

@@ -29,7 +29,7 @@ export function show(topic) {
       element('div', { class: 'wide' }, table(['publishes', 'rules in force', 'candidate', 'example'], exchange.differences.map(each => [
         each.publishes, result(each.live, each.candidate), result(each.candidate, each.live), example(each.example)]), `All ${whole(exchange.compared)} are routed to the same destinations.`)),
       ...(exchange.further_differences ? [element('p', { class: 'muted' }, `And ${whole(exchange.further_differences)} with other differences.`)] : []))),
-    ...(found.exchanges.length ? [] : [element('p', { class: 'card muted' }, 'Nothing has been published yet to an exchange of either set of rules.')]))
+    ...(found.exchanges.length ? [] : [element('p', { class: 'card muted' }, 'Nothing has been published yet to any exchange in either set of rules.')]))
   if (focused) at('stop').focus()
 }
 

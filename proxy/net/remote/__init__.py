@@ -1,6 +1,6 @@
 """Links to other brokers, for translated addresses.
 
-| question | module |
+| responsibility | module |
 |---|---|
 | which links exist and which producers use them | `pool` |
 | one link: socket, TLS, deadlines, reconnects, back-pressure | `connection` |

@@ -1,9 +1,9 @@
 """Keeps one link to another broker connected: socket, TLS, deadlines, reconnects, back-pressure.
 
-`relay.remote.link` gets the bytes and decides what to send. Lanes outlive a connection: waiting messages are sent over
-the next connection or, at their deadline, reported to their producer as lost. Nothing is sent twice.
+`relay.remote.link` gets the received bytes and decides what to send. Lanes outlive a connection: waiting messages are
+sent over the next connection or, at their deadline, reported to their producer as lost. No message is sent twice.
 
-Sources: the messenger-addressing specification, 3.4; architecture, "Invariants" (bounded buffers).
+Sources: the messenger-addressing specification, section 3.4; architecture, "Invariants" (bounded buffers).
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class RemoteConnection:
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep the link connected; returns only when cancelled."""
+        """Keep the link connected until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._tick())

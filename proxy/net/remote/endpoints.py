@@ -1,7 +1,7 @@
 """Resolves a remote target to host, login, TLS and limits by combining the address with the configured broker.
 
 An address takes precedence over the configured broker but never weakens security: plain TCP is refused if TLS is
-configured. Source: the messenger-addressing specification, 3.2 "Where a translated address leads".
+configured. Source: the messenger-addressing specification, section 3.2, "Where a translated address leads".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from proxy.addressing.targets import Remote
 from proxy.net.tls import ClientTls
 from proxy.relay.remote.link import Credentials
 
-#: The default of AMQP clients.
+#: Default user name and password of AMQP clients.
 _GUEST = b"guest"
 
 
@@ -23,8 +23,8 @@ class RemoteLimits:
 
     Args:
         deadline_seconds: how long a message waits for its confirm.
-        messages: number of unconfirmed messages at which producers wait.
-        message_bytes: total size of unconfirmed messages at which producers wait.
+        messages: number of unconfirmed messages at which producers are paused.
+        message_bytes: total size of unconfirmed messages at which producers are paused.
     """
 
     deadline_seconds: float = 10.0
@@ -39,7 +39,7 @@ class RemoteBroker:
     Args:
         tls: None for plain TCP.
         user: user name; None if it is given only in addresses.
-        vhost: virtual host to log in to; None for the name of the producer's virtual host.
+        vhost: virtual host to log in to; None for the one with the same name as the producer's.
     """
 
     host: str
@@ -53,7 +53,7 @@ class RemoteBroker:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Identity of a link, whose name in metrics and logs is the label."""
+    """Identifies a link. `label` is its name in metrics and logs."""
 
     label: str
     host: str

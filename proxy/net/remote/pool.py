@@ -1,9 +1,9 @@
-"""The links to other brokers, shared by all producers.
+"""Manages the links to other brokers, which all producers share.
 
 Messages for the same broker and login share a link, on which each producer's channel has its own lane. Producers that
-use a full link wait; others do not.
+use a full link must wait; others need not.
 
-Source: the messenger-addressing specification, 3.2 (pooling) and 3.4.
+Source: the messenger-addressing specification, sections 3.2 (pooling) and 3.4.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proxy.relay.counters import Counters, RemoteCounters
 from proxy.relay.remote.lane import Lane, RemoteMessage, RemotePublisher
 from proxy.yamlfile.hosts import is_own_address
 
-#: Maximum number of concurrent links, which is needed since a rule may take the host from the address.
+#: Maximum number of concurrent links. A limit is needed because a rule may take the host from the address.
 _MOST_LINKS = 256
 #: Maximum number of brokers with separate metrics; all others are counted together.
 _MOST_LABELS = 100
@@ -60,13 +60,13 @@ class RemotePool:
         self.listening: Sequence[tuple[str, int]] = ()
 
     def port(self, vhost: str, full: Callable[[bool], None]) -> ProducerRemotes:
-        """Return the remotes for one producer's connection; see `ProducerRemotes` for `full`."""
+        """Return the other brokers for one producer's connection. For `full`, see `ProducerRemotes`."""
         port = ProducerRemotes(self, vhost, full)
         self._ports.add(port)
         return port
 
     def driver(self, remote: Remote, vhost: str) -> RemoteConnection | str:
-        """Return the link to a broker, which is started if necessary, or the reason why there is none."""
+        """Return the link to a broker, or the reason why there is none. The link is started if necessary."""
         target = endpoint(remote, self.brokers.get(vhost, {}), vhost)
         if isinstance(target, str):
             return target
@@ -136,7 +136,9 @@ class RemotePool:
 
 
 class ProducerRemotes:
-    """The other brokers of one producer's connection; `full` is called when the producer must wait or may continue."""
+    """The other brokers that one producer's connection uses. `full` is called when the producer must wait or may
+    continue.
+    """
 
     def __init__(self, pool: RemotePool, vhost: str, full: Callable[[bool], None]) -> None:
         self._pool = pool

@@ -1,9 +1,9 @@
 """Warns about bindings that never match, are never visited, add nothing or are true in no test; about gotos without
 effect; and about patterns that reach the match limit on simple strings.
 
-The rules work as written, so these are warnings. Only provable cases are reported. Bindings that are never visited are
-found by following every path that a message can take through an exchange, with both results of a binding if both are
-possible.
+The findings are warnings because such rules are valid. Only provable cases are reported. Bindings that are never
+visited are found by following every path that a message can take through an exchange, with both results of a binding if
+both are possible.
 
 Source: the open-exchange specification, section 8 (order, goto, stop).
 """
@@ -27,7 +27,7 @@ from proxy.rules.schema import PackedPlaces, ParsedBinding, ParsedFile, binding_
 from proxy.values import strings
 from proxy.yamlfile.document import ConfigWarning, Place
 
-#: Argument for the position of a binding in its exchange; not a condition.
+#: This argument sets the position of a binding in its exchange, and is not a condition.
 _ORDER = b"x-order"
 
 
@@ -67,7 +67,7 @@ def _jumps(compiled: CompiledBinding) -> Set[int]:
 
 
 def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, str, str]]:
-    """Yield the gotos without effect: binding, argument and reason."""
+    """Yield the binding, the argument and the reason for each goto that has no effect."""
     greatest = max((entry.order for entry in entries), default=0)
     for compiled in entries:
         for effects, key in ((compiled.on_true, "x-goto-ontrue"), (compiled.on_false, "x-goto-onfalse")):
@@ -81,9 +81,10 @@ def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[Compiled
 
 
 def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
-    """Yield the bindings that duplicate an earlier binding, each with that binding.
+    """Yield the bindings that duplicate an earlier binding, each with the earlier binding.
 
-    This considers only exchanges whose bindings do nothing but add their destination, so that the order can't matter.
+    Only exchanges whose bindings do nothing but add their destination are considered. In these, the order of bindings
+    does not matter.
     """
     if not all(entry.plain for entry in entries):
         return
@@ -96,7 +97,7 @@ def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBind
         first = unconditional.get(compiled.destination)
         if first is None:
             key = _effect(compiled)
-            # Only hashes are stored, since the keys of a hundred thousand bindings would be as large as the bindings.
+            # Only hashes are stored. The keys of a hundred thousand bindings would use as much memory as the bindings.
             first = same.setdefault(hash(key), compiled)
             if first is not compiled and _effect(first) != key:
                 continue
@@ -197,8 +198,8 @@ def exceeds_match_limit(pattern: bytes) -> bytes | None:
 class UntestedBindings:
     """The bindings of one exchange that are true in no test.
 
-    Without tests, these are all bindings. They are therefore stored as numbers, and warnings are created during
-    iteration.
+    If there are no tests, these are all bindings. To save memory, they are stored as numbers, and warnings are created
+    during iteration.
     """
 
     __slots__ = ("_numbers", "_path", "_places")
@@ -222,7 +223,7 @@ class UntestedBindings:
 
 
 def untested_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[UntestedBindings]:
-    """Return the bindings that are true in no test of the files, by exchange."""
+    """Return the bindings that are true in no test in the files, by exchange."""
     touched = _tested(loaded)
     untested_by_exchange = []
     for file in files:

@@ -1,5 +1,5 @@
-"""Lists the objects that rules need on a broker: destinations named by bindings, and evaluated exchanges, with
-positions.
+"""Lists the objects that rules need on a broker, with their positions. They are the destinations named by bindings, and
+the evaluated exchanges.
 
 `oxproxy check --broker` compares these objects with the broker.
 """
@@ -26,7 +26,7 @@ class NamedDestination:
     """A destination named by a binding, or a queue declared by the rules.
 
     Args:
-        translated: whether the destination is the result of an address translation, not the name in the file.
+        translated: whether the destination is the result of an address translation instead of the name in the file.
     """
 
     vhost: str
@@ -39,11 +39,12 @@ class NamedDestination:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedExchange:
-    """An exchange of the rules files.
+    """An exchange in the rules files.
 
     Args:
         place: position of the exchange's name.
-        published: exchanges on the broker that the sidecar publishes to for this exchange, with ``delivery: queue``.
+        published: with ``delivery: queue``, the exchanges on the broker to which the sidecar publishes for this
+            exchange.
     """
 
     vhost: str

@@ -1,4 +1,4 @@
-"""Checks that rules files are consistent with each other and with the features of a broker, without connecting to it.
+"""Checks that rules files are consistent with each other and with a broker's features, without connecting to a broker.
 
 Each check gets the parsed files of one virtual host. Sources: the interface ("one exchange in two files is an error")
 and the delivery page (carriers, ``unmatched: pass``, the reserved prefix).
@@ -131,12 +131,12 @@ def _carrier_type(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], 
             exchange.fields.place_of("carrier_type"),
             exchange.fields.at("carrier_type"),
             f"a direct carrier with {len(named)} destinations: RabbitMQ before 3.13 compares all of them with every "
-            f"message; with more than {few} a topic carrier costs less (auto)",
+            f"message; with more than {few}, a topic carrier costs less; set carrier_type: auto",
         )
 
 
 def _without_effect(exchange: ParsedExchange, faults: Faults) -> None:
-    """Warn about keys for open exchanges that the type of the exchange ignores."""
+    """Warn about keys for open exchanges that the exchange's type ignores."""
     if exchange.rule.type == OPEN:
         return
     for name, _ in exchange.rule.arguments:
@@ -171,7 +171,7 @@ def _doubtful_keys(exchange: ParsedExchange, faults: Faults) -> None:
 
 @lru_cache(4096)
 def _doubtful_key(key: str, kind: str) -> str:
-    """Return a warning if the name of a header may have been meant as an operator, or ""."""
+    """Return a warning if a header's name may have been meant as an operator; otherwise, return ""."""
     if key.startswith(_RESERVED):
         return ""
     plain = key.translate(_TYPED).strip()
@@ -190,7 +190,7 @@ def _doubtful_key(key: str, kind: str) -> str:
 
 
 def _doubtful_name(key: str, value: Value) -> str:
-    """Return a warning if the tested header's name begins or ends with a blank, or ""."""
+    """Return a warning if the tested header's name begins or ends with a blank; otherwise, return ""."""
     name = key
     if key.startswith(_RESERVED):
         head, blank, name = key.partition(" ")
@@ -232,7 +232,7 @@ def _destinations(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], 
         for place, path, name in _named_exchanges(parsed):
             target = owned.get(name)
             if target is None and name in carriers:
-                faults.error(place, path, "this is a carrier; expected the exchange that it represents")
+                faults.error(place, path, "the target is a carrier; expected the exchange that it represents")
             elif target is not None and target.rule.unmatched_pass and target is not exchange:
                 faults.error(place, path, _UNREACHABLE)
 

@@ -1,6 +1,6 @@
 """Finds addresses in the rules that lead back to this sidecar.
 
-Loops through DNS or sockets are detected when the link is opened; the translation then fails.
+Loops that only DNS or the socket addresses reveal are detected when the link is opened; the translation then fails.
 
 Source: the messenger-addressing specification, 3.4 "Loops".
 """
@@ -21,7 +21,7 @@ Listening = Collection[tuple[str, int]]
 
 
 def check_loops(loaded: LoadedRules, listening: Listening, faults: Faults) -> None:
-    """Report every broker, translation and permitted host with an address of this proxy itself."""
+    """Report every broker, translation and permitted host whose address is one of this proxy's own."""
     for vhost, rules in loaded.rules.vhosts.items():
         for broker in rules.brokers:
             if is_own_address(broker.host, broker.port, listening):
@@ -45,7 +45,9 @@ def _looping_keys(rule: AddressRule, brokers: Collection[bytes], listening: List
 
 
 def _is_own(permitted: bytes, listening: Listening) -> bool:
-    """Return True for a host and port of this proxy; a host without a port also permits other addresses."""
+    """Return True for a host and port of this proxy. A host without a port also permits other addresses, and is not
+    reported.
+    """
     try:
         address = parse_address(permitted)
     except InvalidAddress:

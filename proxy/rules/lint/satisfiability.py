@@ -39,7 +39,7 @@ from proxy.values import Value
 
 #: Type letters of AMQP values in RabbitMQ.
 _LETTERS = NUMBERS | TEXTS | frozenset("tVFAD")
-#: Properties that are a single octet.
+#: Properties whose value is a single octet.
 _OCTETS = (b"delivery_mode", b"priority")
 _NOTHING = Message(Facts(b"", (), {}, 0), 0.0, QueueNames(), lambda _: 0)
 _TOPICS = (b"topic", b"x-?rkta", b"x-?rktaci")
@@ -135,7 +135,7 @@ def _impossible_header(group: Sequence[HeaderOperator]) -> bool:
         return not any(all(operator.predicate(value, _NOTHING) for operator in group) for value in values)
     letters = _LETTERS
     for operator in group:
-        # In an exchange of type headers, void tests for presence, and keys are only names.
+        # In an exchange of type headers, the value void tests for presence, and keys are header names, not operators.
         letters = letters & (_LETTERS if operator.expected.letter == "V" else _letters(operator.key))
     return not letters or _empty([(_sign(operator.key), operator.expected.value) for operator in group])
 
@@ -176,10 +176,10 @@ def _sign(key: bytes) -> bytes:
 
 
 def _empty(bounds: Iterable[tuple[bytes, object]], whole: bool = False, octet: bool = False) -> bool:
-    """Return True if no number lies within bounds.
+    """Return True if no number lies within the bounds.
 
     Args:
-        bounds: sign and number of each comparison; other signs are ignored.
+        bounds: sign and number of each comparison. Signs other than < <= > >= = are ignored.
         whole: whether only whole numbers count.
         octet: whether only numbers from 0 to 255 count.
     """

@@ -221,7 +221,7 @@ def test_the_transition_is_not_finished_while_old_tokens_alone_lead_to_a_queue(s
         channel.queue_bind("late", "letters", token("queue", b"late").decode())
     done = adopt(sidecar, outside.vhost, "--finish")
     assert done.returncode == 1
-    assert "queue late is bound only with tokens of version 0.1 or of a previous secret" in done.stdout
+    assert "queue late is bound only with tokens from version 0.1 or a previous secret" in done.stdout
     names = {item["name"] for item in outside.broker.api("GET", f"exchanges/{outside.vhost}")}
     assert not [name for name in names if name.startswith("x.o.p.e.n.x.f.")]
 
