@@ -1,7 +1,7 @@
 """Finds and removes objects that sidecars have left on a broker (`oxproxy cleanup`).
 
 These objects are exchanges with our mark or a reserved name, and their bindings with reserved routing keys. Exchanges
-with foreign bindings are kept. Source: delivery notes, "Words" and "The store".
+with foreign bindings are kept. Source: architecture, "The broker is the store".
 """
 
 from __future__ import annotations

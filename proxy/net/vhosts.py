@@ -6,7 +6,7 @@ Destinations chosen by a client's bindings must be within that client's permissi
 the client's connections. Any of them can be used. The producer whose message chose the destination is often a different
 client.
 
-Source: delivery notes, "Tokens and bindings".
+Source: architecture, "The control plane"; `relay.token_table`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Confirms are counted and, on a channel with a ledger, joined. The original addre
 of publishes whose address we changed. The answer to a queue.declare waits until the queue's tokens are bound. Frames on
 a channel that we closed are discarded, but a content whose first frame was sent to the producer is always completed.
 
-Source: AMQP 0-9-1 spec, 4.2.3, 4.2.6 and 2.2.10; spec "Messenger addressing", 3.3.
+Source: AMQP 0-9-1 spec, 4.2.3, 4.2.6 and 2.2.10; the messenger-addressing specification, 3.3.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ new pair. `x-original-cc` stores a producer's CC if the broker must not route by
 connect through a sidecar, both headers are removed and the original is restored. This is done only if the message still
 has the pair that we set and this configuration can produce that pair, so that a forged header has no effect.
 
-Source: spec "Messenger addressing", 3.3; delivery notes, "The original address can't be forged".
+Source: the messenger-addressing specification, 3.3.
 """
 
 from __future__ import annotations

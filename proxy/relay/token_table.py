@@ -44,7 +44,7 @@ executes the steps of any number of sidecars. Only durations are compared, so cl
 `tests/relay/test_token_table.py` runs two sidecars, with the same rules and with different rules, against a broker in
 every order that hypothesis finds.
 
-Source: delivery notes, "Tokens and bindings".
+Source: architecture, "The control plane".
 """
 
 from __future__ import annotations

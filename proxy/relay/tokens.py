@@ -10,7 +10,7 @@ topic pattern on a downstream exchange matches eight words.
 The secrets are arguments; other modules read them from files and the environment. Each purpose has its own key, derived
 from the secret, so that a hash for one purpose is never valid for another.
 
-Source: delivery notes, "Tokens and bindings"; RFC 2104 (HMAC), FIPS 198-1.
+Source: RFC 2104 (HMAC), FIPS 198-1.
 """
 
 from __future__ import annotations

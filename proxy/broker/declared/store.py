@@ -15,7 +15,7 @@ The module consists of these parts, in this order:
   same name. In this case, the file's declaration applies, and the clients' bindings are kept;
 - `DeclarationStore`: the state itself.
 
-Sources: delivery notes, "The store"; architecture, "The broker is the store".
+Source: architecture, "The broker is the store".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The functions are pure: they depend on the shared state, not on the broker. If clients must not benefit from the control
 user's permissions, destinations reached only through routes in clients' bindings are omitted. Relays bind the tokens of
-these destinations with the client's permissions. Source: delivery notes, "Tokens and bindings".
+these destinations with the client's permissions. Source: architecture, "The control plane".
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class DesiredState:
             destination.
         published: exchanges to which the sidecar itself publishes. The value is the exchange, owned by a rules file,
             whose messages it publishes.
+        regex: whether a rule chooses queues by a regular expression.
         translated: destinations that the address table redirects, and that therefore need not exist. Their
             replacements on this broker are in `existing`.
         remote_destinations: translations to a destination at another broker.

@@ -3,7 +3,7 @@
 While such a token is bound, the broker considers the exchange in use. A relay that removes a binding also removes its
 token. This module finds tokens that the relay could not remove, and tokens of bindings that were removed without the
 sidecar. A token is unbound when two successive passes find that it is not needed, since a client may be about to bind
-during the first pass. Source: delivery notes, "Tokens and bindings".
+during the first pass. Source: `relay.token_table`.
 """
 
 from __future__ import annotations

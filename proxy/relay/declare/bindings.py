@@ -11,9 +11,8 @@ A client's routes reach only destinations that the client has permission to bind
 are checked before the binding is stored; other destinations are checked when a message chooses them. Tokens bound for
 the routes are removed with the client's last binding.
 
-Source: architecture, "The broker is the store"; delivery notes, "Tokens and bindings"; the open-exchange specification,
-7, 11 and 13; AMQP 0-9-1 spec, 1.7.2.3 and 1.7.2.5; RabbitMQ guides "Exchange to exchange bindings" and "Queues" (an
-empty name means the last declared queue).
+Source: architecture, "The broker is the store"; the open-exchange specification, 7, 11 and 13; AMQP 0-9-1 spec, 1.7.2.3
+and 1.7.2.5; RabbitMQ guides "Exchange to exchange bindings" and "Queues" (an empty name means the last declared queue).
 """
 
 from __future__ import annotations

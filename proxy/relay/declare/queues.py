@@ -3,7 +3,7 @@
 Both methods are forwarded to the broker. A declare-ok is held back until the tokens of the queue are bound, so that the
 client's next publish reaches the queue.
 
-Source: delivery notes, "Tokens and bindings"; AMQP 0-9-1 spec, 1.7.2.1.
+Source: AMQP 0-9-1 spec, 1.7.2.1.
 """
 
 from __future__ import annotations

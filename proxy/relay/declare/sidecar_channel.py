@@ -4,7 +4,7 @@ It is the channel with the highest number, which is never offered to the produce
 connection may send, such as binds of its exclusive queues. Only one method is outstanding at a time. A refusal closes
 only this channel.
 
-Source: delivery notes, "Tokens and bindings".
+Source: `relay.token_table`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ JSON loses types and order, and the routing key on the broker is different. A bi
 ``x-oxproxy-signature``, since any user with permission to bind can put any user name into ``x-oxproxy``. An exchange
 needs no signature, since the user that declared it has permission to configure it.
 
-Source: delivery notes, "The store"; architecture, "The broker is the store".
+Source: architecture, "The broker is the store".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ must not be bound with the control user's permissions. This module checks whethe
 stores a grant on the carrier, as a binding with a grant key. If not, the destination counts as missing, with the
 broker's refusal as the reason; this is never an error for the producer.
 
-Source: delivery notes, "Tokens and bindings"; RabbitMQ guide "Access control".
+Source: `relay.token_table`; RabbitMQ guide "Access control".
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Builds an `Outgoing` from a `Decision` and the state of the virtual host. It con
 outgoing publish, the tokens or queue names for BCC, and the destinations to bind first. The publish pass caches it by
 the facts of a message, so everything that does not depend on the individual message is encoded here, once.
 
-Source: architecture, "One publish in, one publish out"; delivery notes; RabbitMQ guide "Sender-selected distribution".
+Source: architecture, "One publish in, one publish out"; RabbitMQ guide "Sender-selected distribution".
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ This is necessary if there are too many tokens for one header frame or if, with 
 exchanges. The body is repeated, so it is buffered until it is complete (`RelayLimits.replay_bytes` limits its size).
 The channel's ledger joins the confirms, and its `Returns` joins the returns.
 
-Source: architecture, "One publish in, one publish out"; delivery notes, "The ledger where there are no confirms".
+Source: architecture, "One publish in, one publish out".
 """
 
 from __future__ import annotations
@@ -45,9 +45,14 @@ def fitting(
         ProtocolError: the body or the headers are too large to be split; 311 on the channel.
     """
     limits = connection.terms.limits
-    if body_size > limits.replay_bytes or connection.backlog.collected + body_size > limits.collected_bytes:
+    if body_size > limits.replay_bytes:
         raise _too_large(
             f"body of {body_size} bytes would be sent in several copies; the limit is {limits.replay_bytes} bytes"
+        )
+    if connection.backlog.collected + body_size > limits.collected_bytes:
+        raise _too_large(
+            f"body of {body_size} bytes would be sent in several copies; {connection.backlog.collected} bytes of other "
+            f"such bodies are incomplete, and the limit for all of them is {limits.collected_bytes} bytes"
         )
     limit = connection.terms.tuning.frame_max_upstream
     original = out.address_of(publish.routing_key)
