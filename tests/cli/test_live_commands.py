@@ -199,7 +199,7 @@ def test_routes_of_files_are_those_of_the_sidecar(site: Site) -> None:
 
 def test_an_exchange_that_is_nowhere_is_status_1(site: Site) -> None:
     status, out, err = said(site, "routes", "--exchange", "no-such")
-    assert (status, out, err) == (1, "", "no exchange of the rules has such a name\n")
+    assert (status, out, err) == (1, "", "no exchange in the rules has this name\n")
 
 
 def test_rules_in_force_are_shown_as_written_without_passwords(site: Site) -> None:

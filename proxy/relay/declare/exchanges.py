@@ -5,8 +5,8 @@ the exchange exists, the broker compares its type, flags and alternate exchange.
 compared here, by value, so that the width of integers makes no difference. Reply texts are those of RabbitMQ. Clients
 can't change exchanges from rules files.
 
-Source: architecture, "The broker is the store"; the open-exchange specification, 10 and 11; RabbitMQ guide "Exchanges"; error
-texts of RabbitMQ 3.10 ("inequivalent arg").
+Source: architecture, "The broker is the store"; the open-exchange specification, 10 and 11; RabbitMQ guide "Exchanges";
+error texts of RabbitMQ 3.10 ("inequivalent arg").
 """
 
 from __future__ import annotations
