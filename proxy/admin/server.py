@@ -5,8 +5,8 @@ connect) and ``/status``. The server calls functions of the application and does
 from the start of the process to the end of the drain.
 
 Connections are limited in number and time, so that they don't exhaust the file descriptors that producers need. The
-first request must be received within `REQUEST_SECONDS` after connecting. Once an answer is ready, the client has the
-same time to read it and to send the next request. There is no deadline while a page is being rendered.
+first request must be received within `REQUEST_SECONDS` after connecting. Once an answer is ready, the client again has
+`REQUEST_SECONDS` to read it and to send the next request. There is no deadline while a page is being rendered.
 
 Guarded pages answer requests from loopback and from `admin.allow`. They reject requests made by web pages other than
 the console. Such requests have a different origin, or use another host name that resolves to this address (DNS

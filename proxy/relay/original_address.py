@@ -105,7 +105,7 @@ def can_produce(state: VhostState, first: OriginalAddress, new: OriginalAddress)
 
 
 def refuse_forged(state: VhostState, entries: bytes) -> None:
-    """Refuse a forged header. Otherwise, consumers would now or later see a wrong address for the message.
+    """Refuse a forged header. Otherwise, consumers would see a wrong address for the message.
 
     The header can't be removed, since the message is forwarded unchanged. A header that no sidecar would restore is
     harmless.

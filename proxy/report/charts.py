@@ -142,7 +142,7 @@ def decades(least: float, most: float) -> list[float]:
 
 
 def covering(begin: datetime, end: datetime, step: timedelta) -> Span:
-    """Return a span with at least the minimum number of columns."""
+    """Return a span that covers `begin` to `end` and has at least the minimum number of columns."""
     least = step * _LEAST_COLUMNS
     if end - begin >= least:
         return Span(begin, end)

@@ -117,7 +117,7 @@ def inflated(content: bytes, packed: bool) -> Iterator[bytes]:
     """Yield text in chunks of bounded size.
 
     Raises:
-        DamagedError: after all readable text.
+        DamagedError: the data are damaged; raised after all readable text has been yielded.
     """
     whole = io.BytesIO(content)
     stream = gzip.GzipFile(fileobj=whole) if packed else whole
@@ -132,7 +132,7 @@ def texts(pieces: Iterable[bytes]) -> Iterator[str]:
     """Yield text in chunks that end at a line break.
 
     Raises:
-        DamagedError: after the last complete line.
+        DamagedError: the data are damaged; raised after the last complete line has been yielded.
     """
     rest = b""
     for piece in pieces:

@@ -43,7 +43,7 @@ class Tables:
         self._fetched = work / "fetched"
 
     def begin(self) -> None:
-        """Remove what a killed run has left, and create directories."""
+        """Remove the files of a run that was killed, and create directories."""
         self._storage.remove(f"{self._output}/{_STAGING}")
         self._storage.make(self._output)
 

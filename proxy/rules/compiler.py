@@ -145,7 +145,7 @@ def _unknown(key: str, value: Value) -> str:
         near = difflib.get_close_matches(head, OPERATORS, 1, 0.75)
         if near:
             return f"unknown operator {head}; did you mean {near[0]}{blank}{rest}?"
-        return f'unknown operator {head}; a header of that name is tested by "x-?hkv= {key}"'
+        return f'unknown operator {head}; to test a header of that name, use "x-?hkv= {key}"'
     named = OPERATORS[head].named
     if named and not rest:
         return f'seen {head} without a name, expected "{head} NAME" with the name of a {named} after one blank'

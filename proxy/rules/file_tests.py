@@ -140,7 +140,7 @@ def _differences(
         message, book = translated, None
     router = routers[test.vhost]
     if test.at is None and router.interest(message.exchange).clock:
-        return ("the rules depend on the clock, so the test needs at:",)
+        return ("the rules depend on the clock, so the test needs the key `at`",)
     queues = known[test.vhost] | test.queues
     decision = decide(router, message, test.at or 0.0, queues)
     return compare(routing_result(decision, vhost, book, message.facts.routing_key), test.expected)

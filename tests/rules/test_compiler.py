@@ -95,7 +95,7 @@ def test_faults_of_several_bindings_and_of_the_exchange_are_found_at_once() -> N
     [
         ('"x-?hkx a": 1', "unknown operator x-?hkx; did you mean x-?hkex a?"),
         ("x-addq-ontru: a", "unknown operator x-addq-ontru; did you mean x-addq-ontrue?"),
-        ("x-zzzzzz: a", 'unknown operator x-zzzzzz; a header of that name is tested by "x-?hkv= x-zzzzzz"'),
+        ("x-zzzzzz: a", 'unknown operator x-zzzzzz; to test a header of that name, use "x-?hkv= x-zzzzzz"'),
         ('"x-?rkre": 5', "seen the number 5, expected a regular expression (string)"),
         (
             '"x-?hkv=": 5',

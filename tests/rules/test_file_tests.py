@@ -77,7 +77,7 @@ def test_a_test_that_says_what_happens_holds(test: str) -> None:
             'error: expected "Max size payload hit.", got no error',
         ),
         ("publish: {exchange: elsewhere}, expect: {}", "publishes to elsewhere, which no rules file names"),
-        ("publish: {exchange: clock}, expect: {}", "the rules depend on the clock, so the test needs at:"),
+        ("publish: {exchange: clock}, expect: {}", "the rules depend on the clock, so the test needs the key `at`"),
     ],
 )
 def test_a_test_that_says_something_else_fails_with_every_difference(test: str, difference: str) -> None:

@@ -87,8 +87,8 @@ def test_what_passes_unmatched_messages_has_no_alternate_that_is_evaluated_here(
 
 def test_an_alternate_beside_unmatched_pass_is_a_warning() -> None:
     assert warnings("exchanges: [{name: e, carrier: c, unmatched: pass, arguments: {alternate-exchange: f}}]") == [
-        "a.yaml:1:64: exchanges[0].arguments.alternate-exchange: warning: unmatched: pass takes precedence: only "
-        "messages dropped by a `-silent` filter are sent there"
+        "a.yaml:1:64: exchanges[0].arguments.alternate-exchange: warning: `unmatched: pass` takes precedence, so "
+        "only messages dropped by a `-silent` filter are sent to the alternate exchange"
     ]
 
 

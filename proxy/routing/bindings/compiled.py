@@ -237,7 +237,7 @@ def _skip_smaller(headers: Table, at: int, name: bytes) -> int:
 
 
 def _count_can_stop(walk: tuple[HeaderOperator, ...]) -> bool:
-    """Return True if headers that no operator names can change the count.
+    """Return True if a header that is not named by any operator can change the count.
 
     Counting stops at a test of existence or type that follows the last header. This matters only if a test of absence
     follows.

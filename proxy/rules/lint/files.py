@@ -112,7 +112,10 @@ def _alternate(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], fau
         faults.error(place, path, message)
     elif exchange.rule.unmatched_pass:
         faults.warn(
-            place, path, "unmatched: pass takes precedence: only messages dropped by a `-silent` filter are sent there"
+            place,
+            path,
+            "`unmatched: pass` takes precedence, so only messages dropped by a `-silent` filter are sent to the "
+            "alternate exchange",
         )
     elif alternate in owned and owned[alternate].rule.unmatched_pass:
         faults.error(place, path, _UNREACHABLE)
