@@ -286,8 +286,7 @@ class LimitsSection(FileModel):
     idle_timeout_seconds: Annotated[float, Duration(0.1, 604_800)] | None = Field(
         default=None,
         alias="idle_timeout",
-        description="time without frames other than heartbeats after which a connection is closed (320); `null`: no "
-        "limit",
+        description="how long a connection may carry only heartbeats before it is closed (320); `null`: no limit",
     )
     regex_budget: Annotated[int, Whole(1000, 1_000_000_000)] = Field(
         default=DEFAULT_BUDGET,

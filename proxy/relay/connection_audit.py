@@ -95,7 +95,7 @@ class DelayedConfirms:
             self._wrote.append(channel)
 
     def note(self) -> None:
-        """Record the number of the last line of each channel with new lines."""
+        """Record the number of the last appended line for each channel that has new audit lines."""
         if self._wrote:
             appended = self._lines.appended
             for channel in self._wrote:

@@ -572,7 +572,7 @@ class ConnectionState:
         self.take_held_again(channel)
 
     def take_held_again(self, channel: Channel) -> None:
-        """Schedule the frames that a channel has held to be processed in its current state."""
+        """Schedule a channel's held frames for processing in the channel's current state."""
         if channel.held:
             self.pending.resumable.append(channel)
 

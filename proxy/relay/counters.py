@@ -155,7 +155,7 @@ class Traffic:
     def name(self, labels: TrafficLabels) -> None:
         """Switch to the names of new rules.
 
-        New names start at zero, and others keep their totals. Totals of names that are no longer in the rules are
+        New names start at zero, and others keep their totals. Totals for names that are no longer in the rules are
         removed. Bindings declared by clients, which no rules ever named, keep their totals.
         """
         for _ in self.folding():

@@ -1,7 +1,7 @@
 """Token buckets that limit the publish rate of each user, and determine how long the user's producers are paused.
 
 A bucket holds the units that may be taken at once and refills steadily. It may be overdrawn, since publishes are
-charged only after they have been read. The debt determines how long nothing more is read from the user's producers.
+charged only after they have been read. The debt determines how long reading from the user's producers is paused.
 This module uses no sockets and no clock.
 
 Source: the token bucket in RFC 2697, section 3, with a debt instead of marking.

@@ -144,7 +144,7 @@ class Storage:
             raise StorageError(f"{path}: the directory cannot be created")
 
     def remove(self, path: str) -> bool:
-        """Remove a file, or a directory with its content. Return whether it existed."""
+        """Remove a file, or a directory with its contents. Return whether it existed."""
         with self._at(path) as (files, target):
             return bool(files.delete(target, True))
 

@@ -184,7 +184,7 @@ class Router:
 
 
 class _Reach:
-    """The exchanges of the router that a message published to one of them can reach."""
+    """The router's exchanges that are reachable from one of its exchanges."""
 
     __slots__ = ("_changes", "_destinations", "_owned", "_start", "exchanges", "interest")
 

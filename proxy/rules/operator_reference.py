@@ -21,7 +21,7 @@ class OperatorEntry:
 
     Args:
         keys: the keys as written; NAME stands for the name of a header or property.
-        meaning: completes the lead of its section.
+        meaning: end of the sentence that begins with `OperatorSection.lead`.
         example: one argument, as YAML.
     """
 
