@@ -57,6 +57,7 @@ class Arena:
         self.folder = folder
         self.terms = terms
         self._children = contextlib.ExitStack()
+        self._sidecars: dict[int, Child] = {}
         self._ways: dict[Way, tuple[int, int] | ChildError] = {}
         self._producers: dict[str, list[Producer] | ChildError] = {}
 
@@ -149,7 +150,12 @@ class Arena:
         command = [*wrap, OXPROXY, "serve", "--config", str(config)]
         child = self._children.enter_context(Child(name.replace(" ", "-"), command, self.folder))
         child.wait_until(lambda: answers(f"http://127.0.0.1:{admin_port}/readyz"))
+        self._sidecars[child.pid] = child
         return port, child.pid
+
+    def end_sidecar(self, pid: int) -> None:
+        """End a sidecar before the others, with everything that it asks of the broker."""
+        self._sidecars[pid].stop()
 
     def _way(self, way: Way) -> tuple[int, int]:
         return once(self._ways, way, lambda: self._start_way(way))
