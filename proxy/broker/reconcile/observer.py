@@ -217,9 +217,13 @@ class Observer:
             for exchange in desired.carriers
             if now < self._current_until.get(exchange.name, 0.0)
             and not desired.plain.get(exchange.name)
-            and self._readings[exchange.carrier].exchange is exchange
-            and self._readings[exchange.carrier].tokens is self._tokens(exchange)
+            and self._is_read(exchange)
         )
+
+    def _is_read(self, exchange: OwnedExchange) -> bool:
+        """Return True if the last list of bindings is that of this exchange, which may have replaced another one."""
+        last = self._readings.get(exchange.carrier)
+        return last is not None and last.exchange is exchange and last.tokens is self._tokens(exchange)
 
     def announced(self, names: Iterable[bytes] | None) -> None:
         """Record that other sidecars have changed exchanges, or, if None, any exchanges, so that the next pass lists
