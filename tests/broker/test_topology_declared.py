@@ -559,6 +559,19 @@ async def test_a_sidecar_is_not_ready_before_it_has_read_the_bindings_of_listed_
     await topology.close()
 
 
+def slow_lists(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[bytes]:
+    """Let each list of bindings take longer; return the exchanges whose bindings are listed, as they come."""
+    listing, listed = ManagementApi.changed_bindings, list[bytes]()
+
+    async def slow(self: ManagementApi, vhost: str, exchange: bytes, digest: bytes) -> Any:
+        listed.append(exchange)
+        await asyncio.sleep(seconds)
+        return await listing(self, vhost, exchange, digest)
+
+    monkeypatch.setattr(ManagementApi, "changed_bindings", slow)
+    return listed
+
+
 async def test_bindings_on_which_no_rule_relies_are_listed_once_at_the_start_however_long_it_takes(
     start: Start, app: Client, outside: Outside, vhost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -566,14 +579,7 @@ async def test_bindings_on_which_no_rule_relies_are_listed_once_at_the_start_how
     outside.make_queues("a")
     await app.declare("ox")
     await app.bind(stored("ox", "a"))
-    listing, listed = ManagementApi.changed_bindings, list[bytes]()
-
-    async def slow(self: ManagementApi, vhost: str, exchange: bytes, digest: bytes) -> Any:
-        listed.append(exchange)
-        await asyncio.sleep(0.8)
-        return await listing(self, vhost, exchange, digest)
-
-    monkeypatch.setattr(ManagementApi, "changed_bindings", slow)
+    listed = slow_lists(monkeypatch, 0.8)
     topology = await start({vhost: state(vhost, {"documents": queues("a")})}, refresh_seconds=0.2)
     assert sorted(listed) == [b"documents", b"documents", b"ox"]
     assert routed(known(topology, vhost), b"ox") == (b"a",)
@@ -587,14 +593,7 @@ async def test_a_long_list_is_requested_less_often_where_sidecars_announce_their
     outside.make_queues("a", "b")
     await app.declare("ox")
     await app.bind(stored("ox", "a"))
-    listing, listed = ManagementApi.changed_bindings, list[bytes]()
-
-    async def slow(self: ManagementApi, vhost: str, exchange: bytes, digest: bytes) -> Any:
-        listed.append(exchange)
-        await asyncio.sleep(1.1)
-        return await listing(self, vhost, exchange, digest)
-
-    monkeypatch.setattr(ManagementApi, "changed_bindings", slow)
+    listed = slow_lists(monkeypatch, 1.1)
     topology = await start({vhost: state(vhost, {"documents": queues("a")})}, announcing=announcing)
     await reconcile(topology, vhost)  # an equal list
     listed.clear()
@@ -605,7 +604,6 @@ async def test_a_long_list_is_requested_less_often_where_sidecars_announce_their
         await app.bind(stored("ox", "b", (), 2))
         await asyncio.sleep(0.1)
         other.changed(vhost, b"ox")
-        monkeypatch.setattr(ManagementApi, "changed_bindings", listing)
         await asyncio.sleep(0.5)
         await reconcile(topology, vhost)
         assert routed(known(topology, vhost), b"ox") == (b"a", b"b")

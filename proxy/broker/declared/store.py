@@ -211,10 +211,6 @@ class BindingListings:
         """True if an observation must be confirmed by the next listing."""
         return any(name in self._state.exchanges for name in self._unverified)
 
-    def is_unverified(self, name: bytes) -> bool:
-        """Return True if the next listing of an exchange's bindings must confirm an observation."""
-        return name in self._unverified
-
     @property
     def unsigned(self) -> dict[bytes, list[str]]:
         """Bindings in the last listings that are not signed with any of our secrets, by exchange."""

@@ -267,8 +267,7 @@ class Observer:
         store = self.store
         last = self._readings.get(exchange.carrier)
         tokens = self._tokens(exchange)
-        unchanged = last is not None and last.exchange is exchange and last.tokens is tokens
-        unchanged = unchanged and exchange.carrier not in self.foreign
+        unchanged = self._is_read(exchange) and exchange.carrier not in self.foreign
         if last is None or not unchanged or (store is not None and not store.listings.settled(exchange)):
             last = _Reading(exchange, b"", tokens, CarrierTokens())
         clock = asyncio.get_running_loop().time
@@ -292,26 +291,21 @@ class Observer:
                 has_eight_words(bindings),
             )
         exchange.tokens.listed(look, last.carrier_tokens.rows, clock())
-        if answer is not None:
-            for key, destination in grants_bound(bindings).items():
-                exchange.grant(key, destination)
-            self._note_foreign(exchange.carrier, foreign_bindings(bindings, tokens))
-            if store is not None:
-                self.superfluous[exchange.carrier] = [
-                    RemoveBinding(exchange.carrier, copy, "duplicate binding removed")
-                    for copy in await store.listings.take(exchange, known, bindings)
-                ]
-        took_seconds = answered_at - look.began_at
-        undisturbed = answer is None and announcements == self._announcements
-        if took_seconds > _LONG_SECONDS and undisturbed and not self._to_do(exchange):
-            self._current_until[exchange.name] = answered_at + _SHARE * took_seconds
-
-    def _to_do(self, exchange: OwnedExchange) -> bool:
-        """Return True if bindings on a carrier have to be removed or confirmed, so that they must be listed again."""
-        tokens, store = self._readings[exchange.carrier].carrier_tokens, self.store
-        unverified = store is not None and store.listings.is_unverified(exchange.name)
-        unwanted = self.foreign.get(exchange.carrier) or self.superfluous.get(exchange.carrier)
-        return bool(unverified or unwanted or tokens.incomplete or tokens.former)
+        if answer is None:
+            # No binding is foreign or unverified; otherwise, the answer is not compared with the last one.
+            took_seconds, left = answered_at - look.began_at, last.carrier_tokens
+            changing = self.superfluous.get(exchange.carrier) or left.incomplete or left.former
+            if took_seconds > _LONG_SECONDS and announcements == self._announcements and not changing:
+                self._current_until[exchange.name] = answered_at + _SHARE * took_seconds
+            return
+        for key, destination in grants_bound(bindings).items():
+            exchange.grant(key, destination)
+        self._note_foreign(exchange.carrier, foreign_bindings(bindings, tokens))
+        if store is not None:
+            self.superfluous[exchange.carrier] = [
+                RemoveBinding(exchange.carrier, copy, "duplicate binding removed")
+                for copy in await store.listings.take(exchange, known, bindings)
+            ]
 
     async def warn(self, desired: DesiredState) -> None:
         """Log new conditions that prevent the rules from working as intended (see `checks`)."""
