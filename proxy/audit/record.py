@@ -1,8 +1,8 @@
 r"""Renders audit records: one JSON object per line, ASCII only.
 
 A line never contains a message body, and contains only header values that the operator has listed. The parts that are
-constant for a channel or a decision are rendered once (`LineRenderer.origin`, `LineRenderer.template`) and joined for
-each publish. ``ts`` is first, so that the writer thread finds the hour of a line at a fixed offset.
+constant for a channel or a decision are rendered once (`LineRenderer.origin`, `LineRenderer.template`). ``ts`` is
+first, so that the writer thread finds the hour of a line at a fixed offset.
 docs/reference/audit.md describes the fields.
 
 Bytes are shown as UTF-8. Bytes that are not UTF-8 appear as ``\xNN``, and look the same as those four characters.
@@ -105,24 +105,28 @@ class Privacy:
 
 
 class RecordTemplate(LineTemplate):
-    """The constant part of the lines for one decision. Created by `LineRenderer.template`."""
+    """Renders the lines for one decision. Created by `LineRenderer.template`."""
 
     __slots__ = ("_constant",)
 
     def __init__(self, constant: str) -> None:
         self._constant = constant
 
-    def ending(
+    def line(
         self,
+        begin: str,
+        seq: int,
         routing_key: bytes,
         message_id: bytes | None,
         size: int,
         headers: str,
         decide_us: float,
     ) -> str:
-        """Render the end of a line, which follows the number of the publish.
+        """Render the line for a publish.
 
         Args:
+            begin: `opening`, followed by `LineRenderer.origin`.
+            seq: number of the publish on its channel.
             routing_key: the routing key.
             message_id: the message id; None if there is none.
             size: size of the body in bytes.
@@ -137,11 +141,14 @@ class RecordTemplate(LineTemplate):
             key = quoted(routing_key)
             identity = "null" if message_id is None else quoted(message_id)
         took = f',"decide_us":{decide_us:.1f}' if decide_us >= 0 else ""
-        return f',"rk":{key},"message_id":{identity},"size":{size}{self._constant},"headers":{headers}{took}}}\n'
+        return (
+            f'{begin}{seq},"rk":{key},"message_id":{identity},"size":{size}'
+            f'{self._constant},"headers":{headers}{took}}}\n'
+        )
 
 
 class _HashingTemplate(RecordTemplate):
-    """The constant part of lines whose routing key or message id is hashed."""
+    """Renders lines whose routing key or message id is hashed."""
 
     __slots__ = ("_privacy",)
 
@@ -149,8 +156,10 @@ class _HashingTemplate(RecordTemplate):
         super().__init__(constant)
         self._privacy = privacy
 
-    def ending(
+    def line(
         self,
+        begin: str,
+        seq: int,
         routing_key: bytes,
         message_id: bytes | None,
         size: int,
@@ -162,13 +171,13 @@ class _HashingTemplate(RecordTemplate):
             routing_key = self._privacy.hash("rk", routing_key).encode()
         if message_id is not None and "message_id" in hashed:
             message_id = self._privacy.hash("message_id", message_id).encode()
-        return super().ending(routing_key, message_id, size, headers, decide_us)
+        return super().line(begin, seq, routing_key, message_id, size, headers, decide_us)
 
 
 def opening(ts: str) -> str:
     """Return the start of a line.
 
-    It is followed by `LineRenderer.origin`, the number of the publish and `RecordTemplate.ending`.
+    It is followed by `LineRenderer.origin`.
 
     Args:
         ts: time of the publishes, from a `TimestampText`.
@@ -318,7 +327,7 @@ class PublishLog:
     def __init__(
         self,
         records: LineRenderer,
-        append: Callable[[bytes], None],
+        append: Callable[[bytes, int], None],
         rules: Callable[[], str],
         wall: Callable[[], float],
         *,
@@ -349,7 +358,7 @@ class PublishLog:
         remotes: Iterable[str] = (),
         rule: int | None = None,
     ) -> LineTemplate:
-        """Return the constant part of the lines for a decision, including the version of the rules."""
+        """Return what renders the lines for a decision, including the version of the rules."""
         return self._records.template(
             exchange,
             outcome,
@@ -364,7 +373,7 @@ class PublishLog:
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
         """Record the broker's answer to a publish."""
-        self.append(self._records.settle(self._text(self._wall()), conn, ch, seq, result, confirm_us))
+        self.append(self._records.settle(self._text(self._wall()), conn, ch, seq, result, confirm_us), 1)
 
 
 def header_value(value: Value) -> object:

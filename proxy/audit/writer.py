@@ -1,6 +1,6 @@
 """Buffers audit lines in the event loop and hands them to the writer thread in batches.
 
-`append` adds a line to a list, and whole batches are passed to the thread (`writer_thread`). If the disk or the thread
+`append` adds lines to a list, and whole batches are passed to the thread (`writer_thread`). If the disk or the thread
 can't keep up, mode `best_effort` drops and counts lines; modes `backpressure` and `strict` set `full`, so that
 producers are paused. `strict` also reports which lines are on disk, so that a publish is confirmed only after its line
 is on disk. Every buffer is bounded. This module runs in the event loop's thread.
@@ -140,6 +140,7 @@ class AuditWriter:
         self._closing = False
         self._batch_bytes = min(BATCH_BYTES, policy.buffer_bytes // 4)
         self._pending: list[bytes] = []
+        self._pending_count = 0
         self._pending_size = 0
         self._pending_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -159,7 +160,7 @@ class AuditWriter:
     @property
     def appended(self) -> int:
         """Sequence number of the last appended line. `durable` reaches it when the line has been written."""
-        return self._sequence + len(self._pending)
+        return self._sequence + self._pending_count
 
     async def start(self) -> None:
         """Lock the directory and start the threads.
@@ -172,10 +173,16 @@ class AuditWriter:
         self._closer.start(left)
         self._thread.start()
 
-    def append(self, line: bytes) -> None:
-        """Append a line, which begins with ``ts`` and ends with a line break. Called on the publish path."""
-        self._pending.append(line)
-        self._pending_size += len(line)
+    def append(self, lines: bytes, count: int = 1) -> None:
+        """Append lines. Called once for the publishes of a read.
+
+        Args:
+            lines: lines that begin with the same ``ts`` and end with a line break.
+            count: their number.
+        """
+        self._pending.append(lines)
+        self._pending_count += count
+        self._pending_size += len(lines)
         if self._timer is None or self._pending_size >= self._batch_bytes:
             self._crossed()
 
@@ -257,25 +264,25 @@ class AuditWriter:
         self._hand_over()
 
     def _hand_over(self) -> None:
-        lines, size = self._pending, self._pending_size
+        lines, count, size = self._pending, self._pending_count, self._pending_size
         if not lines:
             return
         since, self._pending_since = self._pending_since, self._wall()
-        self._pending, self._pending_size = [], 0
+        self._pending, self._pending_count, self._pending_size = [], 0, 0
         full = self._handed_size + size > self._policy.buffer_bytes
         if self._closing or (self._may_lose and full):
-            self._drop(_Gap(len(lines), since, self._pending_since))
+            self._drop(_Gap(count, since, self._pending_since))
             return
-        self._put(lines, size)
+        self._put(lines, count, size)
         if full and not self.full:
             self.full = True
             _log().warning("audit log can't keep up, producers wait", reason=self.failure, repeat="audit")
             self.on_full()
 
-    def _put(self, lines: list[bytes], size: int) -> None:
-        self._sequence += len(lines)
+    def _put(self, lines: list[bytes], count: int, size: int) -> None:
+        self._sequence += count
         self._handed_size += size
-        self._thread.put(Batch(lines, self._sequence, size))
+        self._thread.put(Batch(lines, count, self._sequence, size))
         if self._stall is None:
             self._stall = self._loop.call_later(STALL_SECONDS, self._stalled)
 
@@ -298,7 +305,7 @@ class AuditWriter:
         now = self._timestamp(self._wall())
         since, until = TimestampText()(gap.since), TimestampText()(gap.until)
         line = self._records.gap(now, gap.dropped, since, until)
-        self._put([line], len(line))
+        self._put([line], 1, len(line))
         self._gap, self._gap_under_way = None, (self._sequence, gap)
 
     def _from_thread(self, report: WriteResult | None) -> None:

@@ -87,7 +87,7 @@ class RotatingLog:
         """Write lines. Written lines are removed from the list, even if an error is raised.
 
         Args:
-            lines: whole lines ordered by time.
+            lines: groups of whole lines, ordered by time. The lines of a group are of the same time.
 
         Raises:
             OSError: the remaining lines have not been written.
@@ -139,14 +139,16 @@ class RotatingLog:
                 self._closed(segment.path)
 
     def _first_run(self, lines: list[bytes]) -> tuple[str, int, bytes]:
-        """Return the hour of the first line, the number of lines that can be written with it, and their text."""
+        """Return the hour of the first group, the number of groups that can be written with it, and their text."""
         hour = lines[0][HOUR]
         count = len(lines)
         if lines[-1][HOUR] != hour:
-            count = next(number for number, line in enumerate(lines) if line[HOUR] != hour)
+            count = next(number for number, group in enumerate(lines) if group[HOUR] != hour)
         data = b"".join(lines[:count])
         limit = self._layout.segment_bytes
         if len(data) > limit:
+            if len(lines[0]) > limit:
+                lines[:1] = lines[0].splitlines(keepends=True)
             sizes = accumulate(map(len, lines))
             count = max(1, next(number for number, size in enumerate(sizes) if size > limit))
             data = b"".join(lines[:count])
@@ -178,12 +180,14 @@ class Batch:
     """Lines handed to the thread.
 
     Args:
-        lines: the lines.
+        lines: groups of whole lines.
+        count: number of lines.
         sequence: sequence number of the last line, counting all lines that were handed over.
         size: their size in bytes.
     """
 
     lines: list[bytes]
+    count: int
     sequence: int
     size: int
 
@@ -278,15 +282,16 @@ class WriterThread:
     def _write(self, group: list[Batch]) -> None:
         lines = group[0].lines if len(group) == 1 else [line for batch in group for line in batch.lines]
         sequence = group[-1].sequence
-        count = len(lines)
+        count = sum(batch.count for batch in group)
         size = sum(batch.size for batch in group)
         while True:
             try:
                 self._log.write(lines)
             except OSError as error:
                 if self._may_lose or self._give_up.is_set():
+                    lost = sum(part.count(b"\n") for part in lines)
                     lost_size = sum(map(len, lines))
-                    self._report(WriteResult(sequence, count, size, len(lines), lost_size, str(error)))
+                    self._report(WriteResult(sequence, count, size, lost, lost_size, str(error)))
                     return
                 self._report(WriteResult(sequence, error=str(error)))
                 self._give_up.wait(RETRY_SECONDS)

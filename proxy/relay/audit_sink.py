@@ -11,17 +11,28 @@ from typing import Protocol
 
 
 class LineTemplate:
-    """The constant part of the audit lines for one decision.
+    """Renders the audit lines for one decision.
 
     This is not a protocol, since compiled code looks up the methods of protocols by name.
     """
 
     __slots__ = ()
 
-    def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str, decide_us: float) -> str:
-        """Return the end of a line, which follows the number of the publish.
+    def line(
+        self,
+        begin: str,
+        seq: int,
+        routing_key: bytes,
+        message_id: bytes | None,
+        size: int,
+        headers: str,
+        decide_us: float,
+    ) -> str:
+        """Return the line for a publish.
 
         Args:
+            begin: `AuditSink.opening`, followed by `AuditSink.origin`.
+            seq: number of the publish on its channel.
             routing_key: the producer's routing key.
             message_id: the message id, if there is one.
             size: size of the body in bytes.
@@ -61,7 +72,13 @@ class AuditSink(Protocol):
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
         """Return the allow-listed headers as text for an audit line."""
 
-    def append(self, line: bytes) -> None: ...
+    def append(self, lines: bytes, count: int) -> None:
+        """Append lines.
+
+        Args:
+            lines: whole lines with the same opening.
+            count: their number.
+        """
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
         """Record the broker's answer to a publish."""

@@ -1,7 +1,7 @@
 """Writes audit lines for the publishes on one connection, and delays confirms until their lines are on disk.
 
-There is one line per publish, and a settle line if its result becomes known later. The publish path appends complete
-lines; the audit log defines the format of lines and files (see `audit_sink`).
+There is one line per publish, and a settle line if its result becomes known later. The publish path renders complete
+lines and appends those of one read together; the audit log defines the format of lines and files (see `audit_sink`).
 
 In mode `strict`, no confirm is sent before its line is on disk. Only confirms (acks, nacks and Tx.CommitOk) wait, each
 for the last line of its channel. Nacks must wait too, since a nack with `multiple` that overtook an ack would include
@@ -33,6 +33,8 @@ from proxy.relay.channel_state import CONFIRM
 #: returns a message before it confirms it.
 _MANDATORY, _MANDATORY_CONFIRMING = 4096, 65536
 _MESSAGE_ID = 0x0080
+#: Maximum number of rendered lines that are not appended yet.
+_LINES = 256
 #: Approximate size in bytes of an entry for delayed confirms, without its frames.
 _ENTRY_BYTES = 128
 
@@ -89,13 +91,13 @@ class DelayedConfirms:
         return self._out if self.until is None else self._before
 
     def wrote(self, channel: Channel) -> None:
-        """Record that the line for a publish on a channel was appended."""
+        """Record that the line for a publish on a channel was rendered."""
         if channel is not self._last:
             self._last = channel
             self._wrote.append(channel)
 
     def note(self) -> None:
-        """Record the number of the last appended line for each channel that has new audit lines."""
+        """Record the number of the last appended line for each channel that has new lines, all appended by now."""
         if self._wrote:
             appended = self._lines.appended
             for channel in self._wrote:
@@ -104,8 +106,7 @@ class DelayedConfirms:
             self._last = None
 
     def waits(self, channel: Channel) -> bool:
-        """Return True if a confirm on a channel has to wait now."""
-        self.note()
+        """Return True if a confirm on a channel has to wait now. All lines must have been appended."""
         return channel.audit.line > self._lines.durable or channel.number in self._waiting
 
     def keep(self, channel: Channel, frames: bytes) -> None:
@@ -178,13 +179,30 @@ class ConnectionAudit:
         self._conn = conn
         self._user = user
         self._vhost = vhost
-        self.append = journal.append
+        self._append = journal.append
         self._names = journal.names
         self.ruled_only = journal.ruled_only
         self._opening = ""
+        #: channel of the last line, and the beginning of its lines
+        self._channel: Channel | None = None
+        self._begin = ""
+        #: rendered lines, all with the current opening
+        self._lines: list[str] = []
 
     def begin(self) -> None:
+        """Set the time of the publishes that follow."""
+        self.flush()
         self._opening = self._journal.opening()
+        self._channel = None
+
+    def flush(self) -> None:
+        """Append the rendered lines to the audit log."""
+        lines = self._lines
+        if lines:
+            self._lines = []
+            self._append("".join(lines).encode(), len(lines))
+            if self.delayed_confirms is not None:
+                self.delayed_confirms.note()
 
     def origin(self, channel: int) -> str:
         """Return the fields that all lines for a channel have in common."""
@@ -241,17 +259,21 @@ class ConnectionAudit:
         size: int,
         decide_us: float,
     ) -> None:
-        """Write the line for a publish, which must be the last publish that its channel has counted."""
+        """Render the line for a publish, which must be the last publish that its channel has counted."""
         trail = channel.audit
-        origin = trail.origin
-        if not origin:
-            origin = trail.origin = self.origin(channel.number)
+        if channel is not self._channel:
+            if not trail.origin:
+                trail.origin = self.origin(channel.number)
+            self._channel = channel
+            self._begin = self._opening + trail.origin
         seq = channel.confirms.total
         message_id, headers = self._facts(data, start, stop)
-        ending = template.ending(routing_key, message_id, size, headers, decide_us)
-        self.append(f"{self._opening}{origin}{seq}{ending}".encode())
+        lines = self._lines
+        lines.append(template.line(self._begin, seq, routing_key, message_id, size, headers, decide_us))
         if self.delayed_confirms is not None:
             self.delayed_confirms.wrote(channel)
+        if len(lines) >= _LINES:
+            self.flush()
         if mandatory:
             if trail.mandatory is None:
                 trail.mandatory = deque()
@@ -269,15 +291,19 @@ class ConnectionAudit:
         while waiting:
             seq, to, key = waiting.popleft()
             if to == exchange and key == routing_key:
-                self._journal.settle(self._conn, channel.number, seq, "returned")
+                self._settle(channel, seq, "returned")
                 return
 
     def settled(self, channel: Channel, producer_tag: int, result: str, confirm_us: float | None = None) -> None:
         """Record that the broker confirmed, refused or lost a publish."""
-        self._journal.settle(self._conn, channel.number, channel.confirms.before + producer_tag, result, confirm_us)
+        self._settle(channel, channel.confirms.before + producer_tag, result, confirm_us)
 
     def lost(self, channel: Channel) -> None:
         """Record the result `lost` for unsettled publishes on a channel whose connection has ended."""
         if channel.mode is CONFIRM:
             for tag in channel.confirms.settled.outstanding(channel.confirms.published):
                 self.settled(channel, tag, "lost")
+
+    def _settle(self, channel: Channel, seq: int, result: str, confirm_us: float | None = None) -> None:
+        self.flush()  # the line for the publish precedes its settle line
+        self._journal.settle(self._conn, channel.number, seq, result, confirm_us)

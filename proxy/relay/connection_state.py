@@ -476,7 +476,10 @@ class ConnectionState:
     def delay_confirm(self, channel: Channel, confirm: bytes) -> bool:
         """Delay a confirm for the producer if it has to wait for an audit line; return whether it was delayed."""
         delayed_confirms = self.delayed_confirms
-        if delayed_confirms is None or not delayed_confirms.waits(channel):
+        if self.audit is None or delayed_confirms is None:
+            return False
+        self.audit.flush()
+        if not delayed_confirms.waits(channel):
             return False
         delayed_confirms.keep(channel, confirm)
         return True

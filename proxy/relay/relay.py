@@ -75,8 +75,8 @@ class Relay:
                 self._delivering.release(channel)
         if connection.lifecycle.last_frame is not None and not connection.holds:
             connection.producer_leaves(connection.lifecycle.last_frame)
-        if connection.delayed_confirms is not None:
-            connection.delayed_confirms.note()
+        if connection.audit is not None:
+            connection.audit.flush()
 
     def over_limit(self, text: str) -> None:
         """Close the channel (406) or the connection (320) of a producer that exceeds its rate limit.

@@ -16,6 +16,5 @@ def line(
     headers: str = "{}",
     decide_us: float = -1.0,
 ) -> bytes:
-    """The line of one publish; fields are those of `RecordTemplate.ending`."""
-    ending = template.ending(routing_key, message_id, size, headers, decide_us)
-    return f"{opening(ts)}{origin}{seq}{ending}".encode()
+    """The line of one publish; fields are those of `RecordTemplate.line`."""
+    return template.line(opening(ts) + origin, seq, routing_key, message_id, size, headers, decide_us).encode()

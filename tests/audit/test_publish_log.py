@@ -13,7 +13,9 @@ from proxy.relay.counters import AuditCounters
 
 def publish_log(lines: list[bytes], *, ruled_only: bool = False) -> PublishLog:
     renderer = LineRenderer("one", Privacy(frozenset((b"to",))))
-    return PublishLog(renderer, lines.append, lambda: "v2", lambda: 0.25, ruled_only=ruled_only)
+    return PublishLog(
+        renderer, lambda line, count: lines.append(line), lambda: "v2", lambda: 0.25, ruled_only=ruled_only
+    )
 
 
 def test_time_is_that_of_the_clock_it_was_given() -> None:
@@ -24,8 +26,8 @@ def test_the_rules_in_force_when_the_decision_was_made_stand_in_its_lines() -> N
     lines: list[bytes] = []
     made = publish_log(lines)
     template = made.template(b"e", "unrouted", (), (), (), "because")
-    ending = template.ending(b"rk", None, 0, "{}", -1.0)
-    record = json.loads(made.opening() + made.origin("c", "u", "/", 2) + "7" + ending)
+    line = template.line(made.opening() + made.origin("c", "u", "/", 2), 7, b"rk", None, 0, "{}", -1.0)
+    record = json.loads(line)
     assert (record["rules"], record["reason"], record["seq"], record["ch"]) == ("v2", "because", 7, 2)
 
 
@@ -54,11 +56,8 @@ async def test_appended_lines_stand_in_a_closed_segment_at_the_end(tmp_path: Pat
     made = PublishLog(LineRenderer("one"), writer.append, lambda: "v1", lambda: 0.25, ruled_only=False)
     await writer.start()
     template = made.template(b"letters", "routed", [b"a"], [], ["to a"], None)
-    made.append(
-        (
-            made.opening() + made.origin("c1", "guest", "/", 1) + "1" + template.ending(b"k", b"m", 3, "{}", -1.0)
-        ).encode()
-    )
+    begin = made.opening() + made.origin("c1", "guest", "/", 1)
+    made.append(template.line(begin, 1, b"k", b"m", 3, "{}", -1.0).encode(), 1)
     made.settle("c1", 1, 1, "acked", 12.5)
     await writer.close(5.0)
     publish, settle = written(tmp_path)

@@ -19,7 +19,6 @@ from proxy.audit.record import (
     Privacy,
     TimestampText,
     header_value,
-    opening,
     quoted,
 )
 from proxy.errors import ConfigError
@@ -92,7 +91,7 @@ def test_what_is_known_of_some_publishes_only_is_written_for_those() -> None:
 
 def test_how_long_a_decision_took_is_in_its_line() -> None:
     template = RECORDS.template(b"documents", "routed")
-    timed = parsed((opening(TS) + ORIGIN + "1" + template.ending(b"k", None, 0, "{}", 12.345)).encode())
+    timed = parsed(line(template, TS, ORIGIN, 1, b"k", None, 0, decide_us=12.345))
     assert timed.pop("decide_us") == 12.3
     assert timed == parsed(line(template, TS, ORIGIN, 1, b"k", None, 0))
 

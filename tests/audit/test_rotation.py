@@ -83,6 +83,13 @@ def test_a_segment_ends_before_it_becomes_too_large(tmp_path: Path) -> None:
     assert [len(content) // size for _, content in desk.files()] == [2, 1]
 
 
+def test_lines_of_one_read_are_divided_if_they_are_larger_than_a_segment(tmp_path: Path) -> None:
+    size = len(line())
+    desk = Desk(tmp_path, segment_bytes=2 * size)
+    desk.log.write([5 * line()])
+    assert [len(content) // size for _, content in desk.files()] == [2, 2, 1]
+
+
 def test_a_segment_ends_when_it_was_open_for_long_enough(tmp_path: Path) -> None:
     desk = Desk(tmp_path, segment_seconds=60)
     assert desk.log.wait_seconds() is None
@@ -155,24 +162,24 @@ def test_a_segment_that_somebody_removed_is_followed_by_another(tmp_path: Path) 
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.lists(st.lists(st.integers(-4000, 4000), min_size=1, max_size=8), max_size=8),
+    st.lists(st.lists(st.tuples(st.integers(-4000, 4000), st.integers(1, 3)), min_size=1, max_size=8), max_size=8),
     st.integers(1, 400),
     st.lists(st.sampled_from([("write", ENOSPC), ("write", EIO), ("sync", EIO), ("make", ENOSPC)]), max_size=6),
 )
 def test_every_line_is_written_exactly_once_whatever_fails(
-    batches: list[list[int]], segment_bytes: int, faults: list[tuple[str, int]]
+    batches: list[list[tuple[int, int]]], segment_bytes: int, faults: list[tuple[str, int]]
 ) -> None:
     with TemporaryDirectory() as folder, patch.object(segments, "sync_directory"):
         desk = Desk(Path(folder), faulty(faults), segment_bytes=segment_bytes, sync=True)
         number = 0
         sent = []
-        for offsets in batches:
-            batch = []
-            for offset in sorted(offsets):
-                number += 1
-                batch.append(line(offset, str(number)))
-            sent += batch
-            remaining = list(batch)
+        for groups in batches:
+            remaining = []
+            for offset, count in sorted(groups):
+                group = [line(offset, str(number + place)) for place in range(count)]
+                number += count
+                sent += group
+                remaining.append(b"".join(group))
             while remaining:
                 try:
                     desk.log.write(remaining)

@@ -205,8 +205,8 @@ async def test_best_effort_goes_on_when_the_disk_has_room_again(
     with capture_logs() as logs:
         async with writing(policy(tmp_path), disk) as (audit, counters):
             disk.refusing.set()
-            for number in range(10):
-                audit.append(line(number))
+            audit.append(b"".join(map(line, range(7))), 7)
+            audit.append(b"".join(map(line, range(7, 10))), 3)
             audit.commit_point()
             await until(lambda: counters.dropped == 10)
             assert "No space left" in str(audit.failure)

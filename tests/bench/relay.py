@@ -63,8 +63,8 @@ def wire(audited: bool) -> Wire:
     return made.open(confirm=True)
 
 
-def _ignore(_: bytes) -> None:
-    """Take a line of the audit log."""
+def _ignore(_lines: bytes, _count: int) -> None:
+    """Take lines of the audit log."""
 
 
 def reads(differs: tuple[str, ...], name: str) -> list[bytes]:

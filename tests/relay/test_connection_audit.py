@@ -33,15 +33,17 @@ class Log:
     def template(self, exchange: bytes, outcome: str, *more: object, **others: object) -> RecordTemplate:
         return self._records.template(exchange, outcome, rules=self.rules)
 
-    def append(self, line: bytes) -> None:
-        record = json.loads(line)
-        rules = "/" + record["rules"] if record["rules"] else ""
-        headers = ",".join(record["headers"]) or "{}"
-        timed = " timed" if "decide_us" in record else ""
-        self.lines.append(
-            f"{record['conn']}/{record['ch']} {record['seq']} {record['exchange']} {record['outcome']}{rules} "
-            f"{record['rk']} {record['message_id'] or ''} {record['size']} {headers}{timed}"
-        )
+    def append(self, lines: bytes, count: int) -> None:
+        records = [json.loads(line) for line in lines.splitlines()]
+        assert len(records) == count
+        for record in records:
+            rules = "/" + record["rules"] if record["rules"] else ""
+            headers = ",".join(record["headers"]) or "{}"
+            timed = " timed" if "decide_us" in record else ""
+            self.lines.append(
+                f"{record['conn']}/{record['ch']} {record['seq']} {record['exchange']} {record['outcome']}{rules} "
+                f"{record['rk']} {record['message_id'] or ''} {record['size']} {headers}{timed}"
+            )
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
         self.settled.append((ch, seq, result))
