@@ -79,7 +79,8 @@ def build(target: Path) -> None:
     from setuptools import Distribution
     from setuptools.command.build_ext import build_ext
 
-    os.environ["CFLAGS"] = f"{os.environ.get('CFLAGS', '')} -w"
+    # The variable replaces the flags that Python was built with, so those that matter are repeated.
+    os.environ["CFLAGS"] = f"-DNDEBUG -fwrapv {os.environ.get('CFLAGS', '')} -w"
     with tempfile.TemporaryDirectory(prefix="oxproxy-native-") as folder:
         extensions = mypycify([*MYPY, *modules()], opt_level=OPTIMIZATION, debug_level="0", target_dir=folder)
         command = build_ext(Distribution({"name": "oxproxy-native", "ext_modules": extensions}))
