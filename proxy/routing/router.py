@@ -145,11 +145,18 @@ class Router:
                     continue
                 routed = {(EXCHANGE, current.alternate)}
             pending += self._split(routed, seen, final)
+        queue_names: list[bytes] = []
+        exchange_names: list[bytes] = []
+        for kind, name in final:
+            if kind == EXCHANGE:
+                exchange_names.append(name)
+            elif name:
+                queue_names.append(name)
         return Decision(
             exchange,
             ROUTED if final else unrouted,
-            _sorted([name for kind, name in final if kind == QUEUE and name]),
-            _sorted([name for kind, name in final if kind == EXCHANGE]),
+            _sorted(queue_names),
+            _sorted(exchange_names),
             alternate,
             b"",
             tuple(matched),
