@@ -24,7 +24,7 @@ V          None
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 
 class Value(NamedTuple):
@@ -47,14 +47,14 @@ Table: TypeAlias = tuple[tuple[bytes, Value], ...]
 
 #: Prefixes of our own keys on carriers. The second is a single word, for topic exchanges, on which every dot in a key
 #: costs time.
-RESERVED_PREFIX = b"x.o.p.e.n.x."
-RESERVED_WORD = RESERVED_PREFIX.replace(b".", b"-")
+RESERVED_PREFIX: Final = b"x.o.p.e.n.x."
+RESERVED_WORD: Final = RESERVED_PREFIX.replace(b".", b"-")
 #: Prefixes of destination tokens. Routing keys and CC entries from producers must not begin with them.
 RESERVED_PREFIXES = (RESERVED_PREFIX, RESERVED_WORD)
 
 #: The kinds of destinations.
-QUEUE = "queue"
-EXCHANGE = "exchange"
+QUEUE: Final = "queue"
+EXCHANGE: Final = "exchange"
 
 #: A destination of a message: its kind (QUEUE or EXCHANGE) and its name.
 Destination: TypeAlias = tuple[str, bytes]

@@ -19,27 +19,27 @@ BODY: Final = 3
 HEARTBEAT: Final = 8
 FRAME_END: Final = 206
 #: type, channel, size
-FRAME_HEAD = Struct(">BHI")
+FRAME_HEAD: Final = Struct(">BHI")
 #: type, channel, size, class, weight, body size: the fixed part of a content header frame
-CONTENT_HEAD = Struct(">BHIHHQ")
+CONTENT_HEAD: Final = Struct(">BHIHHQ")
 #: bytes of a frame in addition to its payload: head and frame-end
 OVERHEAD: Final = 8
-U16 = Struct(">H")
-U32 = Struct(">I")
-U64 = Struct(">Q")
+U16: Final = Struct(">H")
+U32: Final = Struct(">I")
+U64: Final = Struct(">Q")
 #: a whole Basic.Ack frame, and the size of its payload: class, method, delivery tag and flags
-ACK_FRAME = Struct(">BHIIQBB")
+ACK_FRAME: Final = Struct(">BHIIQBB")
 ACK_BYTES: Final = 13
 #: Number of bytes by which a frame may exceed frame-max, as on RabbitMQ (FRAME_SIZE_FUDGE in rabbit_reader). Some
 #: clients, such as AMQPStorm, split bodies into parts of frame-max bytes, to which they add the head and the frame-end.
 FRAME_SIZE_FUDGE: Final = 8
-PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
-HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
+HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 #: class id of content headers
 BASIC: Final = 60
 
 #: frame types
-KINDS = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
+KINDS: Final = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:

@@ -71,12 +71,12 @@ CONFIRM_SELECT_OK: Final = 85 << 16 | 11
 TX_SELECT: Final = 90 << 16 | 10
 TX_COMMIT_OK: Final = 90 << 16 | 21
 
-_KINDS = cast("dict[int, type[base.Frame]]", commands.INDEX_MAPPING)
+_KINDS: Final = cast("dict[int, type[base.Frame]]", commands.INDEX_MAPPING)
 
 #: Names of the methods, such as ``Queue.DeclareOk``.
 NAMES: Final[dict[int, str]] = {method: kind.name for method, kind in _KINDS.items()}
 
-_BY_NAME = {name: method for method, name in NAMES.items()}
+_BY_NAME: Final = {name: method for method, name in NAMES.items()}
 
 #: The possible replies to each synchronous method. A method whose nowait bit is set gets no reply; a ``Basic.Cancel``
 #: from the broker always has this bit set.
@@ -99,17 +99,17 @@ ONLY_FROM_BROKER: Final = frozenset(
 )
 
 
-_METHOD = struct.Struct(">I")
-_NUMBERS = {
+_METHOD: Final = struct.Struct(">I")
+_NUMBERS: Final = {
     "octet": struct.Struct(">B"),
     "short": struct.Struct(">H"),
     "long": struct.Struct(">I"),
     "longlong": struct.Struct(">Q"),
 }
-_LENGTHS = {"shortstr": _NUMBERS["octet"], "longstr": _NUMBERS["long"], "table": _NUMBERS["long"]}
+_LENGTHS: Final = {"shortstr": _NUMBERS["octet"], "longstr": _NUMBERS["long"], "table": _NUMBERS["long"]}
 
 #: Types of each method's arguments, in wire order.
-_LAYOUTS: dict[int, tuple[str, ...]] = {
+_LAYOUTS: Final[dict[int, tuple[str, ...]]] = {
     method: tuple(kind.amqp_type(argument) for argument in kind.attributes()) for method, kind in _KINDS.items()
 }
 

@@ -21,8 +21,8 @@ CONTENT_TYPE: Final = 0x8000
 CONTENT_ENCODING: Final = 0x4000
 HEADERS: Final = 0x2000
 
-_LENGTH = struct.Struct(">I")
-_TIMESTAMP = struct.Struct(">Q")
+_LENGTH: Final = struct.Struct(">I")
+_TIMESTAMP: Final = struct.Struct(">Q")
 _MALFORMED = (IndexError, struct.error)
 
 _TEXT: Final = "short string"

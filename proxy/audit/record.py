@@ -17,26 +17,26 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from json.encoder import encode_basestring_ascii
 from math import isfinite
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from proxy.amqp.tables import decode_value
 from proxy.errors import ConfigError, ProtocolError
 from proxy.relay.audit_sink import LineTemplate
 from proxy.values import Value
 
-VERSION = 1
+VERSION: Final = 1
 #: Fields that may be written as keyed hashes (setting `audit.hash`).
-HASHABLE = frozenset(("message_id", "user", "rk"))
+HASHABLE: Final = frozenset(("message_id", "user", "rk"))
 #: Maximum length of a header value; longer values are cut. Headers used for routing are shorter.
-HEADER_CHARACTERS = 1024
+HEADER_CHARACTERS: Final = 1024
 #: Size of a hash in bytes. 96 bits suffice to distinguish ten billion values.
-HASH_BYTES = 12
+HASH_BYTES: Final = 12
 #: Smallest and largest size of a key in bytes. A shorter key could be guessed, and BLAKE2b accepts at most 64 bytes.
 KEY_BYTES = (16, 64)
 #: Position of the hour in a line: ``{"ts":"2026-11-21T07``.
-HOUR = slice(7, 20)
+HOUR: Final = slice(7, 20)
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Name: TypeAlias = bytes | str
 

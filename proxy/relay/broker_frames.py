@@ -44,8 +44,8 @@ _ACK_HEAD_BYTES: Final = 11
 #: size of the shortest method frame, and of the shortest content header frame, in bytes
 _LEAST_METHOD: Final = 12
 _LEAST_HEADER: Final = 22
-_CLOSES = frozenset((methods.CHANNEL_CLOSE, methods.CHANNEL_CLOSE_OK))
-_ENDED = frozenset((Phase.CLOSING, Phase.CLOSED))
+_CLOSES: Final = frozenset((methods.CHANNEL_CLOSE, methods.CHANNEL_CLOSE_OK))
+_ENDED: Final = frozenset((Phase.CLOSING, Phase.CLOSED))
 
 
 class BrokerFrames:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 from proxy.amqp import methods
 from proxy.amqp.frames import U32
@@ -22,7 +23,7 @@ from proxy.relay.channel import HEADER_TO_COME, Channel
 from proxy.relay.channel_state import BOTH_AWAITING_BROKER, RELAYED_DOWN, US_AWAITING_BROKER, ChannelEvent
 from proxy.relay.connection_state import ConnectionState, Phase
 
-_ANSWERS = frozenset(
+_ANSWERS: Final = frozenset(
     (
         methods.EXCHANGE_DECLARE_OK,
         methods.EXCHANGE_DELETE_OK,
@@ -34,8 +35,8 @@ _ANSWERS = frozenset(
         methods.QUEUE_UNBIND_OK,
     )
 )
-_LOOKS = frozenset((methods.QUEUE_DECLARE, methods.EXCHANGE_DECLARE))
-_WITH_CONTENT = frozenset((methods.BASIC_DELIVER, methods.BASIC_GET_OK))
+_LOOKS: Final = frozenset((methods.QUEUE_DECLARE, methods.EXCHANGE_DECLARE))
+_WITH_CONTENT: Final = frozenset((methods.BASIC_DELIVER, methods.BASIC_GET_OK))
 
 
 class BrokerMethods:

@@ -221,14 +221,14 @@ _NO_OPEN = (504, "expected 'channel.open'")
 _UNEXPECTED_FRAME = (505, "expected method frame, got non method frame instead")
 _UNIMPLEMENTED = (503, "unimplemented method")
 #: RabbitMQ's errors for events without an entry. The first error applies if there is no channel, the second otherwise.
-_FAULTS: dict[ChannelEvent, tuple[tuple[int, str], tuple[int, str]]] = {
+_FAULTS: Final[dict[ChannelEvent, tuple[tuple[int, str], tuple[int, str]]]] = {
     _Event.PRODUCER_OPEN: (_SECOND_OPEN, _SECOND_OPEN),
     _Event.PRODUCER_METHOD: (_NO_OPEN, _NO_OPEN),
     _Event.PRODUCER_CONTENT: (_UNEXPECTED_FRAME, _UNEXPECTED_FRAME),
     _Event.PRODUCER_CLOSE: (_NO_OPEN, _NO_OPEN),
     _Event.PRODUCER_CLOSE_OK: (_NO_OPEN, _UNIMPLEMENTED),
 }
-_BROKER_EVENTS = frozenset((_Event.BROKER_OPEN_OK, _Event.BROKER_CLOSE, _Event.BROKER_CLOSE_OK))
+_BROKER_EVENTS: Final = frozenset((_Event.BROKER_OPEN_OK, _Event.BROKER_CLOSE, _Event.BROKER_CLOSE_OK))
 
 
 def next_state(state: ChannelState, event: ChannelEvent, method: int = 0) -> ChannelState:

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable
+from typing import Final
 
 #: Maximum number of publishes per channel whose returns are joined. A confirmed publish is removed. If there are more,
 #: as is possible on a channel without confirms, the oldest are removed, and their returns are relayed once per copy.
-WAITING_RETURNS = 4096
+WAITING_RETURNS: Final = 4096
 
 
 class Settled:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from proxy.amqp.tables import pick
 from proxy.errors import ProtocolError
@@ -31,12 +31,13 @@ from proxy.relay.channel_state import CONFIRM
 #: Maximum number of mandatory publishes per channel for which returns can be identified, without and with confirms. If
 #: there are more, the oldest are forgotten. With confirms, settled publishes are removed at once, since the broker
 #: returns a message before it confirms it.
-_MANDATORY, _MANDATORY_CONFIRMING = 4096, 65536
-_MESSAGE_ID = 0x0080
+_MANDATORY: Final = 4096
+_MANDATORY_CONFIRMING: Final = 65536
+_MESSAGE_ID: Final = 0x0080
 #: Maximum number of rendered lines that are not appended yet.
-_LINES = 256
+_LINES: Final = 256
 #: Approximate size in bytes of an entry for delayed confirms, without its frames.
-_ENTRY_BYTES = 128
+_ENTRY_BYTES: Final = 128
 
 
 class AuditCommits(Protocol):

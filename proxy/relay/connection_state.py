@@ -43,7 +43,7 @@ from proxy.routing.bindings.binding import Reach
 from proxy.values import Destination
 
 #: Interval in seconds between two timed confirms on a connection.
-SAMPLE_SECONDS = 0.1
+SAMPLE_SECONDS: Final = 0.1
 #: With at least this many unconfirmed publishes on a channel, or prefetched deliveries, the latency of a single message
 #: does not matter.
 AHEAD_MESSAGES: Final = 1024
@@ -52,7 +52,7 @@ STREAMED_DELIVERIES: Final = 8
 #: A connection with more channels than this is never checked for streaming.
 _STREAMING_CHANNELS: Final = 16
 #: States in which a channel's earlier publishes and requests no longer matter.
-_ENDED = frozenset((CLOSING_BY_US, US_AWAITING_PRODUCER, US_AWAITING_BROKER, BOTH_AWAITING_BROKER, CLOSED))
+_ENDED: Final = frozenset((CLOSING_BY_US, US_AWAITING_PRODUCER, US_AWAITING_BROKER, BOTH_AWAITING_BROKER, CLOSED))
 
 
 class Phase(Enum):
@@ -143,7 +143,7 @@ class QueueInventory(NamedTuple):
 
 
 #: for virtual hosts without a control plane
-NO_INVENTORY = QueueInventory(
+NO_INVENTORY: Final = QueueInventory(
     lambda queue: False, lambda queue, exclusive: None, lambda queue: None, lambda exchange: None
 )
 

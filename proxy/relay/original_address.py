@@ -10,7 +10,7 @@ Source: the messenger-addressing specification, 3.3.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from proxy.addressing.targets import AddressBook, Publication, Target
 from proxy.amqp import methods
@@ -24,10 +24,10 @@ from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.values import EXCHANGE, QUEUE
 
-ADDRESS_HEADER = b"x-original-address"
-CC_ASIDE = b"x-original-cc"
+ADDRESS_HEADER: Final = b"x-original-address"
+CC_ASIDE: Final = b"x-original-cc"
 #: headers that are reserved for the sidecar, and removed from every publish that it changes
-OURS = frozenset((ADDRESS_HEADER, CC_ASIDE))
+OURS: Final = frozenset((ADDRESS_HEADER, CC_ASIDE))
 _NAMES = (b"exchange", b"routing-key", b"new-exchange", b"new-routing-key")
 
 
@@ -43,7 +43,7 @@ def longstr_entry(name: bytes, text: bytes) -> bytes:
 
 
 #: start of the header entry, before the length and the content of its table
-ADDRESS_ENTRY = shortstr(ADDRESS_HEADER) + b"F"
+ADDRESS_ENTRY: Final = shortstr(ADDRESS_HEADER) + b"F"
 
 
 def entry(original: OriginalAddress, new: OriginalAddress) -> bytes:

@@ -20,7 +20,7 @@ from typing import Final
 from proxy.routing.bindings.binding import Binding, Reach
 from proxy.values import Destination, Table, Value
 
-NO_PROPERTIES: Mapping[str, bytes | int] = MappingProxyType({})
+NO_PROPERTIES: Final[Mapping[str, bytes | int]] = MappingProxyType({})
 
 
 @dataclass(slots=True, init=False)

@@ -24,7 +24,7 @@ from proxy.routing.index import Index
 from proxy.routing.message import UNSEEN_HEADER, Message
 from proxy.values import EXCHANGE, Destination, Table
 
-_NO_INTEREST = Interest()
+_NO_INTEREST: Final = Interest()
 
 
 class InterestCount:

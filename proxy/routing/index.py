@@ -16,15 +16,15 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Sequence
 from itertools import chain
-from typing import TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from proxy.routing.bindings.compiled import ALWAYS_VISITED, UNDER_EITHER, CompiledBinding
 from proxy.routing.bindings.operators import HEADER, PROPERTY, ROUTING_KEY, TOPIC, IndexKey, canonical
 from proxy.routing.message import Message, spelled_integer
 
-_ONE_WORD = b"*"
-_ANY_WORDS = b"#"
-_EXPIRATION = "expiration"
+_ONE_WORD: Final = b"*"
+_ANY_WORDS: Final = b"#"
+_EXPIRATION: Final = "expiration"
 
 _Bucket: TypeAlias = list[CompiledBinding]
 #: If only one binding has a key, it is stored without a list.

@@ -21,13 +21,13 @@ from proxy.routing.decision import Facts, QueueNames
 from proxy.values import Destination, Table, Value
 
 #: The broker removes this header before the exchange evaluates the message.
-UNSEEN_HEADER = b"BCC"
+UNSEEN_HEADER: Final = b"BCC"
 
 #: Owner of the regexes in the headers of the message itself.
 PRODUCER = ("message",)
 
 _NONE: Final[frozenset[str]] = frozenset()
-_INTEGER = re.compile(rb"[+-]?[0-9]+")
+_INTEGER: Final = re.compile(rb"[+-]?[0-9]+")
 
 
 class Message:

@@ -28,14 +28,14 @@ from proxy.values import RESERVED_PREFIXES, Destination, reserved_prefix
 
 PUBLISH = (60, 40)
 #: reason in audit records for a publish whose address translation failed
-TRANSLATION_FAILED = "translation_failed"
+TRANSLATION_FAILED: Final = "translation_failed"
 #: reason in audit records if a regex budget was spent, which makes bindings false or routes ineffective
-REGEX_BUDGET = "regex_budget"
-CC_ONLY = _CC = frozenset((b"CC",))
-_BCC = frozenset((b"BCC",))
-CC_BCC = _CC | _BCC
-_CUT = OURS | _BCC
-_CUT_CC = _CUT | _CC
+REGEX_BUDGET: Final = "regex_budget"
+CC_ONLY: Final = frozenset((b"CC",))
+_BCC: Final = frozenset((b"BCC",))
+CC_BCC: Final = CC_ONLY | _BCC
+_CUT: Final = OURS | _BCC
+_CUT_CC: Final = _CUT | CC_ONLY
 #: entries from the producer that may have to be removed: BCC, CC, and the headers reserved for the sidecar
 CUT_BCC: Final = 1
 CUT_CC: Final = 2
@@ -367,7 +367,7 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
     aside = b""
     cut = _CUT
     if copy.hide_cc and b"CC" in entries:
-        raws = [raw for _, raw in pick(entries, 0, len(entries), _CC)]
+        raws = [raw for _, raw in pick(entries, 0, len(entries), CC_ONLY)]
         if raws and raws[0][:1] == b"A":  # the broker answers any other type with its own 406
             cut = _CUT_CC
             aside = b"".join(shortstr(CC_ASIDE) + raw for raw in raws)
@@ -387,7 +387,7 @@ def _first_bcc_is_no_array(entries: bytes) -> bool:
     return bool(picked) and picked[0][1][:1] != b"A"
 
 
-def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] = _CC) -> None:
+def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] = CC_ONLY) -> None:
     """Refuse a publish whose routing key, or a key in CC or BCC, has a reserved prefix.
 
     Args:

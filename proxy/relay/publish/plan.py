@@ -49,24 +49,26 @@ from proxy.values import RESERVED_PREFIXES
 EXCHANGE_ENTRIES, EXCHANGE_BYTES = 8192, 8 << 20
 #: The same limits for one translated address; a virtual host may have plans for at most `ADDRESSES` such addresses.
 ADDRESS_ENTRIES, ADDRESS_BYTES = 64, 16384
-ADDRESSES = 1024
+ADDRESSES: Final = 1024
 #: Size limit for the cached decisions of all virtual hosts in the process.
-PROCESS_BYTES = 64 << 20
+PROCESS_BYTES: Final = 64 << 20
 #: A decision is not cached if its facts are larger.
-FACTS_BYTES = 2048
+FACTS_BYTES: Final = 2048
 #: If a full cache has had fewer than one hit per `_USEFUL` entries, caching is not worthwhile, since the facts of the
 #: messages rarely repeat. The cache is cleared, and the next `_UNKEPT` decisions per entry are not cached.
-_USEFUL, _UNKEPT = 4, 16
+_USEFUL: Final = 4
+_UNKEPT: Final = 16
 #: bytes of a cached decision without its facts, and of each reference in it to a destination or binding
-_ENTRY_BYTES, _REFERENCE_BYTES = 200, 24
+_ENTRY_BYTES: Final = 200
+_REFERENCE_BYTES: Final = 24
 #: offset of the property flags in a content header frame: head 7, class 2, weight 2, body size 8
-_FLAGS_AT = 19
+_FLAGS_AT: Final = 19
 
 #: flag of a header that rules test, in addition to the flags CUT_BCC, CUT_CC and CUT_OURS
 FACT: Final = 8
 #: entries that the pass must detect regardless of the rules
-_ALWAYS = {b"BCC": CUT_BCC, b"CC": CUT_CC, ADDRESS_HEADER: CUT_OURS, CC_ASIDE: CUT_OURS}
-_NO_INTEREST = Interest()
+_ALWAYS: Final = {b"BCC": CUT_BCC, b"CC": CUT_CC, ADDRESS_HEADER: CUT_OURS, CC_ASIDE: CUT_OURS}
+_NO_INTEREST: Final = Interest()
 
 
 class Sources(NamedTuple):
@@ -430,7 +432,8 @@ class Plan:
             flags: int = U16.unpack_from(header, _FLAGS_AT)[0]
             properties = decode_properties(header, _FLAGS_AT + 2, len(header) - 1, flags, self._properties)
         size: int = U64.unpack_from(header, 11)[0]
-        message = Facts(routing_key, decode_table(entries, 0, len(entries)), properties, size)
+        headers = decode_table(entries, 0, len(entries)) if entries else ()
+        message = Facts(routing_key, headers, properties, size)
         now = sources.wall() if self._clock else 0.0
         begin = sources.timer()
         decision = state.router.decide(

@@ -9,6 +9,8 @@ Source: AMQP 0-9-1 spec, 4.2.6; RabbitMQ's reply codes.
 
 from __future__ import annotations
 
+from typing import Final
+
 from proxy.amqp import methods
 from proxy.amqp.frames import BASIC, BODY, CONTENT_HEAD, HEADER, HEARTBEAT, METHOD, OVERHEAD, U64
 from proxy.amqp.method_frames import Publish, read_method
@@ -21,9 +23,9 @@ from proxy.relay.publish.plan import Plan
 from proxy.relay.publish.split_publish import fitting, send_collected
 from proxy.relay.remote.forwarding import send_alone
 
-KIND_NAMES = {METHOD: "method", HEADER: "content header", BODY: "content body", HEARTBEAT: "heartbeat"}
+KIND_NAMES: Final = {METHOD: "method", HEADER: "content header", BODY: "content body", HEARTBEAT: "heartbeat"}
 #: size of the shortest content header frame in bytes
-_LEAST_HEADER = 22
+_LEAST_HEADER: Final = 22
 
 
 class PublishFrames:

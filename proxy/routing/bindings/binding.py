@@ -14,7 +14,7 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import itemgetter
-from typing import cast
+from typing import Final, cast
 
 from proxy.values import QUEUE, Destination, Table, Value
 
@@ -82,7 +82,7 @@ def binding_hash(destination_type: str, destination: bytes, routing_key: bytes, 
 
 
 #: Replaces destinations that are out of reach. No queue has this name, but the message still counts as routed.
-UNREACHABLE: Destination = (QUEUE, b"")
+UNREACHABLE: Final[Destination] = (QUEUE, b"")
 
 
 class Reach:
@@ -124,4 +124,4 @@ class Reach:
 
 
 #: Reach of a binding whose client is unknown: its routes have no destinations, and nothing is checked.
-NO_REACH = Reach("", closed=True)
+NO_REACH: Final = Reach("", closed=True)

@@ -42,7 +42,7 @@ from proxy.routing.error_texts import format_binary, precondition_failed
 from proxy.routing.message import Message
 from proxy.values import EXCHANGE, Destination, Table, Value
 
-_REGEX_HEADERS: tuple[FactName, ...] = tuple((HEADER, name) for name in PATTERN_ROUTES)
+_REGEX_HEADERS: Final[tuple[FactName, ...]] = tuple((HEADER, name) for name in PATTERN_ROUTES)
 
 _by_header = attrgetter("name")
 
@@ -316,7 +316,8 @@ def is_regex_key(key: bytes) -> bool:
 
 #: Values of `index_place` for a binding that is always visited, and for a binding that is indexed by all keys of
 #: `either`. Any other number is the position of the binding's key in `required`.
-ALWAYS_VISITED, UNDER_EITHER = -1, -2
+ALWAYS_VISITED: Final = -1
+UNDER_EITHER: Final = -2
 
 
 @dataclass(slots=True, eq=False)

@@ -23,11 +23,11 @@ from proxy.routing.decision import Verdict
 from proxy.routing.message import Message, spelled_integer
 from proxy.values import Value
 
-_ANY_WORDS = b"#"
-_ONE_WORD = b"*"
+_ANY_WORDS: Final = b"#"
+_ONE_WORD: Final = b"*"
 #: Case folding as in regular expressions, byte by byte in Latin-1. In UTF-8 strings, only the case of ASCII letters is
 #: ignored.
-_FOLD = latin1_tables()[:256]
+_FOLD: Final = latin1_tables()[:256]
 
 
 class InvalidTopic(ValueError):  # noqa: N818 - describes the topic, not an internal error
@@ -128,22 +128,22 @@ def open_topic(pattern: bytes, ignore_case: bool = False) -> Topic:
     return Topic(pattern, ignore_case)
 
 
-INTEGERS = frozenset("bBsuIilLT")
-FLOATS = frozenset("fd")
-NUMBERS = INTEGERS | FLOATS
-TEXTS = frozenset("Sx")
-_COUNTED = frozenset("AF")
-_PLAIN = NUMBERS | TEXTS
+INTEGERS: Final = frozenset("bBsuIilLT")
+FLOATS: Final = frozenset("fd")
+NUMBERS: Final = INTEGERS | FLOATS
+TEXTS: Final = frozenset("Sx")
+_COUNTED: Final = frozenset("AF")
+_PLAIN: Final = NUMBERS | TEXTS
 
 #: Canonical form of the empty table and the empty list, which are equal.
 _EMPTY = ("F", ())
 
 #: Signs of numeric comparisons for `_compare`.
 _EQUAL, _DIFFERENT, _LESS, _AT_MOST, _AT_LEAST, _GREATER = range(6)
-SIGNS = {b"=": _EQUAL, b"!=": _DIFFERENT, b"<": _LESS, b"<=": _AT_MOST, b">=": _AT_LEAST, b">": _GREATER}
+SIGNS: Final = {b"=": _EQUAL, b"!=": _DIFFERENT, b"<": _LESS, b"<=": _AT_MOST, b">=": _AT_LEAST, b">": _GREATER}
 
 #: Suffixes of ``x-?hkex`` and the type letters that each accepts.
-TYPE_TESTS = {
+TYPE_TESTS: Final = {
     b"s": frozenset("S"),
     b"n": NUMBERS,
     b"b": frozenset("t"),
@@ -179,24 +179,24 @@ def _compare(sign: int, seen: Any, bound: Any) -> bool:
     return bool(seen == bound) is (sign == _EQUAL)
 
 
-MATCH = Verdict.MATCH
-MISMATCH = Verdict.MISMATCH
-ABSENT = Verdict.ABSENT
+MATCH: Final = Verdict.MATCH
+MISMATCH: Final = Verdict.MISMATCH
+ABSENT: Final = Verdict.ABSENT
 
 #: Index entry of an operator: family, item and value.
 IndexKey: TypeAlias = tuple[str, Hashable, Hashable]
 
-HEADER = "header"
-ROUTING_KEY = "routing key"
-PROPERTY = "property"
-TOPIC = "topic"
-CLOCK = "clock"
+HEADER: Final = "header"
+ROUTING_KEY: Final = "routing key"
+PROPERTY: Final = "property"
+TOPIC: Final = "topic"
+CLOCK: Final = "clock"
 
 #: A fact that can change a result, given as family and name.
 FactName: TypeAlias = tuple[str, bytes | str]
 
-ALL_HEADERS: FactName = ("headers", "")
-QUEUE_NAMES: FactName = ("queues", "")
+ALL_HEADERS: Final[FactName] = ("headers", "")
+QUEUE_NAMES: Final[FactName] = ("queues", "")
 
 
 class Operator:

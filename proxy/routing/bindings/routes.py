@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from proxy.routing.bindings.binding import UNREACHABLE, Reach
 from proxy.routing.bindings.operators import HEADER, QUEUE_NAMES, FactName
@@ -20,7 +21,7 @@ from proxy.routing.message import PRODUCER, Message
 from proxy.values import QUEUE, Destination
 
 #: The order at which a stop continues, which is higher than the order of any binding.
-STOP = 1_000_000
+STOP: Final = 1_000_000
 
 
 class QueueRoute:
