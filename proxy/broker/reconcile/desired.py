@@ -44,8 +44,8 @@ class DesiredState:
         holders: exchanges on whose carrier a destination needs a token, by destination.
         existing: destinations that must exist but need no token, with their role in the rules; "" for a plain
             destination.
-        published: exchanges to which the sidecar itself publishes. The value is the exchange, owned by a rules file,
-            whose messages it publishes.
+        published: exchanges to which the sidecar itself publishes. The value is the exchange from a rules file whose
+            messages the sidecar publishes there.
         regex: whether a rule chooses queues by a regular expression.
         translated: destinations that the address table redirects, and that therefore need not exist. Their
             replacements on this broker are in `existing`.
@@ -127,8 +127,8 @@ class TokenRights:
     def awaits(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
         """Return True if an exchange names a destination that must be bound when it is created later.
 
-        Destinations that only clients have bound are excluded. As on the broker, their bindings are deleted with the
-        queue, and do not apply to a later queue with the same name.
+        Destinations that only clients have bound are excluded. As on the broker, a client's binding is deleted with the
+        queue, and does not apply to a later queue with the same name.
         """
         if destination in self._files.get(exchange, _NOTHING).destinations:
             return True
