@@ -1,8 +1,9 @@
 """Turns a decision into upstream publishes, if possible into a single publish.
 
-Builds an `Outgoing` from a `Decision` and the state of the virtual host. It contains the exchange and key of the
-outgoing publish, the tokens or queue names for BCC, and the destinations to bind first. The publish pass caches it by
-the facts of a message, so everything that does not depend on the individual message is encoded here, once.
+Builds an `Outgoing` from a `Decision` and the state of the virtual host. An `Outgoing` contains the exchange and key of
+the outgoing publish, the tokens or queue names for BCC, and the destinations to bind first. The publish pass caches
+each `Outgoing` by the facts of the message, so everything that does not depend on the individual message is encoded
+here, once.
 
 Source: architecture, "One publish in, one publish out"; RabbitMQ guide "Sender-selected distribution".
 """

@@ -1,7 +1,7 @@
 """Observers of the publish path: shadow rules (`Tap`) and the list of failed publishes (`FailureSink`).
 
-While a tap is set, the plans for publishes that it observes refer to it (`Plan.tap`). It receives each of these
-publishes together with the decision. The outgoing publish does not change.
+While a tap is set, each plan for publishes that the tap observes refers to the tap (`Plan.tap`). The tap receives each
+of these publishes together with the decision. The outgoing publish does not change.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class RemoteMessage:
     """One publish to another broker; it is sent at most once.
 
     Args:
-        mandatory: whether it is returned if the broker has no queue for it.
-        header: payload of its content header frame.
+        mandatory: whether the message is returned if the broker has no queue for it.
+        header: payload of the content header frame.
         since: time of arrival on the driver's monotonic clock.
     """
 
