@@ -77,7 +77,7 @@ class Session:
         self._keep: Callable[[], None] | None = None
         self._log = _log
 
-    # -- life --------------------------------------------------------------------------------------------------
+    # -- lifecycle ---------------------------------------------------------------------------------------------
 
     def _accepted(self) -> None:
         self._log = _log.bind(peer=self.producer.peer_name)
@@ -309,7 +309,7 @@ class Session:
         check_permission(self.relay.connection, asked, done)
         self._flush(self.relay, monotonic())
 
-    # -- ends --------------------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------------------
 
     def _idle(self) -> None:
         """Close the connection at the idle timeout."""
@@ -364,7 +364,7 @@ class Session:
             self._leave(self._upstream.waiting_bytes)
 
     def _leave(self, waiting_bytes: int) -> None:
-        """Send the remaining publishes to the broker. Abort if a whole deadline passes without progress."""
+        """Send the remaining publishes to the broker. Abort if nothing is sent for `close_seconds`."""
         self._cancel_deadline()
         self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self._left, waiting_bytes)
 

@@ -107,7 +107,7 @@ class RemoteConnection:
             self.flush_soon()
 
     def leave(self, lane: Lane) -> None:
-        """Close the lane of a closed channel once it has no messages in progress."""
+        """Close the lane of a closed channel once the lane has no messages in progress."""
         self._leaving.add(lane)
         self._retire(lane)
 
@@ -221,7 +221,7 @@ class RemoteConnection:
         if self._socket is not None:
             self._socket.close()
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Keep the link connected until cancelled."""
