@@ -316,7 +316,7 @@ class Session:
         self._shared.counters.limits.hits["idle"] += 1
         seconds = self._shared.limits.idle_seconds
         self._log.info("producer is idle", seconds=seconds)
-        self.close(320, f"no frame but heartbeats for {seconds:g} s (idle_timeout)")
+        self.close(320, f"only heartbeats were received for {seconds:g} s (idle_timeout)")
 
     def _ending(self, relay: Relay) -> None:
         if self._throttle is not None:

@@ -86,7 +86,7 @@ class BrokerMethods:
         connection = self._connection
         if index == methods.CHANNEL_CLOSE_OK:
             return self._closed(channel)
-        if index == methods.CHANNEL_CLOSE:  # it crossed our own close, and the producer gets only ours
+        if index == methods.CHANNEL_CLOSE:  # the broker's close crossed ours; only ours is sent to the producer
             connection.change(channel, ChannelEvent.BROKER_CLOSE, index)
             if not connection.upstream.closing:
                 connection.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))

@@ -81,7 +81,7 @@ class Backlog:
     def count_unanswerable(self, most: int) -> int:
         """Count a request without a reply; return the number of such requests if the limit is reached, and 0 otherwise.
 
-        At the limit, a request with a reply has to be sent; its reply shows that the broker has handled the others.
+        At the limit, a request with a reply has to be sent. The reply shows that the broker has handled these requests.
         """
         self.unanswered += 1
         self.unanswerable += 1

@@ -2,8 +2,8 @@
 
 A listing shows the state at an unknown time between the request and the answer. Changes made through this sidecar in
 the meantime take precedence, so a listing is compared with the state at the time of the request. A listed item that is
-unknown here may have been created and deleted in the meantime. It is accepted only if nothing changed in between, or if
-the next listing also contains it. No requests are made here (see `reconcile.observer`).
+unknown here may have been created and deleted in the meantime. Such an item is accepted only if nothing changed since
+the request, or if the next listing also contains the item. No requests are made here (see `reconcile.observer`).
 
 The module consists of these parts, in this order:
 

@@ -189,7 +189,7 @@ def desired_state(
     """Compute the desired state.
 
     Args:
-        rights: determines which tokens may be bound, by default those of all named destinations.
+        rights: determines which tokens may be bound; by default, the tokens of all named destinations.
     """
     tokens: dict[bytes, frozenset[Destination]] = {}
     plain: dict[bytes, frozenset[Destination]] = {}

@@ -317,7 +317,7 @@ class ClientBindings:
             if known is None:
                 key = storage = identity_key(identity, one_word=owned.is_topic)
                 # The first binding routes messages to the destination, provided that the destination has a single
-                # token. With one of several tokens as key, only some sidecars would read the binding.
+                # token. If its key were one of several tokens, only some sidecars would read the binding.
                 marked = owned.tokens.has_assertion(receiver) or (owned, receiver) in channel.held.marking
                 if tokens and not chosen and not marked and len(keys := under.of(*receiver)) == 1:
                     key = keys[0]

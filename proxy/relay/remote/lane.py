@@ -1,4 +1,4 @@
-"""Lanes. A lane tracks the publishes from one producer's channel to another broker, and the result of each publish.
+"""A lane tracks the publishes from one producer's channel to another broker, and the result of each publish.
 
 A lane outlives links. When a link is lost, waiting messages are sent over the next link, and unconfirmed messages count
 as lost, since nothing is sent twice. On a link, the lane has its own channel, so that a channel error (such as a
