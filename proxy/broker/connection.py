@@ -102,7 +102,7 @@ class ControlSettings:
     Args:
         hosts: (host, port) of each AMQP listener, tried in this order.
         username: the control user.
-        password: its password; never shown.
+        password: the control user's password; never shown.
         tls: TLS settings for the AMQP listeners; None for plain TCP.
         management: base URL of the management API; None if there is none.
         management_tls: TLS settings for an ``https`` management API; None to trust the system's CA certificates.

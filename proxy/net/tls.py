@@ -91,7 +91,7 @@ class ServerTls:
 
     Args:
         certificate: our certificate chain (PEM).
-        key: its private key (PEM), without a passphrase.
+        key: private key of the certificate (PEM), without a passphrase.
         client_ca: CA certificates for verifying producers; None to request no certificates.
         clients_required: whether a producer without a certificate is refused.
     """
@@ -124,7 +124,7 @@ class ClientTls:
         ca: file of trusted CA certificates; None for the system's.
         server_name: name that the certificate must have; None for the host name.
         certificate: our client certificate; None if there is none.
-        key: its private key.
+        key: private key of the certificate.
         verify: whether the chain and the name are verified.
     """
 

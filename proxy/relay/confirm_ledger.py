@@ -110,7 +110,7 @@ class Ledger:
         """Add a publish.
 
         Args:
-            producer_tag: its delivery tag.
+            producer_tag: delivery tag of the publish.
             copies: number of copies sent to the producer's own broker.
             apart: number of copies sent to other brokers, which `settle_remote` settles.
         """

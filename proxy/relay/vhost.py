@@ -80,8 +80,8 @@ class StoredBinding(NamedTuple):
     binding: Binding
     #: raw entries of the client's argument table
     entries: bytes
-    #: its storage key on the carrier. A copy with a different key has the destination's token as its key and routes
-    #: messages to the destination.
+    #: storage key of the binding on the carrier. If a copy has a different key, that key is the destination's token, and
+    #: the copy routes messages to the destination.
     key: bytes
     #: all copies on the broker, signed copies first, then by sequence. The first copy is effective. There are several
     #: copies if several sidecars have made the binding.
@@ -140,11 +140,11 @@ class OwnedExchange:
     carrier: bytes
     #: whether messages that no binding routes are passed to the broker's own exchange with the same name
     unmatched_pass: bool = False
-    #: its alternate exchange
+    #: alternate exchange, if any
     alternate: bytes | None = None
-    #: its arguments as declared, including filters
+    #: arguments as declared, including filters
     arguments: Table = ()
-    #: its declaration by a client; None for an exchange from a rules file
+    #: declaration by a client; None for an exchange from a rules file
     declared: DeclaredExchange | None = None
     #: bindings made by clients, by identity; bindings from rules files are only in the router
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
@@ -205,7 +205,7 @@ class OwnedExchange:
 
         Args:
             stored: the binding.
-            identity: its identity, if the caller knows it.
+            identity: identity of the binding, if the caller knows it.
         """
         identity = identity or stored.binding.identity
         self.changes += 1

@@ -60,7 +60,7 @@ class Copy(NamedTuple):
 
     Args:
         exchange: exchange of the publish.
-        routing_key: its routing key; None for the producer's own.
+        routing_key: routing key of the publish; None for the producer's own key.
         bcc: further routing keys: tokens, or queue names with queue delivery.
         moved: whether the exchange or key differs from the producer's; if so, our header contains the original.
         hide_cc: whether the producer's CC must be hidden, since the outgoing exchange would route by it.
@@ -248,7 +248,7 @@ def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
     """Return the outgoing form of a publish that the address table redirected to an exchange evaluated here.
 
     Args:
-        out: its outgoing form, according to the decision for that exchange.
+        out: outgoing form of the publish, according to the decision for that exchange.
         address: that exchange, and the routing key with which the publish reaches it.
     """
     if out.untouched:

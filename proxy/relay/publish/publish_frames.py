@@ -104,9 +104,9 @@ class PublishFrames:
 
         Args:
             publish: the publish's method.
-            header: its content header frame.
-            plan: its plan.
-            out: its outgoing form.
+            header: content header frame of the publish.
+            plan: plan for the publish.
+            out: outgoing form of the publish.
             took_us: duration of the decision in microseconds, negative if it was cached.
             waited: whether the publish has already waited for its destinations. Unbound destinations then count as
                 missing.
@@ -154,10 +154,10 @@ class PublishFrames:
 
         Args:
             publish: the publish's method.
-            header: its content header frame.
-            body: its body.
-            plan: its plan.
-            out: its outgoing form.
+            header: content header frame of the publish.
+            body: body of the publish.
+            plan: plan for the publish.
+            out: outgoing form of the publish.
             took_us: duration of the decision in microseconds, negative if it was cached.
 
         Returns:

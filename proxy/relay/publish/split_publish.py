@@ -37,9 +37,9 @@ def fitting(
     Args:
         connection: state of the connection.
         publish: the publish's method.
-        header: its content header frame.
-        body_size: announced size of its body in bytes.
-        out: its outgoing form.
+        header: content header frame of the publish.
+        body_size: announced size of the body in bytes.
+        out: outgoing form of the publish.
 
     Raises:
         ProtocolError: the body or the headers are too large to be split; 311 on the channel.
