@@ -347,7 +347,7 @@ class ConnectionCounters:
 
 @dataclass(slots=True, eq=False)
 class LimitCounters:
-    """Counters of reached limits."""
+    """Counts how often limits were reached."""
 
     #: number of refused connections by limit (one of REJECTED_CONNECTIONS)
     rejected_connections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REJECTED_CONNECTIONS, 0))

@@ -80,8 +80,8 @@ class StoredBinding(NamedTuple):
     binding: Binding
     #: raw entries of the client's argument table
     entries: bytes
-    #: storage key of the binding on the carrier. If a copy has a different key, that key is the destination's token, and
-    #: the copy routes messages to the destination.
+    #: storage key of the binding on the carrier. If the key of a copy differs, it is the destination's token, and the
+    #: copy routes messages to the destination.
     key: bytes
     #: all copies on the broker, signed copies first, then by sequence. The first copy is effective. There are several
     #: copies if several sidecars have made the binding.

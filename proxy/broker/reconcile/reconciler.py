@@ -51,7 +51,7 @@ from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.router import Router
 from proxy.values import QUEUE, Destination
 
-#: Tokens that only the old rules need, so that they are retired after a swap.
+#: Tokens that only the old rules need, and that are therefore retired after a swap.
 Retired: TypeAlias = tuple[BindToken, ...]
 
 #: Number of pass intervals for which pins stay bound for other sidecars. Meanwhile, each of these sidecars runs a pass.

@@ -46,7 +46,7 @@ class RemoteConnection:
         counters: counters for the link.
         version: version of this program.
         contexts: the TLS contexts in use.
-        ourselves: returns True if the two addresses of a socket show that it is connected to this process itself.
+        ourselves: returns True if the two addresses of a socket show that the socket is connected to this process.
         changed: called when `full` has changed.
     """
 
