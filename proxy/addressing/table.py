@@ -274,7 +274,7 @@ def _after_scheme(text: bytes) -> bytes:
 
 
 def with_placeholders(template: TranslationTemplate) -> bytes:
-    """Return the translation with a placeholder for each variable, to parse its fixed parts."""
+    """Return the translation with a placeholder for each variable, so that the fixed parts can be parsed."""
     return b"".join(_PLACEHOLDER if isinstance(part, int) else part for part in template.parts)
 
 

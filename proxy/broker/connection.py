@@ -359,7 +359,7 @@ class ControlConnection:
         """Send a method and wait for its answer.
 
         Returns:
-            The broker's refusal, or None if it accepted the method.
+            The broker's refusal, or None if the broker accepted the method.
 
         Raises:
             UpstreamError: there is no connection, or no answer arrived in time.

@@ -211,7 +211,7 @@ class PendingConfirms:
 
     @property
     def outstanding(self) -> int:
-        """Delivery tags that are neither acked nor nacked, in confirm mode."""
+        """Number of delivery tags that are neither acked nor nacked, in confirm mode."""
         return self.published - self.settled.count
 
     def select(self) -> None:

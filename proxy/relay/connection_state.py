@@ -151,7 +151,7 @@ NO_INVENTORY: Final = QueueInventory(
 
 @dataclass(slots=True, eq=False)
 class Lifecycle:
-    """Phase of a connection, and its producer's Connection.Close methods."""
+    """Phase of a connection, and the Connection.Close methods from its producer."""
 
     phase: Phase = Phase.OPEN
     #: the error that ended the connection, for the log; None if there was none
@@ -404,7 +404,7 @@ class ConnectionState:
 
     @property
     def unsettled(self) -> int:
-        """Publishes in confirm mode that are neither acked nor nacked, plus one for each channel that holds frames."""
+        """Number of unsettled publishes in confirm mode, plus one for each channel that holds frames."""
         return sum(
             (channel.state in HOLDING) + (channel.confirms.outstanding if channel.mode is CONFIRM else 0)
             for channel in self.channels.values()

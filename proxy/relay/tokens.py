@@ -96,7 +96,7 @@ def is_keyed(routing_key: bytes) -> bool:
 
 
 def is_eight_words(routing_key: bytes) -> bool:
-    """Return True if a routing key has the form of a keyed token in eight words, with any secret."""
+    """Return True if a routing key has the form of a keyed token with eight words, regardless of the secret."""
     return routing_key.startswith(_EIGHT_WORDS)
 
 
@@ -180,7 +180,7 @@ class Tokens:
         return tuple(self._token(key, kind, name, one_word) for key, one_word in self._former)
 
     def lead_to(self, later: Tokens) -> bool:
-        """Return True if bindings with these tokens match messages that carry later tokens of the same carrier."""
+        """Return True if bindings with these tokens match messages with the `later` tokens of the same carrier."""
         return later._one_word[0] in self._one_word
 
     def markers(self) -> dict[bytes, tuple[bytes, bytes]]:

@@ -163,7 +163,7 @@ class TokenRights:
         asks: Callable[[OwnedExchange, Exchange, Destination], bool],
         destination: Destination,
     ) -> list[OwnedExchange]:
-        """Find the exchanges with a carrier that name a destination, or that route to an exchange that names it."""
+        """Find the exchanges that have a carrier and name a destination, directly or through other exchanges."""
         pairs = [(owned, router.exchanges[name]) for name, owned in exchanges.items()]
         names = {owned.name for owned, exchange in pairs if asks(owned, exchange, destination)}
         size = 0
@@ -276,7 +276,7 @@ def _published(
 
 
 def _beside(exchanges: Mapping[bytes, OwnedExchange]) -> dict[Destination, str]:
-    """Find the broker's own exchanges, other than destinations, that rules rely on."""
+    """Find the broker's own exchanges that rules rely on but that are not destinations."""
     relied_on: dict[Destination, str] = {}
     for name, exchange in exchanges.items():
         shown = name.decode(errors="replace")

@@ -277,7 +277,7 @@ class RelayRequests:
             state.changed()
 
     def exchange_deleted(self, name: bytes) -> None:
-        """Record that an exchange and the bindings from and to it were deleted."""
+        """Record that an exchange was deleted, with all bindings from and to the exchange."""
         owned = self._state.exchanges.get(name)
         if owned is not None and owned.declared is not None:
             self._store.exchange_gone(name)

@@ -320,7 +320,7 @@ class VhostTopology:
 
         Returns:
             The type of an exchange that no client declared. None if the exchange does not exist, or if a client
-            declared it, in which case it is in the state. Also None if there is no management API; the broker then
+            declared the exchange, which is then in the state. Also None if there is no management API; the broker then
             compares types.
 
         Raises:

@@ -393,7 +393,7 @@ def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] 
 
     Args:
         routing_key: routing key of the publish.
-        entries: entries of its header table.
+        entries: entries of the publish's header table.
         names: headers with further keys; BCC is included if the producer's BCC is not replaced by ours.
 
     Raises:

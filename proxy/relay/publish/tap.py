@@ -82,7 +82,7 @@ class FailedPublish(NamedTuple):
         at: seconds since the epoch.
         vhost: virtual host of the publish.
         user: the producer's user name.
-        channel: number of its channel.
+        channel: channel number.
         result: ``unroutable``, ``rejected``, ``nacked`` or ``returned``.
         reason: the reason as text.
         exchange: exchange named by the producer; None if unknown, since a nack contains only a delivery tag.

@@ -246,7 +246,7 @@ class Lane:
                 return
 
     def closed(self, reason: str) -> None:
-        """Handle the broker's close of the channel.
+        """Handle Channel.Close from the broker.
 
         Unconfirmed messages count as nacked, and waiting messages are sent on a new channel.
         """
