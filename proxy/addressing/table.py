@@ -82,8 +82,9 @@ class AddressPattern:
         return tuple(taken[:MOST_VARIABLES]) if taken is not None else None
 
     def _fit_stars(self, address: bytes, end: int) -> list[bytes] | None:
-        """Place each literal as far right as possible, starting with the last, so that every wildcard has its longest
-        run.
+        """Place each literal as far right as possible, starting with the last literal.
+
+        Earlier wildcards thereby take the longest possible runs.
         """
         start = len(self.prefix)
         taken: list[bytes] = []
@@ -244,7 +245,7 @@ def _value(number: int, address: bytes, captures: Sequence[bytes]) -> bytes:
 
 
 def fixed_domain(rule: AddressRule) -> Address | None:
-    """Return the domain that every result of a rule has; None if it contains a variable or can't be parsed."""
+    """Return the domain that all results of a rule share; None if the domain has a variable or can't be parsed."""
     if rule.translation is None or has_variable_domain(TranslationTemplate(rule.translation)):
         return None
     try:
@@ -273,7 +274,7 @@ def _after_scheme(text: bytes) -> bytes:
 
 
 def with_placeholders(template: TranslationTemplate) -> bytes:
-    """Return the translation with a placeholder for each variable, to parse its fixed parts."""
+    """Return the translation with a placeholder for each variable, so that the fixed parts can be parsed."""
     return b"".join(_PLACEHOLDER if isinstance(part, int) else part for part in template.parts)
 
 
@@ -344,7 +345,10 @@ class AddressIndex:
         }
 
     def candidates(self, address: bytes) -> list[int]:
-        """Return, in ascending order, the positions of patterns that may match, up to one equal to the address."""
+        """Return, in ascending order, the positions of patterns that may match.
+
+        The list ends at the position of a pattern that is equal to the address, if there is one.
+        """
         positions: list[int] = []
         pieces: dict[int, set[bytes]] = {}
         for bucket in self._buckets_of(address):

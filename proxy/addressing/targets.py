@@ -65,7 +65,7 @@ class Remote:
 
     Args:
         broker: name of a configured broker, or empty.
-        host: host to connect to; for a configured broker, its name.
+        host: host to connect to; for a configured broker, the broker's name.
         port: port; None for the configured port.
         tls: whether the address requests TLS; None for the configured setting.
         user: user name; None for the configured user.
@@ -323,7 +323,7 @@ def _named(name: bytes, original: Publication) -> Publication:
 
 
 def _may_name(translation: bytes, exchange: bytes) -> bool:
-    """Return True if, judging by the literal before its first variable, a local translation can name the exchange."""
+    """Return True if a local translation can name the exchange, judging by the literal before the first variable."""
     fixed, variable, _ = translation.partition(b"$")
     fixed = b"/" + fixed.lstrip(b"/")
     plain = exchange.replace(b"%", b"%25").replace(b"/", b"%2F")

@@ -91,7 +91,7 @@ class PartialFrame:
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._size = 0
-        #: number of bytes needed to continue: those of the whole first frame, or of its head if that is incomplete
+        #: number of bytes needed to continue: the size of the first frame, or of its head if the head is incomplete
         self._whole = 0
 
     def __len__(self) -> int:

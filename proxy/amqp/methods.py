@@ -115,11 +115,11 @@ _LAYOUTS: Final[dict[int, tuple[str, ...]]] = {
 
 
 def method_of(payload: bytes) -> int:
-    """Return the method of a method frame's payload.
+    """Return the method in the payload of a method frame.
 
     Raises:
-        ProtocolError: 502: the payload is shorter than the two ids; 540: the method is unknown. In the second case,
-            RabbitMQ drops the connection without a reply.
+        ProtocolError: 502: the payload is shorter than the class and method ids; 540: the method is unknown. If the
+            method is unknown, RabbitMQ drops the connection without a reply.
     """
     if len(payload) < 4:
         raise ProtocolError(502, f"method frame of {len(payload)} bytes, expected 4 or more")
@@ -134,7 +134,8 @@ def arguments(payload: bytes) -> tuple[Argument, ...]:
     """Read the arguments of a method.
 
     Returns:
-        Arguments in wire order, including reserved ones. A table is returned as its entries, checked but not decoded.
+        All arguments in wire order, even if they are reserved. A table is returned as its entries, checked but not
+        decoded.
 
     Raises:
         ProtocolError: 502, with class and method ids: the arguments or a table in them are malformed; 540 as for

@@ -1,8 +1,8 @@
 """Finds client bindings that are not signed with the current secret, and signs them (`oxproxy adopt`).
 
 Version 0.1 did not sign bindings, and later versions may have used a secret that has since been replaced. The signed
-binding has the same routing key and sequence number as the old binding, so the order of bindings does not change. It is
-created before the old binding is removed, so that no message misses its queue.
+binding has the same routing key and sequence number as the old binding, so the order of bindings does not change. The
+signed binding is created before the old binding is removed, so that no message is lost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class UnsignedBinding:
 
     @property
     def secret(self) -> int | None:
-        """Index of the secret that signed the binding: 1 or more for previous secrets, None if no known secret did."""
+        """Index of the secret with which the binding was signed: 1 or more for a previous secret, None if unknown."""
         return self.stored.copies[0].secret
 
     @property
@@ -46,7 +46,7 @@ class UnsignedBinding:
         return self.secret is None and bool(self.info.signature)
 
     def as_json(self) -> dict[str, Any]:  # Any: JSON
-        """Return the data to show to operators, without the values of arguments."""
+        """Return the data to show to operators, without argument values."""
         (copy,) = self.stored.copies
         return {
             "exchange": self.carrier.decode(errors="replace"),
@@ -144,7 +144,7 @@ class Adoption:
         return await lacking_tokens(self._management, Tokens(vhost, self._secrets.token_keys))
 
     async def retire_tokens(self, vhost: str) -> int:
-        """Finish the migration to the current tokens; return the number of bindings that sidecars have to remove.
+        """Finish the migration to the current tokens; return the number of bindings that sidecars still have to remove.
 
         Raises:
             UpstreamError: the management API is unavailable or refused the request.

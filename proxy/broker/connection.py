@@ -1,7 +1,7 @@
 """The control user's AMQP connection to one virtual host, and the settings of the control plane.
 
-The broker closes a channel when it refuses a declaration on it. While a pooled channel is in use, it carries only one
-method or one batch of binds, and it is discarded after a refusal, so that other declarations are not affected.
+The broker closes a channel when it refuses a declaration on it. Each pooled channel is therefore used for only one
+method or one batch of binds at a time, and is discarded after a refusal, so that other declarations are not affected.
 `log_in` recognizes refused logins. If the client has announced the capability ``authentication_failure_close``, the
 broker closes the connection with 403; otherwise, it just drops the connection.
 
@@ -102,7 +102,7 @@ class ControlSettings:
     Args:
         hosts: (host, port) of each AMQP listener, tried in this order.
         username: the control user.
-        password: its password; never shown.
+        password: the control user's password; never shown.
         tls: TLS settings for the AMQP listeners; None for plain TCP.
         management: base URL of the management API; None if there is none.
         management_tls: TLS settings for an ``https`` management API; None to trust the system's CA certificates.
@@ -117,15 +117,15 @@ class ControlSettings:
         grace_seconds: how long tokens that new rules no longer need stay bound.
         lanes: number of concurrent channels for bulk declarations. The broker processes declarations on a channel in
             sequence and syncs each to disk, so 32 channels bind four times as fast as one.
-        bind_limit: maximum number of destinations of one virtual host that are bound on demand for producers and regex
+        bind_limit: maximum number of destinations per virtual host that are bound on demand for producers and regex
             routes.
         remember_limit: maximum number of cached destinations that could not be bound on demand.
         retries_per_look: maximum number of refused or unverified destinations retried in one pass. This limits the load
             on the broker.
         listing_bytes: maximum size of an answer from the management API. A list of 10,000 queues takes 0.5 MB.
         remove_foreign: whether foreign bindings on a carrier are removed, which requires the management API.
-        patience_seconds: how long startup waits for a management API that does not answer before it continues without
-            client declarations.
+        patience_seconds: how long startup waits for an unresponsive management API before continuing without client
+            declarations.
         declared: settings for client declarations.
     """
 
@@ -221,7 +221,7 @@ class AmqpConnection(aio_pika.Connection):
 
     @property
     def opened(self) -> aiormq.abc.AbstractConnection:
-        """aiormq's connection.
+        """The underlying aiormq connection.
 
         Raises:
             AMQPError: the connection was closed.
@@ -271,7 +271,8 @@ def cause_of(error: BaseException) -> str:
 _SINGLES = 8
 #: Number of idle channels that are kept open; others are closed after a bulk operation.
 _KEPT_IDLE = 8
-#: Number of binds sent on a channel for each answer. This number saves round trips without making the answer late.
+#: Number of binds sent on a channel before waiting for an answer. It is large enough to save round trips, and small
+#: enough for the answer to arrive in time.
 _BINDS_AHEAD = 16
 #: AMQP 0-9-1 spec, 1.4.2.6: channel-max 0 means no limit; channel numbers have 16 bits.
 _NO_LIMIT = 65535
@@ -287,7 +288,7 @@ _CODES: dict[type[BaseException], int] = {
 
 
 class Refusal(NamedTuple):
-    """The reason why the broker closed one of our channels, as reply code and text."""
+    """The reply code and text with which the broker closed one of our channels."""
 
     code: int
     text: str
@@ -358,7 +359,7 @@ class ControlConnection:
         """Send a method and wait for its answer.
 
         Returns:
-            The broker's refusal, or None if it accepted the method.
+            The broker's refusal, or None if the broker accepted the method.
 
         Raises:
             UpstreamError: there is no connection, or no answer arrived in time.

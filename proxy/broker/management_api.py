@@ -4,9 +4,9 @@ Only listings that stay cheap and complete are requested: queues and exchanges w
 one exchange. The bindings of all exchanges are never listed in one request, since on RabbitMQ 3.10, a single unusual
 routing key makes such a request fail.
 
-`QueueInfo`, `ExchangeInfo` and `BindingInfo` are the rows of these listings. `VhostDiscovery` finds the virtual hosts
-with client declarations before the first producer is accepted, since the sidecar needs the declarations for routing. If
-the management API does not answer for a limited time, `VhostDiscovery` reports the error, continues without the
+`QueueInfo`, `ExchangeInfo` and `BindingInfo` are the rows of these listings. Before the first producer is accepted,
+`VhostDiscovery` finds the virtual hosts with client declarations, since the sidecar needs the declarations for routing.
+If the management API does not answer for a limited time, `VhostDiscovery` reports the error, continues without the
 declarations, and retries later. Source: RabbitMQ's management HTTP API reference.
 """
 
@@ -445,7 +445,7 @@ def _read(reader: Callable[[Mapping[str, Any]], T], listing: Iterable[Any], path
 async def listings(
     management: ManagementApi, vhost: str
 ) -> tuple[dict[bytes, QueueInfo] | UpstreamError, dict[bytes, ExchangeInfo] | UpstreamError]:
-    """List queues and exchanges concurrently. If a listing fails, its error is returned in its place."""
+    """List queues and exchanges concurrently. If a listing fails, the error is returned instead of the listing."""
     queues, exchanges = await asyncio.gather(_attempt(management.queues, vhost), _attempt(management.exchanges, vhost))
     return queues, exchanges
 

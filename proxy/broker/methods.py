@@ -1,9 +1,10 @@
 """The declarations that the control plane sends, and explanations of refusals.
 
-Declarations are sent through aio-pika, except in two cases: pamqp changes the integer types in argument tables, and
-refuses some names that RabbitMQ allows (``orders~2``, ``Käse``). Such declarations are encoded by `proxy.amqp` and sent
-as bytes, as in relays. Sources: AMQP 0-9-1 spec, 1.6 (exchange class) and 1.7 (queue class); RabbitMQ's access control
-guide (permissions).
+Most declarations are sent through aio-pika, which uses pamqp to encode them. However, pamqp changes the integer types
+in argument tables, and refuses some names that RabbitMQ allows (``orders~2``, ``Käse``). Declarations with such tables
+or names are encoded by `proxy.amqp` and sent as bytes, as in relays.
+
+Sources: AMQP 0-9-1 spec, 1.6 (exchange class) and 1.7 (queue class); RabbitMQ's access control guide (permissions).
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ async def make_all(binds: Sequence[Bind], channel: AbstractChannel, limit_second
 
 
 async def send(frame: bytes, channel: AbstractChannel, limit_seconds: float) -> None:
-    """Send a method encoded by `proxy.amqp`, and wait for the answer. The channel number in its frame is ignored."""
+    """Send a method encoded by `proxy.amqp`, and wait for the answer. The channel number in `frame` is ignored."""
     underlay = cast(Channel, await channel.get_underlay_channel())
     payload = frame[FRAME_HEAD.size : -1]
     method = _encoded(method_of(payload))()

@@ -1,7 +1,7 @@
 """Checks whether the address table's destinations at other brokers exist.
 
-Only destinations that are the same for every message can be checked. If a broker does not answer, its destinations
-count as unknown, not as missing. The metric ``oxproxy_remote_up`` shows whether a broker is reachable.
+Only destinations that are the same for every message can be checked. If a broker does not answer, the destinations on
+that broker count as unknown, not as missing. The metric ``oxproxy_remote_up`` shows whether a broker is reachable.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ class RemoteObserver:
     """Checks destinations at other brokers.
 
     Args:
-        reach: for a virtual host and another broker, returns the settings for connecting to the broker and the virtual
-            host to use there. Returns None if the broker is not configured.
+        reach: takes a local virtual host and another broker; returns that broker's connection settings and the name of
+            the virtual host to use on that broker. Returns None if the broker is not configured.
     """
 
     def __init__(self, reach: Callable[[str, Remote], tuple[ControlSettings, str] | None]) -> None:
         self._reach = reach
-        #: For each broker that could not be queried, the time of the next retry, and the pause if that fails as well.
+        #: For each broker that could not be queried: the time of the next retry, and the pause to make if this retry
+        #: also fails.
         self._resting: dict[tuple[str, Remote], tuple[float, float]] = {}
 
     async def observe(self, vhost: VhostTopology) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-#: Task names, as used in the metric for failures.
+#: Task names, as used in the failure metric.
 TASKS = ("start", "vhost", "discovery", "snapshot", "announcements", "demand", "remotes", "gauges", "rules", "warnings")
 
 log = structlog.get_logger(__name__)
@@ -66,7 +66,7 @@ class Supervisor:
         Args:
             work: the task. If it does not return, it must call `recovered` when it has succeeded.
             vhost: the task's virtual host, if each virtual host has its own task.
-            steady_seconds: time without a failure after which the task counts as recovered. If it is None, the task
+            steady_seconds: the task counts as recovered if it has run for this long without a failure; None if the task
                 calls `recovered` itself.
         """
         pause_seconds = self._retry_seconds

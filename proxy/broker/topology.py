@@ -115,7 +115,7 @@ class Topology:
     """Manages the declarations on one broker.
 
     Args:
-        states: shared states of the virtual hosts that rules name, by name.
+        states: the shared state of each virtual host that rules name, by virtual host.
         queues: queues declared by the rules, by virtual host.
     """
 
@@ -149,7 +149,7 @@ class Topology:
         #: Called with the name of a virtual host that is no longer managed.
         self.released: Callable[[str], None] = lambda vhost: None
 
-    # -- life --------------------------------------------------------------------------------------------------
+    # -- lifecycle ---------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Run the first pass of each virtual host. Must be followed by `run`.
@@ -213,7 +213,7 @@ class Topology:
         self.released(name)
 
     async def _is_gone(self, vhost: VhostTopology) -> bool:
-        """Return True if a virtual host that refused our login does not exist, and no rules or clients need it."""
+        """Return True if a virtual host that refuses logins was deleted, and no rules or clients need it."""
         name = vhost.state.name
         if name in self._ruled or vhost.has_rules or self.in_use(name):
             return False
@@ -246,7 +246,7 @@ class Topology:
         return [vhost.state for vhost in self._vhosts.values()]
 
     def _is_bearable(self, name: str, outcome: BaseException) -> bool:
-        """Return True if a failure is a refused login to a virtual host without rules. Others are not affected."""
+        """Return True if startup can continue, since a login was refused only for a virtual host without rules."""
         if (
             name in self._ruled
             or not isinstance(outcome, UpstreamError)
@@ -270,8 +270,8 @@ class Topology:
     async def adopt(self, vhost: str, state: VhostState | None = None) -> None:
         """Manage another virtual host, and wait until its client declarations have been loaded.
 
-        Returns without them if the first pass fails, for example because the control user has no access, or if it is
-        not finished by the deadline.
+        Returns without client declarations if the first pass fails (for example, because the control user has no
+        access) or does not finish by the deadline.
 
         Args:
             vhost: name of the virtual host, which may already be managed.
@@ -413,7 +413,7 @@ class Topology:
 
     @property
     def carrier_bindings(self) -> Counter[tuple[str, str, str]]:
-        """Number of carrier bindings, by virtual host, carrier type, and "yes" or "no" for whether the type fits."""
+        """Number of carrier bindings, by virtual host, carrier type, and whether the type fits ("yes" or "no")."""
         counts: Counter[tuple[str, str, str]] = Counter()
         for name, vhost in self._vhosts.items():
             for carrier in vhost.reconciler.carrier_bindings:

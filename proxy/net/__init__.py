@@ -14,7 +14,7 @@ This package makes no AMQP decisions: `relay` gets the received bytes and return
 | links to other brokers | `remote` |
 | TLS contexts, certificates and error texts | `tls` |
 | TLS settings, and checks of the files that they name | `tls_config` |
-| data about a virtual host that sessions need; connections for checking permissions | `vhosts` |
+| data that sessions need about a virtual host; connections for checking permissions | `vhosts` |
 | data shared by all sessions | `context` |
 | background tasks of sessions | `tasks` |
 """

@@ -20,12 +20,12 @@ class SessionLimits:
     """Deadlines and limits of one session.
 
     Args:
-        handshake_seconds: deadline from accepting the connection to Connection.OpenOk.
-        close_seconds: deadline from a Connection.Close to the closing of the socket.
+        handshake_seconds: maximum time from accepting the connection to Connection.OpenOk.
+        close_seconds: maximum time from a Connection.Close to the closing of the socket.
         bind_seconds: how long a publish or a declare waits for the control plane.
         frame_max: frame_max offered to producers, in bytes.
         channels: maximum number of channels per connection.
-        idle_seconds: time without frames other than heartbeats after which a connection is idle; 0: no timeout.
+        idle_seconds: a connection is idle if only heartbeats are received for this long; 0: no timeout.
         relay: limits of the relay.
     """
 
@@ -43,7 +43,7 @@ class AuditGate(AuditCommits, Protocol):
 
     @property
     def strict(self) -> bool:
-        """True if no confirm may be relayed before its line is on disk."""
+        """True if no confirm may be relayed before its audit line is on disk."""
 
     #: whether producers must be paused
     full: bool

@@ -2,7 +2,7 @@
 
 If nothing was sent to a side for half of its heartbeat interval, a heartbeat is sent. If nothing was received from a
 side for two intervals, that side is considered lost. A connection is idle if only heartbeats were received during the
-idle timeout, unless it has unconfirmed publishes. Time during which a socket is not read does not count.
+idle timeout, unless it has unconfirmed publishes. Time during which reading is paused does not count.
 
 Source: AMQP 0-9-1 spec, 4.2.7.
 """
@@ -28,7 +28,7 @@ class Heartbeats:
     """Monitors both sides of one connection.
 
     Args:
-        idle_seconds: time without frames other than heartbeats after which the connection is idle; 0: no timeout.
+        idle_seconds: the connection is idle if only heartbeats are received for this long; 0: no timeout.
         flush: sends the relay's output.
         idle: called at the idle timeout.
     """

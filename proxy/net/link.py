@@ -11,9 +11,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import cast
 
-#: The other side is not read while the write buffer is larger than the first size, and is read again when it is smaller
-#: than the second. The buffer holds a few reads: enough for full speed on loopback, and small enough for thousands of
-#: connections.
+#: Reading from the other side is paused when the write buffer exceeds the first size, and resumes when the buffer is
+#: smaller than the second size. The buffer is large enough for full speed on loopback, and small enough for thousands
+#: of connections.
 WRITE_HIGH_BYTES = 1 << 20
 WRITE_LOW_BYTES = 1 << 18
 #: Pause between reads during continuous traffic. Reading many small segments at once, such as confirms from RabbitMQ,

@@ -1,8 +1,8 @@
 """Accepts producers: listening sockets, TLS handshakes, limits on connections, and the drain at shutdown.
 
-A connection counts towards the limits from the moment it is accepted, before TLS and before its first byte. Otherwise
+A connection counts towards the limits from the moment it is accepted, before TLS and before its first byte. Otherwise,
 silent peers would exhaust the file descriptors that the admin pages and the control plane need. For the same reason,
-the number of connections is limited at startup according to RLIMIT_NOFILE.
+the maximum number of connections is derived from RLIMIT_NOFILE at startup.
 
 A TLS handshake has a deadline and uses the context that is current when the connection is accepted. A failed handshake
 has no session; it is counted and logged here.
@@ -38,8 +38,8 @@ _log = structlog.get_logger(__name__)
 #: Interval between checks for unconfirmed publishes during a drain.
 _LOOK_SECONDS = 0.05
 #: Maximum number of producers that are being refused with a reason at the same time. Further connections are closed
-#: without a reason, so that a flood of them does not exhaust file descriptors (`RESERVED_DESCRIPTORS` includes this
-#: number).
+#: without a reason, so that a flood of connections does not exhaust file descriptors (`RESERVED_DESCRIPTORS` includes
+#: this number).
 TOLD_AT_ONCE = 64
 _BACKLOG = 1024
 #: Maximum number of connections accepted in one iteration of the event loop.
@@ -75,7 +75,7 @@ class ListenerLimits:
 
 
 class ListenError(OSError):
-    """Listening failed on the address with this index."""
+    """Listening failed on one of the addresses; `index` is its position."""
 
     def __init__(self, index: int, error: OSError) -> None:
         super().__init__(error.errno, error.strerror)

@@ -80,7 +80,7 @@ class Opening:
 
     @property
     def lease(self) -> Lease | None:
-        """The lease of the upstream connection, if it may be kept for reuse."""
+        """The lease of the upstream connection, if the connection may be kept for reuse."""
         negotiation = self._negotiation
         return negotiation.lease if negotiation is not None and negotiation.lease.open_ok else None
 
@@ -91,8 +91,9 @@ class Opening:
         self._handshake.producer_lost()
 
     def upstream_lost(self, error: Exception | None) -> None:
-        """Handle the loss of the broker's socket. With TLS 1.3, a broker rejects our certificate only after the
-        handshake.
+        """Handle the loss of the broker's socket.
+
+        The error may be a TLS error, since with TLS 1.3 a broker rejects our certificate only after the TLS handshake.
         """
         failure = None
         if isinstance(error, ssl.SSLError) and self._handshake.ending is None:

@@ -1,7 +1,8 @@
 """One producer connection and the upstream connection that it leases: sockets, heartbeats, back-pressure and closing.
 
-During the handshake, `opening` handles the received bytes. Afterwards, `relay.relay` gets them and decides what to send
-and when to close. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7.
+During the handshake, `opening` handles the received bytes. After the handshake, `relay.relay` handles the bytes, and
+decides what to send and when to close. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec,
+4.2.7.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Session:
         self._keep: Callable[[], None] | None = None
         self._log = _log
 
-    # -- life --------------------------------------------------------------------------------------------------
+    # -- lifecycle ---------------------------------------------------------------------------------------------
 
     def _accepted(self) -> None:
         self._log = _log.bind(peer=self.producer.peer_name)
@@ -309,14 +310,14 @@ class Session:
         check_permission(self.relay.connection, asked, done)
         self._flush(self.relay, monotonic())
 
-    # -- ends --------------------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------------------
 
     def _idle(self) -> None:
         """Close the connection at the idle timeout."""
         self._shared.counters.limits.hits["idle"] += 1
         seconds = self._shared.limits.idle_seconds
         self._log.info("producer is idle", seconds=seconds)
-        self.close(320, f"no frame but heartbeats for {seconds:g} s (idle_timeout)")
+        self.close(320, f"only heartbeats were received for {seconds:g} s (idle_timeout)")
 
     def _ending(self, relay: Relay) -> None:
         if self._throttle is not None:
@@ -364,7 +365,7 @@ class Session:
             self._leave(self._upstream.waiting_bytes)
 
     def _leave(self, waiting_bytes: int) -> None:
-        """Send the remaining publishes to the broker. Abort if a whole deadline passes without progress."""
+        """Send the remaining publishes to the broker. Abort if nothing is sent for `close_seconds`."""
         self._cancel_deadline()
         self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self._left, waiting_bytes)
 

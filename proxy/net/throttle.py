@@ -25,7 +25,7 @@ _WORDS = {"publish_rate": "publishes per second", "publish_bytes": "bytes per se
 
 
 class RegexPacing:
-    """Limits the total time used by producers whose publishes spend regex budgets to a tenth.
+    """Limits producers whose publishes spend regex budgets to a tenth of the total time.
 
     Each decision for such a publish takes milliseconds, during which no other connection is served.
     """
@@ -50,7 +50,7 @@ class Throttle:
     """Slows one producer down.
 
     Args:
-        allowance: rate limit of its user.
+        allowance: rate limit of the producer's user.
         relay: counts publishes, and closes the channel or connection.
         counters: counters of limits.
         pause: pauses or resumes reading the producer.

@@ -29,8 +29,7 @@ _VERSION, _UTC_TIME = 0xA0, 0x17
 
 
 def certificate_end(pem: bytes) -> float:
-    """Return the expiry (seconds since 1970) of the first certificate in a PEM file, which is the one presented to
-    peers.
+    """Return the expiry (seconds since 1970) of the first certificate in a PEM file. Peers receive this certificate.
 
     Raises:
         ValueError: there is no readable certificate.
@@ -82,7 +81,7 @@ _MEANING = {
     "HTTP_REQUEST": " (the other side speaks HTTP without TLS)",
     "UNSUPPORTED_PROTOCOL": " (older than TLS 1.2)",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": " (the other side requires a client certificate: upstream.tls.certificate)",
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": " (expected one signed by a CA in client_ca)",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": " (expected a certificate signed by a CA in client_ca)",
 }
 
 
@@ -92,7 +91,7 @@ class ServerTls:
 
     Args:
         certificate: our certificate chain (PEM).
-        key: its private key (PEM), without a passphrase.
+        key: private key of the certificate (PEM), without a passphrase.
         client_ca: CA certificates for verifying producers; None to request no certificates.
         clients_required: whether a producer without a certificate is refused.
     """
@@ -125,7 +124,7 @@ class ClientTls:
         ca: file of trusted CA certificates; None for the system's.
         server_name: name that the certificate must have; None for the host name.
         certificate: our client certificate; None if there is none.
-        key: its private key.
+        key: private key of the certificate.
         verify: whether the chain and the name are verified.
     """
 
@@ -233,7 +232,7 @@ def _ends(tls: ServerTls | ClientTls) -> dict[tuple[str, str], float]:
 def _prove(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     _content(certificate, b"CERTIFICATE", "a certificate")
     if b"ENCRYPTED" in _content(key, b"PRIVATE KEY", "a private key"):
-        raise _wrong(key, "seen a key with a passphrase, expected one without")
+        raise _wrong(key, "seen a key with a passphrase, expected a key without a passphrase")
     try:
         context.load_cert_chain(certificate, key)
     except (ssl.SSLError, OSError) as error:

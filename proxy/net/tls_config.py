@@ -96,8 +96,10 @@ class SidecarTls:
         return self._to_broker(self.upstream.server_name) if self.upstream is not None else None
 
     def management(self) -> TlsSettings | None:
-        """Return the TLS settings for the management API. They are those for the broker, except that `server_name` is
-        used only if both have the same host.
+        """Return the TLS settings for the management API.
+
+        These are the settings for the broker, but `server_name` is used only if the API and the broker have the same
+        host.
         """
         parts = urlsplit(self._management or "")
         if self.upstream is None or parts.scheme != "https":
@@ -126,7 +128,7 @@ _KEYS = ("certificate", "key", "client_ca", "ca")
 def check_settings(settings: Settings, faults: Faults) -> None:
     """Report unusable files named by a configuration; `load_settings` reports missing files.
 
-    An unreadable file is only a warning, since it is needed only on the machine that runs the sidecar.
+    An unreadable file causes only a warning, since the file is needed only on the machine that runs the sidecar.
     """
     for path, tls in SidecarTls(settings).sections.items():
         if all(os.path.isfile(file) for file in files_of(tls)):
@@ -137,8 +139,8 @@ def check_settings(settings: Settings, faults: Faults) -> None:
 def broker_tls(rule: BrokerRule, faults: Faults, required: bool = True) -> ClientTls | None:
     """Return the TLS settings of a broker in the rules, or None for plain TCP, and report unusable files.
 
-    Unreadable files are errors if `required`, otherwise warnings, since they are needed only on the machine that runs
-    the sidecar.
+    Unreadable files are errors if `required` is set; otherwise, they are only warnings, since the files are needed only
+    on the machine that runs the sidecar.
     """
     if rule.tls is None:
         return None

@@ -3,8 +3,8 @@
 Virtual hosts that no rules name also have plans, which are created when the first producer logs in.
 
 Destinations chosen by a client's bindings must be within that client's permissions, which can be checked only on one of
-the client's connections. Any of them can be used. The producer whose message chose the destination is often a different
-client.
+the client's connections. Any of these connections can be used. The producer whose message chose the destination is
+often a different client.
 
 Source: architecture, "The control plane"; `relay.token_table`.
 """
@@ -163,8 +163,9 @@ class Vhosts:
         self.client_connections = ClientConnections()
 
     def plans(self, vhost: str) -> Plans:
-        """Return the plans of a virtual host. Call this only after a producer has logged in to it, so that the number
-        of plans is limited by the broker.
+        """Return the plans of a virtual host.
+
+        Call this only after a producer has logged in to the virtual host, so that the number of plans stays limited.
         """
         plans = self._plans.get(vhost)
         if plans is None:

@@ -77,7 +77,7 @@ class AuditSink(Protocol):
 
         Args:
             lines: whole lines with the same opening.
-            count: their number.
+            count: number of lines.
         """
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:

@@ -79,8 +79,8 @@ class BrokerFrames:
     def _run(self, data: bytes) -> int:  # noqa: C901 -- one pass over the read buffer, as in `publish_pass`
         """Process whole frames; return the offset of the rest.
 
-        Frames that need no processing extend the run `start:at`, which is copied as one slice. They are whole contents,
-        parts of contents, confirms on channels without a ledger, and methods that are not inspected.
+        Frames that need no processing extend the run `start:at`, which is copied as one slice. These frames are whole
+        contents, parts of contents, confirms on channels without a ledger, and methods that are not inspected.
         """
         connection = self._connection
         out = connection.to_producer
@@ -284,7 +284,7 @@ class BrokerFrames:
         return self._methods.take_channel_method(channel, index, frame)
 
     def _inspected_content(self, channel: Channel, kind: int, frame: bytes) -> None:
-        """Handle a content frame that is too large, or on a channel that needs inspection."""
+        """Handle a content frame that is too large or belongs to a channel that needs inspection."""
         if channel.number in self._connection.deliveries.unfinished:
             # This is also done on a closed channel: no method may be sent between the frames of a content (spec,
             # 4.2.6).
@@ -305,7 +305,8 @@ class BrokerFrames:
         channel.output.hold_back(frame)
         most = connection.terms.limits.held_bytes
         if connection.upstream.sidecar_channel.busy and connection.backlog.held_back >= most:
-            # The sidecar channel's answer may come after frames that are no longer read, so release this channel early.
+            # At this limit, reading from the broker is paused, so the sidecar channel's answer might never be read.
+            # Therefore, release this channel without waiting for the answer.
             connection.pending.released.append(channel)
 
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:

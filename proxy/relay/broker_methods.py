@@ -86,7 +86,7 @@ class BrokerMethods:
         connection = self._connection
         if index == methods.CHANNEL_CLOSE_OK:
             return self._closed(channel)
-        if index == methods.CHANNEL_CLOSE:  # it crossed our own close, and the producer gets only ours
+        if index == methods.CHANNEL_CLOSE:  # the broker's close crossed ours; only ours is sent to the producer
             connection.change(channel, ChannelEvent.BROKER_CLOSE, index)
             if not connection.upstream.closing:
                 connection.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
@@ -176,8 +176,8 @@ class BrokerMethods:
         connection, before = self._connection, channel.state
         connection.change(channel, ChannelEvent.BROKER_CLOSE_OK, methods.CHANNEL_CLOSE_OK)
         if before is BOTH_AWAITING_BROKER or before is US_AWAITING_BROKER:
-            # The held frames must wait until now: RabbitMQ treats an open that arrives before it has sent its close-ok
-            # as a second open on the channel (504).
+            # The held frames had to wait until now: if an open arrives before RabbitMQ has sent its close-ok, RabbitMQ
+            # treats it as a second open on the channel (504).
             connection.take_held_again(channel)
         if before not in RELAYED_DOWN:
             return False
@@ -193,7 +193,7 @@ class BrokerMethods:
             return True
         connection.to_upstream.append(connection_close_ok())
         connection.upstream.end()
-        # If the producer's own close is unanswered, it crossed the broker's close, and we answer it.
+        # If the producer's own close is unanswered, it crossed the broker's close, and we answer the producer's close.
         if connection.lifecycle.phase in (Phase.OPEN, Phase.PRODUCER_CLOSES):
             connection.producer_answered()
             connection.to_producer.append(connection_close_ok())

@@ -6,8 +6,8 @@ the state (see `channel_state`). The other attributes are grouped into objects t
 
 `PublishPass` may process a publish itself if the channel is OPEN or OPENING and ``channel.content`` is None.
 
-Source: AMQP 0-9-1 spec, 1.5 "channel" and 4.2.6 "content framing". RabbitMQ drops frames on a closing channel, but only
-whole contents, so a content that was started upstream must be completed.
+Source: AMQP 0-9-1 spec, 1.5 "channel" and 4.2.6 "content framing". RabbitMQ drops the frames on a closing channel, but
+drops a content only as a whole, so a content that was started upstream must be completed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Backlog:
     def count_unanswerable(self, most: int) -> int:
         """Count a request without a reply; return the number of such requests if the limit is reached, and 0 otherwise.
 
-        At the limit, a request with a reply has to be sent; its reply shows that the broker has handled the others.
+        At the limit, a request with a reply has to be sent. The reply shows that the broker has handled these requests.
         """
         self.unanswered += 1
         self.unanswerable += 1
@@ -114,7 +114,7 @@ class ContentUnderWay:
 
     @property
     def begun(self) -> bool:
-        """True if part of the content has been sent upstream, so that it must be completed."""
+        """True if part of the content has been sent upstream, so that the content must be completed."""
         return self.remaining != HEADER_TO_COME and self.collected is None
 
 
@@ -160,7 +160,7 @@ class ProducerOutput:
         self.held_back: list[bytes] | None = None
         #: our own methods, which are sent after the content in progress
         self.deferred: list[bytes] = []
-        #: number of close-oks to send after the broker's, for further closes from the producer
+        #: number of close-oks to send after the broker's close-ok, for further closes from the producer
         self.close_oks = 0
         #: method frame of a return, delivery or get-ok that waits for its content header
         self.returned: bytes | None = None
@@ -211,7 +211,7 @@ class PendingConfirms:
 
     @property
     def outstanding(self) -> int:
-        """Delivery tags that are neither acked nor nacked, in confirm mode."""
+        """Number of delivery tags that are neither acked nor nacked, in confirm mode."""
         return self.published - self.settled.count
 
     def select(self) -> None:
@@ -316,7 +316,7 @@ class Channel:
         self.remote_publishers: dict[Remote, RemotePublisher] = {}
 
     def end(self) -> None:
-        """Forget publishes and requests, which won't be answered.
+        """Forget the channel's publishes and requests, since they won't be answered.
 
         Held frames are kept, and messages to other brokers are still sent.
         """

@@ -6,8 +6,8 @@ change. An event without an entry is a protocol error, with the reply code and t
 states in `HOLDING`, frames from the producer are buffered; they become events when the channel resumes.
 
 Either side may close a channel, and the closes may cross. Each close is answered by a close-ok. On either connection,
-the channel number may be reused once no close-ok is outstanding (spec, 1.5.2.5 and 1.5.2.6). If a close crosses
-RabbitMQ's own close, RabbitMQ answers it at once. RabbitMQ discards everything else on a channel that is being closed,
+the channel number may be reused once no close-ok is outstanding (spec, 1.5.2.5 and 1.5.2.6). RabbitMQ answers a close
+at once, even if it crosses RabbitMQ's own close. RabbitMQ discards everything else on a channel that is being closed,
 except an open, which it treats as a second open (504).
 
 Source: AMQP 0-9-1 spec, 1.5 "channel" and 2.2.10 "closing"; RabbitMQ's `rabbit_channel:handle_method`.
@@ -65,7 +65,7 @@ class ChannelEvent(Enum):
     #: destinations of a publish are not bound yet
     WAIT = "wait for destinations"
     #: a declaration from the producer requires our own methods
-    DECLARE = "run methods of ours"
+    DECLARE = "run our own methods"
     #: destinations were bound, or our own methods were answered
     RESUME = "resume"
     #: the producer has violated the protocol or a restriction, and the answer is Channel.Close

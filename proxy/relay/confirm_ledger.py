@@ -3,8 +3,8 @@
 While every publish from the producer results in one upstream publish, the tags on both sides are equal, the broker's
 acks are relayed, and `Settled` counts them. `Ledger` takes over on a channel with the first publish that needs several
 upstream publishes. From then on, the tags differ. A producer's tag is settled when all copies of its publish are
-settled, with a nack if at least one copy was nacked. `Returns` relays a return once every copy has been returned. A
-return has no tag, so it is identified by its content, which also works on channels without confirms.
+settled, and it is nacked if at least one copy was nacked. `Returns` relays a return once every copy has been returned.
+A return has no tag, so it is identified by its content, which also works on channels without confirms.
 
 `broker_methods` handles the broker's acks and nacks, records them here and relays them.
 
@@ -18,8 +18,9 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import Final
 
-#: Maximum number of publishes per channel whose returns are joined. A confirmed publish is removed. If there are more,
-#: as is possible on a channel without confirms, the oldest are removed, and their returns are relayed once per copy.
+#: Maximum number of publishes per channel whose returns are joined. Confirmed publishes are removed. If the limit is
+#: exceeded, which can happen on a channel without confirms, the oldest publishes are removed, and their returns are
+#: relayed once per copy.
 WAITING_RETURNS: Final = 4096
 
 
@@ -41,7 +42,7 @@ class Settled:
 
         Args:
             tag: delivery tag of the ack or nack; 0 with `multiple` means all outstanding tags.
-            multiple: non-zero if it settles all tags up to `tag`.
+            multiple: non-zero if the ack or nack settles all tags up to `tag`.
             published: highest tag in use.
         """
         above = self._above
@@ -109,7 +110,7 @@ class Ledger:
         """Add a publish.
 
         Args:
-            producer_tag: its delivery tag.
+            producer_tag: delivery tag of the publish.
             copies: number of copies sent to the producer's own broker.
             apart: number of copies sent to other brokers, which `settle_remote` settles.
         """
@@ -204,7 +205,7 @@ class Returns:
         """Handle a return.
 
         Returns:
-            True if it must be relayed, since it is for the last copy of its publish, or its publish is not tracked.
+            True if the return must be relayed, since it is for the last copy of a publish, or for an untracked publish.
         """
         waiting = self._copies.get(copy)
         if waiting is None:

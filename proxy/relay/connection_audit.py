@@ -1,12 +1,12 @@
 """Writes audit lines for the publishes on one connection, and delays confirms until their lines are on disk.
 
 There is one line per publish, and a settle line if its result becomes known later. The publish path renders complete
-lines and appends those of one read together; the audit log defines the format of lines and files (see `audit_sink`).
+lines and appends all lines of one read together; the audit log defines the format of lines and files (`audit_sink`).
 
-In mode `strict`, no confirm is sent before its line is on disk. Only confirms (acks, nacks and Tx.CommitOk) wait, each
-for the last line of its channel. Nacks must wait too, since a nack with `multiple` that overtook an ack would include
-the acked publish. All other frames may overtake the confirms. This includes returns, which have to precede the acks of
-their publishes anyway.
+In mode `strict`, no confirm is sent before the audit line of its publish is on disk. Only confirms (acks, nacks and
+Tx.CommitOk) wait, each for the last line of its channel. Nacks must wait too, since a nack with `multiple` that
+overtook an ack would include the acked publish. All other frames may overtake the confirms. This includes returns,
+which have to precede the acks of their publishes anyway.
 
 The close of a channel or connection must not overtake its confirms. While lines are being written, the close and
 everything after it wait, for at most one write. If the disk rejects lines or does not respond, the wait would be
@@ -28,9 +28,9 @@ from proxy.relay.audit_sink import AuditSink, LineTemplate
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import CONFIRM
 
-#: Maximum number of mandatory publishes per channel for which returns can be identified, without and with confirms. If
-#: there are more, the oldest are forgotten. With confirms, settled publishes are removed at once, since the broker
-#: returns a message before it confirms it.
+#: Maximum number of mandatory publishes per channel for which returns can be identified, on channels without and with
+#: confirms. If there are more, the oldest are forgotten. On channels with confirms, settled publishes are removed at
+#: once, since the broker returns a message before confirming it.
 _MANDATORY: Final = 4096
 _MANDATORY_CONFIRMING: Final = 65536
 _MESSAGE_ID: Final = 0x0080
@@ -53,7 +53,7 @@ class AuditCommits(Protocol):
         """Number of the last appended line."""
 
     def commit_point(self) -> int:
-        """Request that all appended lines be written."""
+        """Request that all appended lines be written; return the value that `durable` reaches when this is done."""
 
 
 class DelayedConfirms:
@@ -77,7 +77,8 @@ class DelayedConfirms:
         #: (line, confirms) by channel number, oldest first
         self._waiting: dict[int, deque[tuple[int, bytes]]] = {}
         self.size_bytes = 0
-        #: number of the line that the close of a channel, and everything after it, waits for; None if nothing waits
+        #: number of the line that must be on disk before the close of a channel, and everything after it, is sent; None
+        #: if nothing waits
         self.until: int | None = None
         #: output that precedes the waiting close, and the parts of the waiting output that are confirms
         self._before: list[bytes] = []
@@ -98,7 +99,7 @@ class DelayedConfirms:
             self._wrote.append(channel)
 
     def note(self) -> None:
-        """Record the number of the last appended line for each channel that has new lines, all appended by now."""
+        """Record the number of the last appended line for each channel passed to `wrote` since the last call."""
         if self._wrote:
             appended = self._lines.appended
             for channel in self._wrote:

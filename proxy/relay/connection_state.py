@@ -114,18 +114,19 @@ class RelayLimits(NamedTuple):
     """Limits of one connection."""
 
     #: maximum total size of the frames held while a destination or the tokens of a queue are being bound; at the limit,
-    #: nothing more is read from the peer that sends them until the held frames have been sent
+    #: reading from the sender of these frames is paused until the held frames have been sent
     held_bytes: int = 1 << 20
     #: maximum size of a body that is sent as several copies; larger bodies are refused with 311
     replay_bytes: int = 4 << 20
-    #: maximum total size of such bodies in progress on all channels; a publish that exceeds it is refused with 311
+    #: maximum total size of the incomplete bodies to be sent as several copies, on all channels; a publish that exceeds
+    #: the limit is refused with 311
     collected_bytes: int = 16 << 20
     #: maximum number of destinations that the routes of one client may reach from one exchange
     tokens: int = 10_000
     #: maximum size of a body; 0: the broker's limit
     message_bytes: int = 0
-    #: maximum number of unanswered requests about exchanges, queues and bindings; at the limit, nothing more is read
-    #: from the producer until answers arrive
+    #: maximum number of unanswered requests about exchanges, queues and bindings; at the limit, reading from the
+    #: producer is paused until answers arrive
     unanswered: int = 4096
 
 
@@ -150,14 +151,14 @@ NO_INVENTORY: Final = QueueInventory(
 
 @dataclass(slots=True, eq=False)
 class Lifecycle:
-    """Phase of a connection, and its producer's Connection.Close methods."""
+    """Phase of a connection, and the Connection.Close methods from its producer."""
 
     phase: Phase = Phase.OPEN
     #: the error that ended the connection, for the log; None if there was none
     fault: ProtocolError | None = None
     #: the producer's Connection.Close, held while publishes wait for their destinations
     last_frame: bytes | None = None
-    #: number of further Connection.Close methods that the producer sent before its first was answered
+    #: number of further Connection.Close methods that the producer sent before the first was answered
     further_closes: int = 0
     #: whether the producer's Connection.Close was answered, so that the producer will close the socket
     producer_ends: bool = False
@@ -253,7 +254,7 @@ class Deliveries:
 
 @dataclass(slots=True, eq=False)
 class ConnectionTraffic:
-    """Times for one connection, and the number of publishes on its ended channels."""
+    """Clock values of one connection, and the number of publishes on channels that have ended."""
 
     #: current time in seconds on the driver's monotonic clock, set with every input
     now: float = 0.0
@@ -403,7 +404,7 @@ class ConnectionState:
 
     @property
     def unsettled(self) -> int:
-        """Publishes in confirm mode that are neither acked nor nacked, plus one for each channel that holds frames."""
+        """Number of unsettled publishes in confirm mode, plus one for each channel that holds frames."""
         return sum(
             (channel.state in HOLDING) + (channel.confirms.outstanding if channel.mode is CONFIRM else 0)
             for channel in self.channels.values()
@@ -562,7 +563,7 @@ class ConnectionState:
     def refuse(self, channel: Channel, error: ProtocolError) -> None:
         """Answer a producer's protocol error on one channel by sending Channel.Close to both sides.
 
-        Earlier publishes stay published, since the broker gets our close after them.
+        Earlier publishes stay published, since the broker receives them before our close.
         """
         self.plans.counters.protocol_error(error.reply_code)
         self.change(channel, ChannelEvent.REFUSE)

@@ -1,9 +1,9 @@
 """Counters of connections, relays, publishes and limits, as plain integers.
 
-The publish path only increments attributes; `observe` reads the numbers and names them. Many messages share a decision,
+The publish path only increments attributes; `observe` exports the numbers as metrics. Many messages share a decision,
 so the publish path counts them in a single `Tally` for that decision. A tally is folded into the totals of `Traffic` on
-request, and when the last plan that holds it is dropped. The number of totals is bounded, since only names in the rules
-have separate totals. Only one thread modifies counters.
+request, and when the last plan that holds the tally is dropped. The number of totals is bounded, since only names in
+the rules have separate totals. Only one thread modifies counters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FOLD_STEP = 256
 #: Bindings whose conditions were true: (exchange, id of the binding).
 Matched: TypeAlias = tuple[tuple[bytes, str], ...]
 T = TypeVar("T")
-#: virtual host, exchange, outcome (one of OUTCOMES), bindings that were true, destinations
+#: virtual host, exchange, outcome (one of OUTCOMES), bindings whose conditions were true, destinations
 _TallyKey: TypeAlias = tuple[str, bytes, str, Matched, tuple[bytes, ...]]
 #: Results of an attempt to open a connection.
 RESULTS = ("ok", "refused", "unavailable", "timeout", "protocol_error", "tls_error")
@@ -107,7 +107,7 @@ class TrafficLabels(NamedTuple):
     Args:
         exchanges: (vhost, exchange).
         bindings: (vhost, exchange, binding id) of the first bindings, up to the limit.
-        kept: all bindings in the files that already have totals.
+        kept: all bindings that are in the files and already have totals.
         destinations: (vhost, name).
     """
 
@@ -347,7 +347,7 @@ class ConnectionCounters:
 
 @dataclass(slots=True, eq=False)
 class LimitCounters:
-    """Counters of reached limits."""
+    """Counts how often limits were reached."""
 
     #: number of refused connections by limit (one of REJECTED_CONNECTIONS)
     rejected_connections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REJECTED_CONNECTIONS, 0))
@@ -372,7 +372,7 @@ class AuditCounters:
 
 @dataclass(slots=True, eq=False)
 class RemoteCounters:
-    """One broker named in address rules: whether its link is open, and publishes to it by result."""
+    """One broker named in address rules: whether its link is open, and the number of publishes to it by result."""
 
     up: bool = False
     results: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("acked", "nacked", "returned", "lost"), 0))
@@ -408,7 +408,7 @@ class Counters:
         self.missing_destinations = 0
         self.foreign_bindings = 0
         self.carrier_bypasses = 0
-        #: number of bindings by virtual host, type of the carrier, and whether it is the cheaper type
+        #: number of carrier bindings by virtual host, carrier type, and whether the type fits ("yes" or "no")
         self.carrier_bindings: Mapping[tuple[str, str, str], int] = {}
         self.unkeyed_tokens = 0
         self.unsigned_bindings = 0

@@ -26,7 +26,7 @@ from proxy.values import EXCHANGE, QUEUE
 
 ADDRESS_HEADER: Final = b"x-original-address"
 CC_ASIDE: Final = b"x-original-cc"
-#: headers that are reserved for the sidecar, and removed from every publish that it changes
+#: headers that are reserved for the sidecar, and removed from every publish that the sidecar changes
 OURS: Final = frozenset((ADDRESS_HEADER, CC_ASIDE))
 _NAMES = (b"exchange", b"routing-key", b"new-exchange", b"new-routing-key")
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: When there are this many users, users that have no connections and whose buckets are full are forgotten. The others
-#: are kept, so that a user can't clear a debt by reconnecting.
+#: When there are this many users, users that have no connections and whose buckets are full are forgotten. Users in
+#: debt are kept, so that a user can't clear a debt by reconnecting.
 REMEMBERED = 1024
 
 

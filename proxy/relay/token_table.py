@@ -24,7 +24,7 @@ unbind names the exact arguments of a row. Therefore, sidecars proceed as follow
 1. A binding with a storage key relies on a mark or pin made by the *same* sidecar (an *assertion*) that was sent less
   than `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). If there is no such assertion, the
   sidecar binds another pin, with an argument that was never used before, and only then answers the client.
-2. A sidecar unbinds its own assertions as soon as nothing that it knows of needs the destination. Bindings made through
+2. A sidecar unbinds its own assertions as soon as it knows of nothing that needs the destination. Bindings made through
   other sidecars do not rely on these assertions.
 3. A row of another sidecar is unbound only when it is *settled*, which means that a listing requested more than
   `LEASE_SECONDS` after the row was first listed has arrived. No new binding relies on such a row, and the listing
@@ -33,11 +33,12 @@ unbind names the exact arguments of a row. Therefore, sidecars proceed as follow
 4. Rows that nothing needs any more are unbound when two passes, `GRACE_SECONDS` apart, have confirmed this (`idle`).
   Pins of other sidecars are also unbound if this sidecar has a later pin (`outdated`), since a sidecar that has exited
   can't remove its pins.
-5. The rules of another sidecar may need a plain row that the rules of this sidecar no longer need. Before the plain row
-  is unbound, a pin is bound that counts as a pin of another sidecar. A sidecar whose rules need the destination then
-  recreates the plain row in its next pass. On the carriers of exchanges from rules files, pins of other sidecars are
-  settled only after `handover_seconds`, so that every sidecar has time to run a pass. New rules take effect soon after
-  the listing that showed their rows. If binding the missing rows took long, another pass is run first.
+5. The rules of another sidecar may need a plain row that the rules of this sidecar no longer need. Before this sidecar
+  unbinds the plain row, it binds a pin that counts as a pin of another sidecar. A sidecar whose rules need the
+  destination then recreates the plain row in its next pass. On the carriers of exchanges from rules files, pins of
+  other sidecars are settled only after `handover_seconds`, so that every sidecar has time to run a pass. New rules take
+  effect soon after the listing that showed their rows. If binding the missing rows took long, another pass is run
+  first.
 
 Points 1 to 4 guarantee that the last row on which a binding relies is kept, regardless of the order in which the broker
 executes the steps of any number of sidecars. Only durations are compared, so clocks need not agree.
@@ -124,7 +125,7 @@ class TokenRecord:
 
     @property
     def is_blank(self) -> bool:
-        """True if the record is equivalent to no record."""
+        """True if the record contains no information, so that it can be removed."""
         return self.state is TokenState.UNKNOWN and not (self.needs or self.marks or self.pins or self.listed)
 
 
@@ -150,7 +151,7 @@ _ABSENT: Final = TokenRecord()
 
 
 def pin_row(sidecar: str, sequence: int) -> bytes:
-    """Return a new pin, made from a number that the sidecar has not used before and the sidecar's unique name."""
+    """Return a new pin, made from the sidecar's unique name and a number that the sidecar has not used before."""
     return f"{sequence} {sidecar}".encode()
 
 
@@ -318,7 +319,7 @@ class TokenTable:
         """Return the wanted destinations that have to be bound. Must be called after each listing.
 
         Args:
-            wanted: destinations.
+            wanted: destinations that need a token.
             plain: the wanted destinations that rules need. Rules rely only on the plain row.
         """
         # This includes destinations whose rows changed after the listing was requested, since binding a plain row again

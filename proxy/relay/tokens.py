@@ -2,8 +2,8 @@
 
 A destination token is the routing key with which a destination is bound to a carrier exchange. A producer that knew a
 token could bypass the rules and reach the queue through an alternate or dead-letter exchange that routes to a carrier.
-A token is therefore a keyed hash, and the key is derived from a secret that all sidecars share. It contains only
-``[a-z0-9.-]``, since some other characters break listings of RabbitMQ 3.10's management API, and ``*`` and ``#`` are
+A token is therefore a keyed hash, and the key is derived from a secret that all sidecars share. Tokens contain only
+``[a-z0-9.-]``, since some other characters break listings in RabbitMQ 3.10's management API, and ``*`` and ``#`` are
 wildcards on topic exchanges. `TokenForm` determines whether a token is a single word or has eight words. Hardly any
 topic pattern on a downstream exchange matches eight words.
 
@@ -50,8 +50,8 @@ class TokenForm(Enum):
 
     In RabbitMQ before 3.13, a direct exchange compares every binding with each routing key of a message. A topic
     exchange looks up the words of each key one after another, so a single word is cheapest. However, a downstream
-    exchange also receives the tokens as routing keys, and a pattern ``*`` on it would match a single word. Tokens
-    therefore have eight words if messages may be routed to another exchange or to an alternate exchange.
+    exchange also receives the tokens as routing keys, and the pattern ``*`` would match a token that is a single word.
+    Tokens therefore have eight words if messages may be routed to another exchange or to an alternate exchange.
 
     A carrier changes from one word to eight words when an exchange becomes one of its destinations. It never changes
     back, since another sidecar may rely on eight words. While the form is `CHANGING`, destinations are bound with both
@@ -86,7 +86,7 @@ def token(kind: str, name: bytes) -> bytes:
 
 @lru_cache(maxsize=65536)
 def grant_key(client: str, kind: str, name: bytes) -> bytes:
-    """Return the key of the binding that records that a client may bind a destination; no publish uses it."""
+    """Return the key of a grant, which records that a client may bind a destination; no publish uses this key."""
     witness = repr((client, kind, name)).encode()
     return GRANTS + blake2b(witness, digest_size=8).hexdigest().encode()
 
@@ -96,7 +96,7 @@ def is_keyed(routing_key: bytes) -> bool:
 
 
 def is_eight_words(routing_key: bytes) -> bool:
-    """Return True if a routing key has the form of a keyed token in eight words, with any secret."""
+    """Return True if a routing key has the form of a keyed token with eight words, regardless of the secret."""
     return routing_key.startswith(_EIGHT_WORDS)
 
 
@@ -118,8 +118,8 @@ class Tokens:
 
     Args:
         vhost: name of the virtual host.
-        keys: the key derived from the current secret, followed by those from previous secrets; if empty, tokens are
-            unkeyed.
+        keys: the key derived from the current secret, followed by the keys derived from previous secrets; if empty,
+            tokens are unkeyed.
         retired: keys whose tokens are no longer bound.
         form: form of the tokens. On topic carriers, all tokens are keyed, since version 0.1 has no such carriers.
     """
@@ -180,11 +180,11 @@ class Tokens:
         return tuple(self._token(key, kind, name, one_word) for key, one_word in self._former)
 
     def lead_to(self, later: Tokens) -> bool:
-        """Return True if bindings with these tokens match messages that carry later tokens of the same carrier."""
+        """Return True if bindings with these tokens match messages with the `later` tokens of the same carrier."""
         return later._one_word[0] in self._one_word
 
     def markers(self) -> dict[bytes, tuple[bytes, bytes]]:
-        """Return the names of exchanges that record that tokens are no longer bound.
+        """Return the names of the exchanges that record which tokens are no longer bound.
 
         A name is a keyed hash, so that only sidecars with the secret can compute it.
 
@@ -216,8 +216,8 @@ class Secrets:
     """The secrets that all sidecars of a broker share. The first is used to sign, and all of them to verify.
 
     Args:
-        secrets: the current secret, followed by previous ones. If empty, signatures are valid only between processes
-            without a secret, which suffices for explanations and tests, since they use no broker.
+        secrets: the current secret, followed by previous secrets. If empty, signatures are valid only between processes
+            without a secret. This suffices for explanations and tests, which use no broker.
     """
 
     __slots__ = ("_signing", "token_keys")

@@ -80,8 +80,8 @@ class StoredBinding(NamedTuple):
     binding: Binding
     #: raw entries of the client's argument table
     entries: bytes
-    #: its storage key on the carrier. A copy with a different key has the destination's token as its key and routes
-    #: messages to the destination.
+    #: storage key of the binding on the carrier. If the key of a copy differs, it is the destination's token, and the
+    #: copy routes messages to the destination.
     key: bytes
     #: all copies on the broker, signed copies first, then by sequence. The first copy is effective. There are several
     #: copies if several sidecars have made the binding.
@@ -140,19 +140,19 @@ class OwnedExchange:
     carrier: bytes
     #: whether messages that no binding routes are passed to the broker's own exchange with the same name
     unmatched_pass: bool = False
-    #: its alternate exchange
+    #: alternate exchange, if any
     alternate: bytes | None = None
-    #: its arguments as declared, including filters
+    #: arguments as declared, including filters
     arguments: Table = ()
-    #: its declaration by a client; None for an exchange from a rules file
+    #: declaration by a client; None for an exchange from a rules file
     declared: DeclaredExchange | None = None
     #: bindings made by clients, by identity; bindings from rules files are only in the router
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
-    #: the same bindings, by their own destination (not by those of their routes), then by identity
+    #: the same bindings, by the destination of the binding (not the destinations of its routes), then by identity
     receivers: dict[Destination, dict[Hashable, StoredBinding]] = field(default_factory=dict)
     #: the tokens of its destinations; with delivery `queue`, the destinations to which messages can be published
     tokens: TokenTable = field(default_factory=TokenTable)
-    #: destinations that routes in clients' bindings may reach, by client, if this is limited
+    #: destinations that routes in a client's bindings may reach, by client; only used if `VhostState.own_routes` is set
     reaches: dict[str, Reach] = field(default_factory=dict)
     #: destinations that clients are known to have permission to bind, by grant key; each grant is a binding on the
     #: carrier
@@ -175,7 +175,7 @@ class OwnedExchange:
 
     @property
     def takes_exchanges(self) -> bool:
-        """True if its destinations may be exchanges. Exchanges receive the messages with tokens as routing keys."""
+        """True if its destinations may include exchanges, which receive messages with tokens as routing keys."""
         return self.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS)
 
     def reach(self, client: str) -> Reach:
@@ -205,7 +205,7 @@ class OwnedExchange:
 
         Args:
             stored: the binding.
-            identity: its identity, if the caller knows it.
+            identity: identity of the binding, if the caller knows it.
         """
         identity = identity or stored.binding.identity
         self.changes += 1
@@ -276,7 +276,7 @@ class VhostState:
     #: translated destinations that do not exist on other brokers, with the reason; a key consists of the label of the
     #: broker and the destination on that broker
     missing_remote: dict[tuple[str, Destination], str] = field(default_factory=dict)
-    #: whether publishes may be sent to a different address, so that the original has to be restored in deliveries
+    #: whether publishes may be sent to a different address, so that deliveries need the original address restored
     restores: bool = field(init=False)
     #: whether routes in clients' bindings are limited to destinations that the client has permission to bind
     own_routes: bool = False
@@ -286,7 +286,7 @@ class VhostState:
     secrets: Secrets = field(default_factory=Secrets)
     #: whether other sidecars may bind on the same carriers; their bindings then appear in the management API's listings
     shared: bool = True
-    #: name that is unique to this process, a part of its pins
+    #: unique name of this process, which is part of the pins that the process binds
     sidecar: str = ""
     #: how long pins of other sidecars are kept on the carriers of exchanges from rules files (see `relay.token_table`)
     handover_seconds: float = LEASE_SECONDS
@@ -314,10 +314,10 @@ class VhostState:
         return [owned for owned in self.exchanges.values() if owned.delivery is Delivery.CARRIER]
 
     def now(self, owned: OwnedExchange) -> OwnedExchange | None:
-        """Return the current object for an exchange, which a reload of the rules replaces.
+        """Return the current object for an exchange. A reload of the rules replaces these objects.
 
         Returns:
-            The object; None if the exchange was deleted, or if a different exchange has its name now.
+            The object; None if the exchange was deleted, or if its name now belongs to a different exchange.
         """
         new = self.exchanges.get(owned.name)
         if new is None or new is owned:
@@ -327,7 +327,7 @@ class VhostState:
         return new if same else None
 
     def has_token(self, destination: Destination) -> bool:
-        """Return True if messages reach a destination by a token: it is not an exchange that is evaluated here."""
+        """Return True if messages reach a destination by a token. Only exchanges that are evaluated here need none."""
         return destination[0] == QUEUE or destination[1] not in self.exchanges
 
     def has_queue(self, name: bytes) -> bool:
@@ -405,7 +405,7 @@ class VhostState:
         self.changed()
 
     def add_binding(self, stored: StoredBinding, compiled: CompiledBinding | None = None) -> bool:
-        """Add a client's binding to an exchange. If the exchange already has the binding, merge their copies.
+        """Add a client's binding to an exchange. If the exchange already has the binding, merge the copies of both.
 
         Returns:
             Whether the binding or its effective copy is new.

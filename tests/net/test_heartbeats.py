@@ -36,7 +36,7 @@ async def test_a_producer_that_says_nothing_but_heartbeats_is_told_320_and_one_t
                 found = await idle.close_reason()
                 for other in others:
                     other.cancel()
-            assert found == (320, "CONNECTION_FORCED - no frame but heartbeats for 1 s (idle_timeout)")
+            assert found == (320, "CONNECTION_FORCED - only heartbeats were received for 1 s (idle_timeout)")
             idle.call(commands.Connection.CloseOk(), 0)
             assert await idle.is_gone()
             assert stage.counters.limits.hits["idle"] == 1

@@ -6,9 +6,9 @@ API, it is needed for all client declarations, since they can't be read back fro
 The first line contains the format, version and checksum; each of the other lines is a JSON list. The file is replaced
 atomically. A damaged file is rejected and renamed, but not deleted, since it may be the only copy.
 
-`Recorder` decides when the file is written. A change is written at once unless a write or the pause after it is in
-progress. The changes made in the meantime are then written together. Each pause is proportional to the duration of the
-write, so that bursts of changes do not delay producers.
+`Recorder` decides when the file is written. A change is written at once, unless a write or the pause that follows it is
+in progress. Changes made during this time are written together after the pause. Each pause is proportional to the
+duration of the write, so that bursts of changes do not delay producers.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class BindingRecord(NamedTuple):
         """Return the copies of the binding.
 
         Args:
-            mark: the destination's token. If the file has no keys, it is the key of the copies in `marks`.
+            mark: the destination's token. If the file has no keys, this token is the key of the copies in `marks`.
             key: the key of the other copies if the file has no keys.
         """
         rows = zip_longest(self.sequences, self.clients, self.keys, self.signatures)
@@ -84,7 +84,7 @@ class GrantRecord(NamedTuple):
     """A destination that a client is known to have permission to bind.
 
     Args:
-        key: hash that includes the client's name.
+        key: hash computed from the client's name and the destination.
     """
 
     vhost: str

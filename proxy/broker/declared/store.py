@@ -2,8 +2,8 @@
 
 A listing shows the state at an unknown time between the request and the answer. Changes made through this sidecar in
 the meantime take precedence, so a listing is compared with the state at the time of the request. A listed item that is
-unknown here may have been created and deleted in the meantime. It is accepted only if nothing changed in between, or if
-the next listing also contains it. No requests are made here (see `reconcile.observer`).
+unknown here may have been created and deleted in the meantime. Such an item is accepted only if nothing changed since
+the request, or if the next listing also contains the item. No requests are made here (see `reconcile.observer`).
 
 The module consists of these parts, in this order:
 
@@ -123,7 +123,7 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
 
 
 def verified(state: VhostState, carrier: bytes, stored: StoredBinding, copy: BindingCopy) -> BindingCopy:
-    """Return the given copy of a binding with the index of the secret that signed it."""
+    """Verify the signature of a binding's copy; return the copy with its `secret` attribute set."""
     signed = copy.client, copy.sequence, stored.binding.routing_key, stored.entries
     fields = signed_fields(state.name, carrier, stored.destination, *signed)
     return copy._replace(secret=state.secrets.verify(copy.signature, *fields))
@@ -248,7 +248,7 @@ class BindingListings:
         Returns:
             Superfluous copies, which have to be removed. They exist if two sidecars received the same arguments in a
             different order. The stored data then differ in more than the sequence number, and a client's unbind would
-            not match them.
+            not match these copies.
         """
         if before is None:
             return []
@@ -474,7 +474,7 @@ class DeclarationStore:
         self.state = state
         #: Processes listings of bindings.
         self.listings = BindingListings(self)
-        #: Incremented by every change that a pass finds.
+        #: Number of changes that passes have found.
         self.changes = 0
         self._local_time = local_time
         self._kept: dict[bytes, str] = {}
@@ -590,7 +590,7 @@ class DeclarationStore:
         binding = stored.binding
         if self.state.router.exchanges[binding.exchange].has(binding):
             return False  # the rules file has the same binding and takes precedence
-        # Sequence numbers of unsigned bindings are not trusted, and those of exchanges do not determine an order.
+        # Sequence numbers of unsigned bindings are not trusted. Those of exchanges do not determine an order.
         signed = [copy.sequence for copy in stored.copies if copy.signed]
         self.state.last_sequence = max(self.state.last_sequence, *signed, 0)
         try:
@@ -610,7 +610,7 @@ class DeclarationStore:
         """Apply the snapshot of this virtual host. Existing state takes precedence.
 
         Args:
-            carriers: whether exchanges with a carrier are included because they can't be read from the broker.
+            carriers: whether to include exchanges with a carrier; True if they can't be read from the broker.
         """
         for exchange in records.exchanges:
             if exchange.vhost == self.state.name and exchange.name not in self.state.exchanges:

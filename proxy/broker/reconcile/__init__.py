@@ -2,11 +2,11 @@
 
 | question | module |
 |---|---|
-| the loop of one virtual host: connect, reconcile, retry | `vhost_loop` |
+| the loop for one virtual host: connect, reconcile, retry | `vhost_loop` |
 | desired state: carriers, tokens, destinations that must exist | `desired` |
 | observing the broker: queues, exchanges, bindings of carriers | `observer` |
 | queues and exchanges that are known to exist | `observed` |
-| required actions, and unreachable destinations, as pure functions | `diff` |
+| pure functions that determine required actions and unreachable destinations | `diff` |
 | detecting conflicts, foreign bindings, bypasses and old tokens | `checks` |
 | carrier types, and the form of tokens on topic carriers | `carrier_forms` |
 | one pass: observe, diff, execute; replacing the rules | `reconciler` |

@@ -93,7 +93,7 @@ class CarrierTokens(NamedTuple):
     Args:
         rows: rows with tokens that publishes carry, by destination.
         incomplete: destinations in `rows` for which at least one of these tokens is not bound.
-        former: bindings with former tokens that no destination depends on.
+        former: bindings with former tokens, if no destination depends on these bindings.
         unkeyed: number of bindings with unkeyed tokens.
         previous: number of bindings with tokens of previous secrets.
     """
@@ -185,7 +185,8 @@ def dead_letter_warnings(queues: Iterable[QueueInfo]) -> list[str]:
     """Find destinations of exchanges with `delivery: queue` whose dead letters would be routed to another queue."""
     return [
         f"queue {queue.name.decode(errors='replace')} dead-letters to the default exchange without "
-        "x-dead-letter-routing-key; with delivery: queue, a dead letter is sent to the first queue of its message"
+        "x-dead-letter-routing-key; with delivery: queue, a dead letter is sent to the first queue "
+        "to which its message was routed"
         for queue in queues
         if queue.arguments.get("x-dead-letter-exchange") == "" and "x-dead-letter-routing-key" not in queue.arguments
     ]

@@ -44,8 +44,8 @@ class DesiredState:
         holders: exchanges on whose carrier a destination needs a token, by destination.
         existing: destinations that must exist but need no token, with their role in the rules; "" for a plain
             destination.
-        published: exchanges to which the sidecar itself publishes. The value is the exchange, owned by a rules file,
-            whose messages it publishes.
+        published: exchanges to which the sidecar itself publishes. The value is the exchange from a rules file whose
+            messages the sidecar publishes there.
         regex: whether a rule chooses queues by a regular expression.
         translated: destinations that the address table redirects, and that therefore need not exist. Their
             replacements on this broker are in `existing`.
@@ -127,8 +127,8 @@ class TokenRights:
     def awaits(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
         """Return True if an exchange names a destination that must be bound when it is created later.
 
-        Destinations that only clients have bound are excluded. As on the broker, their bindings are deleted with the
-        queue, and do not apply to a later queue with the same name.
+        Destinations that only clients have bound are excluded. As on the broker, a client's binding is deleted with the
+        queue, and does not apply to a later queue with the same name.
         """
         if destination in self._files.get(exchange, _NOTHING).destinations:
             return True
@@ -163,7 +163,7 @@ class TokenRights:
         asks: Callable[[OwnedExchange, Exchange, Destination], bool],
         destination: Destination,
     ) -> list[OwnedExchange]:
-        """Find the exchanges with a carrier that name a destination, or that route to an exchange that names it."""
+        """Find the exchanges that have a carrier and name a destination, directly or through other exchanges."""
         pairs = [(owned, router.exchanges[name]) for name, owned in exchanges.items()]
         names = {owned.name for owned, exchange in pairs if asks(owned, exchange, destination)}
         size = 0
@@ -189,7 +189,7 @@ def desired_state(
     """Compute the desired state.
 
     Args:
-        rights: determines which tokens may be bound, by default those of all named destinations.
+        rights: determines which tokens may be bound; by default, the tokens of all named destinations.
     """
     tokens: dict[bytes, frozenset[Destination]] = {}
     plain: dict[bytes, frozenset[Destination]] = {}
@@ -276,7 +276,7 @@ def _published(
 
 
 def _beside(exchanges: Mapping[bytes, OwnedExchange]) -> dict[Destination, str]:
-    """Find the broker's own exchanges, other than destinations, that rules rely on."""
+    """Find the broker's own exchanges that rules rely on but that are not destinations."""
     relied_on: dict[Destination, str] = {}
     for name, exchange in exchanges.items():
         shown = name.decode(errors="replace")

@@ -39,7 +39,7 @@ from proxy.values import Destination
 
 _NOT_FOUND = 404
 _DIFFERS = 406
-#: Maximum number of passes between retries of a failing action. These passes take about a minute.
+#: Maximum number of passes between retries of a failing action: about a minute at the default interval.
 _LONGEST_PAUSE_LOOKS = 12
 
 log = structlog.get_logger(__name__)
@@ -131,7 +131,7 @@ class Executor:
         if why is None:
             return
         attempts = 1 if last is None else last.attempts + 1
-        # A missing destination may be created, or one that belongs to another connection released, at any time.
+        # A missing destination may be created at any time, and a queue of another connection may be deleted.
         expected = refusal is not None and refusal.code in (_NOT_FOUND, LOCKED)
         pause_looks = 0 if expected else min(2 ** min(attempts - 1, 6) - 1, _LONGEST_PAUSE_LOOKS)
         self.failures[action] = Failure(why, attempts, pause_looks, expected)

@@ -37,15 +37,15 @@ T = TypeVar("T")
 
 #: Number of concurrent listings of bindings.
 _READERS = 4
-#: Duration of a list of bindings above which it is not requested in every pass, and the minimum age, as a multiple of
-#: its duration, at which it is requested again.
+#: If listing the bindings of an exchange takes longer than `_LONG_SECONDS`, the list is not requested in every pass. It
+#: is requested again after `_SHARE` times the duration of the last listing.
 _LONG_SECONDS, _SHARE = 1.0, 9
 #: Maximum number of names in one log line.
 _SHOWN = 20
 #: Maximum number of exchanges, upstream or downstream of carriers, whose bindings are checked.
 _DOWNSTREAM_LIMIT = 200
 
-#: Default if there is no store.
+#: The tokens to use if there is no store.
 _UNKEYED = Tokens()
 
 log = structlog.get_logger(__name__)
@@ -107,8 +107,8 @@ class Observer:
         #: The client declarations.
         self.store = store
         self._readings: dict[bytes, _Reading] = {}
-        #: Times until which long lists of bindings, which brought nothing new, need not be requested again, by
-        #: exchange.
+        #: For each exchange whose list of bindings is long and contained nothing new, the time until which the list
+        #: need not be requested again.
         self._current_until: dict[bytes, float] = {}
         #: Number of announcements received.
         self._announcements = 0
@@ -122,7 +122,7 @@ class Observer:
         self._failed: list[str] = []
         #: Foreign bindings, by carrier.
         self.foreign: dict[bytes, list[BindingInfo]] = {}
-        #: Copies of clients' bindings in the last listings that have to be removed, by carrier.
+        #: Copies of clients' bindings that were in the last listings and have to be removed, by carrier.
         self.superfluous: dict[bytes, list[RemoveBinding]] = {}
         #: Clients' exchanges that are listed, but whose bindings have never been read successfully, with the error.
         self.unread: dict[bytes, UpstreamError] = {}
@@ -158,7 +158,7 @@ class Observer:
         return last.carrier_tokens.incomplete
 
     def tokens(self) -> dict[str, int]:
-        """Count the bindings on all carriers that have old tokens, by kind of token."""
+        """Count the bindings with old tokens on all carriers, by kind of token."""
         seen = [last.carrier_tokens for last in self._readings.values()]
         return {"unkeyed": sum(tokens.unkeyed for tokens in seen), "previous": sum(tokens.previous for tokens in seen)}
 
@@ -208,8 +208,9 @@ class Observer:
     def current(self, desired: DesiredState) -> frozenset[bytes]:
         """Return exchanges whose bindings need not be listed in this pass.
 
-        RabbitMQ needs 10 s to list 100,000 bindings, so sidecars that listed them in every pass would occupy one of its
-        cores. If rules rely on rows of the carrier, each pass lists them, since other sidecars may hand rows over.
+        RabbitMQ needs 10 s to list 100,000 bindings, so listing them in every pass would occupy one CPU core of the
+        broker. If rules rely on rows of a carrier, the carrier's bindings are nevertheless listed in every pass, since
+        other sidecars may hand over rows.
         """
         now = asyncio.get_running_loop().time()
         return frozenset(
@@ -221,13 +222,14 @@ class Observer:
         )
 
     def _is_read(self, exchange: OwnedExchange) -> bool:
-        """Return True if the last list of bindings is that of this exchange, which may have replaced another one."""
+        """Return True if the last list of the carrier's bindings was read for this exchange and its current tokens."""
         last = self._readings.get(exchange.carrier)
         return last is not None and last.exchange is exchange and last.tokens is self._tokens(exchange)
 
     def announced(self, names: Iterable[bytes] | None) -> None:
-        """Record that other sidecars have changed exchanges, or, if None, any exchanges, so that the next pass lists
-        their bindings.
+        """Record that other sidecars have changed the given exchanges, so that the next pass lists their bindings.
+
+        None means that any exchange may have changed.
         """
         self._announcements += 1
         for name in list(self._current_until) if names is None else names:
@@ -292,7 +294,7 @@ class Observer:
             )
         exchange.tokens.listed(look, last.carrier_tokens.rows, clock())
         if answer is None:
-            # No binding is foreign or unverified; otherwise, the answer is not compared with the last one.
+            # No binding is foreign or unverified; otherwise, the answer would not have been compared with the last one.
             took_seconds, left = answered_at - look.began_at, last.carrier_tokens
             changing = self.superfluous.get(exchange.carrier) or left.incomplete or left.former
             if took_seconds > _LONG_SECONDS and announcements == self._announcements and not changing:

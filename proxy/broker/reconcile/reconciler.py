@@ -51,7 +51,7 @@ from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.router import Router
 from proxy.values import QUEUE, Destination
 
-#: Tokens that only the old rules need, so that they are retired after a swap.
+#: Tokens that only the old rules need, and that are therefore retired after a swap.
 Retired: TypeAlias = tuple[BindToken, ...]
 
 #: Number of pass intervals for which pins stay bound for other sidecars. Meanwhile, each of these sidecars runs a pass.
@@ -66,7 +66,7 @@ class LookResult(NamedTuple):
     """Result of a pass.
 
     Args:
-        missing: destinations named by rules that can't be reached, with the reasons.
+        missing: unreachable destinations that are named by rules, with the reasons.
         tokens_changed: whether tokens were bound or unbound.
         unbound: whether orphan tokens were unbound. This may have caused the broker to delete auto-delete exchanges.
     """
@@ -116,7 +116,7 @@ class Reconciler:
         self._one_at_a_time = asyncio.Lock()
         #: Conflicts between the broker and the rules, each with ways to resolve it.
         self.conflicts: tuple[str, ...] = ()
-        #: Destinations named by rules that could not be reached in the last pass, with the reasons.
+        #: The `LookResult.missing` of the last pass.
         self.missing: Mapping[Destination, str] = {}
 
     # -- desired -----------------------------------------------------------------------------------------------
@@ -170,11 +170,11 @@ class Reconciler:
 
         Args:
             thorough: whether earlier results are ignored, and existing carriers are declared again.
-            announced: whether other sidecars announce changes, so that a long list of bindings can be used again.
+            announced: whether other sidecars announce changes, so that a long list of bindings can be reused.
 
         Raises:
-            UpstreamError: REFUSED if there are conflicts, all of which the message lists; otherwise, the connection was
-                lost.
+            UpstreamError: REFUSED if there are conflicts (the message lists all conflicts); otherwise, the connection
+                was lost.
         """
         async with self._one_at_a_time:
             before = {name: set(exchange.bound) for name, exchange in self._state.exchanges.items()}
@@ -246,8 +246,8 @@ class Reconciler:
             announced: see `look`.
 
         Raises:
-            UpstreamError: REFUSED if there are conflicts, all of which the message lists; otherwise, the connection was
-                lost.
+            UpstreamError: REFUSED if there are conflicts (the message lists all conflicts); otherwise, the connection
+                was lost.
         """
         last = self._undeclared
         if queues is not None:
@@ -258,8 +258,9 @@ class Reconciler:
             kept = self.observer.current(wanted()) if announced and queues is None else frozenset[bytes]()
             missing = await self._reconcile(wanted, remove_foreign, thorough=queues is not None, kept=kept)
             if queues is not None and self._clock() > began_at + self._state.handover_seconds / HANDOVER_LOOKS:
-                # Other sidecars may have handed over rows since they were listed, so another pass is run first. Only
-                # rules rely on rows that can be handed over, and RabbitMQ needs 10 s to list 100,000 bindings.
+                # Other sidecars may have handed over rows since the rows were listed, so another pass is run first. It
+                # lists only the bindings of exchanges that rules need, since other rows are never handed over, and
+                # RabbitMQ needs 10 s to list 100,000 bindings.
                 plain = wanted().plain
                 kept = frozenset(name for name in self._listed if not plain.get(name))
                 missing = await self._reconcile(wanted, remove_foreign, thorough=False, kept=kept)
@@ -323,7 +324,7 @@ class Reconciler:
         return missing
 
     def _has_all(self, exchange: OwnedExchange) -> bool:
-        """Return True if no destination bound on a carrier was deleted, which would have deleted bindings."""
+        """Return True if no destination bound on a carrier was deleted. A deletion would also have removed bindings."""
         return not any(self.names.absence_reason(destination) for destination in exchange.bound)
 
     async def _list_names(self) -> None:
@@ -450,7 +451,7 @@ class Reconciler:
         bound.
 
         Returns:
-            The actions that unbind the pins by which the tokens were replaced for other sidecars. They must be run
+            The actions that unbind the pins that have replaced the tokens for other sidecars. These actions must be run
             after `handover_seconds`.
         """
         # Waits while new rules are being prepared, since `prepare` may have just bound these tokens.

@@ -1,11 +1,11 @@
 """Handles requests and reports from relays between two passes: destinations to bind on demand, and created or deleted
 queues and exchanges.
 
-Producers and regex routes can choose destinations that no rule names, so there may be any number of them. Attempts to
-bind the same destination therefore never run concurrently. The number of destinations bound on demand and the cache of
-destinations that can't be bound are limited. Declares and deletes through a relay are applied at once. This must stay
-cheap with thousands of bindings, so the desired state is not computed for each of ten thousand successive declares. The
-broker is not observed here.
+Producers and regex routes can choose any number of destinations that no rule names. The work for such destinations is
+therefore limited: attempts to bind the same destination never run concurrently, and both the number of destinations
+bound on demand and the cache of destinations that can't be bound have a maximum size. Declares and deletes through a
+relay are applied at once. Applying them must stay cheap with thousands of bindings, so the desired state is not
+recomputed for every declare in a long series. The broker is not observed here.
 
 Source: architecture, "The control plane".
 """
@@ -41,8 +41,8 @@ log = structlog.get_logger(__name__)
 class RelayRequests:
     """Requests and reports from relays in one virtual host.
 
-    Destinations that could not be bound are added to the state's `missing` until the next pass after `refresh_seconds`,
-    so that publishes don't request them repeatedly.
+    Destinations that could not be bound stay in the state's `missing` for `refresh_seconds`, until the next pass, so
+    that publishes don't request them repeatedly.
 
     Args:
         reconciler: provides the inventory and the client declarations, and binds tokens.
@@ -102,7 +102,8 @@ class RelayRequests:
         if not exchange.takes_exchanges and any(kind == EXCHANGE for kind, _ in wanted):
             flights.add(self._flight(exchange, _FORM, partial(self._change_form, exchange)))
         if flights:
-            # If the caller is cancelled, asyncio.wait does not cancel the attempts, for which others may be waiting.
+            # If this caller is cancelled, asyncio.wait does not cancel the attempts, since other callers may be waiting
+            # for the same attempts.
             await asyncio.wait(flights, timeout=self._settings.deadline_seconds)
         return wanted & exchange.bound
 
@@ -276,7 +277,7 @@ class RelayRequests:
             state.changed()
 
     def exchange_deleted(self, name: bytes) -> None:
-        """Record that an exchange and the bindings from and to it were deleted."""
+        """Record that an exchange was deleted, with all bindings from and to the exchange."""
         owned = self._state.exchanges.get(name)
         if owned is not None and owned.declared is not None:
             self._store.exchange_gone(name)
@@ -289,7 +290,7 @@ class RelayRequests:
         if exclusive or unnameable(queue) is not None:
             return
         state, destination = self._state, ("queue", queue)
-        # Tokens that count as bound are included, since the queue may have been deleted elsewhere with its bindings.
+        # Tokens that count as bound are included, since the queue and its bindings may have been deleted elsewhere.
         waiting = self._rights.waiting(state.exchanges, state.router, queue)
         waiting += [
             exchange
@@ -325,7 +326,7 @@ class RelayRequests:
 
     @staticmethod
     def _believed(exchange: OwnedExchange, destination: Destination) -> bool:
-        """Return True if, for an exchange in a rules file, a token that a message requested is assumed to be bound."""
+        """Return True if a destination of an exchange in a rules file counts as bound, and no client has bound it."""
         ours = exchange.declared is None and destination not in exchange.receivers
         return ours and destination in exchange.bound
 

@@ -122,9 +122,9 @@ class TokenMigration:
 def former_bindings(
     exchange: OwnedExchange, former: Sequence[BindingInfo], names: ObservedState
 ) -> list[RemoveBinding]:
-    """Find bindings that are removed from a carrier because their tokens are no longer used.
+    """Find the bindings to remove from a carrier because their tokens are no longer used.
 
-    If such a binding stores a client's binding, the client's binding is first stored with its storage key. Only the
+    If such a binding stores a client's binding, the client's binding is first stored under its storage key. Only the
     connection that owns an exclusive queue can unbind it, so bindings of exclusive queues stay until the queue is
     deleted.
 

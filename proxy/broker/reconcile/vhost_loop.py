@@ -64,7 +64,7 @@ class RefreshSchedule:
         self._wake.set()
 
     def take(self) -> set[bytes] | None:
-        """Start a pass that is due; return the names of the exchanges to observe, None for everything."""
+        """Start a pass that is due; return the names of the exchanges to observe, or None for everything."""
         regular = self._clock() >= self._regular_at
         names = None if regular or self._everything or not self._wake.is_set() else self._names
         self._names, self._everything = set(), False
@@ -76,13 +76,13 @@ class RefreshSchedule:
         took_seconds = now - began_at
         self._requested_at = now + max(_PAUSE_SECONDS, _SHARE * took_seconds)
         if everything:
-            # A change made just after the start of this pass is detected at the end of the next pass, which should be
-            # at most `refresh_seconds` later.
+            # A change made just after the start of this pass is detected by the next pass, which should end at most
+            # `refresh_seconds` after the change.
             pause = max(self._refresh_seconds - 2 * took_seconds, self._refresh_seconds / 4)
             self._regular_at = now + pause
 
     async def wait(self, connection: ControlConnection) -> bool:
-        """Wait until a pass is due or the connection is lost; return whether it is lost."""
+        """Wait until a pass is due or the connection is lost; return whether the connection is lost."""
         if await connection.wait_lost(max(0.0, self._regular_at - self._clock()), self._wake):
             return True
         if not self._wake.is_set():
@@ -192,10 +192,10 @@ class VhostTopology:
         log.info("control connection established", vhost=self.state.name)
 
     def _stop_at_unread(self) -> None:
-        """Refuse to become ready if reading the bindings of an exchange that clients declared timed out.
+        """Prevent readiness if reading the bindings of a client's exchange timed out.
 
-        Without the bindings, messages published to the exchange would be unroutable. After other errors, such as an
-        answer that RabbitMQ cannot encode, a retry does not help, so the other exchanges do not wait.
+        Without the bindings, messages published to the exchange would be unroutable. Other errors, such as an answer
+        that RabbitMQ cannot encode, do not prevent readiness, since a retry would not help.
 
         Raises:
             UpstreamError: TIMEOUT, because the listing was too slow.
@@ -320,7 +320,7 @@ class VhostTopology:
 
         Returns:
             The type of an exchange that no client declared. None if the exchange does not exist, or if a client
-            declared it, in which case it is in the state. Also None if there is no management API; the broker then
+            declared the exchange, which is then in the state. Also None if there is no management API; the broker then
             compares types.
 
         Raises:

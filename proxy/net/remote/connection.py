@@ -46,7 +46,7 @@ class RemoteConnection:
         counters: counters for the link.
         version: version of this program.
         contexts: the TLS contexts in use.
-        ourselves: returns True if the two addresses of a socket show that it is connected to this process itself.
+        ourselves: returns True if the two addresses of a socket show that the socket is connected to this process.
         changed: called when `full` has changed.
     """
 
@@ -107,7 +107,7 @@ class RemoteConnection:
             self.flush_soon()
 
     def leave(self, lane: Lane) -> None:
-        """Close the lane of a closed channel once it has no messages in progress."""
+        """Close the lane of a closed channel once the lane has no messages in progress."""
         self._leaving.add(lane)
         self._retire(lane)
 
@@ -221,7 +221,7 @@ class RemoteConnection:
         if self._socket is not None:
             self._socket.close()
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Keep the link connected until cancelled."""

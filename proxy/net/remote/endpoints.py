@@ -39,7 +39,7 @@ class RemoteBroker:
     Args:
         tls: None for plain TCP.
         user: user name; None if it is given only in addresses.
-        vhost: virtual host to log in to; None for the one with the same name as the producer's.
+        vhost: virtual host to log in to; None: the name of the producer's virtual host is used.
     """
 
     host: str

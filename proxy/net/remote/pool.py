@@ -1,7 +1,7 @@
 """Manages the links to other brokers, which all producers share.
 
 Messages for the same broker and login share a link, on which each producer's channel has its own lane. Producers that
-use a full link must wait; others need not.
+use a full link must wait; other producers need not.
 
 Source: the messenger-addressing specification, sections 3.2 (pooling) and 3.4.
 """

@@ -4,8 +4,8 @@ A binding is checked as the open-exchange plugin would check it. It is then made
 channel, so that the broker stores it. The first binding to a destination has the destination's token as key and routes
 messages to it; further bindings have storage keys. A separate binding with the token for each destination would double
 the number of bindings, and RabbitMQ before 3.13 compares every binding of an exchange with each message that has a BCC
-header. Each sidecar makes its own first binding, or a pin, since it can't rely on the rows of other sidecars, which may
-remove them at any time (`relay.token_table`). Clients can't change bindings from rules files.
+header. Each sidecar makes its own first binding, or a pin, since other sidecars may remove their rows at any time
+(`relay.token_table`). Clients can't change bindings from rules files.
 
 A client's routes reach only destinations that the client has permission to bind (`ClientReach`). Existing destinations
 are checked before the binding is stored; other destinations are checked when a message chooses them. Tokens bound for
@@ -66,7 +66,7 @@ class BindRequest(NamedTuple):
     destination: bytes
     #: the exchange from which messages are routed
     source: bytes
-    #: the routing key as sent; the last declared queue if both the key and the queue's name are empty
+    #: the routing key as sent; the name of the last declared queue if both the key and the queue name are empty
     routing_key: bytes
     #: whether the client expects no answer
     nowait: bool
@@ -317,7 +317,7 @@ class ClientBindings:
             if known is None:
                 key = storage = identity_key(identity, one_word=owned.is_topic)
                 # The first binding routes messages to the destination, provided that the destination has a single
-                # token. With one of several tokens as key, only some sidecars would read the binding.
+                # token. If its key were one of several tokens, only some sidecars would read the binding.
                 marked = owned.tokens.has_assertion(receiver) or (owned, receiver) in channel.held.marking
                 if tokens and not chosen and not marked and len(keys := under.of(*receiver)) == 1:
                     key = keys[0]

@@ -215,7 +215,7 @@ class ClientExchanges:
             self._looked_up(new, None)  # the broker will refuse it
             return
         look_up = LookUpExchange(channel, request.exchange, partial(self._looked_up, new))
-        # This follows the client's earlier requests, which may include the deletion of an exchange with this name.
+        # The look-up waits for the client's earlier requests, which may delete an exchange with this name.
         inject(self._connection, channel, [], partial(self._connection.pending.requests.append, look_up))
 
     def _looked_up(self, new: _NewExchange, exchange_type: str | None) -> None:

@@ -33,7 +33,7 @@ class SidecarChannel:
     """The sidecar's channel on a leased connection, which is opened when it is first used.
 
     Args:
-        number: its channel number; None if the broker permits only one channel, in which case every method is refused.
+        number: channel number; None if the broker permits only one channel, in which case every method is refused.
         to_upstream: output for the broker.
     """
 

@@ -213,7 +213,7 @@ def topic_form(alternate: bytes | None) -> TokenForm:
 
 
 def identity_key(identity: tuple[Hashable, ...], *, one_word: bool = False) -> bytes:
-    """Return the storage key for a binding's identity. It does not depend on the source or the sequence."""
+    """Return the storage key for a binding's identity. The key does not depend on the source or the sequence."""
     hashed = blake2b(repr(identity[1:]).encode(), digest_size=8).hexdigest()
     return (STORAGE_WORD if one_word else STORAGE) + hashed.encode()
 

@@ -78,7 +78,7 @@ def note_pin(state: VhostState, pin: Pin, binder: object | None) -> None:
 
 
 def check_tokens(state: VhostState, owned: OwnedExchange, destination: Destination, tokens: Tokens) -> None:
-    """Record that a new row does not route messages if the carrier's tokens have changed in the meantime."""
+    """If the carrier's tokens have changed in the meantime, record that a new row does not route messages."""
     if not tokens.lead_to(state.tokens_of(owned)):
         owned.tokens.not_bound(destination)
 

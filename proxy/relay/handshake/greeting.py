@@ -1,7 +1,7 @@
 """Rewrites Connection.Start and StartOk, and negotiates the limits for both sides.
 
-The entries of the property tables are not re-encoded. Our own entries are appended, and entries from a peer with the
-same names are removed, so that no client can impersonate a proxy or another peer.
+The entries of the property tables are not re-encoded. Our own entries are appended, and a peer's entries with the same
+names are removed, so that no client can impersonate a proxy or another peer.
 
 The producer is offered one channel fewer than the broker permits, since the channel with the highest number on the
 leased connection is reserved for the sidecar. If the producer insists on smaller frames than the broker accepts, the

@@ -2,10 +2,10 @@
 
 In the producer's handshake, this module answers in place of the broker, with the methods that the broker sent when the
 kept connection was opened. Every producer gets Start. A producer with the same login as the previous producer also gets
-Tune, and if limits and virtual host are the same as well, it gets OpenOk. As soon as something differs, a connection to
-the broker is opened. The broker receives everything that the producer has sent so far, and answers that the producer
-has already received are suppressed. Therefore, only the broker admits unknown users, and a producer receives the same
-methods as on a new connection.
+Tune. If the limits and the virtual host are the same as well, the producer gets OpenOk. As soon as something differs, a
+connection to the broker is opened. The broker receives everything that the producer has sent so far, and answers that
+the producer has already received are suppressed. Therefore, only the broker admits unknown users, and a producer
+receives the same methods as on a new connection.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "The connection class"; architecture, "One publish in, one publish out".
 """
@@ -91,7 +91,7 @@ class LeaseNegotiation:
         return answer
 
     def receive_from_upstream(self, data: bytes) -> bytes:
-        """Receive bytes from the broker; return the bytes that are new to the handshake."""
+        """Receive bytes from the broker; return the bytes that must be passed to the handshake."""
         if self._passes_through:
             return data
         self._input.feed(data)
@@ -146,7 +146,7 @@ class LeaseNegotiation:
         return None
 
     def _answered(self, frame: RawFrame) -> bytes:
-        """Record a method from the broker; return the bytes that are new to the producer."""
+        """Record a method from the broker; return its bytes unless the producer has already received this answer."""
         method = U32.unpack_from(frame.payload)[0] if frame.kind == METHOD and len(frame.payload) >= 4 else 0
         if frame.kind == HEARTBEAT:
             return frame.raw

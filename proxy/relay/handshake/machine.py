@@ -7,7 +7,7 @@ replies to the producer if the broker is unreachable.
 If the broker is unreachable, a producer that has sent its protocol header is not disconnected at once. It gets our own
 Start, and Connection.Close 320 after its StartOk. The reason is the behaviour of pika 1.4, aiormq 7.2, py-amqp 5.4 and
 amqp-tools 0.11. After a Close instead of Start, aiormq reports "Expected Connection.Start" and amqp-tools reports
-"unexpected method received". After a Close that follows Start and StartOk, all four report its code and text (pika in a
+"unexpected method received". If the Close follows Start and StartOk, all four report its code and text (pika in a
 ProbableAuthenticationError).
 
 A producer's protocol error is answered with Connection.Close even before Tune, although RabbitMQ only closes the socket

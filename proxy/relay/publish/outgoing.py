@@ -1,8 +1,9 @@
 """Turns a decision into upstream publishes, if possible into a single publish.
 
-Builds an `Outgoing` from a `Decision` and the state of the virtual host. It contains the exchange and key of the
-outgoing publish, the tokens or queue names for BCC, and the destinations to bind first. The publish pass caches it by
-the facts of a message, so everything that does not depend on the individual message is encoded here, once.
+Builds an `Outgoing` from a `Decision` and the state of the virtual host. An `Outgoing` contains the exchange and key of
+the outgoing publish, the tokens or queue names for BCC, and the destinations to bind first. The publish pass caches
+each `Outgoing` by the facts of the message, so everything that does not depend on the individual message is encoded
+here, once.
 
 Source: architecture, "One publish in, one publish out"; RabbitMQ guide "Sender-selected distribution".
 """
@@ -59,7 +60,7 @@ class Copy(NamedTuple):
 
     Args:
         exchange: exchange of the publish.
-        routing_key: its routing key; None for the producer's own.
+        routing_key: routing key of the publish; None for the producer's own key.
         bcc: further routing keys: tokens, or queue names with queue delivery.
         moved: whether the exchange or key differs from the producer's; if so, our header contains the original.
         hide_cc: whether the producer's CC must be hidden, since the outgoing exchange would route by it.
@@ -247,7 +248,7 @@ def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
     """Return the outgoing form of a publish that the address table redirected to an exchange evaluated here.
 
     Args:
-        out: its outgoing form, according to the decision for that exchange.
+        out: outgoing form of the publish, according to the decision for that exchange.
         address: that exchange, and the routing key with which the publish reaches it.
     """
     if out.untouched:
@@ -392,7 +393,7 @@ def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] 
 
     Args:
         routing_key: routing key of the publish.
-        entries: entries of its header table.
+        entries: entries of the publish's header table.
         names: headers with further keys; BCC is included if the producer's BCC is not replaced by ours.
 
     Raises:

@@ -58,7 +58,7 @@ FACTS_BYTES: Final = 2048
 #: messages rarely repeat. The cache is cleared, and the next `_UNKEPT` decisions per entry are not cached.
 _USEFUL: Final = 4
 _UNKEPT: Final = 16
-#: bytes of a cached decision without its facts, and of each reference in it to a destination or binding
+#: memory in bytes for a cached decision without its facts, and for each of its references to a destination or binding
 _ENTRY_BYTES: Final = 200
 _REFERENCE_BYTES: Final = 24
 #: offset of the property flags in a content header frame: head 7, class 2, weight 2, body size 8
@@ -95,7 +95,7 @@ class ClientRules(NamedTuple):
         local_time: time zone of `dtl` operators.
         secrets: used to sign the bindings stored on the broker.
         regexes: maximum number of regular expressions in the bindings of one user in one virtual host.
-        regex_budget: cost limit per decision, for the regular expressions in rules files and separately for those of
+        regex_budget: cost limit for regular expressions per decision, which applies separately to rules files and to
             each user.
     """
 
@@ -232,11 +232,13 @@ class Plans:
 
     @property
     def passes_unknown(self) -> bool:
-        """True if all publishes to exchanges not evaluated here pass: there is no address table and no tap."""
+        """True if there is no address table and no tap, so that all publishes to exchanges not evaluated here pass."""
         return self.state.addresses is None and self.tap is None
 
     def find(self, exchange: bytes, routing_key: bytes) -> Plan | None:
-        """Return the plan for the exchange or else for the address of a publish; None if the publish passes.
+        """Return the plan for a publish's exchange if it is evaluated here, otherwise for its address.
+
+        None means that the publish passes.
 
         Args:
             exchange: the publish's exchange.

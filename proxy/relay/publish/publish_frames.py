@@ -1,7 +1,7 @@
 """Handles single frames of publishes, and the slow path of the publish pass.
 
-The single frames are the method frame of a publish if its header frame does not follow at once, the body frames of a
-split publish, and misplaced frames. A publish takes the slow path (`PublishFrames.leave`) if it can't be sent at once
+The single frames are method frames that are not directly followed by their header frame, body frames of split
+publishes, and misplaced frames. A publish takes the slow path (`PublishFrames.leave`) if it can't be sent immediately
 as one publish: it waits until its destinations are bound, is sent to other brokers, is split, or is refused.
 
 Source: AMQP 0-9-1 spec, 4.2.6; RabbitMQ's reply codes.
@@ -104,9 +104,9 @@ class PublishFrames:
 
         Args:
             publish: the publish's method.
-            header: its content header frame.
-            plan: its plan.
-            out: its outgoing form.
+            header: content header frame of the publish.
+            plan: plan for the publish.
+            out: outgoing form of the publish.
             took_us: duration of the decision in microseconds, negative if it was cached.
             waited: whether the publish has already waited for its destinations. Unbound destinations then count as
                 missing.
@@ -154,10 +154,10 @@ class PublishFrames:
 
         Args:
             publish: the publish's method.
-            header: its content header frame.
-            body: its body.
-            plan: its plan.
-            out: its outgoing form.
+            header: content header frame of the publish.
+            body: body of the publish.
+            plan: plan for the publish.
+            out: outgoing form of the publish.
             took_us: duration of the decision in microseconds, negative if it was cached.
 
         Returns:
@@ -173,7 +173,7 @@ class PublishFrames:
             return False
         publisher = channel.remote_publishers.get(target.remote)
         if publisher is None or (channel.mode is CONFIRM and channel.confirms.ledger is None):
-            return False  # `leave` creates both for the first publish
+            return False  # `leave` creates the publisher and the ledger for the first publish
         sent = header
         if target.publication != (publish.exchange, publish.routing_key):
             copy = Copy(*target.publication, (), moved=True, plain=True)

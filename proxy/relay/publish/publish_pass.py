@@ -106,7 +106,7 @@ _KNOWN: Final = -1.0
 _UNKNOWN: Final = 255
 #: the four octets of each small number; nearly all numbers that the pass writes are in this range
 _FOUR_OCTETS: Final = [number.to_bytes(4, "big") for number in range(1024)]
-#: size of letter and value in bytes, by octet of a field's letter; 0 if a length of four bytes follows the letter
+#: size in bytes of a field's letter and value, by the octet of the letter; 0 if a length of four bytes follows it
 _WIDTHS: Final = bytes([VALUE_SIZES.get(letter, _UNKNOWN) for letter in range(256)])
 
 
@@ -247,7 +247,7 @@ class PublishPass:
             stop: int = at + size + OVERHEAD
             known_kind = METHOD <= kind <= BODY or kind == HEARTBEAT
             if stop > end or size > largest or data[stop - 1] != FRAME_END or not known_kind:
-                break  # incomplete or invalid, which `_check` decides
+                break  # the frame is incomplete or invalid; `_check` decides which
             frame_number: int = (data[at + 1] << 8) | data[at + 2]
             if frame_number != number:
                 number = frame_number
@@ -367,10 +367,11 @@ class PublishPass:
         Args:
             data: a read buffer.
             at: offset of the method frame.
-            header_at: offset after it.
+            header_at: offset after the method frame.
 
         Returns:
-            The offset after the header frame, beyond the buffer if it is incomplete; 0 if a different frame follows.
+            The offset after the header frame, which is beyond the buffer if that frame is incomplete; 0 if a different
+            frame follows.
         """
         end = len(data)
         remaining = end - header_at
@@ -463,8 +464,8 @@ class PublishPass:
                 text = "the header table extends past the end of its frame"
                 raise ProtocolError(502, text, Scope.CONNECTION, *PUBLISH)
 
-            # The scan. An entry consists of the length of its name, the name, a letter, and a value, whose size depends
-            # on the letter or follows it. Most names are ruled out by their length alone.
+            # The scan. An entry consists of the length of its name, the name, a letter, and a value. The size of the
+            # value depends on the letter or follows the letter. Most names are ruled out by their length alone.
             collected = b""
             meanings = 0
             mentioned = plan.mentioned

@@ -37,9 +37,9 @@ def fitting(
     Args:
         connection: state of the connection.
         publish: the publish's method.
-        header: its content header frame.
-        body_size: announced size of its body in bytes.
-        out: its outgoing form.
+        header: content header frame of the publish.
+        body_size: announced size of the body in bytes.
+        out: outgoing form of the publish.
 
     Raises:
         ProtocolError: the body or the headers are too large to be split; 311 on the channel.
@@ -51,8 +51,8 @@ def fitting(
         )
     if connection.backlog.collected + body_size > limits.collected_bytes:
         raise _too_large(
-            f"body of {body_size} bytes would be sent in several copies; {connection.backlog.collected} bytes of other "
-            f"such bodies are incomplete, and the limit for all of them is {limits.collected_bytes} bytes"
+            f"body of {body_size} bytes would be sent in several copies; with {connection.backlog.collected} bytes of "
+            f"other such bodies in progress, the total would exceed the limit of {limits.collected_bytes} bytes"
         )
     limit = connection.terms.tuning.frame_max_upstream
     original = out.address_of(publish.routing_key)
@@ -104,7 +104,7 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
 
 
 def ledger_of(channel: Channel) -> Ledger:
-    """Return the channel's ledger. The first call adds all publishes before the current publish."""
+    """Return the channel's ledger. The first call creates it and adds all earlier publishes."""
     confirms = channel.confirms
     if confirms.ledger is None:
         before = confirms.published - 1

@@ -1,7 +1,7 @@
 """Observers of the publish path: shadow rules (`Tap`) and the list of failed publishes (`FailureSink`).
 
-While a tap is set, the plans for publishes that it observes refer to it (`Plan.tap`). It receives each of these
-publishes together with the decision. The outgoing publish does not change.
+While a tap is set, each plan for publishes that the tap observes refers to the tap (`Plan.tap`). The tap receives each
+of these publishes together with the decision. The outgoing publish does not change.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class ObservedDecision(NamedTuple):
     """One observed publish.
 
     Args:
-        vhost: its virtual host.
+        vhost: virtual host of the publish.
         exchange: exchange named by the producer.
         routing_key: routing key given by the producer.
-        header: its content header frame.
+        header: content header frame of the publish.
         decision: the decision by the rules in force; empty if no rules were evaluated.
         at: seconds since the epoch.
     """
@@ -80,14 +80,14 @@ class FailedPublish(NamedTuple):
 
     Args:
         at: seconds since the epoch.
-        vhost: its virtual host.
+        vhost: virtual host of the publish.
         user: the producer's user name.
-        channel: number of its channel.
+        channel: channel number.
         result: ``unroutable``, ``rejected``, ``nacked`` or ``returned``.
         reason: the reason as text.
         exchange: exchange named by the producer; None if unknown, since a nack contains only a delivery tag.
         routing_key: routing key given by the producer; None if unknown.
-        header: its content header frame; empty if unknown.
+        header: content header frame of the publish; empty if unknown.
     """
 
     at: float

@@ -17,7 +17,7 @@ from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.publish.outgoing import Copy, RemoteTargets, copy_frames
 from proxy.relay.remote.lane import RemoteMessage, RemotePublisher, RemoteResult
 
-#: Results which mean that a broker has accepted responsibility for a message.
+#: Results that mean that a broker has accepted responsibility for a message.
 _TAKEN = frozenset((RemoteResult.ACKED, RemoteResult.RETURNED))
 
 
@@ -79,7 +79,7 @@ def send_alone(
     header: bytes,
     body: bytes,
 ) -> None:
-    """Send a whole publish whose only target is on another broker. Its channel has already counted it."""
+    """Send a whole publish whose only target is on another broker. The channel has already counted the publish."""
     tag = channel.confirms.published if channel.mode is CONFIRM else 0
     publisher.send(_OnlyCopy(connection, channel, target, tag, header, body))
 
@@ -110,7 +110,7 @@ def send_remote_copies(
 
 
 def remote_publisher(connection: ConnectionState, channel: Channel, remote: Remote | None) -> RemotePublisher | None:
-    """Return a channel's publisher to another broker; None if there is none."""
+    """Return a channel's publisher to another broker; None if there can be no connection to that broker."""
     if remote is None:
         return None
     publisher = channel.remote_publishers.get(remote)

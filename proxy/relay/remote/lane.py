@@ -1,4 +1,4 @@
-"""Lanes. A lane tracks the publishes from one producer's channel to another broker, and the result of each publish.
+"""A lane tracks the publishes from one producer's channel to another broker, and the result of each publish.
 
 A lane outlives links. When a link is lost, waiting messages are sent over the next link, and unconfirmed messages count
 as lost, since nothing is sent twice. On a link, the lane has its own channel, so that a channel error (such as a
@@ -39,8 +39,8 @@ class RemoteMessage:
     """One publish to another broker; it is sent at most once.
 
     Args:
-        mandatory: whether it is returned if the broker has no queue for it.
-        header: payload of its content header frame.
+        mandatory: whether the message is returned if the broker has no queue for it.
+        header: payload of the content header frame.
         since: time of arrival on the driver's monotonic clock.
     """
 
@@ -246,7 +246,7 @@ class Lane:
                 return
 
     def closed(self, reason: str) -> None:
-        """Handle the broker's close of the channel.
+        """Handle Channel.Close from the broker.
 
         Unconfirmed messages count as nacked, and waiting messages are sent on a new channel.
         """

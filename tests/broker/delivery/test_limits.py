@@ -280,7 +280,7 @@ def test_an_idle_peer_is_told_320_though_it_sends_heartbeats(broker: Broker, tmp
         closed = idle.closed(0)
         assert (closed.code, closed.text) == (
             320,
-            "CONNECTION_FORCED - no frame but heartbeats for 1 s (idle_timeout)",
+            "CONNECTION_FORCED - only heartbeats were received for 1 s (idle_timeout)",
         )
         assert idle.gone()
         idle.vanish()

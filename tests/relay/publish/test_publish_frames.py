@@ -229,11 +229,11 @@ def test_bodies_that_are_collected_are_bounded_over_all_channels() -> None:
     wire = Wire(several("e"), limits=RelayLimits(collected_bytes=400_000)).open(1, 2, 3)
     for channel in (1, 2, 3):
         wire.produce(*(one.raw for one in split(publish(body=bytes(150_000), channel=channel))[:-1]))
-    text = "body of 150000 bytes would be sent in several copies; 300000 bytes of other such bodies are incomplete"
+    text = "body of 150000 bytes would be sent in several copies; with 300000 bytes of other such bodies in progress"
     assert closed(wire.producer())[:3] == (
         3,
         311,
-        f"CONTENT_TOO_LARGE - {text}, and the limit for all of them is 400000 bytes",
+        f"CONTENT_TOO_LARGE - {text}, the total would exceed the limit of 400000 bytes",
     )
     assert names(wire.produce(split(publish(body=bytes(150_000)))[-1].raw)).count("Basic.Publish") == 2
     assert wire.relay.connection.backlog.collected == 150_000
