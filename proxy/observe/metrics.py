@@ -285,7 +285,7 @@ METRICS: tuple[MetricSpec, ...] = (
         relays_by(("cache_hits", "hit"), ("cache_misses", "miss"), ("cache_bypassed", "bypassed")),
         "Publishes to evaluated exchanges by cache result: hit, miss, or bypassed if the decision can't be cached.",
     ),
-    _histogram("decision_seconds", "Duration of sampled decisions, including the cache lookup."),
+    _histogram("decision_seconds", "Duration of decisions that were not in the decision cache."),
     _histogram("confirm_seconds", "Time from a sampled publish to its confirm from RabbitMQ."),
     _metric(
         "confirms_total",
