@@ -218,7 +218,7 @@ class AuditWriter:
             self._claim.release()
         else:
             # A thread is still running, so the lock is released only when the process exits.
-            _log().warning("audit segments are left open; the next start closes them")
+            _log().warning("audit segments remain open; they are closed at the next start")
 
     async def _wait_for_end(self, seconds: float) -> bool:
         with suppress(TimeoutError):

@@ -82,9 +82,9 @@ class Summary:
         yield f"{published} in {several(figures.segments, 'segment')}, {figures.range}"
         yield f"read {several(self.read, 'new segment')}, created the tables of {several(len(self.made), 'day')}"
         if self.rebuilt:
-            yield f"tables from an earlier version, rebuilt from the log (trace: --trace): {_listed(self.rebuilt)}"
+            yield f"tables of earlier versions, rebuilt from the log (trace only with --trace): {_listed(self.rebuilt)}"
         if self.is_first and self.kept:
-            yield f"tables from an earlier version, kept because their log was deleted: {_listed(self.kept)}"
+            yield f"tables of earlier versions, kept because their log was deleted: {_listed(self.kept)}"
         if figures.rejected:
             reasons = ", ".join(f"{count} {why}" for why, count in figures.rejected.items())
             yield f"invalid lines moved to {self.output}/{names.REJECTED}: {reasons}"
