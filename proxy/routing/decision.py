@@ -90,11 +90,11 @@ class Decision:
     """
 
     exchange: bytes  # the exchange that the message was published to
-    outcome: Outcome  # see Outcome; ROUTED if the final set is not empty, whether or not its members exist
+    outcome: Outcome  # ROUTED if any destination was chosen, whether or not the destination exists
     queues: tuple[bytes, ...]  # queues chosen by name, sorted
     exchanges: tuple[bytes, ...]  # exchanges outside the router that receive the message with its own key, sorted
-    #: whether the exchange itself chose nothing, or dropped the message silently, and has an alternate exchange on the
-    #: broker; an alternate exchange in the router has already been evaluated
+    #: True if the exchange's alternate exchange, which is outside the router, must receive the message, because the
+    #: exchange itself chose nothing or dropped the message silently
     alternate: bool
     error: bytes  # for REJECTED, the reply text without ``PRECONDITION_FAILED - ``
     #: (exchange, id) of the bindings that were true, in visiting order

@@ -141,7 +141,7 @@ def evaluated(
     """
     state = context.state()
     owned = state.exchanges.get(message.exchange)
-    if owned is None:  # just deleted
+    if owned is None:  # the exchange was deleted in the meantime
         return Wire()
     first = source or message
     publish_source = None if source is None else PublishSource(_address(source), 0)

@@ -139,7 +139,9 @@ class MatchEq(Match):
 
 
 class MatchSet(Match):
-    """True if at least `least` header operators match, none mismatches a present header, and all others match."""
+    """True if at least `least` header operators match, no header operator mismatches an existing header, and all other
+    operators match.
+    """
 
     __slots__ = ("_headers", "_least", "_rest", "_walk")
 
@@ -307,7 +309,7 @@ def count_regexes(arguments: Table) -> int:
 
 
 def is_regex_key(key: bytes) -> bool:
-    """Return True if an argument's value is a regular expression, or a list of them."""
+    """Return True if arguments with this key contain a regular expression or a list of regular expressions."""
     head = key.partition(b" ")[0]
     if head.startswith(b"x-?"):
         return head.endswith(b"re") and head != b"x-?hkexre"

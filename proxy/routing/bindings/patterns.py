@@ -106,7 +106,7 @@ _START, _NO_OPTIONS = _SIZES[0], ctypes.c_uint32(0)
 
 
 class InvalidPattern(ValueError):  # noqa: N818 - describes the pattern, not an internal error
-    """An invalid pattern; the message is the reason, such as PCRE2's with its offset, and never quotes the pattern."""
+    """An invalid pattern. The message is the reason, such as PCRE2's message with an offset, without the pattern."""
 
 
 class MissingLibraryError(ImportError):
