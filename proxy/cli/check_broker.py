@@ -283,7 +283,7 @@ async def _permissions(management: ManagementApi, vhost: str, user: str) -> Perm
         raise _wrong(f"{asked}: {error}; expected a user with the tag administrator in the address") from error
     if permissions is None:
         raise _wrong(
-            f"{asked}: the broker's internal database contains none, expected some set by `rabbitmqctl set_permissions`"
+            f"{asked}: the broker's internal database has none; set them with `rabbitmqctl set_permissions`"
         )
     return permissions
 

@@ -226,7 +226,7 @@ class _Run:
             self.partials.forget(gone)
 
     def _merge(self, days: list[date], earlier: list[date]) -> tuple[list[date], list[date]]:
-        """Create the tables for changed days. Return all these days, and the days that no longer have records."""
+        """Create the tables for changed days. Return the changed days, and which of them no longer have records."""
         prints = {day: self._fingerprint(day) for day in days}
         changed = [day for day in days if self.tables.state(day).get("fingerprint") != prints[day]]
         near = {day + _ONE_DAY * step for day in changed for step in (-1, 0, 1)}

@@ -36,7 +36,7 @@ _TASK_BYTES, _TASKS_PER_CORE = 12 << 20, 3
 #: Stored segments up to this size are held in memory, one per core; larger segments are read line by line. A sidecar's
 #: segments contain at most 128 MiB of text, and have about a tenth of this size when compressed.
 _WHOLE_BYTES = 24 << 20
-#: Files up to this size are joined. They are joined only if there are more than this number of such files.
+#: Maximum size of files that are joined, and number of such files above which the files are joined.
 _SMALL_FILE, _MOST_FILES = 8 << 20, 60
 #: Cost of opening a file, as a number of bytes.
 _OPEN_BYTES = 64 << 10

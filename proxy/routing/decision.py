@@ -92,7 +92,7 @@ class Decision:
     exchange: bytes  # the exchange that the message was published to
     outcome: Outcome  # ROUTED if any destination was chosen, whether or not the destination exists
     queues: tuple[bytes, ...]  # queues chosen by name, sorted
-    exchanges: tuple[bytes, ...]  # exchanges outside the router that receive the message with its own key, sorted
+    exchanges: tuple[bytes, ...]  # exchanges outside the router that receive the message with the message's key, sorted
     #: True if the exchange's alternate exchange, which is outside the router, must receive the message, because the
     #: exchange itself chose nothing or dropped the message silently
     alternate: bool

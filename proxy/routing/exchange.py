@@ -100,7 +100,7 @@ def join_interests(interests: Iterable[Interest]) -> Interest:
 
 
 class _Identity:
-    """The key of a binding in its exchange. It refers to the binding's identity without copying it."""
+    """The key of a binding in its exchange. The key refers to the binding's identity instead of copying it."""
 
     __slots__ = ("_binding",)
 

@@ -28,7 +28,7 @@ _ANY_WORDS: Final = b"#"
 _EXPIRATION: Final = "expiration"
 
 _Bucket: TypeAlias = list[CompiledBinding]
-#: The bindings with one key. A single binding is stored without a list.
+#: Bindings by key. If a key has only one binding, the binding is stored without a list.
 _Table: TypeAlias = dict[Hashable, CompiledBinding | _Bucket]
 
 

@@ -69,7 +69,7 @@ class BrokerTlsModel(FileModel):
 
 
 class BrokerModel(FileModel):
-    """Another broker, which translations can name."""
+    """Another broker, defined for use in translations."""
 
     address: Address = Field(description="host:port of the broker")
     tls: BrokerTlsModel = Field(default=NOTHING, description="TLS settings; {} uses the system's CA certificates")

@@ -181,7 +181,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class SystemZone(tzinfo):
-    """The system's time zone. Its offset from UTC is determined for each moment, since it includes daylight saving."""
+    """The system's time zone. The offset from UTC is determined for each moment, because of daylight saving time."""
 
     def utcoffset(self, moment: datetime | None) -> timedelta | None:
         return None if moment is None else timedelta(seconds=self._local(moment).tm_gmtoff)

@@ -63,7 +63,7 @@ MATCH_TYPES = OperatorSection(
     "true if",
     "`x-match`",
     (
-        _ENTRY(("all",), "", "all operators are true, or there are none (default)", "x-match: all"),
+        _ENTRY(("all",), "", "all operators are true, or there are no operators (default)", "x-match: all"),
         _ENTRY(("any",), "", "at least one operator is true", "x-match: any"),
         _ENTRY(
             ("set", "set N"),
@@ -100,7 +100,7 @@ HEADERS = OperatorSection(
         _ENTRY(
             tuple(f"x-?hk?v{sign} NAME" for sign in ("=", "!=", "<", "<=", ">=", ">", "re", "!re")),
             "as for `x-?hkv`",
-            "is missing (only for `all` and `eq`), or fulfils the corresponding `x-?hkv` operator",
+            "is missing (only with `all` and `eq`), or satisfies the corresponding `x-?hkv` operator",
             '"x-?hk?v= tenant": acme',
         ),
         _ENTRY(("x-?hkex",), "name", "exists", "x-?hkex: customer"),

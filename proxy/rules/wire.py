@@ -1,4 +1,4 @@
-"""Computes the publishes that would be sent for one message, for the last part of an explanation.
+"""Computes the publishes that would be sent for one message. They are the last part of an explanation.
 
 This module calls the functions of the publish path, which return the exchange and key of each outgoing publish, the BCC
 keys, their destinations, and the added headers. Without a broker, every chosen destination is assumed to exist and to

@@ -1,7 +1,7 @@
 """Finds addresses in the rules that lead back to this sidecar.
 
-Some loops can be recognized only by DNS or socket addresses. They are detected when the link is opened; the translation
-then fails.
+Some loops can be recognized only by DNS or socket addresses. Such loops are detected when the link is opened; the
+translation then fails.
 
 Source: the messenger-addressing specification, 3.4 "Loops".
 """
