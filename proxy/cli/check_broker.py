@@ -282,9 +282,7 @@ async def _permissions(management: ManagementApi, vhost: str, user: str) -> Perm
     except UpstreamError as error:
         raise _wrong(f"{asked}: {error}; expected a user with the tag administrator in the address") from error
     if permissions is None:
-        raise _wrong(
-            f"{asked}: the broker's internal database has none; set them with `rabbitmqctl set_permissions`"
-        )
+        raise _wrong(f"{asked}: the broker's internal database has none; set them with `rabbitmqctl set_permissions`")
     return permissions
 
 
