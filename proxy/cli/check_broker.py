@@ -202,7 +202,7 @@ def _compare(vhost: str, queues: Container[bytes], exchanges: Mapping[bytes, Exc
 
 
 def _add_unfit(vhost: str, desired: DesiredState, observation: Observation, scans: bool, findings: Findings) -> None:
-    """Add existing carriers whose type does not fit the number of bindings that they have or will get."""
+    """Add warnings about existing carriers whose type does not suit the number of their present and future bindings."""
     written = {exchange.rule.name: exchange for exchange in findings.exchanges if exchange.vhost == vhost}
     for exchange in desired.carriers:
         bound = observation.tokens.get(exchange.name)

@@ -387,8 +387,8 @@ METRICS: tuple[MetricSpec, ...] = (
         GAUGE,
         "vhost type fits",
         lambda counters: list(counters.carrier_bindings.items()),
-        "Bindings on carriers by carrier type (direct or topic); fits is no if the other type is configured or "
-        "costs RabbitMQ less.",
+        "Bindings on carriers by carrier type (direct or topic); the label fits is no if the other type is configured "
+        "or costs RabbitMQ less.",
     ),
     _metric(
         "topology_unsigned_bindings",

@@ -74,7 +74,7 @@ class Outcome(Enum):
     ROUTED = "routed"
     UNROUTED = "unrouted"
     FILTERED = "filtered"  # dropped by a `-silent` filter of the exchange
-    REJECTED = "rejected"  # by a filter, or for an invalid regex from the producer; `error` closes the channel
+    REJECTED = "rejected"  # by a filter, or because of a producer's invalid regex; `error` closes the channel
 
 
 #: Members for the publish path, since access through the class takes 0.1 us.

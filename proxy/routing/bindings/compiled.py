@@ -241,8 +241,8 @@ def _skip_smaller(headers: Table, at: int, name: bytes) -> int:
 def _count_can_stop(walk: tuple[HeaderOperator, ...]) -> bool:
     """Return True if a header that is not named by any operator can change the count.
 
-    Counting stops at a test of existence or type that follows the last header. This matters only if a test of absence
-    follows.
+    If no header is left, counting stops at the next test of existence or type, and later tests of absence are not
+    counted. An additional header at the end can prevent this stop.
     """
     tests = [at for at, operator in enumerate(walk) if not operator.compares and operator.absent is ABSENT]
     absences = [at for at, operator in enumerate(walk) if operator.absent is MATCH]
