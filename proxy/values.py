@@ -45,8 +45,8 @@ def strings(value: Value) -> Iterator[bytes]:
 #: Entries in wire order; a name may occur more than once.
 Table: TypeAlias = tuple[tuple[bytes, Value], ...]
 
-#: Prefixes of our own keys on carriers. The second is a single word, for topic exchanges, on which every dot in a key
-#: costs time.
+#: Prefixes of our own keys on carriers. The second prefix is a single word, for topic exchanges, since every dot in a
+#: key costs time there.
 RESERVED_PREFIX: Final = b"x.o.p.e.n.x."
 RESERVED_WORD: Final = RESERVED_PREFIX.replace(b".", b"-")
 #: Prefixes of destination tokens. Routing keys and CC entries from producers must not begin with them.

@@ -4,7 +4,7 @@
   `json_route`, which creates a page from a function.
 - `explain`: ``POST /explain``, which returns the queues that a message would reach, and the reasons.
 - `rules_pages`: ``GET /api/rules``, which returns the rules in force as written, notes on their lines, and differences
-  from the files on disk; ``GET /api/routes``, which returns their exchanges, bindings and destinations.
+  from the files on disk; ``GET /api/routes``, which returns the exchanges, bindings and destinations in the rules.
 - `live`: ``GET /api/live``, which sends changes as events, and ``GET /api/traffic``. `traffic` samples the counters for
   both.
 - `console`: ``GET /``, a page for browsers that uses the other pages. Its files are in ``static``.

@@ -120,7 +120,7 @@ class RecentPublishes:
             names: list[str] | None = [text(name) for name in failed.header_names()] if failed.header else None
             headers = json.loads(self._records.headers(failed.raw_headers(privacy.headers)))
             size = failed.size()
-        except ProtocolError:  # possibly the reason why it was rejected
+        except ProtocolError:  # malformed headers, which may be why the publish was rejected
             names, headers, size = None, {}, None
         return {
             "number": number,

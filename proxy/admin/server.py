@@ -2,7 +2,7 @@
 
 The pages are ``/metrics`` for Prometheus, ``/livez`` (the event loop is responsive), ``/readyz`` (producers may
 connect) and ``/status``. The server calls functions of the application and does not interpret their results. It answers
-from the start of the process to the end of the drain.
+requests from the start of the process to the end of the drain.
 
 Connections are limited in number and time, so that they don't exhaust the file descriptors that producers need. The
 first request must be received within `REQUEST_SECONDS` after connecting. Once an answer is ready, the client again has

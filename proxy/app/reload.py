@@ -326,8 +326,8 @@ async def free_exchanges(exchanges: list[Exchange]) -> None:
     while exchanges:
         exchange = exchanges.pop()
         for _ in range(_FREE_ATTEMPTS):
-            # An explanation, a shadow run or an idle relay may still refer to the exchange. Two references are held by
-            # this function and by `getrefcount`.
+            # An explanation, a shadow run or an idle relay may still refer to the exchange. This function and
+            # `getrefcount` hold one reference each.
             if sys.getrefcount(exchange) <= 2:
                 break
             await asyncio.sleep(POLL_SECONDS)

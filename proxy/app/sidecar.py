@@ -225,7 +225,7 @@ class Sidecar:
             if self._listening:
                 end = loop.time() + self._settings.shutdown.deadline_seconds
                 await listener.drain()
-                # These are messages from producers that have disconnected. The same deadline applies.
+                # The remaining messages are from producers that have disconnected. The same deadline applies.
                 await self._remotes.drain(end - loop.time())
         _log.info("stopped")
         return OK
@@ -294,7 +294,7 @@ class Sidecar:
                     return
                 _log.warning("the broker is not reachable yet", error=str(error))
             self._following = tasks.start(self._topology.run(), "topology")
-        while not self._topology.ready:  # noqa: ASYNC110 -- no single event makes it ready
+        while not self._topology.ready:  # noqa: ASYNC110 -- no single event makes the sidecar ready
             await asyncio.sleep(0.05)
         # The loaded objects are permanent. Excluding them from garbage collection avoids pauses.
         gc.collect()

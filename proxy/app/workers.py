@@ -50,7 +50,7 @@ class WorkerSlot(NamedTuple):
 
     Args:
         number: number of the worker, counting from 0.
-        restarts: how often it was restarted.
+        restarts: how often the worker was restarted.
     """
 
     number: int
@@ -94,7 +94,7 @@ class Workers:
 
     Args:
         config: the configuration file.
-        settings: its content.
+        settings: content of the configuration file.
     """
 
     def __init__(self, config: Path, settings: Settings) -> None:

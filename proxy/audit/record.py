@@ -78,7 +78,7 @@ class Privacy:
     Args:
         headers: names of the headers whose values may be written.
         hashed: fields that are written as keyed hashes, a subset of HASHABLE.
-        key: key of the hashes. Without it, a value can't be guessed from its hash.
+        key: key of the hashes. Without the key, a value can't be guessed from its hash.
 
     Raises:
         ConfigError: a field can't be hashed, or the key is missing, too short or too long.
@@ -234,9 +234,9 @@ class LineRenderer:
         Args:
             exchange: the exchange that the message was published to.
             outcome: one of `proxy.relay.counters.OUTCOMES`.
-            queues: names of its destination queues.
-            exchanges: names of its destination exchanges.
-            remotes: names of its destinations at other brokers, without credentials.
+            queues: names of the destination queues.
+            exchanges: names of the destination exchanges.
+            remotes: names of the destinations at other brokers, without credentials.
             bindings: ids of the bindings that matched.
             rule: index of the rule that was applied from the address table.
             rules: version of the rules.
@@ -358,7 +358,7 @@ class PublishLog:
         remotes: Iterable[str] = (),
         rule: int | None = None,
     ) -> LineTemplate:
-        """Return what renders the lines for a decision, including the version of the rules."""
+        """Return the template of the lines for a decision, which includes the version of the rules."""
         return self._records.template(
             exchange,
             outcome,

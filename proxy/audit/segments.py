@@ -64,11 +64,11 @@ class OpenSegment:
     """An open segment.
 
     Args:
-        path: its path.
-        hour: the hour of its lines.
-        opened: time when it was opened, in monotonic seconds.
+        path: path of the file.
+        hour: hour of the lines in the segment.
+        opened: time when the segment was opened, in monotonic seconds.
         descriptor: descriptor of the open file.
-        size: its size in bytes, without partially written lines.
+        size: size of the segment in bytes, without partially written lines.
     """
 
     path: Path
@@ -188,7 +188,7 @@ def sync_directory(folder: Path) -> None:
 
 
 class InstanceLock:
-    """Lock for writing and closing segments of one instance. It is released when the process ends, at the latest."""
+    """Lock for writing and closing segments of one instance. It is released at the latest when the process ends."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path

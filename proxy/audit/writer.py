@@ -174,11 +174,11 @@ class AuditWriter:
         self._thread.start()
 
     def append(self, lines: bytes, count: int = 1) -> None:
-        """Append lines. Called once for the publishes of a read.
+        """Append lines. Called once for all publishes in one read from the socket.
 
         Args:
             lines: lines that begin with the same ``ts`` and end with a line break.
-            count: their number.
+            count: number of lines.
         """
         self._pending.append(lines)
         self._pending_count += count
@@ -196,7 +196,7 @@ class AuditWriter:
 
         Args:
             deadline_seconds: longest time to wait for the disk. Lines that the disk still rejects at the deadline are
-                lost and counted; the next start closes segments that are written but not visible yet.
+                lost and counted. Segments that are written but not yet visible are closed at the next start.
         """
         if self._claim is None:
             return
@@ -218,7 +218,7 @@ class AuditWriter:
             self._claim.release()
         else:
             # A thread is still running, so the lock is released only when the process exits.
-            _log().warning("audit segments are left open; the next start closes them")
+            _log().warning("audit segments remain open; they are closed at the next start")
 
     async def _wait_for_end(self, seconds: float) -> bool:
         with suppress(TimeoutError):
@@ -252,7 +252,7 @@ class AuditWriter:
         return ConfigError(str(self._policy.directory), 0, "audit.directory", message)
 
     def _crossed(self) -> None:
-        """Start or end a batch."""
+        """Start the flush timer if necessary, and hand over the batch if it is large enough."""
         if self._timer is None:
             self._pending_since = self._wall()
             self._timer = self._loop.call_later(self._policy.flush_seconds, self._flush)

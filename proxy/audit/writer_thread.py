@@ -87,7 +87,7 @@ class RotatingLog:
         """Write lines. Written lines are removed from the list, even if an error is raised.
 
         Args:
-            lines: groups of whole lines, ordered by time. The lines of a group are of the same time.
+            lines: groups of whole lines, ordered by time. The lines of a group have the same time.
 
         Raises:
             OSError: the remaining lines have not been written.
@@ -183,7 +183,7 @@ class Batch:
         lines: groups of whole lines.
         count: number of lines.
         sequence: sequence number of the last line, counting all lines that were handed over.
-        size: their size in bytes.
+        size: size of the lines in bytes.
     """
 
     lines: list[bytes]

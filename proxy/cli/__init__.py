@@ -8,6 +8,6 @@ share `console`, which handles exit statuses, standard output and standard error
 its workers through `admin_client`; `top` and `status` read its metrics with `metrics_page`. The commands for files
 are `check` (with `findings` for results, `check_broker` for ``--broker`` and `check_formats` for ``--format``),
 `explain` (with `explain_tree` for terminals), `routes`, `schema`, `init`, and `import_rules` (the command ``import``).
-`operators` and `completion` help with the syntax. `cleanup` and `adopt` handle objects left on a broker. `report` and
-`trace` read audit logs.
+`operators` and `completion` help with the syntax. `cleanup` and `adopt` manage the objects that sidecars created on a
+broker. `report` and `trace` read audit logs.
 """

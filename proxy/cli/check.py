@@ -266,7 +266,7 @@ def _warn_of_unused_tests(given: Sequence[Path], findings: Findings) -> None:
         read = {path.resolve() for path in findings.files}
         for path in dict.fromkeys((*given, *beside)):
             if path.resolve() not in read:
-                faults.warn(Place(str(path), 0), "", "its tests are not run: no rules file names it under tests")
+                faults.warn(Place(str(path), 0), "", "this test file is not run: no rules file names it under tests")
     findings.add(faults)
 
 

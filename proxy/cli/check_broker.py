@@ -37,7 +37,7 @@ from proxy.yamlfile.document import ConfigWarning
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 _CARRIER = "carrier"
-#: The tokens with which carrier types are chosen: those of a virtual host in which no sidecar runs version 0.1.
+#: The form of tokens affects the choice of carrier types. This check assumes that no sidecar runs version 0.1.
 _KEYED = Tokens(keys=[b"any"], retired=frozenset([UNKEYED]))
 
 
@@ -46,9 +46,9 @@ def ask_broker(address: str, findings: Findings) -> None:
 
     Args:
         address: ``http(s)://user:password@host:port`` of the management API, or ``amqp(s)://user:password@host:port``.
-        findings: receives the results. The first configuration with `upstream.tls` defines TLS; if there is none, the
-            system's CA certificates are trusted. The first configuration defines the control user; without a
-            configuration, it is the user in the address.
+        findings: receives the results. TLS settings are taken from the first configuration with `upstream.tls`; if
+            there is none, the system's CA certificates are trusted. The control user is taken from the first
+            configuration or, without a configuration, from the address.
 
     Raises:
         ConfigErrors: the address is invalid, the broker could not be queried, or TLS files can't be used. The messages
@@ -107,7 +107,7 @@ def _add_missing(destinations: Iterable[NamedDestination], findings: Findings) -
         text = f"the broker has no such {destination.kind}"
         if destination.translated:
             shown = destination.name.decode("utf-8", "backslashreplace")
-            text = f"the broker has no {destination.kind} {shown}, to which the address table redirects it"
+            text = f"the broker has no {destination.kind} {shown}, to which the address table translates this address"
         findings.warnings.append(ConfigWarning(destination.place, destination.path, text))
 
 
@@ -202,7 +202,7 @@ def _compare(vhost: str, queues: Container[bytes], exchanges: Mapping[bytes, Exc
 
 
 def _add_unfit(vhost: str, desired: DesiredState, observation: Observation, scans: bool, findings: Findings) -> None:
-    """Add existing carriers whose type does not fit the number of bindings that they have or will get."""
+    """Add warnings about existing carriers whose type does not suit the number of their present and future bindings."""
     written = {exchange.rule.name: exchange for exchange in findings.exchanges if exchange.vhost == vhost}
     for exchange in desired.carriers:
         bound = observation.tokens.get(exchange.name)
@@ -265,9 +265,9 @@ class _Need(NamedTuple):
     """Permissions that the control user needs for one purpose.
 
     Args:
-        written: the exchange or destination in the rules for which they are needed.
+        written: the exchange or destination in the rules for which the permissions are needed.
         wanted: permissions, each with the kind and name of its object.
-        stops: whether the sidecar refuses to start if they are missing.
+        stops: whether the sidecar refuses to start if permissions are missing.
     """
 
     written: EvaluatedExchange | NamedDestination
@@ -282,9 +282,7 @@ async def _permissions(management: ManagementApi, vhost: str, user: str) -> Perm
     except UpstreamError as error:
         raise _wrong(f"{asked}: {error}; expected a user with the tag administrator in the address") from error
     if permissions is None:
-        raise _wrong(
-            f"{asked}: the broker's internal database has none, expected those of `rabbitmqctl set_permissions`"
-        )
+        raise _wrong(f"{asked}: the broker's internal database has none; set them with `rabbitmqctl set_permissions`")
     return permissions
 
 

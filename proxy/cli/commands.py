@@ -106,8 +106,8 @@ COMMANDS = {
     ),
     "status": CommandEntry(
         "show the state of a running sidecar",
-        "Shows the state of a running sidecar: readiness, active rules, last reload, connections, missing "
-        "destinations and other brokers.",
+        "Shows the state of a running sidecar: readiness, active rules, last reload, connections, other brokers and "
+        "missing destinations.",
         (
             ("oxproxy status", "the sidecar of ./oxproxy.yaml or /etc/oxproxy/oxproxy.yaml"),
             ("oxproxy status --admin http://127.0.0.1:15693 --json", "the response of /status"),

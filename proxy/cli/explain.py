@@ -145,10 +145,10 @@ def _check_usage(options: argparse.Namespace) -> None:
         options.usage_error(f"{parts[0]} describes a message: --exchange is required")
     if options.address is not None and (options.at is not None or options.expect):
         options.usage_error(
-            f"--address: no message is published, {'--at' if options.at else '--expect'} is not allowed"
+            f"{'--at' if options.at else '--expect'} is not allowed with --address, which publishes no message"
         )
     if options.rules is not None and (options.admin or options.config is not None):
-        options.usage_error("--rules evaluates files: --admin and --config are not allowed")
+        options.usage_error("--admin and --config are not allowed with --rules, which evaluates files")
 
 
 def described(options: argparse.Namespace) -> str:
@@ -218,7 +218,7 @@ def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argpa
             text = client.request("POST", "/explain", question, accept="text/plain")
             print_line("\n".join(map(printable, text.rstrip("\n").split("\n"))))
     if len(distinct) > 1:
-        print_errors([f"the answers of these workers differ: {', '.join(client.url for client in distinct)}"])
+        print_errors([f"these workers returned different results: {', '.join(client.url for client in distinct)}"])
     status = DONE if complete and len(distinct) == 1 else NO
     if options.address is not None:
         return NO if any(answer["rule"] is None for answer in answers.values()) else status

@@ -87,7 +87,7 @@ def _exchange(exchange: Mapping[str, Any]) -> Text:
     if exchange["carrier"] not in (None, exchange["exchange"]):
         about.append(f"carrier {exchange['carrier']}")
     if exchange["unmatched"]:
-        about.append("unmatched messages pass")
+        about.append("unmatched messages are passed on")
     return _styled(("exchange ", ""), (exchange["exchange"], "bold cyan"), (f" ({', '.join(about)})", "dim"))
 
 
@@ -100,7 +100,7 @@ def _add_binding(branch: Tree, binding: Mapping[str, Any], missing: Mapping[str,
         (" → ", ""),
         (destination, "cyan" if binding["evaluated_here"] else "green"),
         (f"  missing: {missing[destination]}" if destination in missing else "", "bold red"),
-        (f"  bound by a client of {binding['user']}" if binding["user"] else "", "yellow"),
+        (f"  bound by a client of user {binding['user']}" if binding["user"] else "", "yellow"),
     )
     node = branch.add(title)
     when = [f"{key}: {_value(value)}" for key, value in binding["conditions"].items()]

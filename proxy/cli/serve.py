@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    # structlog would import rich for its colored tracebacks: 5 MiB of memory that a sidecar does not need.
+    # structlog would import rich for colored tracebacks, which would take 5 MiB of memory and are not needed.
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
     from proxy.app import sidecar
     from proxy.app.workers import WorkerSlot

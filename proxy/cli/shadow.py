@@ -112,7 +112,7 @@ def print_tables(report: Report, console: Console | None = None) -> None:
     )
     for count, outcome in (
         (report["random"], "not comparable: a rule picks a queue at random"),
-        (report["skipped"], "skipped: too many publishes to compare all of them, or a malformed header"),
+        (report["skipped"], "skipped: too many publishes to compare them all, or a malformed header"),
     ):
         if count:
             console.print(f"{count} {outcome}", soft_wrap=True)
@@ -138,7 +138,7 @@ def _exchanges(exchanges: Sequence[Report]) -> Table:
 
 def _differences(exchange: Report) -> Table:
     table = _table("live", "candidate", "for example", right=("publishes",))
-    table.title = _printable(f"differences of {exchange['exchange']}")
+    table.title = _printable(f"differences for {exchange['exchange']}")
     table.title_justify = "left"
     for kind in exchange["differences"]:
         headers = [f"{name}: {value}" for name, value in kind["example"]["headers"].items()]

@@ -62,7 +62,7 @@ def _head(admin: AdminClient, status: Mapping[str, Any]) -> Iterator[str]:
     if reload:
         yield _row("last reload", ", ".join(f"{name} {_value(value)}" for name, value in reload.items() if value))
     if status.get("shadow"):
-        yield _row("shadow", f"rules {status['shadow']} are compared with live traffic")
+        yield _row("shadow", f"candidate rules {status['shadow']} are being compared on live traffic")
     if status.get("audit_failure"):
         yield _row("audit log", status["audit_failure"])
 
@@ -90,7 +90,7 @@ def _body(status: Mapping[str, Any]) -> Iterator[str]:
         state = "connected" if remote["connected"] else "not connected"
         yield _row("broker", f"{remote['broker']}: {state}" + (f", {remote['error']}" if remote["error"] else ""))
     for vhost in status.get("vhosts", ()):
-        state = "connected" if vhost.get("connected") else f"not connected: {vhost.get('fault') or 'no reason known'}"
+        state = "connected" if vhost.get("connected") else f"not connected: {vhost.get('fault') or 'reason unknown'}"
         refreshed = vhost.get("refreshed_at")
         seen = f", read at {_time(refreshed)}" if refreshed else ""
         yield _row("vhost", f"{vhost.get('vhost')}: {state}, {vhost.get('queues', 0)} queues{seen}")

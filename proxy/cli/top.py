@@ -19,7 +19,7 @@ from proxy.cli.metrics_page import Sample, samples
 if TYPE_CHECKING:
     from rich.console import Group
 
-#: Metrics, and the labels that form a row.
+#: Metrics, each with the labels that identify a row.
 _EXCHANGES, _BINDINGS, _DESTINATIONS = (
     "oxproxy_publishes_total",
     "oxproxy_binding_matches_total",

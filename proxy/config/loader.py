@@ -2,8 +2,8 @@
 
 Errors contain the line in the file.
 
-TLS files are only checked for existence; they are read when contexts are created. No rules file is read and no socket
-is opened.
+TLS files are only checked for existence; they are read when TLS contexts are created. No rules file is read and no
+socket is opened.
 """
 
 from __future__ import annotations

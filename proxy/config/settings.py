@@ -42,7 +42,7 @@ _GUEST = SecretStr("guest")
 
 
 class ListenTls(FileModel):
-    """TLS for producers."""
+    """TLS settings for connections from producers."""
 
     certificate: Text | None = Field(
         default=None, description="file with the sidecar's certificate chain (PEM); required with `tls`"
@@ -63,7 +63,7 @@ class ListenTls(FileModel):
 
 
 class UpstreamTls(FileModel):
-    """TLS to the broker, and to its management API if that uses https."""
+    """TLS settings for connections to the broker, and to its management API if the API's URL begins with https."""
 
     ca: Text | None = Field(
         default=None, description="file with trusted CA certificates (PEM); `null`: the system's certificates"
@@ -112,7 +112,7 @@ class ListenSection(FileModel):
 
 
 class UpstreamSection(FileModel):
-    """The broker."""
+    """The broker, and the connections to it."""
 
     addresses: Annotated[tuple[Address, ...], Field(min_length=1), ONE_OR_MORE] = Field(
         default=(_BROKER,),
@@ -149,7 +149,7 @@ class InventorySection(FileModel):
 
 
 class DeclaredSection(FileModel):
-    """Declarations of clients over AMQP."""
+    """Settings for declarations that clients make over AMQP."""
 
     delivery: Literal["carrier", "queue"] = Field(
         default="carrier",
@@ -179,7 +179,7 @@ class DeclaredSection(FileModel):
 
 
 class AdminSection(FileModel):
-    """The port for operators."""
+    """The admin address, which operators and Prometheus use."""
 
     address: ListenAddress | None = Field(
         default=_ADMIN, description="address of the Admin API, metrics and console; `null`: disabled"
@@ -244,7 +244,7 @@ class AuditSection(FileModel):
 
 
 class MetricsSection(FileModel):
-    """Limits of metrics."""
+    """Limits on metrics."""
 
     bindings: Annotated[int, Whole(0, 1_000_000)] = Field(
         default=500,

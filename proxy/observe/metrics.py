@@ -3,7 +3,7 @@
 The names are a documented interface (docs/reference/metrics.md). Label values come from closed sets or from the rules
 files, never from routing keys, users, peers or queues named by producers.
 
-Nothing is counted here. Counters are read without a lock, in a different thread from the one that counts. Dictionaries
+This module only reads counters. It reads them without a lock, in a thread other than the counting thread. Dictionaries
 that may grow are therefore copied first, which is atomic in CPython.
 """
 
@@ -387,8 +387,8 @@ METRICS: tuple[MetricSpec, ...] = (
         GAUGE,
         "vhost type fits",
         lambda counters: list(counters.carrier_bindings.items()),
-        "Bindings on carriers by carrier type (direct or topic); fits is no if the other type is configured or "
-        "costs RabbitMQ less.",
+        "Bindings on carriers by carrier type (direct or topic); the label fits is no if the other type is configured "
+        "or costs RabbitMQ less.",
     ),
     _metric(
         "topology_unsigned_bindings",

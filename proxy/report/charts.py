@@ -95,7 +95,7 @@ class Dot(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """All marks of a chart. Screen readers read the title. A stroke connects two dots."""
+    """All marks of a chart, with a title for screen readers. A stroke connects two dots."""
 
     title: str
     span: Span

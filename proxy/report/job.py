@@ -37,7 +37,7 @@ from proxy.report.wording import several
 LOOK_SECONDS, REST = 60, 3
 #: Part of the fingerprint of a day's tables. It is increased with every change to `merge` that affects the tables.
 _EDITION = 1
-#: Directory in the following day's directory that is also searched for returns.
+#: Part of the following day's directory that is also searched for returns.
 _FIRST_HOUR = "/hour=00/"
 _ONE_DAY = timedelta(days=1)
 
@@ -51,8 +51,8 @@ class Summary:
     read: int = 0  # number of segments read
     made: tuple[date, ...] = ()  # days whose tables were created
     gone: tuple[date, ...] = ()  # days that had tables and no longer have records
-    rebuilt: tuple[date, ...] = ()  # days whose tables, created by an earlier version, were created again
-    kept: tuple[date, ...] = ()  # days whose tables, created by an earlier version, were kept: their log was deleted
+    rebuilt: tuple[date, ...] = ()  # days whose tables from an earlier version were created again
+    kept: tuple[date, ...] = ()  # days whose tables from an earlier version were kept, since their log was deleted
     is_first: bool = False  # whether this run replaced tables created by an earlier version
 
     def __str__(self) -> str:
@@ -82,9 +82,9 @@ class Summary:
         yield f"{published} in {several(figures.segments, 'segment')}, {figures.range}"
         yield f"read {several(self.read, 'new segment')}, created the tables of {several(len(self.made), 'day')}"
         if self.rebuilt:
-            yield f"tables from an earlier version, rebuilt from the log (trace: --trace): {_listed(self.rebuilt)}"
+            yield f"tables of earlier versions, rebuilt from the log (trace only with --trace): {_listed(self.rebuilt)}"
         if self.is_first and self.kept:
-            yield f"tables from an earlier version, kept because their log was deleted: {_listed(self.kept)}"
+            yield f"tables of earlier versions, kept because their log was deleted: {_listed(self.kept)}"
         if figures.rejected:
             reasons = ", ".join(f"{count} {why}" for why, count in figures.rejected.items())
             yield f"invalid lines moved to {self.output}/{names.REJECTED}: {reasons}"
@@ -226,7 +226,7 @@ class _Run:
             self.partials.forget(gone)
 
     def _merge(self, days: list[date], earlier: list[date]) -> tuple[list[date], list[date]]:
-        """Create the tables for changed days. Return these days, and those of them that no longer have records."""
+        """Create the tables for changed days. Return the changed days, and which of them no longer have records."""
         prints = {day: self._fingerprint(day) for day in days}
         changed = [day for day in days if self.tables.state(day).get("fingerprint") != prints[day]]
         near = {day + _ONE_DAY * step for day in changed for step in (-1, 0, 1)}
@@ -306,7 +306,7 @@ class _Run:
 
 @contextmanager
 def _stop_requested() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and SIGINT set, instead of ending the process."""
+    """Yield an event. Until the context ends, SIGTERM and SIGINT set this event instead of ending the process."""
     stopped = threading.Event()
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(number, lambda *_: stopped.set()) for number in numbers]

@@ -22,7 +22,7 @@ from proxy.report import charts, wording
 from proxy.report.charts import Chart, Series, Span, Upright
 from proxy.report.figures import UNDELIVERED, Figures, Row
 
-#: Order and colours of outcomes, with successful outcomes at the bottom and others on top.
+#: Order and colours of outcomes, with successful outcomes at the bottom and the others on top.
 OUTCOMES = ("routed", "passed", "translated", *UNDELIVERED)
 SECTIONS = ("traffic", "destinations", "bindings", "unroutable", "latency", "producers", "anomalies", "trace")
 _OTHER = len(OUTCOMES)

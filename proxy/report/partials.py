@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import duckdb
 
-#: Directory of partials in an output directory; the number is their format.
+#: Directory of partials in an output directory. The number identifies the format of the partials.
 FOLDER = "_partials/1"
 #: Supported version of records; new fields do not change it.
 VERSION = 1
@@ -41,8 +41,8 @@ TORN, FOREIGN, NEWER = "torn", "foreign", "version"
 #: Maximum number of characters kept per invalid line, and maximum number of invalid lines kept per segment. All invalid
 #: lines are counted.
 LINE_CHARACTERS, KEPT_LINES = 8192, 1000
-#: Publishes at the end of a segment that can still be matched to a return in a later segment: the last 2,000, and up to
-#: 20,000 from the last 60 seconds.
+#: Publishes at the end of a segment that can still be matched to a return in a later segment. These are the last 2,000
+#: publishes or, if there were more in the last 60 seconds, all publishes of that period, up to 20,000.
 TAIL, TAIL_SECONDS, LONGEST_TAIL = 2_000, 60, 20_000
 #: Number of publishes per segment whose whole path is kept. Publishes with the smallest hashes of the message id are
 #: chosen, so that all segments choose the same messages.
@@ -174,7 +174,7 @@ class Reader:
         return Template(_SQL["parse"]).substitute(file=self._file, sid=sid)
 
     def add(self, path: str, modified: int, size: int, pieces: Iterable[bytes], digest: hashlib.blake2b) -> None:
-        """Read a segment. Once all pieces of text have been consumed, ``digest`` is the digest of its content."""
+        """Read a segment. Once all pieces of text have been consumed, ``digest`` covers the segment's content."""
         damaged = False
         sid = uuid.uuid4().int >> 66
         with self._file.open("wb") as file:

@@ -31,10 +31,10 @@ class Request:
     """One run of the report."""
 
     input: str  # directory of the audit log: a path, or a URI that Hadoop supports
-    output: str  # directory for tables and pages, as for `input`
+    output: str  # directory for tables and pages: a path or a URI, as for `input`
     since: date | None = None  # first day (UTC); None: the oldest day in the log
     until: date | None = None  # last day; None: the newest day
-    master: str | None = None  # Spark master; None: the one set by spark-submit, or else all cores of this machine
+    master: str | None = None  # Spark master; None: the master set by spark-submit, otherwise all cores of this machine
     bindings: tuple[KnownBinding, ...] | None = None  # None if no rules file is given
     settings: tuple[tuple[str, str], ...] = ()  # Spark settings from the user, which take precedence over ours
     trace: bool = False  # whether the table of all publishes with a message id is requested

@@ -101,5 +101,5 @@ def longest_ways(ways: Iterable[tuple[str, list[Row]]]) -> list[tuple[str, list[
     ]
 
 
-def _utc(value: Any) -> Any:  # of any column
+def _utc(value: Any) -> Any:  # a value from any column
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value

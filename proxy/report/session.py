@@ -82,8 +82,8 @@ def session(request: Request) -> Iterator[SparkSession]:
 
 
 def chosen(request: Request, environment: Mapping[str, str]) -> dict[str, str]:
-    """Choose the initial settings. They depend on whether spark-submit started this process, which the environment
-    shows.
+    """Choose the initial settings. The choice depends on whether spark-submit started this process, according to the
+    environment.
     """
     wanted = dict(FIXED)
     local = request.master is None and _SUBMITTED not in environment

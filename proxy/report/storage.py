@@ -99,8 +99,8 @@ def _of_java(path: str) -> Iterator[None]:
 
 
 _JAR = (
-    "give it the jar, for s3a --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION, where VERSION is that "
-    "of Spark's hadoop-client-api (docs/reference/audit.md, On a cluster)"
+    "add the jar, for s3a with --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION, where VERSION is the "
+    "version of Spark's hadoop-client-api (docs/reference/audit.md, On a cluster)"
 )
 
 

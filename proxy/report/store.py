@@ -36,7 +36,7 @@ _TASK_BYTES, _TASKS_PER_CORE = 12 << 20, 3
 #: Stored segments up to this size are held in memory, one per core; larger segments are read line by line. A sidecar's
 #: segments contain at most 128 MiB of text, and have about a tenth of this size when compressed.
 _WHOLE_BYTES = 24 << 20
-#: Files up to this size are joined if there are more than this number of them.
+#: Maximum size of files that are joined, and number of such files above which the files are joined.
 _SMALL_FILE, _MOST_FILES = 8 << 20, 60
 #: Cost of opening a file, as a number of bytes.
 _OPEN_BYTES = 64 << 10
@@ -61,7 +61,7 @@ class Partials:
         self._put(partials.nothing(), _EMPTY)
 
     def load(self) -> None:
-        """Load the tables ``segments`` (all partials) and ``live`` (the effective partial of each content)."""
+        """Load the tables ``segments`` (all partials) and ``live`` (the effective partial for each content hash)."""
         for entry in self._storage.entries(self._folder):
             if entry.name.endswith(".parquet") and entry.path not in self._files:
                 self._files[entry.path] = self._storage.fetch(entry.path, self._work)
@@ -222,7 +222,7 @@ def _jobs(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
         yield job
 
 
-def _sentence(error: Any) -> str:  # of two libraries
+def _sentence(error: Any) -> str:  # an exception from one of two libraries
     text = str(getattr(error, "java_exception", None) or error)
     if "No module named" in text:
         module = text.partition("No module named")[2].split("\n")[0].strip(" '\"")

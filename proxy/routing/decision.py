@@ -74,7 +74,7 @@ class Outcome(Enum):
     ROUTED = "routed"
     UNROUTED = "unrouted"
     FILTERED = "filtered"  # dropped by a `-silent` filter of the exchange
-    REJECTED = "rejected"  # by a filter, or for an invalid regex from the producer; `error` closes the channel
+    REJECTED = "rejected"  # by a filter, or because of a producer's invalid regex; `error` closes the channel
 
 
 #: Members for the publish path, since access through the class takes 0.1 us.
@@ -90,11 +90,11 @@ class Decision:
     """
 
     exchange: bytes  # the exchange that the message was published to
-    outcome: Outcome  # see Outcome; ROUTED if the final set is not empty, whether or not its members exist
+    outcome: Outcome  # ROUTED if any destination was chosen, whether or not the destination exists
     queues: tuple[bytes, ...]  # queues chosen by name, sorted
-    exchanges: tuple[bytes, ...]  # exchanges outside the router that receive the message with its own key, sorted
-    #: whether the exchange itself chose nothing, or dropped the message silently, and has an alternate exchange on the
-    #: broker; an alternate exchange in the router has already been evaluated
+    exchanges: tuple[bytes, ...]  # exchanges outside the router that receive the message with the message's key, sorted
+    #: True if the exchange's alternate exchange, which is outside the router, must receive the message, because the
+    #: exchange itself chose nothing or dropped the message silently
     alternate: bool
     error: bytes  # for REJECTED, the reply text without ``PRECONDITION_FAILED - ``
     #: (exchange, id) of the bindings that were true, in visiting order

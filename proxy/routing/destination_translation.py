@@ -28,7 +28,7 @@ class TranslatedDestinations(NamedTuple):
     """Translated destinations of a decision."""
 
     queues: tuple[bytes, ...]  # queues on this broker, by name
-    exchanges: tuple[bytes, ...]  # exchanges on this broker that receive the message with its own routing key
+    exchanges: tuple[bytes, ...]  # exchanges on this broker that receive the message with the original routing key
     #: exchanges on this broker that receive the message with a different routing key
     publications: tuple[Publication, ...] = ()
     remotes: tuple[Target, ...] = ()  # exchanges and routing keys at other brokers

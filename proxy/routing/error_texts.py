@@ -69,8 +69,8 @@ def precondition_failed(text: str) -> ProtocolError:
 def encode_error_text(text: str) -> bytes:
     """Encode an error text, without the name of the reply code.
 
-    The text is truncated so that both fit into a short string. As in the broker, the encoding is Latin-1 if possible,
-    otherwise UTF-8. Texts in UTF-8 are cut between characters.
+    The text is truncated so that the name and the text fit into a short string. As in the broker, the encoding is
+    Latin-1 if possible, otherwise UTF-8. Texts in UTF-8 are cut between characters.
     """
     room = _LONGEST - len(_OPENING)
     try:

@@ -100,7 +100,7 @@ def join_interests(interests: Iterable[Interest]) -> Interest:
 
 
 class _Identity:
-    """The key of a binding in its exchange. It refers to the binding's identity without copying it."""
+    """The key of a binding in its exchange. The key refers to the binding's identity instead of copying it."""
 
     __slots__ = ("_binding",)
 
@@ -289,7 +289,7 @@ class Exchange:
 
     @property
     def interest(self) -> Interest:
-        """Facts that can change the result of this exchange alone."""
+        """Facts that can change this exchange's own result. The exchanges to which it routes are not considered."""
         return self._interest.interest
 
     def breach(self, message: Message, step: ExchangeStep | None = None) -> tuple[str, bool] | None:

@@ -30,7 +30,7 @@ _BOUNDS = (*sorted(_PAYLOAD), *sorted(_HEADERS))
 #: Known arguments of an open exchange.
 ARGUMENTS = (_ALTERNATE, *_BOUNDS)
 
-#: A timestamp is compared as an integer but is not a size.
+#: Types of values that can be sizes. A timestamp can be compared as an integer, but cannot be a size.
 _SIZES = INTEGERS - {"T"}
 
 _TOO_SMALL = "Min size payload hit."

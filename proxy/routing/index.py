@@ -5,7 +5,8 @@ equality and found by looking up the message's facts. All other bindings are alw
 order and may contain bindings that are false, since the index excludes only bindings that certainly have no effect.
 
 Topics are stored in a tree of words. A lookup processes the words of the routing key in order and computes the set of
-all nodes that they can reach. The cost is proportional to the number of words and nodes, not to the number of paths.
+all nodes that these words can reach. The cost is proportional to the number of words and nodes, not to the number of
+paths.
 
 An empty key has no words, as in RabbitMQ's topic exchange. Sources: the open-exchange specification, section 1 (a visit
 that changes nothing may be omitted); AMQP 0-9-1 spec, 3.1.3.3.
@@ -27,7 +28,7 @@ _ANY_WORDS: Final = b"#"
 _EXPIRATION: Final = "expiration"
 
 _Bucket: TypeAlias = list[CompiledBinding]
-#: If only one binding has a key, it is stored without a list.
+#: Bindings by key. If a key has only one binding, the binding is stored without a list.
 _Table: TypeAlias = dict[Hashable, CompiledBinding | _Bucket]
 
 
@@ -121,7 +122,7 @@ def _cut(node: _Node, word: bytes) -> None:
 
 
 def _with_skipped(places: dict[_Node, None]) -> dict[_Node, None]:
-    """Add the nodes that are reached if following `#` wildcards match no words."""
+    """Add the nodes that are reached if the next `#` wildcards match no words."""
     for node in list(places):
         following = node.any_words
         while following is not None and following not in places:

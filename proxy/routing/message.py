@@ -150,7 +150,7 @@ class Message:
 
     @contextmanager
     def uncharged(self) -> Iterator[None]:
-        """Let a trace search again, or search more than the decision did, without changing budgets or counts."""
+        """Allow a trace to repeat searches, or to run additional searches, without changing budgets or counts."""
         kept = self._budgets, self._budget, self.payer, self.spent_budgets
         self._budgets, self._budget, self.payer, self.spent_budgets = {}, None, None, _NONE
         try:

@@ -1,4 +1,4 @@
-"""Reads the keys `addresses:` and `brokers:` of rules files: the address table, and other brokers that it may name.
+"""Reads the address table (`addresses:`) and the definitions of other brokers (`brokers:`) from rules files.
 
 The package `addressing` defines patterns and translations. This module adds the file and line to that package's
 findings, and reads broker passwords. Messages never contain a translation, since it may include a password.
@@ -60,21 +60,21 @@ class AddressModel(FileModel):
 class BrokerTlsModel(FileModel):
     """TLS settings for another broker, whose certificate is always verified."""
 
-    ca: _FileName = Field(default=NOTHING, description="file of trusted CA certificates (PEM); default: the system's")
-    certificate: _FileName = Field(default=NOTHING, description="file of the client certificate (PEM)")
-    key: _FileName = Field(default=NOTHING, description="file of its private key (PEM, without a passphrase)")
+    ca: _FileName = Field(default=NOTHING, description="file with trusted CA certificates (PEM); default: the system's")
+    certificate: _FileName = Field(default=NOTHING, description="file with the client certificate (PEM)")
+    key: _FileName = Field(default=NOTHING, description="file with the certificate's private key (PEM, no passphrase)")
     server_name: Annotated[str, Expected("the name in the broker's certificate")] = Field(
-        default=NOTHING, description="name that the certificate must have; default: the host of the address"
+        default=NOTHING, description="host name expected in the broker's certificate; default: the host in the address"
     )
 
 
 class BrokerModel(FileModel):
-    """Another broker that translations may name."""
+    """Another broker, defined for use in translations."""
 
     address: Address = Field(description="host:port of the broker")
-    tls: BrokerTlsModel = Field(default=NOTHING, description="TLS; {} for the system's CA certificates")
+    tls: BrokerTlsModel = Field(default=NOTHING, description="TLS settings; {} uses the system's CA certificates")
     username: Annotated[str, Expected("the name of a user")] = Field(
-        default=NOTHING, description="user name, unless the translation has one"
+        default=NOTHING, description="user name, unless the translation contains one"
     )
     password: Password = Field(default=NOTHING, description="password; only for brokers on loopback")
     password_env: Annotated[str, Expected("the name of an environment variable")] = Field(
@@ -82,16 +82,16 @@ class BrokerModel(FileModel):
     )
     password_file: _FileName = Field(default=NOTHING, description="file that contains the password")
     vhost: Annotated[str, Expected("the name of a virtual host")] = Field(
-        default=NOTHING, description="virtual host; default: that of the producer"
+        default=NOTHING, description="virtual host; default: the producer's"
     )
     deadline: Annotated[float, Duration(0.1, 3600)] = Field(
-        default=10.0, description="deadline of a publish to this broker"
+        default=10.0, description="timeout of a publish to this broker"
     )
     unconfirmed: Annotated[int, Whole(1, 1_000_000)] = Field(
         default=50_000, description="limit of unconfirmed publishes before producers are paused"
     )
     unconfirmed_mib: Annotated[int, Whole(1, 4096)] = Field(
-        default=32, description="the same limit in MiB of message bodies"
+        default=32, description="limit of unconfirmed message bodies, in MiB, before producers are paused"
     )
 
 
@@ -216,7 +216,7 @@ def check_brokers(brokers: Sequence[BrokerRule], faults: Faults) -> None:
         if other is not broker:
             path = join("brokers", broker.name.decode())
             faults.error(
-                broker.place, path, f"{other.place.source}:{other.place.line} already defines a broker of this name"
+                broker.place, path, f"{other.place.source}:{other.place.line} already defines a broker with this name"
             )
 
 
@@ -226,7 +226,7 @@ def broker_password(
     """Return a broker's password.
 
     Args:
-        required: whether a missing password is an error. If not, it is a warning, so that rules can be checked on a
+        required: whether a missing password is an error instead of a warning. A warning allows rules to be checked on a
             machine that must not have the password.
     """
     if broker.password is not None:

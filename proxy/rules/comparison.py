@@ -83,7 +83,7 @@ class ComparedRules:
 
 @dataclass(slots=True)
 class _Kind:
-    """Publishes with the same difference."""
+    """Number and example of the publishes with the same difference."""
 
     live: RoutingResult
     candidate: RoutingResult
@@ -93,7 +93,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts for one exchange."""
+    """Numbers of publishes to one exchange, by result."""
 
     compared: int = 0
     equal: int = 0

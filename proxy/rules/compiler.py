@@ -64,7 +64,7 @@ def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
             message = f"{text(error.text)} Expected a whole number, 0 or more"
             faults.error(parsed.argument_place(name), join(path, name.decode()), message)
     if not reported:
-        faults.error(parsed.fields.place_of("arguments"), path, "this combination of arguments is refused")
+        faults.error(parsed.fields.place_of("arguments"), path, "these arguments can't be combined")
 
 
 def _bind(exchange: Exchange, parsed: ParsedBinding, owner: ExchangeRule, faults: Faults) -> bool:

@@ -67,7 +67,7 @@ def decide(
     trace: Trace | None = None,
     regex_budget: int = DEFAULT_BUDGET,
 ) -> Decision:
-    """Evaluate the rules. Random choices use the first name in byte order instead, so that results are comparable."""
+    """Evaluate the rules. A random pick is replaced by the first name in byte order, so that results are comparable."""
     names = QueueNames(tuple(sorted(queues)))
     return router.decide(message.exchange, message.facts, at, names, lambda _: 0, trace, regex_budget)
 

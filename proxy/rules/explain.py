@@ -113,7 +113,7 @@ def _target(book: AddressBook, rule: int, result: bytes | None, original: Public
 
 
 def _secret(address: bytes) -> bytes:
-    """Return the password in an address, in the form in which it is written there; b"" if there is no password."""
+    """Return the password exactly as written in an address; b"" if there is no password."""
     shown = without_password(address)
     if shown == address:
         return b""
@@ -265,7 +265,7 @@ def explain(
     ]
     if len(homes) > 1:
         names = ", ".join(sorted(vhost.vhost for vhost in homes))
-        message = f"missing, expected one of {names}: each of them has an exchange {text(name)}"
+        message = f"missing, expected one of {names}: each of these virtual hosts has an exchange {text(name)}"
         raise ConfigErrors([ConfigError(request.source, 0, "vhost", message)])
     if not homes:
         return _outside(loaded, request, at, live)
@@ -318,7 +318,7 @@ def _evaluated(
 
 
 def _book(loaded: LoadedRules, vhost: str) -> AddressBook | None:
-    """Return the address table of a virtual host, with empty caches that publishes do not use."""
+    """Return a copy of a virtual host's address table with empty caches, since publishes use the original's caches."""
     book = loaded.books.get(vhost)
     return None if book is None else book.with_empty_cache()
 
@@ -448,7 +448,7 @@ def _binding_lines(step: BindingStep) -> Iterator[str]:
         yield f"      {_operator_words(operator)}"
     for owner in step.spent_budgets:
         whose = {"rules": "rules files", "client": "its client", "message": "the message's headers"}[owner]
-        yield f"      the regex budget of {whose} is spent: conditions are not evaluated, regex routes choose nothing"
+        yield f"      the regex budget for {whose} is exhausted: conditions are not evaluated, regex routes are ignored"
     if step.added:
         yield "      adds " + ", ".join(map(destination_text, step.added))
     if step.removed:

@@ -23,7 +23,7 @@ from proxy.yamlfile.document import Faults, Mapping, Node, Place, Plain, Scalar,
 MAX_NAME_BYTES = 255
 _INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
-_NO_VALUE = "no value; put it in quotes if it begins with one of # * & ! | > % @ `, write null for the value void"
+_NO_VALUE = "no value; put a value in quotes if it begins with one of # * & ! | > % @ `; write null for the value void"
 
 
 class _RefusedError(Exception):
@@ -147,7 +147,7 @@ def _float32(node: Scalar) -> Value:
             single = math.inf
         if math.isfinite(single):
             return Value("f", single)
-    raise _RefusedError(node.place, f"seen {describe(node)}, expected a finite number of single precision")
+    raise _RefusedError(node.place, f"seen {describe(node)}, expected a finite single-precision number")
 
 
 def _integer(letter: str, bits: int, signed: bool) -> Callable[[Scalar], Value]:
@@ -181,7 +181,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class SystemZone(tzinfo):
-    """The system's time zone, including daylight saving time, which is evaluated at each use."""
+    """The system's time zone. The offset from UTC is determined for each moment, because of daylight saving time."""
 
     def utcoffset(self, moment: datetime | None) -> timedelta | None:
         return None if moment is None else timedelta(seconds=self._local(moment).tm_gmtoff)

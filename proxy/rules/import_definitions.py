@@ -2,7 +2,7 @@
 types.
 
 Definitions are the JSON output of ``rabbitmqctl export_definitions``. They contain neither the widths of numbers nor
-the order of declaration; if that order matters, there is a warning.
+the order in which bindings were declared. If the result depends on this order, a warning is returned.
 
 Source: RabbitMQ's guide "Schema Definition Export and Import"; the open-exchange specification, section 8.
 """
@@ -63,7 +63,7 @@ def import_definitions(
     if not exchanges:
         known = _vhosts(data)
         if vhost not in known:
-            message = f'seen "{vhost}", expected a virtual host in these definitions: {", ".join(sorted(known))}'
+            message = f'seen "{vhost}", expected a virtual host defined in this file: {", ".join(sorted(known))}'
             raise ConfigErrors([ConfigError(source, 0, "--vhost", message)])
     warnings = [
         ConfigWarning(place, f"exchange {name}", "not in these definitions, or its type is not supported")
@@ -131,7 +131,7 @@ def _lines(vhost: str, exchanges: Sequence[_Exchange]) -> Iterator[str]:
     for exchange in exchanges:
         yield f"  - name: {_written(exchange.name)}\n    type: {exchange.type}\n"
         if exchange.type != OPEN:
-            yield f"    carrier: {_written(_CARRIER.format(exchange.name))}  # the broker already has the name\n"
+            yield f"    carrier: {_written(_CARRIER.format(exchange.name))}  # the broker already has this exchange\n"
         if exchange.arguments:
             yield f"    arguments: {_written(exchange.arguments)}\n"
         yield f"    bindings:{'' if exchange.bindings else ' []'}\n"
@@ -175,8 +175,9 @@ def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:
                     names = ", ".join(sorted({text(entry.binding.destination) for entry in deciding}))
                     yield (
                         f"exchange {text(exchange.name)}",
-                        f"{len(alike)} bindings have order {order}, and those to {names} stop, jump or remove "
-                        f"destinations; definitions do not contain the order of declaration: give each its own x-order",
+                        f"{len(alike)} bindings have order {order}, and the bindings to {names} stop, jump or remove "
+                        f"destinations; definitions do not contain the order in which bindings were declared: "
+                        f"give each binding its own x-order",
                     )
 
 

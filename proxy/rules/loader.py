@@ -95,7 +95,7 @@ def compile_sources(
     on_compiled: CompiledHook | None = None,
     read_tests: TestsReader | None = None,
 ) -> LoadedRules:
-    """Compile parsed rules files, which are consumed; see `load_rules`.
+    """Compile parsed rules files and release the parsed content; see `load_rules`.
 
     Without `read_tests`, separate test files are skipped, since a running sidecar does not need them.
     """

@@ -63,7 +63,7 @@ MATCH_TYPES = OperatorSection(
     "true if",
     "`x-match`",
     (
-        _ENTRY(("all",), "", "all operators are true, or there are none (default)", "x-match: all"),
+        _ENTRY(("all",), "", "all operators are true, or there are no operators (default)", "x-match: all"),
         _ENTRY(("any",), "", "at least one operator is true", "x-match: any"),
         _ENTRY(
             ("set", "set N"),
@@ -75,7 +75,7 @@ MATCH_TYPES = OperatorSection(
         _ENTRY(
             ("eq",),
             "",
-            "the same as for `all`, and each header of the message is used by an operator",
+            "the same as for `all`, and each header of the message is tested by an operator",
             "x-match: eq",
         ),
     ),
@@ -100,7 +100,7 @@ HEADERS = OperatorSection(
         _ENTRY(
             tuple(f"x-?hk?v{sign} NAME" for sign in ("=", "!=", "<", "<=", ">=", ">", "re", "!re")),
             "as for `x-?hkv`",
-            "is missing (only for `all` and `eq`), or fulfils the corresponding `x-?hkv` operator",
+            "is missing (only with `all` and `eq`), or satisfies the corresponding `x-?hkv` operator",
             '"x-?hk?v= tenant": acme',
         ),
         _ENTRY(("x-?hkex",), "name", "exists", "x-?hkex: customer"),
@@ -223,7 +223,7 @@ EFFECTS = OperatorSection(
         _ENTRY(
             ("x-order",),
             "100 to 999999",
-            "is visited after bindings with a lower value (default: 10000); equal values: from top to bottom",
+            "is visited after bindings with lower values (default: 10000); ties are visited from top to bottom",
             "x-order: 200",
         ),
         _ENTRY(
@@ -268,7 +268,7 @@ PERMISSIONS = OperatorSection(
 
 FILTERS = OperatorSection(
     "Filters of an exchange",
-    "A message violates it if",
+    "A message violates the filter if",
     "violated if",
     "argument",
     (
@@ -332,7 +332,7 @@ _VALUES: dict[str, tuple[str, dict[str, Any]]] = {
     "name": ("the name of a header (non-empty string)", _FILLED),
     "property": (f"the name of a property: {', '.join(PROPERTIES)}", {"enum": list(PROPERTIES)}),
     "name or list": (
-        "a name (non-empty string) or a list of them",
+        "a name (non-empty string) or a list of names",
         {"anyOf": [_FILLED, {"type": "array", "items": _FILLED}]},
     ),
     '`""`': ('an empty string, ""', {"const": ""}),
@@ -352,7 +352,7 @@ def _operators() -> dict[str, OperatorValue]:
                 name, _, named = key.partition(" ")
                 if name == "NAME":
                     continue
-                # An operator for an optional header takes the same value as the operator for a required header.
+                # An operator for an optional header accepts the same values as the operator for a required header.
                 plain = operators.get(name.replace("x-?hk?v", "x-?hkv"))
                 expected, schema = _VALUES[entry.value] if entry.value in _VALUES else (plain or operators[name])[:2]
                 of = "property" if name.startswith("x-?pr") else "header"

@@ -58,8 +58,8 @@ class TlsRule:
     """TLS settings for a broker, whose certificate is always verified.
 
     Args:
-        ca: file of trusted CA certificates; None for the system's.
-        server_name: name that the certificate must have; None for the name of the host.
+        ca: file with trusted CA certificates; None for the system's certificates.
+        server_name: host name expected in the certificate; None for the host in the broker's address.
     """
 
     ca: Path | None = None

@@ -112,14 +112,14 @@ class BindingModel(FileModel):
         default=NOTHING, description="destination exchange, instead of a queue"
     )
     name: Annotated[str, Field(min_length=1), Expected("a name for metrics, audit and explain")] = Field(
-        default=NOTHING, description="its id in metrics and in explain, unique in its exchange"
+        default=NOTHING, description="id of the binding in metrics and explain, unique in its exchange"
     )
     routing_key: Annotated[bytes, Name("a routing key", empty=True)] = Field(
         default=b"", description="for types topic and direct; must be empty for x-open"
     )
     arguments: TableModel = Field(
         default={},
-        description="its operators; for type headers: the headers to match",
+        description="operators; for type headers: the headers to match",
         json_schema_extra=arguments_schema(),
     )
 
@@ -147,7 +147,7 @@ class ExchangeModel(FileModel):
         default=NOTHING, description="pass: messages that no binding routes are passed to the broker's own exchange"
     )
     arguments: TableModel = Field(default={}, description="filters and alternate-exchange")
-    bindings: Annotated[tuple[BindingModel, ...], LISTED] = Field(default=(), description="visited by order")
+    bindings: Annotated[tuple[BindingModel, ...], LISTED] = Field(default=(), description="visited by their x-order")
 
 
 class RulesModel(FileModel):
@@ -157,7 +157,7 @@ class RulesModel(FileModel):
         default="/", description="virtual host of this file"
     )
     timezone: Annotated[tzinfo, Parsed("a time zone such as Europe/Berlin", _zone, tzinfo)] = Field(
-        default=NOTHING, description="time zone of dtl operators, such as Europe/Berlin; default: the machine's own"
+        default=NOTHING, description="time zone of dtl operators, such as Europe/Berlin; default: that of the machine"
     )
     queues: Annotated[tuple[QueueModel, ...], LISTED] = Field(default=(), description="queues to declare")
     exchanges: Annotated[tuple[ExchangeModel, ...], LISTED] = Field(
@@ -494,7 +494,7 @@ class BindingReader:
         return PackedBinding(kind, self._once(destination), routing_key, arguments, name, first)
 
     def _once(self, value: T) -> T:
-        """Return an equal object that was read earlier, if any. Many bindings have the same names and entries."""
+        """Return an equal object read earlier, or the value itself. Many bindings have the same names and entries."""
         look = self._shared.setdefault if len(self._shared) < _MOST_SHARED else self._shared.get
         kept: T = look(value, value)
         return kept

@@ -1,4 +1,4 @@
-"""Computes the publishes that would be sent for one message, for the last part of an explanation.
+"""Computes the publishes that would be sent for one message. They are the last part of an explanation.
 
 This module calls the functions of the publish path, which return the exchange and key of each outgoing publish, the BCC
 keys, their destinations, and the added headers. Without a broker, every chosen destination is assumed to exist and to
@@ -141,7 +141,7 @@ def evaluated(
     """
     state = context.state()
     owned = state.exchanges.get(message.exchange)
-    if owned is None:  # just deleted
+    if owned is None:  # the exchange was deleted in the meantime
         return Wire()
     first = source or message
     publish_source = None if source is None else PublishSource(_address(source), 0)

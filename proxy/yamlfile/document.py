@@ -1,10 +1,10 @@
 """A strict YAML parser, which returns a file as a tree of nodes with their positions, or all errors in the file.
 
-It uses PyYAML's events, not its loaders. The loaders resolve aliases and merge keys and drop duplicate keys, so that a
-file may have a meaning that its author did not intend. Here, all of these are errors, as are keys that are not strings.
-Scalars are resolved according to the core schema of YAML 1.2 (YAML 1.2.2, 10.3.2). PyYAML's constructors use YAML 1.1
-instead. Here, ``no``, ``on``, dates and ``1:30`` are strings, and ``010`` is ten. All errors in the files that are
-loaded together are collected before any of them is raised.
+It uses PyYAML's events, not its loaders. The loaders resolve aliases and merge keys, and drop duplicate keys, so that
+a file may have a meaning that its author did not intend. Here, aliases, merge keys and duplicate keys are errors, as
+are keys that are not strings. Scalars are resolved according to the core schema of YAML 1.2 (YAML 1.2.2, 10.3.2),
+whereas PyYAML's constructors use YAML 1.1. With the core schema, ``no``, ``on``, dates and ``1:30`` are strings, and
+``010`` is ten. All errors in the files that are loaded together are collected before any of them is raised.
 """
 
 from __future__ import annotations

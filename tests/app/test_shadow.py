@@ -347,7 +347,7 @@ def test_the_command_reports_until_it_is_interrupted_and_takes_the_candidate_awa
         said, _ = running.communicate(timeout=30)
     assert running.returncode == 1
     assert "5 publishes compared, 3 equal, 2 different" in said
-    assert "differences of letters" in said
+    assert "differences for letters" in said
     assert ask(site, "GET")[0] == 404
 
 

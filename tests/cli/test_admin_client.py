@@ -65,7 +65,7 @@ def test_workers_that_differ_are_shown_one_by_one(
         assert cli.main(["explain", "--config", str(config), "--message", str(message)]) == status
     captured = capsys.readouterr()
     assert captured.out == shown.format(first, first + 1)
-    assert ("the answers of these workers differ" in captured.err) == bool(status)
+    assert ("these workers returned different results" in captured.err) == bool(status)
 
 
 def test_a_sidecar_that_listens_everywhere_is_asked_on_loopback() -> None:

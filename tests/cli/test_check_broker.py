@@ -161,7 +161,7 @@ addresses:
     lines = capsys.readouterr().err.splitlines()
     assert sorted(line.removeprefix(f"{path}:") for line in lines if "the broker has no" in line) == [
         "6:9: exchanges[0].bindings[1].queue: warning: the broker has no queue new, to which the address table "
-        "redirects it",
+        "translates this address",
         "7:9: exchanges[0].bindings[2].queue: warning: the broker has no such queue",
         "9:9: exchanges[0].bindings[4].exchange: warning: the broker has no such exchange",
     ]

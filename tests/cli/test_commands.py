@@ -372,4 +372,4 @@ def test_an_import_from_a_virtual_host_that_is_not_there_is_an_error(
     assert run("import", path, "--vhost", "nope") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == f'{path}: --vhost: seen "nope", expected a virtual host in these definitions: /\n'
+    assert captured.err == f'{path}: --vhost: seen "nope", expected a virtual host defined in this file: /\n'

@@ -182,7 +182,7 @@ def test_routes_of_a_sidecar_know_what_clients_have_bound(site: Site) -> None:
         client.queue_bind("of-a-client.queue", "of-a-client", "", {"x-?hkv= a": 1})
     status, out, _ = said(site, "routes", "--exchange", "of-a-client")
     assert status == 0
-    assert "→ queue of-a-client.queue  bound by a client of guest" in out
+    assert "→ queue of-a-client.queue  bound by a client of user guest" in out
     assert "exchange orders" not in out
 
 

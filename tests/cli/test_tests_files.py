@@ -64,7 +64,7 @@ def test_check_runs_the_tests_of_a_file_that_rules_name(
         ("orders.yaml", RULES.replace("orders_t", "no_t"), 2, "rules/orders.yaml:3:8: tests: rules/no_test.yaml can't"),
         ("orders.yaml", RULES.replace("_test", ""), 2, 'rules/orders.yaml:3:8: tests: seen the string "orders.yaml"'),
         ("orders.yaml", RULES.replace("orders_test.yaml", "5"), 2, "rules/orders.yaml:3:8: tests: seen the number 5"),
-        ("spare_test.yaml", TESTS, 0, "rules/spare_test.yaml: warning: its tests are not run: no rules file names it"),
+        ("spare_test.yaml", TESTS, 0, "rules/spare_test.yaml: warning: this test file is not run: no rules file names"),
     ],
 )
 def test_what_is_wrong_is_reported_at_its_place_in_its_own_file(

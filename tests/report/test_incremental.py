@@ -220,7 +220,7 @@ def test_output_of_version_0_1_stays_and_the_first_run_says_what_it_makes_again(
                 )
     segment(place.input, [publish()])
     summary = str(place.run())
-    assert "tables from an earlier version, rebuilt from the log (trace: --trace): 2026-11-20\n" in summary
+    assert "tables of earlier versions, rebuilt from the log (trace only with --trace): 2026-11-20\n" in summary
     assert "kept because their log was deleted: 2026-11-18\n" in summary
     assert place.publishes() == {"2026-11-18": 11, "2026-11-20": 1}
     assert [path.name for path in (place.output / "trace").iterdir()] == ["date=2026-11-18"]

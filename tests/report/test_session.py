@@ -57,7 +57,7 @@ def test_without_the_jar_of_a_file_system_a_sentence_says_what_to_do(java: None,
     command = [program, "report", "--input", "s3a://logs/audit", "--output", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode == 2
-    assert "Spark has no file system for s3a://; give it the jar" in done.stderr
+    assert "Spark has no file system for s3a://; add the jar" in done.stderr
     assert "hadoop-aws:VERSION" in done.stderr
     assert "\tat " not in done.stderr
     assert "Traceback" not in done.stderr

@@ -116,7 +116,7 @@ def test_what_is_wrong_is_a_fault_with_its_line_and_shows_no_password(text: str,
 
 def test_a_broker_in_two_files_is_a_fault() -> None:
     text = "brokers: {a: {address: 'h:1'}}"
-    assert faults(text, text) == ["b.yaml:1:11: brokers.a: a.yaml:1 already defines a broker of this name"]
+    assert faults(text, text) == ["b.yaml:1:11: brokers.a: a.yaml:1 already defines a broker with this name"]
 
 
 @pytest.mark.parametrize(

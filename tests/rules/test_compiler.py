@@ -105,7 +105,7 @@ def test_faults_of_several_bindings_and_of_the_exchange_are_found_at_once() -> N
         ("x-order: ten", 'seen the string "ten", expected a whole number from 100 to 999999'),
         ("x-goto-ontrue: [200]", "seen a list, expected a whole number from 100 to 999999"),
         ("x-stop-ontrue: true", 'seen the boolean true, expected an empty string, ""'),
-        ("x-addq-ontrue: null", "seen null, expected a name (non-empty string) or a list of them"),
+        ("x-addq-ontrue: null", "seen null, expected a name (non-empty string) or a list of names"),
         ("x-addqre-ontrue: {a: b}", "seen a mapping, expected a regular expression (string)"),
         ('"x-?hkex": 5', "seen the number 5, expected the name of a header (non-empty string)"),
         (

@@ -108,9 +108,9 @@ def test_a_list_item_without_a_value_is_a_fault_at_its_place() -> None:
         ("!int64 true", "seen !int64 true, expected a whole number from -9223372036854775808 to 9223372036854775807"),
         ("!bytes 0", "seen !bytes 0, expected pairs of hexadecimal digits"),
         ("!bytes 0g", "seen !bytes 0g, expected pairs of hexadecimal digits"),
-        ("!float32 1e39", "seen !float32 1e39, expected a finite number of single precision"),
-        ("!float32 .nan", "seen !float32 .nan, expected a finite number of single precision"),
-        ("!float32 x", "seen !float32 x, expected a finite number of single precision"),
+        ("!float32 1e39", "seen !float32 1e39, expected a finite single-precision number"),
+        ("!float32 .nan", "seen !float32 .nan, expected a finite single-precision number"),
+        ("!float32 x", "seen !float32 x, expected a finite single-precision number"),
     ],
 )
 def test_a_value_that_no_message_can_carry_is_a_fault(written: str, seen: str) -> None:

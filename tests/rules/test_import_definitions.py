@@ -93,7 +93,7 @@ def test_an_order_of_declaration_that_decides_is_warned_of() -> None:
     stops = binding("e", "q", {"x-stop-ontrue": "", "x-?hkv= a": 1})
     (warning,) = warnings(definitions("x-open", stops, binding("e", "r")))
     assert "exchange e" in warning
-    assert "2 bindings have order 10000, and those to q" in warning
+    assert "2 bindings have order 10000, and the bindings to q" in warning
     assert warnings(definitions("x-open", stops, binding("e", "r", {"x-order": 20000}))) == []
     assert warnings(definitions("x-open", binding("e", "q", {"a": 1}), binding("e", "r"))) == []
 
@@ -132,7 +132,7 @@ def test_a_virtual_host_that_is_not_in_the_definitions_is_an_error() -> None:
     data = json.loads(definitions("topic")) | {"vhosts": [{"name": "/"}, {"name": "empty"}]}
     with pytest.raises(ConfigErrors) as caught:
         import_definitions(json.dumps(data).encode(), "definitions.json", "nope")
-    message = 'seen "nope", expected a virtual host in these definitions: /, empty'
+    message = 'seen "nope", expected a virtual host defined in this file: /, empty'
     assert str(caught.value) == f"definitions.json: --vhost: {message}"
     text, said = import_definitions(json.dumps(data).encode(), "definitions.json", "empty")
     assert "exchanges" not in text or "exchanges: []" in text

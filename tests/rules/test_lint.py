@@ -174,12 +174,12 @@ def test_operators_in_a_headers_exchange_are_a_warning_unless_asked_for() -> Non
         ('{"x-?hkex": " a"}', 'tests the header " a", whose name begins or ends with a blank'),
         (
             '{"x-?dtu!re": "^2026-11"}',
-            '"-" is not in the string that is matched: date, time, weekday and week as digits with blanks between '
+            '"-" never occurs in the matched string: date, time, weekday and week as digits with blanks between '
             'them, such as "20261121 080000 6 47"',
         ),
         (
             '{"x-?dtlre": " 08:00"}',
-            '":" is not in the string that is matched: date, time, weekday and week as digits with blanks between '
+            '":" never occurs in the matched string: date, time, weekday and week as digits with blanks between '
             'them, such as "20261121 080000 6 47"',
         ),
     ],
@@ -220,8 +220,8 @@ def test_a_direct_carrier_with_many_destinations_is_a_warning(more: str, alterna
 
     assert said(least + 1, "direct") == [
         f"a.yaml:2:15: exchanges[0].carrier_type: warning: a direct carrier with {least + 1} destinations: RabbitMQ "
-        f"before 3.13 compares all of them with every message; with more than {least}, a topic carrier costs less; "
-        "set carrier_type: auto"
+        f"before 3.13 compares all of them with every message; a topic carrier is cheaper for more than {least} "
+        "destinations; set carrier_type: auto"
     ]
     assert said(least, "direct") == said(least + 1, "auto") == said(least + 1, "topic") == []
 

@@ -240,7 +240,7 @@ function detail() {
   const rows = bound.map(link => ({ ...numbers('bindings', link.vhost, link.from, link.binding.binding), ...link }))
     .sort((one, other) => (other.per_second ?? 0) - (one.per_second ?? 0) || (other.total ?? 0) - (one.total ?? 0))
   const only = node && !node.group ? node.members[0] : null
-  const texts = [...(only?.exchange ? [`${only.exchange.type}, delivery ${only.exchange.delivery}${only.exchange.unmatched ? ', unmatched messages pass' : ''}`] : []),
+  const texts = [...(only?.exchange ? [`${only.exchange.type}, delivery ${only.exchange.delivery}${only.exchange.unmatched ? ', unmatched messages are passed on' : ''}`] : []),
     ...(only?.address ? [`broker at ${only.address}`] : []), ...(only?.outside ? ['exchange on the broker, not evaluated by the sidecar'] : []),
     ...links.filter(link => link.alternate).map(link => `${link.to.name} is the alternate exchange of ${link.from}`)]
   const lost = (node ? node.members : chosen.to.members).filter(each => each.missing)

@@ -1,4 +1,4 @@
-// Shadow: compares other rules with those in force on live traffic.
+// Shadow: compares candidate rules with the rules in force on live traffic.
 
 import { at, badge, count, duration, element, facts, name, table, visible, whole } from './dom.js'
 import { json, state } from './feed.js'

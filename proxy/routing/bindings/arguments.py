@@ -89,7 +89,7 @@ _EQUAL = (b"x-?pr=", b"x-?hkv= ", b"x-?hk?v= ")
 _DIFFERENT = (b"x-?pr!=", b"x-?hkv!= ", b"x-?hk?v!= ")
 _ROUTES = (b"x-addqre-", b"x-delqre-", b"x-addq!re-", b"x-delq!re-", b"x-add1qre-", b"x-add1q!re-")
 _COMPARISONS = (b"x-?hkv<", b"x-?hk?v<", b"x-?hkv>", b"x-?hk?v>", b"x-?pr<", b"x-?pr>", b"x-?dt")
-#: Other keys that don't take a list.
+#: Other keys that don't accept a list.
 _SINGLE = (b"x-order", b"x-goto-ontrue", b"x-goto-onfalse", b"x-del-dest")
 
 
@@ -110,6 +110,7 @@ def _ordered(optional: bool, sign: bytes) -> HeaderReader:
 
     def read(draft: Draft, key: bytes, value: Value, name: bytes) -> None:
         if value.letter not in NUMBERS:
+            # The text is that of the open-exchange plugin.
             raise precondition_failed("Type's value of comparison's operators < and > must be numeric")
         draft.headers.append(HeaderCompares(key, value, name, code, optional))
 

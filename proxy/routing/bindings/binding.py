@@ -30,12 +30,12 @@ class Binding:
     destination: bytes  # name of the queue or exchange
     routing_key: bytes  # must be empty for open exchanges
     arguments: Table  # in declared order
-    id: str = ""  # the name that the operator chose, or the ``binding_hash``
+    id: str = ""  # the name in the rules file, or the ``binding_hash``
     sequence: int = 0  # of two bindings with equal order, the binding with the higher sequence is visited first
     reach: Reach | None = field(default=None, compare=False)  # limits its routes; None for no limit
     #: whether it is visited after all bindings without this flag, regardless of its order
     last: bool = field(default=False, compare=False)
-    #: user whose client declared the binding and whose regex budget it uses; None for a binding in a rules file
+    #: user whose client declared the binding, and whose regex budget the binding uses; None for a rules file's binding
     owner: str | None = field(default=None, compare=False)
 
     @property

@@ -139,7 +139,9 @@ class MatchEq(Match):
 
 
 class MatchSet(Match):
-    """True if at least `least` header operators match, none mismatches a present header, and all others match."""
+    """True if at least `least` header operators match, no header operator mismatches an existing header, and all other
+    operators match.
+    """
 
     __slots__ = ("_headers", "_least", "_rest", "_walk")
 
@@ -239,8 +241,8 @@ def _skip_smaller(headers: Table, at: int, name: bytes) -> int:
 def _count_can_stop(walk: tuple[HeaderOperator, ...]) -> bool:
     """Return True if a header that is not named by any operator can change the count.
 
-    Counting stops at a test of existence or type that follows the last header. This matters only if a test of absence
-    follows.
+    If no header is left, counting stops at the next test of existence or type, and later tests of absence are not
+    counted. An additional header at the end can prevent this stop.
     """
     tests = [at for at, operator in enumerate(walk) if not operator.compares and operator.absent is ABSENT]
     absences = [at for at, operator in enumerate(walk) if operator.absent is MATCH]
@@ -307,7 +309,7 @@ def count_regexes(arguments: Table) -> int:
 
 
 def is_regex_key(key: bytes) -> bool:
-    """Return True if an argument's value is a regular expression, or a list of them."""
+    """Return True if arguments with this key contain a regular expression or a list of regular expressions."""
     head = key.partition(b" ")[0]
     if head.startswith(b"x-?"):
         return head.endswith(b"re") and head != b"x-?hkexre"

@@ -61,8 +61,8 @@ _NO_MATCH = -1
 #: Return codes that mean that a search was abandoned: JIT stack, match limit, memory, depth limit, heap limit.
 _GAVE_UP = frozenset({-46, -47, -48, -53, -63})
 
-#: Maximum length in bytes of a pattern and of a cached pattern, and maximum number of cached patterns. These are
-#: limited because producers may send patterns.
+#: Maximum length of a pattern and of a cached pattern, in bytes, and maximum number of cached patterns. The limits are
+#: required because producers may send patterns.
 _LONGEST_PATTERN, _LONGEST_KEPT, _KEPT = 16384, 1024, 512
 #: Patterns with larger compiled code are interpreted, since machine code takes up to fifteen times the memory.
 _LARGEST_JIT = 4096
@@ -73,20 +73,20 @@ _NESTING_LIMIT = 1000
 _HEAP_KIB = 4096
 _STACK_BYTES = 4 << 20
 
-#: Estimated work for a match step, number of copied bytes of the interpreter's frame that count as 1, and work for a
-#: scanned character if the pattern contains a `_SLOW` construct. Otherwise, a scanned character counts as 1, as does a
-#: compared character.
+#: Estimated work for a match step; number of bytes copied with the interpreter's frame that count as one unit of work;
+#: and work for a scanned character if the pattern contains a `_SLOW` construct. In other patterns, a scanned character
+#: counts as one unit. A compared character always counts as one unit.
 _DECISION, _FRAME_BYTES, _SLOW_WALK = 40, 6, 8
 #: Default budget for a decision in units, about 10 ms.
 DEFAULT_BUDGET = 1_000_000
 #: Largest charge for one search.
 _SEARCH_UNITS = 330_000
-#: Searches that cost at most this are free.
+#: Searches that cost no more than this are free.
 _FREE_UNITS = 400
 _FREE_WORK = _FREE_UNITS * _DECISION
 #: Maximum worst-case cost, with a match limit of one, of a search in the plain form.
 _LONGEST_PLAIN_UNITS = 250_000
-#: Factor between limits, and the largest limit.
+#: Factor between successive match limits of a search, and the largest limit.
 _GROWTH, _LARGEST_LIMIT = 8, 1 << 20
 
 #: Constructs without which a search never scans further than the length of the pattern.
@@ -106,7 +106,7 @@ _START, _NO_OPTIONS = _SIZES[0], ctypes.c_uint32(0)
 
 
 class InvalidPattern(ValueError):  # noqa: N818 - describes the pattern, not an internal error
-    """An invalid pattern; the message is the reason, such as PCRE2's with its offset, and never quotes the pattern."""
+    """An invalid pattern. The message is the reason, such as PCRE2's message with an offset, without the pattern."""
 
 
 class MissingLibraryError(ImportError):

@@ -83,8 +83,8 @@ def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[Compiled
 def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
     """Yield the bindings that duplicate an earlier binding, each with the earlier binding.
 
-    Only exchanges whose bindings do nothing but add their destination are considered. In these, the order of bindings
-    does not matter.
+    Only exchanges whose bindings do nothing but add their destination are considered. In such exchanges, the order of
+    bindings does not matter.
     """
     if not all(entry.plain for entry in entries):
         return

@@ -1,5 +1,5 @@
-"""Lists the objects that rules need on a broker, with their positions. They are the destinations named by bindings, and
-the evaluated exchanges.
+"""Lists the objects that rules need on a broker, with their positions. The objects are the destinations named by
+bindings, and the evaluated exchanges.
 
 `oxproxy check --broker` compares these objects with the broker.
 """

@@ -17,7 +17,7 @@ from proxy.rules.schema import ALTERNATE, CARRIER, OPEN, ParsedBinding, ParsedEx
 from proxy.values import EXCHANGE, Value
 from proxy.yamlfile.document import Faults, Place
 
-#: Filters are arguments of open exchanges. Like the broker, exchanges of other types accept and ignore them.
+#: Filters are arguments of open exchanges. As on a broker, exchanges of other types ignore them.
 _FILTERS = (b"min-payload-size", b"max-payload-size", b"max-headers-size", b"max-headers-depth")
 #: ``unmatched: pass`` forwards messages as the producer published them, not as another exchange routed them.
 _UNREACHABLE = "an exchange with unmatched: pass cannot be the destination of another evaluated exchange"
@@ -134,7 +134,7 @@ def _carrier_type(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], 
             exchange.fields.place_of("carrier_type"),
             exchange.fields.at("carrier_type"),
             f"a direct carrier with {len(named)} destinations: RabbitMQ before 3.13 compares all of them with every "
-            f"message; with more than {few}, a topic carrier costs less; set carrier_type: auto",
+            f"message; a topic carrier is cheaper for more than {few} destinations; set carrier_type: auto",
         )
 
 
@@ -218,7 +218,7 @@ def _clocks(exchange: ParsedExchange, faults: Faults) -> None:
             if odd is not None:
                 key = name.decode()
                 message = (
-                    f'"{odd[0].decode()}" is not in the string that is matched: date, time, weekday and week as digits '
+                    f'"{odd[0].decode()}" never occurs in the matched string: date, time, weekday and week as digits '
                     'with blanks between them, such as "20261121 080000 6 47"'
                 )
                 faults.warn(parsed.argument_place(key), parsed.argument_path(key), message)

@@ -1,6 +1,7 @@
 """Finds addresses in the rules that lead back to this sidecar.
 
-Loops that only DNS or the socket addresses reveal are detected when the link is opened; the translation then fails.
+Some loops can be recognized only by DNS or socket addresses. Such loops are detected when the link is opened; the
+translation then fails.
 
 Source: the messenger-addressing specification, 3.4 "Loops".
 """
@@ -21,7 +22,7 @@ Listening = Collection[tuple[str, int]]
 
 
 def check_loops(loaded: LoadedRules, listening: Listening, faults: Faults) -> None:
-    """Report every broker, translation and permitted host whose address is one of this proxy's own."""
+    """Report every broker, translation and permitted host that refers to this proxy's own address."""
     for vhost, rules in loaded.rules.vhosts.items():
         for broker in rules.brokers:
             if is_own_address(broker.host, broker.port, listening):
