@@ -647,7 +647,7 @@ class PublishPass:
         return after
 
     def _body_end(self, data: bytes, at: int, body_at: int, body_size: int, channel: Channel) -> int:
-        """Count a publish that is sent as one publish, and find where processing continues.
+        """Count a publish that is forwarded as a single publish, and find where processing continues.
 
         Returns:
             The offset after the body if the body is one complete frame, otherwise the offset after the header.

@@ -286,7 +286,10 @@ class Lane:
 
 
 def _fingerprint(header: bytes) -> Hashable:
-    """Return the part of a content header that is the same in a return: everything except the header table."""
+    """Return the part of a content header that the broker does not change when it returns the message.
+
+    This is everything except the header table.
+    """
     fixed = CONTENT_HEAD.size - FRAME_HEAD.size
     flags = U16.unpack_from(header, fixed)[0]
     span = table_span(header, fixed + 2, flags)

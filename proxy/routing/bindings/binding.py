@@ -2,8 +2,8 @@
 
 The module `arguments` interprets a binding's arguments. A `Reach` limits the destinations of a client's bindings to
 those that the client has permission to bind, and caches which destinations the client may bind to one exchange. A
-decision omits unchecked destinations, but lists them so that they will be checked. The declared destination of a
-binding needs no check, since the broker permitted it when the binding was created.
+decision does not route to unchecked destinations, but lists them separately so that they will be checked. The declared
+destination of a binding needs no check, since the broker permitted it when the binding was created.
 
 Source: the open-exchange specification, section 7 (routes), sections 8 and 13 (order of ties, identity).
 """
