@@ -9,27 +9,27 @@ from structlog.testing import capture_logs
 from proxy.broker.declared.store import BindingListings, DeclarationStore
 from proxy.broker.management_api import BindingInfo
 from proxy.relay.declare.storage import STORAGE, pack
-from proxy.relay.vhost import OwnedExchange, StoredBinding
+from proxy.relay.vhost import OwnedExchange, StoredBinding, VhostState
 from proxy.routing.router import Router
 from proxy.values import Value
 from tests.broker.clients import copied, declare_here, stored
-from tests.broker.world import State, has, queues, state
+from tests.broker.world import has, queues, state, until
 
 A, B, C = (stored("ox", name, (), number) for number, name in enumerate("abc", 1))
 
 
 @pytest.fixture
-def known() -> State:
-    return State("/", Router(()))
+def known() -> VhostState:
+    return VhostState("/", Router(()))
 
 
 @pytest.fixture
-def ox(known: State) -> OwnedExchange:
+def ox(known: VhostState) -> OwnedExchange:
     return declare_here(known, "ox")
 
 
 @pytest.fixture
-def listings(known: State, ox: OwnedExchange) -> BindingListings:
+def listings(known: VhostState, ox: OwnedExchange) -> BindingListings:
     return DeclarationStore(known).listings
 
 
@@ -52,7 +52,7 @@ def there(ox: OwnedExchange) -> list[bytes]:
 
 
 async def test_a_listing_brings_bindings_and_takes_them(
-    listings: BindingListings, ox: OwnedExchange, known: State
+    listings: BindingListings, ox: OwnedExchange, known: VhostState
 ) -> None:
     await take(listings, ox, A, B)
     assert there(ox) == [b"a", b"b"]
@@ -72,7 +72,7 @@ async def test_tokens_and_foreign_bindings_are_not_stored_ones(listings: Binding
 
 
 async def test_copies_count_as_one_and_the_lowest_sequence_wins(
-    listings: BindingListings, ox: OwnedExchange, known: State
+    listings: BindingListings, ox: OwnedExchange, known: VhostState
 ) -> None:
     later, earlier = stored("ox", "a", (), 30), stored("ox", "a", (), 10)
     await take(listings, ox, later, earlier)
@@ -109,7 +109,9 @@ async def test_a_copy_by_which_messages_find_the_destination_is_not_superfluous(
         assert list(ox.clients.values()) == [mark]
 
 
-async def test_where_a_known_copy_lies_is_learned(listings: BindingListings, ox: OwnedExchange, known: State) -> None:
+async def test_where_a_known_copy_lies_is_learned(
+    listings: BindingListings, ox: OwnedExchange, known: VhostState
+) -> None:
     known.add_binding(A)
     await take(listings, ox, copied(A, 1, mark=True))
     (found,) = ox.clients.values()
@@ -117,7 +119,7 @@ async def test_where_a_known_copy_lies_is_learned(listings: BindingListings, ox:
 
 
 async def test_what_passed_through_us_meanwhile_counts_more(
-    listings: BindingListings, ox: OwnedExchange, known: State
+    listings: BindingListings, ox: OwnedExchange, known: VhostState
 ) -> None:
     await take(listings, ox, A, B)
     before = listings.before(ox)
@@ -129,7 +131,7 @@ async def test_what_passed_through_us_meanwhile_counts_more(
 
 
 async def test_what_was_unbound_and_bound_again_meanwhile_is_the_new_one(
-    listings: BindingListings, ox: OwnedExchange, known: State
+    listings: BindingListings, ox: OwnedExchange, known: VhostState
 ) -> None:
     await take(listings, ox, A)
     before = listings.before(ox)
@@ -146,7 +148,7 @@ async def test_what_was_unbound_and_bound_again_meanwhile_is_the_new_one(
 
 
 async def test_a_binding_made_again_since_the_request_is_not_removed_by_a_listing_without_it(
-    listings: BindingListings, ox: OwnedExchange, known: State
+    listings: BindingListings, ox: OwnedExchange, known: VhostState
 ) -> None:
     """Its queue was deleted before the request, which no relay saw, and declared and bound again before the answer."""
     await take(listings, ox, A)
@@ -160,7 +162,7 @@ async def test_a_binding_made_again_since_the_request_is_not_removed_by_a_listin
 
 
 async def test_what_came_and_went_meanwhile_does_not_come_back(
-    listings: BindingListings, ox: OwnedExchange, known: State
+    listings: BindingListings, ox: OwnedExchange, known: VhostState
 ) -> None:
     before = listings.before(ox)
     known.add_binding(A)
@@ -173,7 +175,7 @@ async def test_what_came_and_went_meanwhile_does_not_come_back(
 
 
 async def test_what_is_said_twice_is_believed_also_where_clients_never_rest(
-    listings: BindingListings, ox: OwnedExchange, known: State
+    listings: BindingListings, ox: OwnedExchange, known: VhostState
 ) -> None:
     for _ in range(2):
         before = listings.before(ox)
@@ -184,12 +186,12 @@ async def test_what_is_said_twice_is_believed_also_where_clients_never_rest(
 
 
 async def test_relays_run_between_the_steps_and_what_they_do_counts(
-    listings: BindingListings, ox: OwnedExchange, known: State
+    listings: BindingListings, ox: OwnedExchange, known: VhostState
 ) -> None:
     many = [stored("ox", f"q{number}", (), number) for number in range(1000)]
     before = listings.before(ox)
     taking = asyncio.ensure_future(listings.take(ox, before, rows(*many)))
-    await known.until(lambda: bool(ox.clients))
+    await until(lambda: bool(ox.clients))
     assert len(ox.clients) < 1000
     known.remove_binding(many[0])
     await taking
@@ -200,7 +202,10 @@ async def test_relays_run_between_the_steps_and_what_they_do_counts(
 
 @pytest.mark.parametrize("replace", [lambda known: declare_here(known, "ox"), lambda known: None])
 async def test_a_listing_of_an_exchange_that_was_deleted_meanwhile_is_left(
-    listings: BindingListings, ox: OwnedExchange, known: State, replace: Callable[[State], OwnedExchange | None]
+    listings: BindingListings,
+    ox: OwnedExchange,
+    known: VhostState,
+    replace: Callable[[VhostState], OwnedExchange | None],
 ) -> None:
     before = listings.before(ox)
     known.remove_exchange(b"ox")

@@ -12,8 +12,8 @@ from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.broker.reconcile.relay_requests import RelayRequests
-from proxy.relay.vhost import OwnedExchange
-from tests.broker.world import Outside, State, exchanges, owned, queues, router, settings
+from proxy.relay.vhost import OwnedExchange, VhostState
+from tests.broker.world import Outside, exchanges, owned, queues, router, settings
 from tests.rabbitmq import Broker
 
 
@@ -38,7 +38,7 @@ class Bench:
     def __init__(self, broker: Broker, vhost: str, **limits: object) -> None:
         self.settings = settings(broker, **limits)
         self.exchange: OwnedExchange = owned("c")
-        self.state = State(vhost, router({"c": ()}), {b"c": self.exchange})
+        self.state = VhostState(vhost, router({"c": ()}), {b"c": self.exchange})
         self.observed = ObservedState()
         self.management = ManagementApi(self.settings, broker.management)
         self.connection = ControlConnection(self.settings, vhost)

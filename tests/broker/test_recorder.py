@@ -7,23 +7,23 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.broker.declared.snapshot import Recorder, Snapshot, SnapshotRecords, records_of
-from proxy.relay.vhost import Delivery
+from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.router import Router
 from tests.broker.clients import declare_here, stored
-from tests.broker.world import State, has, queues, state
+from tests.broker.world import has, queues, state
 
 
 @pytest.fixture
-def known() -> State:
-    return State("/", Router(()))
+def known() -> VhostState:
+    return VhostState("/", Router(()))
 
 
 @pytest.fixture
-def recorder(tmp_path: Path, known: State) -> Recorder:
+def recorder(tmp_path: Path, known: VhostState) -> Recorder:
     return Recorder(Snapshot(tmp_path / "kept"), lambda: [known])
 
 
-def test_records_hold_what_clients_declared_and_nothing_of_files(known: State) -> None:
+def test_records_hold_what_clients_declared_and_nothing_of_files(known: VhostState) -> None:
     declare_here(known, "ox", stored("ox", "q", (), 4, key=""), delivery=Delivery.QUEUE, sequence=3)
     ruled = state("ruled", {"documents": queues("a")})
     ruled.add_binding(stored("documents", "b", (), 5))
@@ -41,7 +41,7 @@ def test_records_hold_what_clients_declared_and_nothing_of_files(known: State) -
     ]
 
 
-async def test_what_was_declared_until_the_end_is_written(recorder: Recorder, known: State) -> None:
+async def test_what_was_declared_until_the_end_is_written(recorder: Recorder, known: VhostState) -> None:
     declare_here(known, "first")
     recorder.record()
     declare_here(known, "second")
@@ -51,7 +51,9 @@ async def test_what_was_declared_until_the_end_is_written(recorder: Recorder, kn
     assert recorder.fault == ""
 
 
-async def test_many_changes_are_few_writes(recorder: Recorder, known: State, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_changes_are_few_writes(
+    recorder: Recorder, known: VhostState, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writes: list[SnapshotRecords] = []
     go_on = threading.Event()
 
@@ -75,7 +77,7 @@ async def test_what_was_never_changed_is_never_written(recorder: Recorder) -> No
 
 
 async def test_a_write_that_fails_is_said_once_and_tried_again(
-    recorder: Recorder, known: State, monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, known: VhostState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proxy.broker.declared.snapshot._RETRY_SECONDS", 0.001)
     save, failures = recorder.snapshot.save, 3
@@ -112,7 +114,7 @@ async def test_a_disk_that_stays_full_does_not_hold_the_end(
 
 
 async def test_a_snapshot_that_can_not_be_read_is_not_overwritten(
-    recorder: Recorder, known: State, monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, known: VhostState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def denied() -> SnapshotRecords:
         raise PermissionError(13, "Permission denied")

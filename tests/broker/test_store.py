@@ -8,20 +8,20 @@ from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, Snapsh
 from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import ExchangeInfo
 from proxy.relay.declare.storage import pack
-from proxy.relay.vhost import DeclaredExchange, Delivery
+from proxy.relay.vhost import DeclaredExchange, Delivery, VhostState
 from proxy.routing.router import Router
 from proxy.values import Table, Value
 from tests.broker.clients import declare_here, stored, text
-from tests.broker.world import State, has, owned, queues, state
+from tests.broker.world import has, owned, queues, state
 
 
 @pytest.fixture
-def known() -> State:
-    return State("/", Router(()))
+def known() -> VhostState:
+    return VhostState("/", Router(()))
 
 
 @pytest.fixture
-def store(known: State) -> DeclarationStore:
+def store(known: VhostState) -> DeclarationStore:
     return DeclarationStore(known)
 
 
@@ -31,7 +31,7 @@ def listed(*names: str, sequence: int = 1, arguments: Table = ()) -> dict[bytes,
     return {name.encode(): ExchangeInfo(name.encode(), "direct", arguments=found) for name in names}
 
 
-def test_a_listing_brings_exchanges_and_takes_them(store: DeclarationStore, known: State) -> None:
+def test_a_listing_brings_exchanges_and_takes_them(store: DeclarationStore, known: VhostState) -> None:
     store.exchanges_listed(store.exchanges_before(), listed("a", "b", sequence=8))
     assert set(known.exchanges) == set(known.router.exchanges) == {b"a", b"b"}
     assert known.carriers == {b"a", b"b"}
@@ -45,7 +45,7 @@ def test_a_listing_brings_exchanges_and_takes_them(store: DeclarationStore, know
     assert not store.has_unverified
 
 
-def test_an_exchange_with_other_arguments_or_another_age_is_another(store: DeclarationStore, known: State) -> None:
+def test_an_exchange_with_other_arguments_or_another_age_is_another(store: DeclarationStore, known: VhostState) -> None:
     store.exchanges_listed(store.exchanges_before(), listed("a", sequence=1))
     first = known.exchanges[b"a"]
     store.exchanges_listed(store.exchanges_before(), listed("a", sequence=2))
@@ -56,7 +56,7 @@ def test_an_exchange_with_other_arguments_or_another_age_is_another(store: Decla
     assert known.exchanges[b"a"].arguments == limit
 
 
-def test_an_exchange_declared_through_us_is_the_one_on_the_broker(store: DeclarationStore, known: State) -> None:
+def test_an_exchange_declared_through_us_is_the_one_on_the_broker(store: DeclarationStore, known: VhostState) -> None:
     mine = declare_here(known, "a", stored("a", "q"), sequence=5)
     store.exchanges_listed(store.exchanges_before(), listed("a", sequence=5))
     assert known.exchanges[b"a"] is mine
@@ -66,7 +66,7 @@ def test_an_exchange_declared_through_us_is_the_one_on_the_broker(store: Declara
 NEGATIVE: Table = ((b"max-payload-size", Value("l", -1)),)
 
 
-def test_an_argument_without_effect_is_accepted_with_a_warning(store: DeclarationStore, known: State) -> None:
+def test_an_argument_without_effect_is_accepted_with_a_warning(store: DeclarationStore, known: VhostState) -> None:
     misspelt: Table = ((b"max-payload-sise", Value("l", 5)), (b"x-owner", Value("S", b"billing")))
     with capture_logs() as events:
         store.exchanges_listed(store.exchanges_before(), listed("a", arguments=misspelt))
@@ -79,7 +79,7 @@ def test_an_argument_without_effect_is_accepted_with_a_warning(store: Declaratio
 
 
 def test_an_argument_without_effect_of_an_exchange_declared_through_us_is_warned_of_once(
-    store: DeclarationStore, known: State
+    store: DeclarationStore, known: VhostState
 ) -> None:
     declare_here(known, "a", sequence=5, arguments=NEGATIVE)
     with capture_logs() as events:
@@ -88,14 +88,14 @@ def test_an_argument_without_effect_of_an_exchange_declared_through_us_is_warned
     assert len(has(events, "an argument of a declared exchange has no effect")) == 1
 
 
-def test_what_is_not_kept_any_more_is_gone(store: DeclarationStore, known: State) -> None:
+def test_what_is_not_kept_any_more_is_gone(store: DeclarationStore, known: VhostState) -> None:
     declare_here(known, "a", sequence=5)
     replaced = {b"a": ExchangeInfo(b"a", "direct")}
     store.exchanges_listed(store.exchanges_before(), replaced)
     assert known.exchanges == {}
 
 
-def test_what_came_or_went_through_us_meanwhile_counts_more(store: DeclarationStore, known: State) -> None:
+def test_what_came_or_went_through_us_meanwhile_counts_more(store: DeclarationStore, known: VhostState) -> None:
     declare_here(known, "deleted")
     before = store.exchanges_before()
     known.remove_exchange(b"deleted")
@@ -105,7 +105,7 @@ def test_what_came_or_went_through_us_meanwhile_counts_more(store: DeclarationSt
 
 
 def test_what_nobody_here_knows_is_believed_when_nothing_passed_through_or_when_it_is_said_again(
-    store: DeclarationStore, known: State
+    store: DeclarationStore, known: VhostState
 ) -> None:
     before = store.exchanges_before()
     known.changed()
@@ -119,7 +119,7 @@ def test_what_nobody_here_knows_is_believed_when_nothing_passed_through_or_when_
     assert not store.has_unverified
 
 
-def test_what_is_said_only_once_is_forgotten(store: DeclarationStore, known: State) -> None:
+def test_what_is_said_only_once_is_forgotten(store: DeclarationStore, known: VhostState) -> None:
     before = store.exchanges_before()
     known.changed()
     store.exchanges_listed(before, listed("a"))
@@ -137,7 +137,7 @@ def test_the_file_owns_its_exchanges_and_carriers() -> None:
     assert known.exchanges == before
 
 
-def test_two_deliveries_of_one_name_are_said_once(store: DeclarationStore, known: State) -> None:
+def test_two_deliveries_of_one_name_are_said_once(store: DeclarationStore, known: VhostState) -> None:
     mine = declare_here(known, "a", delivery=Delivery.QUEUE)
     with capture_logs() as events:
         for _ in range(2):
@@ -146,7 +146,7 @@ def test_two_deliveries_of_one_name_are_said_once(store: DeclarationStore, known
     assert len(has(events, "declared state is unusable")) == 1
 
 
-def test_one_exchange_is_found_or_gone(store: DeclarationStore, known: State) -> None:
+def test_one_exchange_is_found_or_gone(store: DeclarationStore, known: VhostState) -> None:
     store.exchange_found(store.exchanges_before(), b"a", listed("a")[b"a"])
     assert set(known.exchanges) == {b"a"}
     store.exchange_found(store.exchanges_before(), b"a", None)
@@ -160,7 +160,7 @@ def test_a_carrier_of_the_file_that_is_gone_is_no_reason_to_forget_its_rules() -
     assert set(known.exchanges) == {b"ruled"}
 
 
-def test_an_exchange_takes_the_bindings_to_it_along(store: DeclarationStore, known: State) -> None:
+def test_an_exchange_takes_the_bindings_to_it_along(store: DeclarationStore, known: VhostState) -> None:
     declare_here(known, "inner")
     declare_here(known, "outer", stored("outer", "inner", kind="exchange"), stored("outer", "inner"))
     store.exchange_gone(b"inner")
@@ -169,7 +169,7 @@ def test_an_exchange_takes_the_bindings_to_it_along(store: DeclarationStore, kno
     assert len(list(known.router.exchanges[b"outer"].bindings)) == 1
 
 
-def test_a_binding_that_was_made_again_is_not_the_one_that_went(store: DeclarationStore, known: State) -> None:
+def test_a_binding_that_was_made_again_is_not_the_one_that_went(store: DeclarationStore, known: VhostState) -> None:
     old = stored("ox", "q", (), 1)
     declare_here(known, "ox", old)
     before = store.bindings()
@@ -194,7 +194,7 @@ def records(delivery: Delivery, *more: BindingRecord) -> SnapshotRecords:
 
 
 @pytest.mark.parametrize("carriers", [True, False])
-async def test_a_snapshot_is_taken_in(store: DeclarationStore, known: State, carriers: bool) -> None:
+async def test_a_snapshot_is_taken_in(store: DeclarationStore, known: VhostState, carriers: bool) -> None:
     await store.remember(records(Delivery.QUEUE), carriers=carriers)
     back = known.exchanges[b"ox"]
     assert back.delivery is Delivery.QUEUE
@@ -205,7 +205,7 @@ async def test_a_snapshot_is_taken_in(store: DeclarationStore, known: State, car
 
 @pytest.mark.parametrize(("carriers", "expected"), [(True, {b"ox"}), (False, set())])
 async def test_what_the_broker_keeps_is_taken_from_a_snapshot_only_where_nobody_can_read_it(
-    store: DeclarationStore, known: State, carriers: bool, expected: set[bytes]
+    store: DeclarationStore, known: VhostState, carriers: bool, expected: set[bytes]
 ) -> None:
     await store.remember(records(Delivery.CARRIER), carriers=carriers)
     assert set(known.exchanges) == expected
@@ -221,7 +221,7 @@ async def test_a_snapshot_brings_clients_bindings_back_to_a_files_exchange() -> 
 
 
 async def test_a_record_that_makes_no_sense_is_said_and_the_others_are_taken(
-    store: DeclarationStore, known: State
+    store: DeclarationStore, known: VhostState
 ) -> None:
     odd = BindingRecord("/", b"ox", "queue", b"odd", b"", b"\x01a?", (1,))
     invalid = BindingRecord("/", b"ox", "queue", b"invalid", b"", encode_table(((b"x-no", text("")),)), (1,))

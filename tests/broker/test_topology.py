@@ -8,7 +8,7 @@ import pytest
 
 from proxy.broker.topology import Topology
 from proxy.errors import UpstreamError, UpstreamFailure
-from tests.broker.world import Outside, Queue, owned, queues, reconcile, router, settings, state
+from tests.broker.world import Outside, Queue, owned, queues, reconcile, router, settings, state, until
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 
@@ -81,7 +81,7 @@ async def test_running_goes_on_where_starting_failed(closing: Keep, broker: Brok
         await topology.start()
     running = asyncio.ensure_future(topology.run())
     outside.delete_exchange("documents")
-    await known.until(lambda: topology.ready)
+    await until(lambda: topology.ready)
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running

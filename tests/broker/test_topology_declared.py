@@ -27,7 +27,7 @@ from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.values import Table, Value
 from tests.broker.clients import AUTO_DELETE, Client, client, declare_here, stored, text
-from tests.broker.world import Outside, State, has, owned, queues, reconcile, router, settings, state
+from tests.broker.world import Outside, has, owned, queues, reconcile, router, settings, state, until
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 
@@ -98,7 +98,7 @@ async def test_a_routing_key_survives_on_an_exchange_of_the_file(
     start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:
     outside.make_queues("a")
-    mine = State(vhost, Router([Exchange(b"topics", "topic")]), {b"topics": owned("topics")})
+    mine = VhostState(vhost, Router([Exchange(b"topics", "topic")]), {b"topics": owned("topics")})
     topology = await start({vhost: mine})
     await app.bind(stored("topics", "a", (), 5, key="x.#"))
     await reconcile(topology, vhost)
@@ -190,12 +190,12 @@ async def test_an_announced_bind_to_an_exchange_of_the_file_is_seen_on_its_carri
     shaped = owned("ruled", carrier=b"carrier")
     there = state(vhost, {"ruled": set()}, shaped)
     await start({vhost: there}, refresh_seconds=3600.0, run=True, announcing=True)
-    other = State(vhost, Router(()))
+    other = VhostState(vhost, Router(()))
     first = await start({vhost: other}, run=True, announcing=True)
     carried = stored("ruled", "a", (), 5)
     await app.bind(carried._replace(binding=replace(carried.binding, exchange=b"carrier")))
     first.changed(vhost, b"ruled")
-    await there.until(lambda: routed(there, b"ruled") == (b"a",))
+    await until(lambda: routed(there, b"ruled") == (b"a",))
 
 
 async def test_a_queue_that_goes_takes_its_bindings_along(
@@ -371,7 +371,7 @@ async def test_a_virtual_host_is_followed_when_its_first_client_comes(
     outside.make_queues("a")
     await app.declare("ox")
     await app.bind(stored("ox", "a"))
-    found = State(vhost, Router(()))
+    found = VhostState(vhost, Router(()))
     await asyncio.gather(topology.adopt(vhost, found), topology.adopt(vhost, found))
     assert topology.follows(vhost)
     assert known(topology, vhost) is found
@@ -396,7 +396,7 @@ async def test_a_virtual_host_that_may_not_be_opened_is_said_and_stops_nobody(
 
 
 async def test_a_virtual_host_of_the_snapshot_that_is_no_more_stops_nobody(start: Start, file: Path) -> None:
-    gone = State("gone", Router(()))
+    gone = VhostState("gone", Router(()))
     declare_here(gone, "direct", delivery=Delivery.QUEUE)
     Snapshot(file).save(records_of([gone]))
     with capture_logs() as events:
@@ -412,17 +412,17 @@ async def test_a_change_that_is_announced_is_seen_at_once(
     outside.make_queues("a")
     await app.declare("ox")
     limits = {"refresh_seconds": 3600.0, "run": True, "announcing": True}
-    here, there = State(vhost, Router(())), State(vhost, Router(()))
+    here, there = VhostState(vhost, Router(())), VhostState(vhost, Router(()))
     first, second = await start({vhost: here}, **limits), await start({vhost: there}, **limits)
     await app.bind(stored("ox", "a"))
     here.add_binding(stored("ox", "a"))
     for _ in range(1000):
         first.changed(vhost, b"ox")
-    await there.until(lambda: routed(there, b"ox") == (b"a",))
+    await until(lambda: routed(there, b"ox") == (b"a",))
     outside.delete_exchange("ox")
     here.remove_exchange(b"ox")
     first.changed(vhost, b"ox")
-    await there.until(lambda: not there.exchanges)
+    await until(lambda: not there.exchanges)
     assert second.ready
 
 
@@ -449,14 +449,14 @@ async def test_an_auto_delete_exchange_goes_with_the_queue_of_its_last_binding(
     outside.make_queues("a", "routed to")
     await app.declare("ox", flags=AUTO_DELETE)
     await app.bind(stored("ox", "a"))
-    mine = State(vhost, Router(()))
+    mine = VhostState(vhost, Router(()))
     topology = await start({vhost: mine}, run=True, refresh_seconds=3600.0)
     with outside.channel() as channel:
         channel.queue_bind("routed to", "ox", token("queue", b"routed to").decode())
     mine.exchanges[b"ox"].tokens.bind_ok(("queue", b"routed to"))
     outside.delete_queue("a")
     topology.queue_deleted(vhost, b"a")
-    await mine.until(lambda: not mine.exchanges)
+    await until(lambda: not mine.exchanges)
     assert "ox" not in {item["name"] for item in outside.broker.api("GET", f"exchanges/{vhost}")}
 
 

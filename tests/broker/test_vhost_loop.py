@@ -12,11 +12,10 @@ from proxy.broker.management_api import ManagementApi
 from proxy.broker.methods import declare_carrier
 from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.relay.vhost import Delivery
+from proxy.relay.vhost import Delivery, VhostState
 from tests.broker.world import (
     Outside,
     Queue,
-    State,
     every_token,
     exchanges,
     has,
@@ -25,6 +24,7 @@ from tests.broker.world import (
     router,
     settings,
     state,
+    until,
 )
 from tests.rabbitmq import Broker
 
@@ -42,7 +42,7 @@ async def make(broker: Broker) -> AsyncIterator[Make]:
     ending: list[Callable[[], Awaitable[None]]] = []
 
     async def build(
-        known: State, *asked: Queue, connect: bool = True, management: bool = True, **more: Any
+        known: VhostState, *asked: Queue, connect: bool = True, management: bool = True, **more: Any
     ) -> VhostTopology:
         limits = settings(broker, **more)
         listing = ManagementApi(limits, broker.management) if management else None
@@ -611,9 +611,9 @@ async def test_a_running_control_plane_looks_again_and_again(
     known = state(vhost, {"documents": queues("a")})
     topology = await make(known, connect=False, refresh_seconds=0.02)
     running(topology)
-    await known.until(lambda: ("queue", b"a") in known.missing)
+    await until(lambda: ("queue", b"a") in known.missing)
     outside.make_queue("a")
-    await known.until(lambda: known.missing == {})
+    await until(lambda: known.missing == {})
     assert outside.bound("documents") == queues("a")
 
 
@@ -633,12 +633,12 @@ async def test_after_a_lost_connection_everything_is_made_again(
     )
     with capture_logs() as events:
         running(topology)
-        await known.until(lambda: topology.health.ready)
+        await until(lambda: topology.health.ready)
         outside.broker.delete_vhost(vhost)
         assert await topology.connection.wait_lost(30)
         known.exchanges[b"documents"].tokens.not_bound(("queue", b"a"))
         outside.broker.create_vhost(vhost)
-        await known.until(lambda: known.exchanges[b"documents"].bound == queues("a"))
+        await until(lambda: known.exchanges[b"documents"].bound == queues("a"))
     assert outside.bound("documents") == queues("a")
     assert len(has(events, "control connection lost")) == 1
     assert len(has(events, "control connection failed")) <= 3
