@@ -62,7 +62,7 @@ class DelayedConfirms:
     Args:
         lines: the audit log.
         out: output for the producer.
-        send: sends methods on a channel; if a content is in progress there, they are sent after it.
+        send: sends methods on a channel; if a content is in progress there, the methods are sent after the content.
     """
 
     __slots__ = ("_before", "_last", "_lines", "_out", "_sealed", "_send", "_waiting", "_wrote", "size_bytes", "until")

@@ -202,7 +202,7 @@ class Tokens:
         return _MARKERS + blake2b(text, key=by, digest_size=16).hexdigest().encode()
 
     def without(self, key: bytes) -> Tokens:
-        """Return a copy without the tokens made with one key."""
+        """Return a copy without the tokens made with the given key."""
         return Tokens(self.vhost, tuple(kept for kept in self.keys if kept != UNKEYED), self._retired | {key})
 
     def _token(self, key: bytes, kind: str, name: bytes, one_word: bool) -> bytes:

@@ -164,7 +164,7 @@ class ClientReach:
     def remove_unneeded(
         self, owned: OwnedExchange, client: str, tokens: Collection[Destination], then: Callable[[], None]
     ) -> None:
-        """Unbind the rows that nothing needs after a client's binding was removed or refused.
+        """Unbind rows that are no longer needed, after a client's binding was removed or refused.
 
         If the client has no bindings left on the exchange, its grants are also unbound.
 
@@ -186,7 +186,7 @@ class ClientReach:
         withdraw(self._connection, owned, unneeded, grants, then)
 
     def needed_besides(self, owned: OwnedExchange, stored: StoredBinding) -> bool:
-        """Return True if anything other than the given binding needs its destination."""
+        """Return True if anything other than the given binding needs the binding's destination."""
         return self.is_needed(owned, stored.destination, stored.binding.identity in owned.clients)
 
     def is_needed(self, owned: OwnedExchange, destination: Destination, uses: int = 0) -> bool:
