@@ -65,7 +65,7 @@ def route_traced(
         message: see `route`.
         matched: see `route`.
         steps: receives an entry for each visit.
-        candidates: bindings that `route` would visit; None for all. Others count as false, at no charge.
+        candidates: bindings that `route` would visit; None for all. All other bindings count as false, at no charge.
     """
     routed: set[Destination] = set()
     floor = 0

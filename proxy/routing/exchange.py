@@ -199,7 +199,7 @@ class Exchange:
         return True
 
     def unbind(self, binding: Binding) -> bool:
-        """Remove the binding with the same identity.
+        """Remove the binding that has the same identity as the given binding.
 
         Returns:
             False if there is no such binding.
