@@ -130,7 +130,7 @@ class Reconciler:
         return self._desired
 
     def count_unnamed(self) -> int:
-        """Count the tokens that no rule needs on carriers of exchanges in rules files."""
+        """On the carriers of exchanges in rules files, count the tokens that no rule needs."""
         return sum(len(item.bound - self.desired.tokens_of(item)) for item in self.desired.made)
 
     @property
@@ -397,7 +397,7 @@ class Reconciler:
     async def prepare(
         self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
     ) -> Retired:
-        """Declare and bind everything that new rules need before they replace the old rules.
+        """Before new rules replace the old rules, declare and bind everything that the new rules need.
 
         Args:
             exchanges: the new exchanges, to which token tables and client declarations are added.
