@@ -33,7 +33,7 @@ class Address:
         host: without brackets.
         port: None for the scheme's default.
         name: everything after the slash that ends the domain, not decoded.
-        passive: True if the address is one to listen on, not to connect to.
+        passive: True if the address is for listening, not for connecting.
         local: True if the domain is empty. The address is then on the sidecar's own broker.
     """
 
