@@ -189,7 +189,7 @@ class Returns:
         self._copies: dict[Hashable, deque[_Whole]] = {}
 
     def __bool__(self) -> bool:
-        """Return True if a return may belong to a tracked publish."""
+        """Return True if a Basic.Return from the broker may belong to a tracked publish."""
         return bool(self._copies)
 
     def expect(self, producer_tag: int, copies: Iterable[Hashable]) -> None:

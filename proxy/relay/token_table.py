@@ -7,10 +7,10 @@ and this module sends nothing.
 Several bindings ("rows") of a destination may have the same token as their key. Messages reach the destination while at
 least one of these rows exists. There are three kinds of rows:
 
-- A *plain* row has no arguments. The control plane binds it for rules files and for publishes that request it. All
-  sidecars share it, and a sidecar does not know which other sidecars need it. A sidecar therefore unbinds a plain row
-  only if the sidecar's own rules needed the row before, or if an exchange that clients declared has no bindings left.
-  Rules rely only on plain rows.
+- A *plain* row has no arguments. The control plane binds plain rows for rules files and for publishes that request
+  them. All sidecars share a plain row, and no sidecar can determine which other sidecars need the row. A sidecar
+  therefore unbinds a plain row only if the sidecar's own rules needed the row before, or if an exchange that clients
+  declared has no bindings left. Rules rely only on plain rows.
 - A *mark* is a client's binding whose key is the token. It is removed when the client's binding is unbound, through any
   sidecar.
 - A *pin* has an argument that no other row has. A sidecar binds a pin if a client's binding has a storage key and none
@@ -24,8 +24,8 @@ unbind names the exact arguments of a row. Therefore, sidecars proceed as follow
 1. A binding with a storage key relies on a mark or pin made by the *same* sidecar (an *assertion*) that was sent less
   than `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). If there is no such assertion, the
   sidecar binds another pin, with an argument that was never used before, and only then answers the client.
-2. A sidecar unbinds its own assertions as soon as it knows of nothing that needs the destination. Bindings made through
-  other sidecars do not rely on these assertions.
+2. A sidecar unbinds its own assertions as soon as nothing known to this sidecar needs the destination. Bindings made
+  through other sidecars do not rely on these assertions.
 3. A row of another sidecar is unbound only when it is *settled*: the row was first listed, another listing was
   requested more than `LEASE_SECONDS` later, and that listing has arrived. No new binding relies on such a row, and the
   listing contains all earlier bindings that rely on it. If a client unbinds a mark of another sidecar before the mark

@@ -53,9 +53,9 @@ class TokenForm(Enum):
     exchange also receives the tokens as routing keys, and the pattern ``*`` would match a token that is a single word.
     Tokens therefore have eight words if messages may be routed to another exchange or to an alternate exchange.
 
-    A carrier changes from one word to eight words when an exchange becomes one of its destinations. It never changes
-    back, since another sidecar may rely on eight words. While the form is `CHANGING`, destinations are bound with both
-    kinds of token, publishes carry both kinds, and publishes to an exchange wait.
+    A carrier changes from one-word to eight-word tokens when an exchange becomes one of the carrier's destinations. It
+    never changes back, since another sidecar may rely on eight-word tokens. While the form is `CHANGING`, destinations
+    are bound with both kinds of token, publishes carry both kinds, and publishes to an exchange wait.
     """
 
     DIRECT = "direct"

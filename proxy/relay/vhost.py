@@ -237,7 +237,7 @@ class OwnedExchange:
 
     @property
     def ends(self) -> bool:
-        """True if a client declared this exchange with auto-delete and it has no bindings."""
+        """True if a client declared this exchange with auto-delete and the exchange has no bindings."""
         return self.declared is not None and self.declared.auto_delete and not self.clients
 
     @property
@@ -395,7 +395,7 @@ class VhostState:
         self.changed()
 
     def remove_exchange(self, name: bytes) -> None:
-        """Remove an exchange, its bindings, and all clients' bindings that have it as their destination."""
+        """Remove an exchange, its bindings, and all clients' bindings whose destination is this exchange."""
         self.exchanges.pop(name, None)
         self.router.remove(name)
         for other in list(self.exchanges.values()):
