@@ -24,7 +24,9 @@ class InvalidAddress(ValueError):  # noqa: N818 - describes the address, not an 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The parts of an address. A part is None if it is absent, and empty if it is present but empty.
+    """The parts of an address.
+
+    A part is None if the address does not contain it, and an empty string if it is present without a value.
 
     Args:
         scheme: in lower case.

@@ -1,5 +1,5 @@
 """``oxproxy check --broker``: determines what a sidecar with these rules would change on a broker at startup, and what
-would prevent it from starting.
+would prevent the sidecar from starting.
 
 With the management API, queues, exchanges and permissions are listed to compute the plan. With AMQP, queues and
 exchanges are declared passively, and an existing carrier is declared as a sidecar would declare it, so that the broker

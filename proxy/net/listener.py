@@ -309,7 +309,7 @@ class Listener:
                 raise
 
     def _refusal(self, host: str, name: str) -> str | None:
-        """Return the reason for refusing a producer; None if it is accepted, "" if it is refused without a reason."""
+        """Return the reason for refusing a producer; None if accepted, "" if refused without a reason."""
         if self.draining:
             return ""
         limits = self._limits

@@ -285,7 +285,7 @@ class RelayRequests:
             self._state.changed()
 
     async def ensure_queue(self, queue: bytes, exclusive: bool = False) -> None:
-        """Bind the tokens of a newly declared queue. Returns when they are bound or refused, or at the deadline."""
+        """Bind the tokens of a newly declared queue. Returns when all are bound or refused, or at the deadline."""
         self.queue_declared(queue, exclusive)
         if exclusive or unnameable(queue) is not None:
             return
