@@ -98,8 +98,8 @@ class BindDestinations(NamedTuple):
 class LookUpExchange(NamedTuple):
     """Look up an open exchange that a client declares and that is unknown here.
 
-    `answer` is called with the exchange type if the broker has an exchange with this name that is not an open exchange,
-    and with None otherwise. An open exchange is added to the state before the call.
+    `answer` is called with the type of the broker's exchange, or with None if that exchange is an open exchange or does
+    not exist. An open exchange is added to the state before the call.
     """
 
     channel: Channel

@@ -21,8 +21,8 @@ A client's binding that was made through another sidecar may rely on a row, even
 binding yet. No sidecar may remove the last row on which a binding relies. The broker has no compare-and-delete, but an
 unbind names the exact arguments of a row. Therefore, sidecars proceed as follows:
 
-1. A binding with a storage key relies on a mark or pin made by the *same* sidecar (an *assertion*) that was sent less
-  than `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). If there is no such assertion, the
+1. A binding with a storage key relies on an *assertion*: a mark or pin that the *same* sidecar sent less than
+  `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). If there is no such assertion, the
   sidecar binds another pin, with an argument that was never used before, and only then answers the client.
 2. A sidecar unbinds its own assertions as soon as nothing known to this sidecar needs the destination. Bindings made
   through other sidecars do not rely on these assertions.
@@ -30,7 +30,7 @@ unbind names the exact arguments of a row. Therefore, sidecars proceed as follow
   requested more than `LEASE_SECONDS` later, and that listing has arrived. No new binding relies on such a row, and the
   listing contains all earlier bindings that rely on it. If a client unbinds a mark of another sidecar before the mark
   is settled, a pin replaces the mark (`unbind_plan`).
-4. Rows that nothing needs any more are unbound when two passes, `GRACE_SECONDS` apart, have confirmed this (`idle`).
+4. Rows that are no longer needed are unbound when two passes, `GRACE_SECONDS` apart, have confirmed this (`idle`).
   Pins of other sidecars are also unbound if this sidecar has a later pin (`outdated`), since a sidecar that has exited
   can't remove its pins.
 5. The rules of another sidecar may need a plain row that the rules of this sidecar no longer need. Before this sidecar
