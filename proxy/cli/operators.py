@@ -53,7 +53,7 @@ def _selected(text: str) -> list[tuple[OperatorSection, OperatorEntry]]:
 
 
 def _is_key(key: str, text: str) -> bool:
-    """Return True if a string is the key as documented, or with the name of a header or property filled in."""
+    """Return True if a string is a documented key, possibly with the name of a header or property filled in."""
     if key.endswith(_NAME):
         return text.partition(" ")[0] == key.removesuffix(_NAME)
     return text == key or (key == "set N" and re.fullmatch("set -?[0-9]+", text) is not None)

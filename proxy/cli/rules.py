@@ -1,4 +1,4 @@
-"""``oxproxy rules``: shows the rules files in force in a running sidecar, or compares them with files."""
+"""``oxproxy rules``: shows the rules files in force in a running sidecar, or compares them with local files."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class DesiredState:
         holders: exchanges on whose carrier a destination needs a token, by destination.
         existing: destinations that must exist but need no token, with their role in the rules; "" for a plain
             destination.
-        published: exchanges to which the sidecar itself publishes. The value is the exchange from a rules file for
-            which the sidecar publishes there.
+        published: exchanges to which the sidecar itself publishes. The value is the exchange in a rules file on whose
+            behalf the sidecar publishes.
         regex: whether a rule chooses queues by a regular expression.
         translated: destinations that the address table redirects, and that therefore need not exist. Their
             replacements on this broker are in `existing`.

@@ -2,10 +2,10 @@
 queues and exchanges.
 
 Producers and regex routes can choose any number of destinations that no rule names. The work for such destinations is
-therefore limited: attempts to bind the same destination never run concurrently, and both the number of destinations
-bound on demand and the cache of destinations that can't be bound have a maximum size. Declares and deletes through a
-relay are applied at once. Applying them must stay cheap with thousands of bindings, so the desired state is not
-recomputed for every declare in a long series. The broker is not observed here.
+therefore limited: attempts to bind the same destination never run concurrently, and limits apply to the number of
+destinations bound on demand and to the cache of destinations that can't be bound. Declares and deletes through a relay
+are applied at once. Applying them must stay cheap with thousands of bindings, so the desired state is not recomputed
+for every declare in a long series. The broker is not observed here.
 
 Source: architecture, "The control plane".
 """
