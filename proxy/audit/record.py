@@ -359,7 +359,7 @@ class PublishLog:
         remotes: Iterable[str] = (),
         rule: int | None = None,
     ) -> LineTemplate:
-        """Return the template of the lines for a decision, which includes the version of the rules."""
+        """Return the template of the lines for a decision. The template includes the version of the rules."""
         return self._records.template(
             exchange,
             outcome,

@@ -213,12 +213,12 @@ class BindingListings:
 
     @property
     def unsigned(self) -> dict[bytes, list[str]]:
-        """Bindings in the last listings that are not signed with any of our secrets, by exchange."""
+        """Bindings that are not signed with any of our secrets, by exchange, as of the last listings."""
         return {name: texts for name, texts in self._unsigned.items() if texts and name in self._state.exchanges}
 
     @property
     def previous(self) -> dict[bytes, int]:
-        """Number of bindings in the last listings that are signed with a previous secret, by exchange."""
+        """Number of bindings that are signed with a previous secret, by exchange, as of the last listings."""
         return {name: count for name, count in self._previous.items() if count and name in self._state.exchanges}
 
     def forget(self, name: bytes) -> None:

@@ -451,8 +451,8 @@ class Reconciler:
         bound.
 
         Returns:
-            The actions that unbind the pins that have replaced the tokens for other sidecars. These actions must be run
-            after `handover_seconds`.
+            The actions that unbind the pins with which the tokens were replaced for other sidecars. These actions must
+            be run after `handover_seconds`.
         """
         # Waits while new rules are being prepared, since `prepare` may have just bound these tokens.
         async with self._one_at_a_time:

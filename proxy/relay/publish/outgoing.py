@@ -79,7 +79,7 @@ class Copy(NamedTuple):
 
 
 class RemoteTargets(NamedTuple):
-    """Targets of a publish that are not on the producer's own broker.
+    """A publish's targets that are not on the producer's own broker.
 
     Args:
         targets: targets on other brokers.
@@ -102,8 +102,8 @@ class Outgoing:
         record: the constant part of the audit lines.
         remote_targets: targets on other brokers, and failed translations; None if there are none.
         exchange: exchange named by the producer.
-        original: the producer's address, if it is the same for all these messages; None if it consists of `exchange`
-            and the routing key of each message.
+        original: the producer's address, if it is the same for all these messages; None if the address consists of
+            `exchange` and the message's own routing key.
     """
 
     __slots__ = (
