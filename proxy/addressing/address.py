@@ -24,7 +24,9 @@ class InvalidAddress(ValueError):  # noqa: N818 - describes the address, not an 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The parts of an address. A part is None if it is absent, and empty if it is present but empty.
+    """The parts of an address.
+
+    A part is None if the address does not contain it, and an empty string if it is present without a value.
 
     Args:
         scheme: in lower case.
@@ -33,7 +35,7 @@ class Address:
         host: without brackets.
         port: None for the scheme's default.
         name: everything after the slash that ends the domain, not decoded.
-        passive: True if the address is one to listen on, not to connect to.
+        passive: True if the address is for listening, not for connecting.
         local: True if the domain is empty. The address is then on the sidecar's own broker.
     """
 

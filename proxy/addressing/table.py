@@ -405,7 +405,7 @@ class _Bucket:
 
 
 def _pieces_of(pattern: AddressPattern) -> set[bytes]:
-    """Return the substrings of a pattern's inner literals. The first length in `_PIECES` that yields any is used."""
+    """Return the substrings of a pattern's inner literals. The first length in `_PIECES` with a substring is used."""
     for length in _PIECES:
         if substrings := {piece for literal in pattern.literals for piece in _cut(literal, length)}:
             return substrings

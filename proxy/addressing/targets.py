@@ -202,7 +202,7 @@ class AddressBook:
 
         Args:
             exchange: an exchange in the rules.
-            destinations: the destinations. Nothing is recomputed if this is the same object as in the last call.
+            destinations: the destinations. If they are the same object as in the last call, nothing is recomputed.
         """
         kept = self._rewrites.get(exchange)
         if kept is None or kept.destinations is not destinations:
@@ -221,7 +221,7 @@ class AddressBook:
         return self.resolve(translation.rule, translation.address, publication)
 
     def fixed_target(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
-        """Return the same as `look_up`. This method is for destinations in rules and has its own cache."""
+        """Look up a publish like `look_up`, but for destinations in rules and with a separate cache."""
         try:
             return self._fixed_targets[exchange, routing_key]
         except KeyError:

@@ -104,9 +104,10 @@ class PartialFrame:
         self._whole = FRAME_HEAD.size if size < FRAME_HEAD.size else FRAME_HEAD.unpack_from(data)[2] + OVERHEAD
 
     def join(self, data: bytes) -> bytes:
-        """Add a read, and return all buffered bytes if there are enough to continue; b"" otherwise.
+        """Add the bytes of a read; return all buffered bytes if processing can continue, b"" otherwise.
 
-        There are enough once the first frame is complete or, if its head was incomplete, once the head is complete.
+        Processing can continue once the first frame is complete or, if the frame's head was incomplete, once the head
+        is complete.
         """
         self._pieces.append(data)
         self._size += len(data)

@@ -161,7 +161,7 @@ Fields = TypeVar("Fields", bound=NamedTuple)
 
 
 def read_method(method: type[Fields], payload: bytes) -> Fields:
-    """Read a method from the payload of a frame that is known to contain it. Reserved arguments are omitted.
+    """Read a method of a known type from the payload of its frame. Reserved arguments are omitted.
 
     Raises:
         ProtocolError: 502, with class and method ids: the arguments are malformed.

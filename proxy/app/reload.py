@@ -170,7 +170,7 @@ class Reload:
 
     @property
     def route(self) -> GuardedRoute:
-        """``POST /-/reload``: 200, 422 if the files are invalid, 503 if the broker prevents it."""
+        """``POST /-/reload``: 200, 422 if the files are invalid, 503 if the broker prevents the reload."""
         return json_route("POST", "/-/reload", self._answer)
 
     async def _answer(self, _body: bytes) -> tuple[int, object]:
@@ -357,7 +357,7 @@ def _unreachable(state: VhostState) -> list[str]:
 
 
 def _exists(state: VhostState, destination: Destination) -> bool:
-    """Return True if a destination that needs no binding exists as far as is known. Exchanges are assumed to exist."""
+    """Return True if a destination that needs no binding is believed to exist. All exchanges are assumed to exist."""
     kind, name = destination
     return kind != "queue" or state.has_queue(name)
 

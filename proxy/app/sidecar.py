@@ -386,7 +386,7 @@ class Sidecar:
         return remotes
 
     def _control_settings_of_remote(self, vhost: str, remote: Remote) -> tuple[ControlSettings, str] | None:
-        """Return the settings for reading another broker's inventory, with the same login as for messages."""
+        """Return settings for reading another broker's inventory, with the login used for messages to that broker."""
         remotes = self._remotes
         place = endpoint(remote, remotes.brokers.get(vhost, {}), vhost)
         if not isinstance(place, Endpoint) or is_own_address(place.host, place.port, remotes.listening):

@@ -5,7 +5,8 @@ constant for a channel or a decision are rendered once (`LineRenderer.origin`, `
 first, so that the writer thread finds the hour of a line at a fixed offset.
 docs/reference/audit.md describes the fields.
 
-Bytes are shown as UTF-8. Bytes that are not UTF-8 appear as ``\xNN``, and look the same as those four characters.
+Bytes are shown as UTF-8. Bytes that are not UTF-8 appear as ``\xNN``, and can't be distinguished from the same four
+characters in the original.
 """
 
 from __future__ import annotations
@@ -358,7 +359,7 @@ class PublishLog:
         remotes: Iterable[str] = (),
         rule: int | None = None,
     ) -> LineTemplate:
-        """Return the template of the lines for a decision, which includes the version of the rules."""
+        """Return the template of the lines for a decision. The template includes the version of the rules."""
         return self._records.template(
             exchange,
             outcome,

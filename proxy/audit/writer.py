@@ -1,9 +1,9 @@
 """Buffers audit lines in the event loop and hands them to the writer thread in batches.
 
 `append` adds lines to a list, and whole batches are passed to the thread (`writer_thread`). If the disk or the thread
-can't keep up, mode `best_effort` drops and counts lines; modes `backpressure` and `strict` set `full`, so that
-producers are paused. `strict` also reports which lines are on disk, so that a publish is confirmed only after its line
-is on disk. Every buffer is bounded. This module runs in the event loop's thread.
+can't keep up, `best_effort` mode drops and counts lines; `backpressure` and `strict` modes set `full`, so that
+producers are paused. `strict` mode also reports which lines are on disk, so that a publish is confirmed only after its
+line is on disk. Every buffer is bounded. This module runs in the event loop's thread.
 """
 
 from __future__ import annotations

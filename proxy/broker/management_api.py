@@ -6,7 +6,7 @@ routing key makes such a request fail.
 
 `QueueInfo`, `ExchangeInfo` and `BindingInfo` are the rows of these listings. Before the first producer is accepted,
 `VhostDiscovery` finds the virtual hosts with client declarations, since the sidecar needs the declarations for routing.
-If the management API does not answer for a limited time, `VhostDiscovery` reports the error, continues without the
+If the management API does not answer within a limited time, `VhostDiscovery` reports the error, continues without the
 declarations, and retries later. Source: RabbitMQ's management HTTP API reference.
 """
 

@@ -306,7 +306,7 @@ class Topology:
     async def ensure_queue(self, vhost: str, queue: bytes, exclusive: bool = False) -> None:
         """Bind the tokens of a newly declared queue.
 
-        Returns when they are bound or refused, or at the deadline. Never raises.
+        Returns when all are bound or refused, or at the deadline. Never raises.
         """
         if vhost in self._vhosts:
             await self._vhosts[vhost].requests.ensure_queue(queue, exclusive)
@@ -322,7 +322,8 @@ class Topology:
     async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
         """Look up an exchange on the broker; return its type if no client declared it, or None if it does not exist.
 
-        Also returns None if a client declared it through another sidecar. The exchange is then added to the state.
+        Also returns None if a client declared the exchange through another sidecar. The exchange is then added to the
+        state.
 
         Raises:
             UpstreamError: the management API did not answer.

@@ -160,7 +160,7 @@ class AdminClient:
 
 
 def _fault(text: str) -> ConfigError:
-    """Parse an error reported by the sidecar, so that it keeps its position."""
+    """Parse an error reported by the sidecar, and keep the position in the file."""
     place, _, rest = text.partition(": ")
     match = _PLACE.fullmatch(place)
     assert match is not None  # noqa: S101 -- matches any text

@@ -1,5 +1,5 @@
 """``oxproxy check --broker``: determines what a sidecar with these rules would change on a broker at startup, and what
-would prevent it from starting.
+would prevent the sidecar from starting.
 
 With the management API, queues, exchanges and permissions are listed to compute the plan. With AMQP, queues and
 exchanges are declared passively, and an existing carrier is declared as a sidecar would declare it, so that the broker
@@ -184,7 +184,7 @@ async def _list(settings: ControlSettings, findings: Findings) -> None:
 
 
 def _compare(vhost: str, queues: Container[bytes], exchanges: Mapping[bytes, ExchangeInfo], findings: Findings) -> None:
-    """Add destinations that are missing on the broker, and conflicts that prevent a sidecar from starting."""
+    """Report destinations that are missing on the broker, and conflicts that prevent a sidecar from starting."""
     known: dict[str, Container[bytes]] = {QUEUE: queues, EXCHANGE: exchanges}
     named = (destination for destination in findings.destinations if destination.vhost == vhost)
     _add_missing((destination for destination in named if destination.name not in known[destination.kind]), findings)
@@ -308,9 +308,7 @@ def _needs(
 
 
 def _add_lacking(user: str, vhost: str, permissions: Permissions, needs: Iterable[_Need], findings: Findings) -> None:
-    """Add permissions that the control user lacks, as errors if the sidecar would not start and otherwise as
-    warnings.
-    """
+    """Report permissions that the control user lacks: errors if the sidecar would not start, otherwise warnings."""
     for need in needs:
         lacks = [
             f"{permission} on {kind} {name.decode('utf-8', 'backslashreplace')}"

@@ -35,7 +35,7 @@ class CommandEntry:
         no: meaning of exit status 1; empty if it never occurs.
         done: meaning of exit status 0.
         wrong: meaning of exit status 2.
-        module: name of the module in this package, if it differs from the command's.
+        module: name of the module in this package, if it differs from the command's name.
         interrupted: meaning of exit status 130; empty if it never occurs.
         more: further exit statuses.
     """

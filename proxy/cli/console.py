@@ -53,7 +53,7 @@ def printable(text: str) -> str:
 def rich_console() -> Console:
     """Return a rich console. If the output is not a terminal, lines are not broken unless COLUMNS is set.
 
-    rich is imported here because importing it takes 0.2 s. It respects NO_COLOR by itself.
+    rich is imported here because importing it takes 0.2 s. rich respects NO_COLOR by itself.
     """
     from rich.console import Console
 

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _selected(text: str) -> list[tuple[OperatorSection, OperatorEntry]]:
-    """Return the entries with this key, or else the entries whose keys or meaning contain the string."""
+    """Return the entries whose key is `text` or, if there are none, those whose keys or meaning contain `text`."""
     pairs = [(section, entry) for section in SECTIONS for entry in section.entries]
     if not text:
         return pairs
@@ -53,7 +53,7 @@ def _selected(text: str) -> list[tuple[OperatorSection, OperatorEntry]]:
 
 
 def _is_key(key: str, text: str) -> bool:
-    """Return True if a string is the key as documented, or with the name of a header or property filled in."""
+    """Return True if a string is a documented key, possibly with the name of a header or property filled in."""
     if key.endswith(_NAME):
         return text.partition(" ")[0] == key.removesuffix(_NAME)
     return text == key or (key == "set N" and re.fullmatch("set -?[0-9]+", text) is not None)

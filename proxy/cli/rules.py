@@ -1,4 +1,4 @@
-"""``oxproxy rules``: shows the rules files in force in a running sidecar, or compares them with files."""
+"""``oxproxy rules``: shows the rules files in force in a running sidecar, or compares them with local files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the files or their differences. Return NO if they differ."""
+    """Print the files or their differences. Return NO if there are differences."""
     in_force: dict[str, Any] = admin_clients(options, "oxproxy rules")[0].json("/api/rules")
     return _show(in_force, options) if options.action == "show" else _diff(in_force, options)
 

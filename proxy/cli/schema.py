@@ -1,7 +1,7 @@
 """``oxproxy schema``: prints the JSON Schema of the configuration file or of rules files, for editors.
 
 The schemas are generated from the models that read these files. A schema accepts every file that ``oxproxy check``
-accepts, and some that it rejects.
+accepts, and also some files that the command rejects.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``oxproxy shadow``: uploads rules files to a running sidecar and prints its report as tables or JSON.
+"""``oxproxy shadow``: uploads rules files to a running sidecar and prints the sidecar's report as tables or JSON.
 
-It uses HTTP requests to the admin port, and always removes the candidate at the end.
+The command sends HTTP requests to the admin port, and always removes the candidate at the end.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class _Reading:
 
     @classmethod
     def of(cls, admins: Sequence[AdminClient], clock: Callable[[], float]) -> _Reading:
-        """Read the metrics pages of all workers, and add them up."""
+        """Read the metrics pages of all workers, and add up their values."""
         page: list[Sample] = []
         for admin in admins:
             page += samples(admin.request("GET", "/metrics", accept="text/plain"))

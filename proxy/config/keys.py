@@ -1,8 +1,8 @@
 """Compares keys of the configuration, and overrides them with environment variables.
 
 ``OXPROXY_UPSTREAM__ADDRESS`` overrides ``upstream.address``. Values of variables are inserted into the parsed tree of
-the file before settings are read from it, so the same checks and messages apply. The position of an inserted node is
-the name of the variable.
+the file before settings are read from it, so the checks and messages for the file also apply to variables. The position
+of an inserted node is the name of the variable.
 """
 
 from __future__ import annotations

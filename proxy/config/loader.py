@@ -49,8 +49,8 @@ def load_settings(
         path: the file; - is standard input.
         environ: the environment, whose variables with the prefix ``OXPROXY_`` override keys.
         secrets_required: whether passwords stored outside the file, and TLS files, must exist. Set this to False for
-            checks on a machine that must not have them. A missing password or TLS file, or a missing parent of the
-            audit directory, is then only a warning.
+            checks on a machine that must not have these passwords and files. A missing password or TLS file, or a
+            missing parent of the audit directory, is then only a warning.
 
     Returns:
         The settings, and warnings.

@@ -362,7 +362,7 @@ class Settings(FileModel):
         return tuple(HostPort(address.host, address.port + number) for number in range(self.workers))
 
     def place(self, *keys: str) -> Place:
-        """Return the position of the first of the given keys that is in the file. A default value has no line."""
+        """Return the position of the first given key that is in the file. A default value has no line."""
         return next((self.places[key] for key in keys if key in self.places), Place("configuration", 0))
 
     def fault(self, key: str, message: str) -> ConfigError:

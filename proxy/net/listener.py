@@ -75,7 +75,7 @@ class ListenerLimits:
 
 
 class ListenError(OSError):
-    """Listening failed on one of the addresses; `index` is its position."""
+    """Listening failed on one of the addresses; `index` is the position of that address."""
 
     def __init__(self, index: int, error: OSError) -> None:
         super().__init__(error.errno, error.strerror)
@@ -258,7 +258,7 @@ class Listener:
             session.audit_full(full)
 
     def _accept(self, listening: socket.socket, tls_listener: TlsListener | None) -> None:
-        """Accept pending connections up to a limit; the next iteration of the event loop continues."""
+        """Accept pending connections up to a limit; the others are accepted in the next iteration of the event loop."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 connection, address = listening.accept()
@@ -309,7 +309,7 @@ class Listener:
                 raise
 
     def _refusal(self, host: str, name: str) -> str | None:
-        """Return the reason for refusing a producer; None if it is accepted, "" if it is refused without a reason."""
+        """Return the reason for refusing a producer; None if accepted, "" if refused without a reason."""
         if self.draining:
             return ""
         limits = self._limits

@@ -182,7 +182,7 @@ class Session:
             self._opening.from_producer(data)
 
     def _rest(self, begin: float) -> None:
-        """Pause the producer, since its publishes have spent a regex budget since `begin`."""
+        """Pause a producer whose publishes have spent a regex budget since the time `begin`."""
         if self._resting is None and not self._over:
             limits = self._shared.counters.limits
             limits.hits["regex_budget"] += 1
@@ -273,7 +273,7 @@ class Session:
             self._pause_producer("audit", full)
 
     async def _carry_out(self, relay: Relay, request: Request) -> None:
-        """Carry out a request from the relay, which continues without an answer after the deadline."""
+        """Carry out a request from the relay. If there is no answer by the deadline, the relay continues without it."""
         control = self._shared.vhosts.control
         vhost = relay.connection.plans.state.name
         exchange_type: str | None = None

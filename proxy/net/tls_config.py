@@ -1,4 +1,4 @@
-"""Reads the TLS settings in the configuration and in rules files, and checks the files that they name.
+"""Reads the TLS settings in the configuration and in rules files, and checks the files that these settings name.
 
 `SidecarTls` translates settings for `net.tls` and the control plane. `check_settings` and `broker_tls` create contexts
 to find unusable files, report each file at the line that names it, and discard the contexts. The contents of files are

@@ -3,8 +3,8 @@
 The names are a documented interface (docs/reference/metrics.md). Label values come from closed sets or from the rules
 files, never from routing keys, users, peers or queues named by producers.
 
-This module only reads counters. It reads them without a lock, in a thread other than the counting thread. Dictionaries
-that may grow are therefore copied first, which is atomic in CPython.
+This module only reads counters. The counters are read without a lock, and not in the thread that modifies them.
+Dictionaries that may grow are therefore copied first, which is atomic in CPython.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ class BrokerFrames:
         return False
 
     def _unknown(self, kind: int, number: int, frame: bytes) -> bool:
-        """Discard a frame on a channel number without a channel, and answer it if it is a close. Return False."""
+        """Discard a frame whose channel number has no channel; if the frame is a close, answer it. Return False."""
         if kind == METHOD:
             self._methods.take_while_closing(Channel(number), U32.unpack_from(frame, 7)[0] if len(frame) >= 12 else 0)
         elif number in self._connection.deliveries.unfinished:
@@ -310,7 +310,7 @@ class BrokerFrames:
             connection.pending.released.append(channel)
 
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:
-        """Handle the content header of a delivery, get-ok or return whose method has been waiting for it."""
+        """Handle a content header for which the method frame of a delivery, get-ok or return has been held."""
         connection = self._connection
         if kind != HEADER or len(header) < _LEAST_HEADER:
             raise ProtocolError(505, f"expected a content header on channel {channel.number}")

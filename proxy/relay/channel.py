@@ -177,7 +177,7 @@ class ProducerOutput:
         return self.held_back is not None
 
     def hold_back(self, frame: bytes) -> None:
-        """Hold back a frame from the broker, and all frames after it."""
+        """Hold back a frame from the broker, and all later frames."""
         if self.held_back is None:
             self.held_back = []
         self.held_back.append(frame)

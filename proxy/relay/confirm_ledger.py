@@ -93,7 +93,7 @@ class Ledger:
     """Joins upstream confirms for each producer tag, including confirms from other brokers.
 
     Args:
-        outstanding: producer tags not settled when the ledger takes over; their upstream tags are the same.
+        outstanding: producer tags not settled when the ledger takes over; each is equal to its upstream tag.
         published: highest tag in use on both sides at that time.
     """
 
@@ -178,7 +178,7 @@ class _Whole:
 class Returns:
     """Joins the returns of publishes that were sent as several copies.
 
-    A copy is identified by a fingerprint of the parts that are the same in a publish and its return. If several
+    A copy is identified by a fingerprint of the parts that do not change when the broker returns the copy. If several
     publishes have the same fingerprint, the oldest is chosen, since the producer can't distinguish them.
     """
 
@@ -189,7 +189,7 @@ class Returns:
         self._copies: dict[Hashable, deque[_Whole]] = {}
 
     def __bool__(self) -> bool:
-        """Return True if a return may belong to a tracked publish."""
+        """Return True if a Basic.Return from the broker may belong to a tracked publish."""
         return bool(self._copies)
 
     def expect(self, producer_tag: int, copies: Iterable[Hashable]) -> None:

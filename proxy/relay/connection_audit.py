@@ -1,9 +1,10 @@
 """Writes audit lines for the publishes on one connection, and delays confirms until their lines are on disk.
 
-There is one line per publish, and a settle line if its result becomes known later. The publish path renders complete
-lines and appends all lines of one read together; the audit log defines the format of lines and files (`audit_sink`).
+There is one line per publish, and a settle line if the result of the publish becomes known later. The publish path
+renders complete lines and appends all lines of one read together; the audit log defines the format of lines and files
+(`audit_sink`).
 
-In mode `strict`, no confirm is sent before the audit line of its publish is on disk. Only confirms (acks, nacks and
+In `strict` mode, no confirm is sent before the audit line of its publish is on disk. Only confirms (acks, nacks and
 Tx.CommitOk) wait, each for the last line of its channel. Nacks must wait too, since a nack with `multiple` that
 overtook an ack would include the acked publish. All other frames may overtake the confirms. This includes returns,
 which have to precede the acks of their publishes anyway.
@@ -62,7 +63,7 @@ class DelayedConfirms:
     Args:
         lines: the audit log.
         out: output for the producer.
-        send: sends methods on a channel; if a content is in progress there, they are sent after it.
+        send: sends methods on a channel; if a content is in progress there, the methods are sent after the content.
     """
 
     __slots__ = ("_before", "_last", "_lines", "_out", "_sealed", "_send", "_waiting", "_wrote", "size_bytes", "until")

@@ -98,8 +98,8 @@ class BindDestinations(NamedTuple):
 class LookUpExchange(NamedTuple):
     """Look up an open exchange that a client declares and that is unknown here.
 
-    If the broker has an exchange with this name that is not an open exchange, `answer` is called with its type;
-    otherwise with None. An open exchange is added to the state before the call.
+    `answer` is called with the type of the broker's exchange, or with None if that exchange is an open exchange or does
+    not exist. An open exchange is added to the state before the call.
     """
 
     channel: Channel
@@ -174,7 +174,7 @@ class Lifecycle:
         self.last_frame = None
 
     def answer_closes(self) -> int:
-        """Return the number of further Connection.Close methods to answer, and reset it."""
+        """Return the number of further Connection.Close methods to answer, and reset this number to 0."""
         self.producer_ends = True
         count, self.further_closes = self.further_closes, 0
         return count
@@ -198,7 +198,7 @@ class UpstreamLink:
 
     @property
     def as_new(self) -> bool:
-        """True if the state of the link permits keeping it for another producer."""
+        """True if the link is in a state in which the connection can be kept for another producer."""
         return self.may_be_kept and not self.blocked and not self.sidecar_channel.used
 
     def end(self) -> None:
@@ -448,7 +448,7 @@ class ConnectionState:
         self.forget_all()
 
     def send_to_producer(self, channel: Channel, frames: bytes) -> None:
-        """Send our own methods to the producer on a channel; if a content is in progress, they are sent after it.
+        """Send our own methods to the producer on a channel, after the content in progress if there is one.
 
         No method may be sent between the frames of a content (spec, 4.2.6).
         """

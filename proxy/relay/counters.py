@@ -154,8 +154,9 @@ class Traffic:
     def name(self, labels: TrafficLabels) -> None:
         """Switch to the names of new rules.
 
-        New names start at zero, and others keep their totals. Totals for names that are no longer in the rules are
-        removed. Bindings declared by clients, which no rules ever named, keep their totals.
+        New names start at zero, names that remain in the rules keep their totals, and the totals for names that have
+        been removed from the rules are dropped. Bindings declared by clients are not in the rules, and keep their
+        totals.
         """
         for _ in self.folding():
             pass

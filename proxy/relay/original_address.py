@@ -1,9 +1,10 @@
 """Headers with the original address of a message that was sent with a different exchange or routing key.
 
-We add `x-original-address` to a publish whose exchange or routing key we change: a table with the original pair and the
-new pair. `x-original-cc` stores a producer's CC if the broker must not route by it. For consumers and producers that
-connect through a sidecar, both headers are removed and the original is restored. This is done only if the message still
-has the pair that we set and this configuration can produce that pair, so that a forged header has no effect.
+If we change the exchange or routing key of a publish, we add `x-original-address`: a table with the original and the
+new pair of exchange and routing key. `x-original-cc` stores a producer's CC if the broker must not route by it. For
+consumers and producers that connect through a sidecar, both headers are removed and the original is restored. This is
+done only if the message still has the pair that we set and this configuration can produce that pair, so that a forged
+header has no effect.
 
 Source: the messenger-addressing specification, 3.3.
 """
@@ -142,7 +143,7 @@ def _destination(state: VhostState, book: AddressBook, first: OriginalAddress, n
 
 
 def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[bytes, bytes]:
-    """Return the method and header frames of a delivery, get-ok or return with the original address.
+    """Build the method and header frames of a delivery, get-ok or return with the original address.
 
     A malformed message stays unchanged, since it must not close the connections of the consumers that receive it.
     """

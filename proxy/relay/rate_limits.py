@@ -53,7 +53,7 @@ class RateLimits(NamedTuple):
 
 
 class UserRateLimit:
-    """The rate limit of one user, shared by all of its connections."""
+    """The rate limit of one user, shared by all of the user's connections."""
 
     __slots__ = ("_publishes", "_read_bytes", "connections", "owes_since", "rates")
 

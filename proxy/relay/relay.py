@@ -96,7 +96,7 @@ class Relay:
     def upstream_lost(self, reason: str) -> None:
         """Handle the loss of the upstream link.
 
-        The producer's connection is closed with 320 and this reason, unless it is already being closed.
+        The producer's connection is closed with 320 and the given reason, unless it is already being closed.
         """
         connection = self.connection
         connection.upstream.end()

@@ -7,10 +7,10 @@ and this module sends nothing.
 Several bindings ("rows") of a destination may have the same token as their key. Messages reach the destination while at
 least one of these rows exists. There are three kinds of rows:
 
-- A *plain* row has no arguments. The control plane binds it for rules files and for publishes that request it. All
-  sidecars share it, and a sidecar does not know which other sidecars need it. A sidecar therefore unbinds it only if
-  its own rules needed it before, or if an exchange that clients declared has no bindings left. Rules rely only on plain
-  rows.
+- A *plain* row has no arguments. The control plane binds plain rows for rules files and for publishes that request
+  them. All sidecars share a plain row, and no sidecar can determine which other sidecars need the row. A sidecar
+  therefore unbinds a plain row only if the sidecar's own rules needed the row before, or if an exchange that clients
+  declared has no bindings left. Rules rely only on plain rows.
 - A *mark* is a client's binding whose key is the token. It is removed when the client's binding is unbound, through any
   sidecar.
 - A *pin* has an argument that no other row has. A sidecar binds a pin if a client's binding has a storage key and none
@@ -21,24 +21,24 @@ A client's binding that was made through another sidecar may rely on a row, even
 binding yet. No sidecar may remove the last row on which a binding relies. The broker has no compare-and-delete, but an
 unbind names the exact arguments of a row. Therefore, sidecars proceed as follows:
 
-1. A binding with a storage key relies on a mark or pin made by the *same* sidecar (an *assertion*) that was sent less
-  than `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). If there is no such assertion, the
+1. A binding with a storage key relies on an *assertion*: a mark or pin that the *same* sidecar sent less than
+  `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). If there is no such assertion, the
   sidecar binds another pin, with an argument that was never used before, and only then answers the client.
-2. A sidecar unbinds its own assertions as soon as it knows of nothing that needs the destination. Bindings made through
-  other sidecars do not rely on these assertions.
-3. A row of another sidecar is unbound only when it is *settled*, which means that a listing requested more than
-  `LEASE_SECONDS` after the row was first listed has arrived. No new binding relies on such a row, and the listing
-  contains all earlier bindings that rely on it. If a client unbinds a mark of another sidecar before the mark is
-  settled, a pin replaces the mark (`unbind_plan`).
-4. Rows that nothing needs any more are unbound when two passes, `GRACE_SECONDS` apart, have confirmed this (`idle`).
+2. A sidecar unbinds its own assertions as soon as nothing known to this sidecar needs the destination. Bindings made
+  through other sidecars do not rely on these assertions.
+3. A row of another sidecar is unbound only when it is *settled*: the row was first listed, another listing was
+  requested more than `LEASE_SECONDS` later, and that listing has arrived. No new binding relies on such a row, and the
+  listing contains all earlier bindings that rely on it. If a client unbinds a mark of another sidecar before the mark
+  is settled, a pin replaces the mark (`unbind_plan`).
+4. Rows that are no longer needed are unbound when two passes, `GRACE_SECONDS` apart, have confirmed this (`idle`).
   Pins of other sidecars are also unbound if this sidecar has a later pin (`outdated`), since a sidecar that has exited
   can't remove its pins.
 5. The rules of another sidecar may need a plain row that the rules of this sidecar no longer need. Before this sidecar
   unbinds the plain row, it binds a pin that counts as a pin of another sidecar. A sidecar whose rules need the
   destination then recreates the plain row in its next pass. On the carriers of exchanges from rules files, pins of
   other sidecars are settled only after `handover_seconds`, so that every sidecar has time to run a pass. New rules take
-  effect soon after the listing that showed their rows. If binding the missing rows took long, another pass is run
-  first.
+  effect soon after the listing that showed their rows. If binding the missing rows took a long time, another pass is
+  run first.
 
 Points 1 to 4 guarantee that the last row on which a binding relies is kept, regardless of the order in which the broker
 executes the steps of any number of sidecars. Only durations are compared, so clocks need not agree.
@@ -282,7 +282,7 @@ class TokenTable:
         self._released.add(destination)
 
     def retire(self, destination: Destination) -> bool:
-        """Finish `release`; return True if the plain row has not been bound since then."""
+        """Finish `release`; return True if the plain row has not been bound since `release` was called."""
         is_due = destination in self._released
         self._released.discard(destination)
         return is_due

@@ -53,9 +53,9 @@ class TokenForm(Enum):
     exchange also receives the tokens as routing keys, and the pattern ``*`` would match a token that is a single word.
     Tokens therefore have eight words if messages may be routed to another exchange or to an alternate exchange.
 
-    A carrier changes from one word to eight words when an exchange becomes one of its destinations. It never changes
-    back, since another sidecar may rely on eight words. While the form is `CHANGING`, destinations are bound with both
-    kinds of token, publishes carry both kinds, and publishes to an exchange wait.
+    A carrier changes from one-word to eight-word tokens when an exchange becomes one of the carrier's destinations. It
+    never changes back, since another sidecar may rely on eight-word tokens. While the form is `CHANGING`, destinations
+    are bound with both kinds of token, publishes carry both kinds, and publishes to an exchange wait.
     """
 
     DIRECT = "direct"
@@ -202,7 +202,7 @@ class Tokens:
         return _MARKERS + blake2b(text, key=by, digest_size=16).hexdigest().encode()
 
     def without(self, key: bytes) -> Tokens:
-        """Return a copy without the tokens made with one key."""
+        """Return a copy without the tokens made with the given key."""
         return Tokens(self.vhost, tuple(kept for kept in self.keys if kept != UNKEYED), self._retired | {key})
 
     def _token(self, key: bytes, kind: str, name: bytes, one_word: bool) -> bytes:

@@ -170,12 +170,12 @@ class OwnedExchange:
 
     @property
     def is_topic(self) -> bool:
-        """True if its carrier is a topic exchange."""
+        """True if the exchange's carrier is a topic exchange."""
         return self.form is not TokenForm.DIRECT
 
     @property
     def takes_exchanges(self) -> bool:
-        """True if its destinations may include exchanges, which receive messages with tokens as routing keys."""
+        """True if the destinations may include exchanges, which receive messages with tokens as routing keys."""
         return self.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS)
 
     def reach(self, client: str) -> Reach:
@@ -237,17 +237,17 @@ class OwnedExchange:
 
     @property
     def ends(self) -> bool:
-        """True if a client declared this exchange with auto-delete and it has no bindings."""
+        """True if a client declared this exchange with auto-delete and the exchange has no bindings."""
         return self.declared is not None and self.declared.auto_delete and not self.clients
 
     @property
     def is_carrier(self) -> bool:
-        """True if the carrier is the exchange on the broker with the same name."""
+        """True if this exchange has a carrier, and the carrier has the same name."""
         return self.delivery is Delivery.CARRIER and self.carrier == self.name
 
     @property
     def moves(self) -> bool:
-        """True if publishes may be sent with a different exchange or key."""
+        """True if publishes may be sent with an exchange or key that differs from the producer's."""
         return self.delivery is Delivery.QUEUE or self.carrier != self.name or self.alternate is not None
 
 
@@ -327,7 +327,7 @@ class VhostState:
         return new if same else None
 
     def has_token(self, destination: Destination) -> bool:
-        """Return True if messages reach a destination by a token. Only exchanges that are evaluated here need none."""
+        """Return True if messages reach a destination by a token. Exchanges that are evaluated here need no token."""
         return destination[0] == QUEUE or destination[1] not in self.exchanges
 
     def has_queue(self, name: bytes) -> bool:
@@ -395,7 +395,7 @@ class VhostState:
         self.changed()
 
     def remove_exchange(self, name: bytes) -> None:
-        """Remove an exchange, its bindings, and all clients' bindings that have it as their destination."""
+        """Remove an exchange, its bindings, and all clients' bindings whose destination is this exchange."""
         self.exchanges.pop(name, None)
         self.router.remove(name)
         for other in list(self.exchanges.values()):

@@ -104,7 +104,7 @@ class Merge:
         return self.rejected(day) | self._aside()
 
     def rejected(self, day: date | None) -> dict[str, Any]:
-        """Write the invalid lines in the directory of a day, and count them."""
+        """Write and count the invalid lines from the log directory of a day."""
         self._values["here"] = "folder IS NULL" if day is None else f"folder = DATE '{day}'"
         file = self._tables.staging(names.REJECTED, day) / "part-0.json.gz"
         if not self._write("rejected", file, "FORMAT json, COMPRESSION gzip"):

@@ -61,7 +61,7 @@ def render_index(rows: Sequence[Mapping[str, Any]], ranges: Sequence[str]) -> st
 
 
 def relinked(page: str, days: Days) -> str:
-    """Return an existing page with new links to days. Text from the log is escaped, so it can't look like the links."""
+    """Return an existing page with new links to days. Text from the log is escaped, so it is never taken for a link."""
     navigation = _TEMPLATES.get_template("days.html").render(days=days)
     return _NAVIGATION.sub(lambda _: navigation, page, count=1)
 

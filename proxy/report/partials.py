@@ -147,9 +147,9 @@ def texts(pieces: Iterable[bytes]) -> Iterator[str]:
 class Reader:
     """Reads segments in sequence; `pieces` yields the partials of a group of segments.
 
-    The text of a segment is written to a file, since DuckDB's reader for JSON files takes a third of the time that its
-    string functions need, and does not hold the text in memory. Each group is read in one transaction, which halves the
-    cost of inserting.
+    The text of a segment is written to a file, since DuckDB's reader for JSON files needs a third of the time that
+    DuckDB's string functions need, and does not hold the text in memory. Each group is read in one transaction, which
+    halves the cost of inserting.
 
     Args:
         traced: whether the trace table is requested.
@@ -191,7 +191,7 @@ class Reader:
         self._duck.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", [*values, self._traced])
 
     def _set_aside(self, sid: int) -> None:
-        """Classify the invalid lines of a segment and remove them from its lines."""
+        """Classify a segment's invalid lines, and separate them from the valid lines."""
         wrong = dict(self._duck.execute("SELECT nr, v FROM lines WHERE sid = ? AND NOT is_record", [sid]).fetchall())
         if not wrong:
             return

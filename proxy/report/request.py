@@ -42,7 +42,7 @@ class Request:
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:
-        """Reject a range that ends before it begins, or that begins in the future without an end."""
+        """Reject a range whose end is before its start, or whose start is in the future if no end is given."""
         if self.since is not None and self.since > self.last_day:
             raise ConfigError("oxproxy report", 0, "--since", f"{self.since} comes after the last day, {self.last_day}")
 

@@ -80,7 +80,7 @@ class Selection:
         return step, [steps[begin] for begin in sorted(steps)]
 
     def _largest(self, name: str, by: str, most: int = MOST_ROWS) -> list[Row]:
-        """Return the rows with the greatest values. Record their number, plus 1 if there are more rows."""
+        """Return the rows with the greatest values. Record how many rows are returned, plus 1 if there are more."""
         rows = self._rows(f"FROM ({_SQL[name]}) ORDER BY {by} DESC, COLUMNS(* EXCLUDE {by}) LIMIT {most + 1}")
         self._found[name] = len(rows)
         return rows[:most]

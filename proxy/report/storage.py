@@ -163,9 +163,7 @@ class Storage:
             files.copyFromLocalFile(True, True, self._path(local.as_uri()), new)
 
     def fetch(self, path: str, folder: Path) -> Path:
-        """Return a link to a local file, or a copy of a remote file, with a plain name in a directory on this
-        machine.
-        """
+        """Link a local file, or copy a remote file, to a new path in a local directory; return the new path."""
         local = folder / f"{uuid.uuid4().hex}.parquet"
         with self._at(path) as (files, target):
             if files.getUri().getScheme() == "file":

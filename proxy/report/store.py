@@ -168,7 +168,7 @@ class Partials:
         )
 
     def compact(self) -> None:
-        """Join small files if there are many, since following the log creates one every minute."""
+        """Join small files if there are many, since following the log creates a new file every minute."""
         small = [path for path, local in self._files.items() if local.stat().st_size <= _SMALL_FILE]
         if len(small) > _MOST_FILES:
             self._rewrite(small, "")

@@ -97,7 +97,7 @@ class _Search:
         ]
 
     def settles(self, segments: Sequence[Segment], publishes: Sequence[tuple[Segment, Record]]) -> list[Any]:
-        """Return the settle records, searched in the segment of each publish and the sidecar's next segment."""
+        """Return the settle records found in the segment of each publish and in the sidecar's next segment."""
         wanted: dict[str, tuple[Segment, set[tuple[Any, ...]]]] = {}
         for segment, record in publishes:
             series = [other for other in segments if _series(other) == _series(segment)]

@@ -1,7 +1,7 @@
 """Visits the bindings of one exchange and collects the destinations of a message.
 
 Bindings are visited in a fixed order, and a goto or a stop skips some of the following bindings. The result is the same
-whether all bindings of the exchange are passed or only the bindings that the index selected.
+whether `route` gets all bindings of the exchange or only those that the index selects.
 
 Source: the open-exchange specification, sections 1, 7 and 8.
 """
@@ -65,7 +65,7 @@ def route_traced(
         message: see `route`.
         matched: see `route`.
         steps: receives an entry for each visit.
-        candidates: bindings that `route` would visit; None for all. Others count as false, at no charge.
+        candidates: bindings that `route` would visit; None for all. All other bindings count as false, at no charge.
     """
     routed: set[Destination] = set()
     floor = 0

@@ -100,7 +100,7 @@ def join_interests(interests: Iterable[Interest]) -> Interest:
 
 
 class _Identity:
-    """The key of a binding in its exchange. The key refers to the binding's identity instead of copying it."""
+    """The key under which an exchange stores a binding: a reference to the binding, not a copy of its identity."""
 
     __slots__ = ("_binding",)
 
@@ -199,7 +199,7 @@ class Exchange:
         return True
 
     def unbind(self, binding: Binding) -> bool:
-        """Remove the binding with the same identity.
+        """Remove the binding that has the same identity as the given binding.
 
         Returns:
             False if there is no such binding.

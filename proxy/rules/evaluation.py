@@ -26,7 +26,7 @@ class RoutingResult:
     """Result of routing a message. The fields are named like the keys under `expect` in a test.
 
     `exchanges` includes the alternate exchange if it is used. `failed` contains the reasons for failed translations.
-    `rule` is the index of the first rule in the address table that applied.
+    `rule` is the index of the first address rule that applied.
     """
 
     queues: tuple[str, ...]

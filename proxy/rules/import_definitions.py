@@ -104,7 +104,7 @@ def _exchanges(data: bytes, source: str, vhost: str, only: Sequence[str]) -> Ite
 
 
 def _vhosts(data: bytes) -> set[str]:
-    """Return the virtual hosts in definitions. An export of a single virtual host may not contain its name."""
+    """Return the virtual hosts in definitions. If only one virtual host was exported, its name may be missing."""
     definitions = json.loads(data)
     listed = {str(vhost["name"]) for vhost in definitions.get("vhosts", ())}
     return listed or {

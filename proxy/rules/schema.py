@@ -374,7 +374,7 @@ def _present(items: Iterable[T | None]) -> list[T]:
 
 
 def _take_items(keys: Keys, key: str) -> list[Any]:
-    """Remove the items of a list, and return them to be read individually instead of by the list's model."""
+    """Remove and return the items of a list, which the caller reads individually, without the list's model."""
     node = keys.value(key)
     if not isinstance(node, Sequence):
         return []

@@ -91,7 +91,7 @@ class FileWatch:
 
 
 def lone_mounts(paths: Iterable[Path], mountinfo: str) -> list[Path]:
-    """Return files that are mounted individually, as Kubernetes does for `subPath`, and are therefore never updated.
+    """Return files that are never updated because they are mounted individually (`subPath` in Kubernetes).
 
     Args:
         mountinfo: content of /proc/self/mountinfo (proc(5)).

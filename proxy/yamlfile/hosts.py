@@ -34,7 +34,7 @@ def parse_address(text: str, least: int = 1) -> HostPort:
     """Parse ``host:port``.
 
     Args:
-        least: smallest port; 0 if port 0 may stand for any free port.
+        least: smallest permitted port; 0 if port 0 may stand for any free port.
 
     Raises:
         ValueError: the message states what was expected.

@@ -213,12 +213,12 @@ class BindingListings:
 
     @property
     def unsigned(self) -> dict[bytes, list[str]]:
-        """Bindings in the last listings that are not signed with any of our secrets, by exchange."""
+        """Bindings that are not signed with any of our secrets, by exchange, as of the last listings."""
         return {name: texts for name, texts in self._unsigned.items() if texts and name in self._state.exchanges}
 
     @property
     def previous(self) -> dict[bytes, int]:
-        """Number of bindings in the last listings that are signed with a previous secret, by exchange."""
+        """Number of bindings that are signed with a previous secret, by exchange, as of the last listings."""
         return {name: count for name, count in self._previous.items() if count and name in self._state.exchanges}
 
     def forget(self, name: bytes) -> None:
@@ -246,9 +246,9 @@ class BindingListings:
         """Apply a listing of a carrier's bindings, including additions and removals made by other sidecars.
 
         Returns:
-            Superfluous copies, which have to be removed. They exist if two sidecars received the same arguments in a
-            different order. The stored data then differ in more than the sequence number, and a client's unbind would
-            not match these copies.
+            Superfluous copies, which have to be removed. Such copies exist if two sidecars received the same arguments
+            in different orders. The stored data then differ in more than the sequence number, and a client's unbind
+            would not match these copies.
         """
         if before is None:
             return []
@@ -407,7 +407,7 @@ Refused: TypeAlias = tuple[StoredBinding, str]
 
 
 def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> list[Refused]:
-    """Carry clients' exchanges and bindings over to new rules. Can be called again to update them.
+    """Carry clients' exchanges and bindings over to new rules. A further call updates what was carried over.
 
     Args:
         state: the state with the old rules and the declarations.

@@ -1,7 +1,8 @@
 """Selects the types of carriers, and the form of the tokens on topic carriers.
 
-An existing carrier keeps its type, since the broker refuses to declare it with a different type, clients' bindings are
-stored on it, and other sidecars publish to it. A new carrier gets the type that costs the broker less.
+An existing carrier keeps its type, for three reasons: the broker refuses to declare an existing exchange with a
+different type, the carrier stores clients' bindings, and other sidecars publish to the carrier. A new carrier gets the
+type that costs the broker less.
 
 Messages from a sidecar have several routing keys. RabbitMQ before 3.13 compares each of these keys with every binding
 of a direct exchange. Measurements show that a topic exchange costs less if there are more destinations than

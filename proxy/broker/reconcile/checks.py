@@ -32,7 +32,7 @@ _HASH_LENGTH = 16
 
 
 def carrier_conflict(exchange: OwnedExchange, info: ExchangeInfo | None) -> str | None:
-    """Return why the exchange on the broker can't be the carrier; None if it can, or if it does not exist."""
+    """Return why the exchange on the broker can't be the carrier; None if it can, or if there is no exchange."""
     unusable = unnameable(exchange.carrier)
     if unusable is not None:
         return f"{_shown(exchange)}: the carrier can't be declared: {unusable}"

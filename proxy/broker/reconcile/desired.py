@@ -40,12 +40,12 @@ class DesiredState:
     Args:
         made: exchanges whose carriers we declare, since a rules file owns them.
         tokens: destinations that need a token on the carrier of an exchange, by exchange name.
-        plain: destinations in `tokens` that rules files need, not only clients' bindings, by exchange name.
+        plain: destinations in `tokens` needed by rules files, not only by clients' bindings, by exchange name.
         holders: exchanges on whose carrier a destination needs a token, by destination.
         existing: destinations that must exist but need no token, with their role in the rules; "" for a plain
             destination.
-        published: exchanges to which the sidecar itself publishes. The value is the exchange from a rules file whose
-            messages the sidecar publishes there.
+        published: exchanges to which the sidecar itself publishes. The value is the exchange in a rules file on whose
+            behalf the sidecar publishes.
         regex: whether a rule chooses queues by a regular expression.
         translated: destinations that the address table redirects, and that therefore need not exist. Their
             replacements on this broker are in `existing`.
@@ -115,7 +115,7 @@ class TokenRights:
         return self._files.get(exchange, _NOTHING).destinations | owned.receivers.keys()
 
     def in_file(self, owned: OwnedExchange, exchange: Exchange) -> Set[Destination]:
-        """Return the destinations that the rules file names in an exchange."""
+        """Return the destinations that the rules file names for an exchange."""
         return self._files.get(exchange, _NOTHING).destinations
 
     def names(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
@@ -125,7 +125,7 @@ class TokenRights:
         return destination in owned.receivers or destination in self._files.get(exchange, _NOTHING).destinations
 
     def awaits(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
-        """Return True if an exchange names a destination that must be bound when it is created later.
+        """Return True if an exchange names a destination that must be bound when the destination is created later.
 
         Destinations that only clients have bound are excluded. As on the broker, a client's binding is deleted with the
         queue, and does not apply to a later queue with the same name.

@@ -1,9 +1,9 @@
 """Finds tokens that are still bound although the last binding that needed them was removed.
 
-While such a token is bound, the broker considers the exchange in use. A relay that removes a binding also removes its
-token. This module finds tokens that the relay could not remove, and tokens of bindings that were removed without the
-sidecar. A token is unbound when two successive passes find that it is not needed, since a client may be about to bind
-during the first pass. Source: `relay.token_table`.
+While such a token is bound, the broker considers the exchange in use. A relay that removes a binding also removes the
+token that the binding needed. This module finds tokens that the relay could not remove, and tokens of bindings that
+were removed without the sidecar. A token is unbound when two successive passes find that it is not needed, since a
+client may be about to bind during the first pass. Source: `relay.token_table`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     diff      the actions that change the observed state to the desired state
     execute   carries out the actions; stores results in `ObservedState` and `TokenTable`, which the relays use
 
-Listed tokens are trusted. Without listings, some tokens are bound again in each pass, which has no effect if they
-exist. `vhost_loop` decides when a pass is due.
+Listed tokens are trusted. Without listings, some tokens are bound again in each pass; binding an existing token has no
+effect. `vhost_loop` decides when a pass is due.
 
 Source: docs/explanation/architecture.md.
 """
@@ -130,7 +130,7 @@ class Reconciler:
         return self._desired
 
     def count_unnamed(self) -> int:
-        """Count the tokens that no rule needs on carriers of exchanges in rules files."""
+        """On the carriers of exchanges in rules files, count the tokens that no rule needs."""
         return sum(len(item.bound - self.desired.tokens_of(item)) for item in self.desired.made)
 
     @property
@@ -397,7 +397,7 @@ class Reconciler:
     async def prepare(
         self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
     ) -> Retired:
-        """Declare and bind everything that new rules need before they replace the old rules.
+        """Before new rules replace the old rules, declare and bind everything that the new rules need.
 
         Args:
             exchanges: the new exchanges, to which token tables and client declarations are added.
@@ -451,8 +451,8 @@ class Reconciler:
         bound.
 
         Returns:
-            The actions that unbind the pins that have replaced the tokens for other sidecars. These actions must be run
-            after `handover_seconds`.
+            The actions that unbind the pins with which the tokens were replaced for other sidecars. These actions must
+            be run after `handover_seconds`.
         """
         # Waits while new rules are being prepared, since `prepare` may have just bound these tokens.
         async with self._one_at_a_time:

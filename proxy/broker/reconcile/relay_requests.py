@@ -2,10 +2,10 @@
 queues and exchanges.
 
 Producers and regex routes can choose any number of destinations that no rule names. The work for such destinations is
-therefore limited: attempts to bind the same destination never run concurrently, and both the number of destinations
-bound on demand and the cache of destinations that can't be bound have a maximum size. Declares and deletes through a
-relay are applied at once. Applying them must stay cheap with thousands of bindings, so the desired state is not
-recomputed for every declare in a long series. The broker is not observed here.
+therefore limited: attempts to bind the same destination never run concurrently, and limits apply to the number of
+destinations bound on demand and to the cache of destinations that can't be bound. Declares and deletes through a relay
+are applied at once. Applying them must stay cheap with thousands of bindings, so the desired state is not recomputed
+for every declare in a long series. The broker is not observed here.
 
 Source: architecture, "The control plane".
 """
@@ -285,7 +285,7 @@ class RelayRequests:
             self._state.changed()
 
     async def ensure_queue(self, queue: bytes, exclusive: bool = False) -> None:
-        """Bind the tokens of a newly declared queue. Returns when they are bound or refused, or at the deadline."""
+        """Bind the tokens of a newly declared queue. Returns when all are bound or refused, or at the deadline."""
         self.queue_declared(queue, exclusive)
         if exclusive or unnameable(queue) is not None:
             return

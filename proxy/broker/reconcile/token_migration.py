@@ -125,8 +125,8 @@ def former_bindings(
     """Find the bindings to remove from a carrier because their tokens are no longer used.
 
     If such a binding stores a client's binding, the client's binding is first stored under its storage key. Only the
-    connection that owns an exclusive queue can unbind it, so bindings of exclusive queues stay until the queue is
-    deleted.
+    connection that owns an exclusive queue can unbind the queue, so bindings of exclusive queues stay until the queue
+    is deleted.
 
     Args:
         former: bindings with former tokens, to destinations whose current token is bound.

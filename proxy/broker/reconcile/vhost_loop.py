@@ -306,7 +306,7 @@ class VhostTopology:
             self._announcements.announce(exchange)
 
     def _announced(self, names: set[bytes] | None) -> None:
-        """Request a pass because another sidecar has changed exchanges; None for all exchanges."""
+        """Request a pass because another sidecar has changed these exchanges; None means any exchange."""
         self.reconciler.observer.announced(names)
         self._schedule.request_refresh(names)
 

@@ -2,10 +2,10 @@
 
 A binding is checked as the open-exchange plugin would check it. It is then made on the carrier, on the client's own
 channel, so that the broker stores it. The first binding to a destination has the destination's token as key and routes
-messages to it; further bindings have storage keys. A separate binding with the token for each destination would double
-the number of bindings, and RabbitMQ before 3.13 compares every binding of an exchange with each message that has a BCC
-header. Each sidecar makes its own first binding, or a pin, since other sidecars may remove their rows at any time
-(`relay.token_table`). Clients can't change bindings from rules files.
+messages to that destination; further bindings have storage keys. If each destination had an additional binding for its
+token, the number of bindings would double, and RabbitMQ before 3.13 compares every binding of an exchange with each
+message that has a BCC header. Each sidecar makes its own first binding, or a pin, since other sidecars may remove their
+rows at any time (`relay.token_table`). Clients can't change bindings from rules files.
 
 A client's routes reach only destinations that the client has permission to bind (`ClientReach`). Existing destinations
 are checked before the binding is stored; other destinations are checked when a message chooses them. Tokens bound for
@@ -164,9 +164,9 @@ class ClientReach:
     def remove_unneeded(
         self, owned: OwnedExchange, client: str, tokens: Collection[Destination], then: Callable[[], None]
     ) -> None:
-        """Unbind the rows that nothing needs after a client's binding was removed or refused.
+        """Unbind rows that are no longer needed, after a client's binding was removed or refused.
 
-        If the client has no bindings left on the exchange, its grants are also unbound.
+        If the client has no bindings left on the exchange, the client's grants are also unbound.
 
         Args:
             owned: the exchange.
@@ -186,7 +186,7 @@ class ClientReach:
         withdraw(self._connection, owned, unneeded, grants, then)
 
     def needed_besides(self, owned: OwnedExchange, stored: StoredBinding) -> bool:
-        """Return True if anything other than the given binding needs its destination."""
+        """Return True if anything other than the given binding needs the binding's destination."""
         return self.is_needed(owned, stored.destination, stored.binding.identity in owned.clients)
 
     def is_needed(self, owned: OwnedExchange, destination: Destination, uses: int = 0) -> bool:
@@ -548,7 +548,7 @@ class ClientBindings:
             self._connection.refuse(pending.channel, refusal.about(pending.request.method))
 
     def _unbound(self, pending: _Unbind) -> None:
-        """Record that the binding was removed, and clean up after its routes."""
+        """Record that the binding was removed, and unbind rows that are no longer needed."""
         owned = self._state.now(pending.owned)
         known = None
         if owned is not None:

@@ -248,7 +248,7 @@ class ClientExchanges:
         inject(self._connection, channel, [frame], look_up_again)
 
     def _compared(self, new: _NewExchange, _: str | None) -> None:
-        """After the declare-ok, compare the exchange with the exchange that was declared first."""
+        """After the declare-ok, add the new exchange, or compare it with a known exchange that has the same name."""
         channel, owned = new.channel, new.owned
         if channel.state is not DECLARING:
             return

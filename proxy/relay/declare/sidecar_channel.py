@@ -1,8 +1,8 @@
-"""The channel of a leased upstream connection that is reserved for the sidecar.
+"""The channel that is reserved for the sidecar on a leased upstream connection.
 
 It is the channel with the highest number, which is never offered to the producer. It is used for methods that only this
-connection may send, such as binds of its exclusive queues. Only one method is outstanding at a time. A refusal closes
-only this channel.
+connection may send, such as binds of the connection's exclusive queues. Only one method is outstanding at a time. A
+refusal closes only this channel.
 
 Source: `relay.token_table`.
 """

@@ -175,7 +175,7 @@ def withdraw(
     *,
     plain: bool = False,
 ) -> None:
-    """Unbind tokens and grants that nothing needs any more; the control plane retries unbinds that are refused.
+    """Unbind tokens and grants that are no longer needed; the control plane retries unbinds that are refused.
 
     With `plain`, the control plane's rows are also unbound.
     """

@@ -3,9 +3,9 @@
 In the producer's handshake, this module answers in place of the broker, with the methods that the broker sent when the
 kept connection was opened. Every producer gets Start. A producer with the same login as the previous producer also gets
 Tune. If the limits and the virtual host are the same as well, the producer gets OpenOk. As soon as something differs, a
-connection to the broker is opened. The broker receives everything that the producer has sent so far, and answers that
-the producer has already received are suppressed. Therefore, only the broker admits unknown users, and a producer
-receives the same methods as on a new connection.
+connection to the broker is opened. The broker then receives everything that the producer has sent so far. Answers from
+the broker that the producer has already received are suppressed. Therefore, only the broker admits unknown users, and a
+producer receives the same methods as on a new connection.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "The connection class"; architecture, "One publish in, one publish out".
 """
@@ -49,13 +49,13 @@ class LeaseNegotiation:
 
     Args:
         kept: returns the leases of the kept connections, in order of preference.
-        key: key for the hashes of logins; the same for all leases.
+        key: key for the hashes of logins; a single key is used for all leases.
 
     Attributes:
         to_upstream: bytes for the broker, drained by the driver.
         wants_upstream: whether a new connection to the broker is needed.
         taken: lease of the kept connection to reuse; None if there is none.
-        lease: the lease of the connection, kept or new.
+        lease: the lease of the connection, whether the connection is kept or new.
     """
 
     def __init__(self, kept: Callable[[], Iterable[Lease]], key: bytes) -> None:
@@ -73,7 +73,7 @@ class LeaseNegotiation:
         self._passes_through = False
 
     def take(self, frames: list[bytes]) -> bytes:
-        """Take the handshake's output for the broker and clear the list; return the broker's answer, if it is known."""
+        """Take the handshake's frames for the broker and clear the list; return the broker's answer, if it is known."""
         answer = b""
         for frame in frames:
             self._producer_frames.append(frame)

@@ -4,11 +4,11 @@ The broker authenticates the producer: mechanism, response, virtual host and ans
 intervenes in three ways: it adds entries to the properties from both sides, changes the limits (`greeting`), and
 replies to the producer if the broker is unreachable.
 
-If the broker is unreachable, a producer that has sent its protocol header is not disconnected at once. It gets our own
-Start, and Connection.Close 320 after its StartOk. The reason is the behaviour of pika 1.4, aiormq 7.2, py-amqp 5.4 and
-amqp-tools 0.11. After a Close instead of Start, aiormq reports "Expected Connection.Start" and amqp-tools reports
-"unexpected method received". If the Close follows Start and StartOk, all four report its code and text (pika in a
-ProbableAuthenticationError).
+If the broker is unreachable, a producer that has sent its protocol header is not disconnected at once. Such a producer
+gets our own Start and, after the producer's StartOk, Connection.Close 320. The reason is the behaviour of pika 1.4,
+aiormq 7.2, py-amqp 5.4 and amqp-tools 0.11. After a Close instead of Start, aiormq reports "Expected Connection.Start"
+and amqp-tools reports "unexpected method received". If the Close follows Start and StartOk, all four report the code
+and text of the Close (pika in a ProbableAuthenticationError).
 
 A producer's protocol error is answered with Connection.Close even before Tune, although RabbitMQ only closes the socket
 at that stage. The driver owns time, sockets and deadlines, and drains `to_producer` and `to_upstream` after

@@ -79,7 +79,7 @@ class Copy(NamedTuple):
 
 
 class RemoteTargets(NamedTuple):
-    """Targets of a publish that are not on the producer's own broker.
+    """A publish's targets that are not on the producer's own broker.
 
     Args:
         targets: targets on other brokers.
@@ -102,8 +102,8 @@ class Outgoing:
         record: the constant part of the audit lines.
         remote_targets: targets on other brokers, and failed translations; None if there are none.
         exchange: exchange named by the producer.
-        original: the producer's address, if it is the same for all these messages; None if it consists of `exchange`
-            and the routing key of each message.
+        original: the producer's address, if it is the same for all these messages; None if the address consists of
+            `exchange` and the message's own routing key.
     """
 
     __slots__ = (
@@ -248,8 +248,8 @@ def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
     """Return the outgoing form of a publish that the address table redirected to an exchange evaluated here.
 
     Args:
-        out: outgoing form of the publish, according to the decision for that exchange.
-        address: that exchange, and the routing key with which the publish reaches it.
+        out: outgoing form of the publish, according to the decision for the new exchange.
+        address: the new exchange and the new routing key.
     """
     if out.untouched:
         copies = [Copy(*address, (), moved=True, plain=True)]
@@ -264,7 +264,7 @@ def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
 
 
 def _unreserved(leaves: TranslatedDestinations) -> TranslatedDestinations:
-    """Turn translations that would copy a token from the producer's routing key into failed translations."""
+    """Replace each translation that would copy a token from the producer's routing key with a failed translation."""
     reserved = [address for address in leaves.publications if address.routing_key.startswith(RESERVED_PREFIXES)]
     if not reserved:
         return leaves

@@ -236,9 +236,9 @@ class Plans:
         return self.state.addresses is None and self.tap is None
 
     def find(self, exchange: bytes, routing_key: bytes) -> Plan | None:
-        """Return the plan for a publish's exchange if it is evaluated here, otherwise for its address.
+        """Return the plan for a publish; None means that the publish passes.
 
-        None means that the publish passes.
+        The plan is for the publish's exchange if that exchange is evaluated here, otherwise for the publish's address.
 
         Args:
             exchange: the publish's exchange.

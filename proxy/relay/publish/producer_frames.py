@@ -87,7 +87,7 @@ class ProducerFrames:
             frame: the whole frame.
 
         Returns:
-            True if the frame is forwarded unchanged. A replacement is already in the output.
+            True if the frame is forwarded unchanged. Otherwise, the replacement, if any, is already in the output.
 
         Raises:
             ProtocolError: an error that closes the connection.

@@ -2,7 +2,8 @@
 
 The single frames are method frames that are not directly followed by their header frame, body frames of split
 publishes, and misplaced frames. A publish takes the slow path (`PublishFrames.leave`) if it can't be sent immediately
-as one publish: it waits until its destinations are bound, is sent to other brokers, is split, or is refused.
+as a single upstream publish: it waits until its destinations are bound, is sent to other brokers, is split, or is
+refused.
 
 Source: AMQP 0-9-1 spec, 4.2.6; RabbitMQ's reply codes.
 """
@@ -100,7 +101,9 @@ class PublishFrames:
     def leave(
         self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, took_us: float, *, waited: bool
     ) -> None:
-        """Process a publish that can't be sent at once as one publish. Its decision has already been made.
+        """Process a publish that can't be sent immediately as a single upstream publish.
+
+        The decision for the publish has already been made.
 
         Args:
             publish: the publish's method.

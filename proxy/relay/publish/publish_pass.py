@@ -647,7 +647,7 @@ class PublishPass:
         return after
 
     def _body_end(self, data: bytes, at: int, body_at: int, body_size: int, channel: Channel) -> int:
-        """Count a publish that is forwarded as a single publish, and find where processing continues.
+        """Count a publish that results in a single upstream publish, and find where processing continues.
 
         Returns:
             The offset after the body if the body is one complete frame, otherwise the offset after the header.
@@ -694,7 +694,7 @@ class PublishPass:
         channel: Channel,
         waited: bool,
     ) -> int:
-        """Process a publish on the slow path: it can't be sent at once as one publish to the producer's own broker.
+        """Process a publish on the slow path, because it can't be sent immediately as a single upstream publish.
 
         Returns:
             The offset after the processed frames, the last of which is the header or the body.

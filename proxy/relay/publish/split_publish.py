@@ -1,4 +1,4 @@
-"""Splits a publish into several publishes if a single publish is not sufficient.
+"""Splits a publish into several upstream publishes if one upstream publish is not sufficient.
 
 This is necessary if there are too many tokens for one header frame or if, with queue delivery, some destinations are
 exchanges. The body is repeated, so it is buffered until it is complete (`RelayLimits.replay_bytes` limits its size).
@@ -60,7 +60,7 @@ def fitting(
 
 
 def send_collected(connection: ConnectionState, collected: CollectedPublish) -> None:
-    """Send all copies of a publish whose body is complete and which its channel has already counted."""
+    """Send all copies of a publish. The body must be complete, and the channel must have counted the publish."""
     publish = collected.publish
     channel = publish.channel
     confirms = channel.confirms
@@ -85,7 +85,9 @@ def send_collected(connection: ConnectionState, collected: CollectedPublish) -> 
 
 
 def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
-    """Return the part of a publish that is the same in its return: everything except BCC, which the broker removes.
+    """Return the part of a publish that does not change when the broker returns the message.
+
+    This is everything except BCC, which the broker removes.
 
     Args:
         exchange: the outgoing exchange.

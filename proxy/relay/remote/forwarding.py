@@ -22,7 +22,7 @@ _TAKEN = frozenset((RemoteResult.ACKED, RemoteResult.RETURNED))
 
 
 class _Copy(RemoteMessage):
-    """One copy of a publish, for another broker."""
+    """One copy of a publish, which is sent to another broker."""
 
     __slots__ = ("_connection", "_mark", "_origin", "_publish", "_tag")
 
@@ -51,7 +51,7 @@ class _Copy(RemoteMessage):
 
 
 class _OnlyCopy(RemoteMessage):
-    """The only copy of a publish, for another broker. The confirm for the copy settles the publish."""
+    """The only copy of a publish, which is sent to another broker. The confirm for the copy settles the publish."""
 
     __slots__ = ("_channel", "_connection", "_tag")
 
@@ -85,7 +85,7 @@ def send_alone(
 
 
 def copy_ids(remote_targets: RemoteTargets, producer_tag: int) -> list[Hashable]:
-    """Return identifiers for the copies sent to other brokers, used to recognise returns of these copies."""
+    """Create identifiers by which the copies sent to other brokers are recognised when a broker returns them."""
     return [
         ("remote", producer_tag, index) for index in range(len(remote_targets.targets) + len(remote_targets.failed))
     ]

@@ -169,7 +169,7 @@ class RemoteLink:
             lane.lost(reason)
 
     def close(self) -> None:
-        """Send Connection.Close; the driver closes the socket when it is sent."""
+        """Send Connection.Close; the driver closes the socket once the method has been sent."""
         if self.open:
             self.to_send.append(connection_close(200, b"Goodbye"))
         self.lost("closed by us")

@@ -97,7 +97,7 @@ _SINGLE = (b"x-order", b"x-goto-ontrue", b"x-goto-onfalse", b"x-del-dest")
 
 
 def plain_key(draft: Draft, key: bytes, value: Value) -> None:
-    """Read a key without the prefix ``x-``. The header with this name must be equal to the value."""
+    """Read a key without the prefix ``x-``: the header with this name must be equal to the argument's value."""
     draft.headers.append(HeaderEquals(key, value, key))
 
 

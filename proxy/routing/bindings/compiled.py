@@ -1,4 +1,4 @@
-"""Compiled bindings, and the match types that decide whether they are true.
+"""Compiled bindings, and the match types that decide whether a binding is true.
 
 A `CompiledBinding` has the same attributes for every exchange type: a `Match`, effects for both results, a position in
 the visiting order, and the data that the index and caches need. `exchange_types` creates it.

@@ -75,7 +75,10 @@ class Topic:
         self._least = sum(word != _ANY_WORDS for word in words)
 
     def matches(self, key: bytes) -> bool:
-        """Return True if the routing key matches. The cost is at most proportional to the product of both lengths."""
+        """Return True if the routing key matches.
+
+        The cost is at most proportional to the length of the topic times the length of the routing key.
+        """
         if self.ignores_case:
             key = key.translate(_FOLD)
         words = _words(key)

@@ -1,4 +1,4 @@
-"""Regular expressions on bytes, which unmodified PCRE2 searches at a bounded cost.
+"""Regular expressions on bytes: searches by unmodified PCRE2, at a bounded cost.
 
 Patterns are written in PCRE2's own language, pcre2pattern(3), and are not translated. They are compiled with character
 tables for Latin-1. The system's ``libpcre2-8``, called through ctypes, runs them.
@@ -23,8 +23,7 @@ with increasing limits, each of which is charged. The charge therefore exceeds t
 factor, and the same search always costs the same. Searches that cost little more than the call itself
 (``_FREE_UNITS``) are free, so a budget does not limit the number of patterns. For longer subjects, the plain form is
 tried first until the worst cases of such searches add up to a quarter of the budget (``Budget.unproven``). Therefore,
-all searches with one budget together take at most the budget, plus a quarter of the budget, plus four microseconds per
-search.
+all searches with one budget together cost at most 1.25 times the budget, plus four microseconds per search.
 
 Every call holds the interpreter lock (``PyDLL``), since a search takes less time than releasing and reacquiring the
 lock. All patterns can therefore share one match block and one stack.
@@ -123,7 +122,8 @@ class Budget:
         left: remaining units.
         unproven: units left for the worst cases of searches in the plain form.
         spent: whether a search was abandoned because the budget was too small. No further searches are then started.
-        exceeded: whether a search was abandoned or not started for this reason. Callers reset it to False.
+        exceeded: whether a search was abandoned or not started because the budget was too small. Callers reset it to
+            False.
         match_limit_hits: number of searches that were abandoned although the budget was sufficient.
     """
 
@@ -143,7 +143,7 @@ def _power(limit: int) -> int:
 
 
 def latin1_tables() -> bytes:
-    """Return character tables for Latin-1, since few installations have a locale from which they could be generated.
+    """Return character tables for Latin-1. PCRE2 could generate them only from a locale that few installations have.
 
     Returns:
         The lower-case table, case-flip table, class bitmaps and type bits, 1,088 bytes in total.

@@ -207,7 +207,7 @@ def _doubtful_name(key: str, value: Value) -> str:
 
 
 def _clocks(exchange: ParsedExchange, faults: Faults) -> None:
-    """Warn about patterns of clock operators with characters that the formatted time never contains."""
+    """Warn about clock operators whose pattern contains characters that never occur in the formatted time."""
     if exchange.rule.type != OPEN:
         return
     for parsed in exchange.bindings:

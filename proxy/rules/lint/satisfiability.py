@@ -141,7 +141,7 @@ def _impossible_header(group: Sequence[HeaderOperator]) -> bool:
 
 
 def _equals(expected: Value) -> list[Value]:
-    """Return all values that are equal to the given value but that operators can distinguish."""
+    """Return the values that are equal to the given value, one for each type that operators can distinguish."""
     letter, content = expected
     if letter in NUMBERS:
         return [Value(number, content) for number in INTEGERS | FLOATS]
