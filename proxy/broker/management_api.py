@@ -146,7 +146,7 @@ def binding_info(item: Mapping[str, Any]) -> BindingInfo:
 
 
 def items(text: str) -> Iterator[Any]:  # JSON of any shape
-    """Read a JSON list item by item, since decoding a long list at once would block the event loop.
+    """Read a JSON array item by item, since decoding a long array at once would block the event loop.
 
     Raises:
         ValueError: the text is malformed.
@@ -162,7 +162,7 @@ def items(text: str) -> Iterator[Any]:  # JSON of any shape
         at = _after_blanks(text, at)
         expected = ","
     if text[at : at + 1] != "]" or _after_blanks(text, at + 1) != len(text):
-        raise ValueError(f"not a JSON list: unexpected content at {at}")
+        raise ValueError(f"not a JSON array: unexpected content at {at}")
 
 
 def _after_blanks(text: str, at: int) -> int:
@@ -317,7 +317,7 @@ class ManagementApi:
                 bindings += _read(binding_info, step, path)
                 await asyncio.sleep(0)
         except ValueError as error:
-            raise self._error(UpstreamFailure.REFUSED, path, "the answer is not a JSON list") from error
+            raise self._error(UpstreamFailure.REFUSED, path, "the response is not a JSON array") from error
         except RecursionError as error:
             raise Undecodable(UpstreamFailure.REFUSED, self._text(path, _NESTED)) from error
         return now, bindings
@@ -340,7 +340,7 @@ class ManagementApi:
         try:
             return json.loads(body)
         except ValueError as error:
-            raise self._error(UpstreamFailure.REFUSED, path, "the answer is not JSON") from error
+            raise self._error(UpstreamFailure.REFUSED, path, "the response is not JSON") from error
         except RecursionError as error:
             raise Undecodable(UpstreamFailure.REFUSED, self._text(path, _NESTED)) from error
 

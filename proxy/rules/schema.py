@@ -133,7 +133,7 @@ class ExchangeModel(FileModel):
     )
     delivery: Literal["carrier", "queue"] = Field(
         default=CARRIER,
-        description="carrier: an exchange on the broker carries the messages; queue: nothing is declared",
+        description="carrier: through an exchange on the broker; queue: to each queue, without such an exchange",
     )
     carrier: Annotated[bytes, Name("the name of an exchange")] = Field(
         default=NOTHING, description="exchange on the broker that carries the messages"
@@ -374,7 +374,7 @@ def _present(items: Iterable[T | None]) -> list[T]:
 
 
 def _take_items(keys: Keys, key: str) -> list[Any]:
-    """Remove and return the items of a list, which the caller reads individually, without the list's model."""
+    """Remove and return the items of a list, so that the caller can read them one by one."""
     node = keys.value(key)
     if not isinstance(node, Sequence):
         return []

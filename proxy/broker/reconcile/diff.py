@@ -236,7 +236,8 @@ def lost_bindings(
     """Find clients' bindings whose destination does not exist.
 
     Args:
-        listed: exchanges whose bindings were listed. These are skipped, since the listings show deleted bindings.
+        listed: exchanges whose bindings were listed. These are skipped, since a deleted binding is absent from a
+            listing.
     """
     return [
         stored
