@@ -128,7 +128,7 @@ def test_the_running_sidecar_says_why_a_message_did_not_arrive(serving: Place) -
     assert (done.returncode, done.stderr) == (0, "")
     (promised,) = re.findall(r"here `([^`]*)`", PART)
     assert promised in done.stdout
-    (typed,) = re.findall(r"would be\s`([^`]*)`", PART)
+    (typed,) = re.findall(r"`(amount:int=[^`]*)`", PART)
     done = run(serving.folder, *EXPLAIN[:-1], typed, "--vhost", serving.vhost, "--expect", "orders.big")
     assert done.returncode == 0
 
