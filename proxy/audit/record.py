@@ -123,17 +123,7 @@ class RecordTemplate(LineTemplate):
         headers: str,
         decide_us: float,
     ) -> str:
-        """Render the line for a publish.
-
-        Args:
-            begin: `opening`, followed by `LineRenderer.origin`.
-            seq: number of the publish on its channel.
-            routing_key: the routing key.
-            message_id: the message id; None if there is none.
-            size: size of the body in bytes.
-            headers: allow-listed headers, from `LineRenderer.headers`.
-            decide_us: duration of the decision in microseconds; negative if it was cached.
-        """
+        """Render the line for a publish. `LineTemplate.line` describes the arguments."""
         # Inlined, since a call would take a tenth of the total time.
         try:
             key = encode_basestring_ascii(routing_key.decode())

@@ -174,7 +174,7 @@ class AuditWriter:
         self._thread.start()
 
     def append(self, lines: bytes, count: int = 1) -> None:
-        """Append lines. Called once for all publishes in one read from the socket.
+        """Append lines. Called once for up to 256 publishes in one read from the socket, and for each settle line.
 
         Args:
             lines: lines that begin with the same ``ts`` and end with a line break.
