@@ -1,4 +1,4 @@
-"""Interface through which the publish path uses the audit log. The audit package implements it.
+"""Interface of the audit log for the publish path, implemented by the audit package.
 
 The interface is separate from `connection_audit` and imports nothing from relay, to avoid an import cycle:
 `connection_audit` imports `channel`, which imports `outgoing`, which uses `LineTemplate`.
@@ -34,7 +34,6 @@ class LineTemplate:
             begin: `AuditSink.opening`, followed by `AuditSink.origin`.
             seq: number of the publish on its channel.
             routing_key: the producer's routing key.
-            message_id: the message id, if there is one.
             size: size of the body in bytes.
             headers: the allow-listed headers, from `AuditSink.headers`.
             decide_us: duration of the decision in microseconds; negative if the decision was cached.
@@ -54,7 +53,7 @@ class AuditSink(Protocol):
         """Return the beginning of every line for the publishes in the current read."""
 
     def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
-        """Return the fields for a channel, which follow the opening in a line and precede the number of the publish."""
+        """Return the fields for a channel that follow the opening of a line and precede the number of the publish."""
 
     def template(
         self,
@@ -73,12 +72,7 @@ class AuditSink(Protocol):
         """Return the allow-listed headers as text for an audit line."""
 
     def append(self, lines: bytes, count: int) -> None:
-        """Append lines.
-
-        Args:
-            lines: whole lines with the same opening.
-            count: number of lines.
-        """
+        """Append `count` whole lines with the same opening."""
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
         """Record the broker's answer to a publish."""

@@ -56,7 +56,7 @@ class BrokerFrames:
         self._methods: Final = BrokerMethods(connection)
         self._rest: Final = PartialFrame()
         tuning = connection.terms.tuning
-        #: size limit of frames to the producer in bytes
+        #: size limit in bytes for frames to the producer
         self._least_max: Final = min(tuning.frame_max_producer, tuning.frame_max_upstream)
 
     @property
@@ -115,9 +115,8 @@ class BrokerFrames:
                         if channel is not None and channel.confirms.ledger is None:
                             confirms = channel.confirms
                             first = at
-                            # Confirms often follow each other, so loop while the next frame is a confirm on the same
-                            # channel. Numbers are read inline: in compiled code, this takes a tenth of the time of a
-                            # call.
+                            # Confirms often arrive in a row, so loop while they are on the same channel.
+                            # In compiled code, reading numbers inline takes a tenth of the time of a call.
                             head = data[at : at + _ACK_HEAD_BYTES]
                             while True:
                                 tag: int = (
@@ -264,7 +263,7 @@ class BrokerFrames:
         return False
 
     def _unknown(self, kind: int, number: int, frame: bytes) -> bool:
-        """Discard a frame whose channel number has no channel; if the frame is a close, answer it. Return False."""
+        """Discard a frame on a channel that does not exist, but answer a close. Return False."""
         if kind == METHOD:
             self._methods.take_while_closing(Channel(number), U32.unpack_from(frame, 7)[0] if len(frame) >= 12 else 0)
         elif number in self._connection.deliveries.unfinished:
@@ -286,8 +285,7 @@ class BrokerFrames:
     def _inspected_content(self, channel: Channel, kind: int, frame: bytes) -> None:
         """Handle a content frame that is too large or belongs to a channel that needs inspection."""
         if channel.number in self._connection.deliveries.unfinished:
-            # This is also done on a closed channel: no method may be sent between the frames of a content (spec,
-            # 4.2.6).
+            # Also done on a closed channel: no method may be sent between the frames of a content (spec, 4.2.6).
             self._pass_content(channel, kind, frame)
         elif channel.state in DISCARDING:
             pass
@@ -310,7 +308,7 @@ class BrokerFrames:
             connection.pending.released.append(channel)
 
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:
-        """Handle a content header for which the method frame of a delivery, get-ok or return has been held."""
+        """Handle the content header of a delivery, get-ok or return whose method frame has been held."""
         connection = self._connection
         if kind != HEADER or len(header) < _LEAST_HEADER:
             raise ProtocolError(505, f"expected a content header on channel {channel.number}")
@@ -319,7 +317,7 @@ class BrokerFrames:
         returns = channel.confirms.returns
         if is_return and returns:
             _, _, exchange, routing_key = read_method(Return, method[7:-1])
-            # other copies of its publish have not been returned yet
+            # other copies of the publish have not been returned yet
             if not returns.returned(fingerprint(exchange, routing_key, header)):
                 channel.output.swallowed = CONTENT_HEAD.unpack_from(header)[5]
                 connection.deliveries.mark(channel)

@@ -133,7 +133,7 @@ class BrokerMethods:
 
     def _return(self, channel: Channel, frame: bytes) -> bool:
         connection = self._connection
-        # The content header is needed to restore an address, to join returns, or for the list of failed publishes.
+        # The content header is needed to restore an address, to join returns and to record failed publishes.
         failures = connection.plans.failures
         if connection.plans.state.restores or channel.confirms.returns or (failures is not None and failures.watched):
             return self._content(channel, frame)
@@ -151,7 +151,7 @@ class BrokerMethods:
         return True
 
     def _answer(self, channel: Channel, frame: bytes) -> bool:
-        """Handle the answer to a request about exchanges, queues or bindings from the producer or the sidecar."""
+        """Handle the broker's answer to a declare, delete, bind or unbind from the producer or the sidecar."""
         index = U32.unpack_from(frame, 7)[0]
         if not channel.replies or channel.replies.next.reply != index:
             return True
@@ -176,8 +176,8 @@ class BrokerMethods:
         connection, before = self._connection, channel.state
         connection.change(channel, ChannelEvent.BROKER_CLOSE_OK, methods.CHANNEL_CLOSE_OK)
         if before is BOTH_AWAITING_BROKER or before is US_AWAITING_BROKER:
-            # The held frames had to wait until now: if an open arrives before RabbitMQ has sent its close-ok, RabbitMQ
-            # treats it as a second open on the channel (504).
+            # RabbitMQ rejects an open that arrives before RabbitMQ has sent its close-ok (504, second open), so the
+            # held frames had to wait until now.
             connection.take_held_again(channel)
         if before not in RELAYED_DOWN:
             return False
@@ -193,7 +193,7 @@ class BrokerMethods:
             return True
         connection.to_upstream.append(connection_close_ok())
         connection.upstream.end()
-        # If the producer's own close is unanswered, it crossed the broker's close, and we answer the producer's close.
+        # If the producer's close is unanswered, it has crossed the broker's close, so we answer it ourselves.
         if connection.lifecycle.phase in (Phase.OPEN, Phase.PRODUCER_CLOSES):
             connection.producer_answered()
             connection.to_producer.append(connection_close_ok())
@@ -214,10 +214,7 @@ class BrokerMethods:
 
 
 def _naming_the_request(channel: Channel, close: bytes) -> bytes:
-    """Return the broker's Channel.Close.
-
-    If the broker refuses our passive declare, the result names the producer's method instead of the declare.
-    """
+    """Return the broker's close, naming the producer's method if the close refuses our passive declare."""
     request_method = channel.replies.next.request_method if channel.replies else 0
     if not request_method or U32.unpack_from(close, len(close) - 1 - U32.size)[0] not in _LOOKS:
         return close

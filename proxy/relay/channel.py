@@ -2,7 +2,7 @@
 
 A producer's channel and the upstream channel with the same number share one `Channel`, from Channel.Open until both
 sides have closed it. When the number is reused, a new `Channel` is created. Only `ConnectionState.change` changes
-the state (see `channel_state`). The other attributes are grouped into objects that keep their numbers consistent.
+the state (see `channel_state`). The other attributes are grouped into objects that keep their counts consistent.
 
 `PublishPass` may process a publish itself if the channel is OPEN or OPENING and ``channel.content`` is None.
 
@@ -24,7 +24,7 @@ from proxy.relay.original_address import OriginalAddress
 from proxy.relay.publish.outgoing import Copy, RemoteTargets
 from proxy.relay.remote.lane import RemotePublisher
 
-#: Value of `ContentUnderWay.remaining` and in `Deliveries.unfinished` while the content header is outstanding.
+#: Used in `ContentUnderWay.remaining` and `Deliveries.unfinished` while the content header is outstanding.
 HEADER_TO_COME: Final = -1
 
 
@@ -81,7 +81,7 @@ class Backlog:
     def count_unanswerable(self, most: int) -> int:
         """Count a request without a reply; return the number of such requests if the limit is reached, and 0 otherwise.
 
-        At the limit, a request with a reply has to be sent. The reply shows that the broker has handled these requests.
+        At the limit, the caller sends a request with a reply, which shows that the broker has handled the others.
         """
         self.unanswered += 1
         self.unanswerable += 1
@@ -232,7 +232,7 @@ class ChannelAudit:
     mandatory: deque[tuple[int, bytes, bytes]] | None = None
 
     def forget_mandatory(self, settled: int) -> None:
-        """Forget mandatory publishes up to a number. They are settled, so they can no longer be returned."""
+        """Forget mandatory publishes up to the number `settled`, which can no longer be returned."""
         waiting = self.mandatory
         while waiting and waiting[0][0] <= settled:
             waiting.popleft()

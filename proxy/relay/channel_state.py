@@ -122,7 +122,7 @@ TRANSITIONS: Final[dict[ChannelState, dict[ChannelEvent, ChannelState]]] = {
     OPEN: {
         _Event.PRODUCER_METHOD: OPEN,
         _Event.PRODUCER_CLOSE: CLOSING_BY_PRODUCER,
-        _Event.BROKER_OPEN_OK: OPEN,  # after the channel waited while it was opening
+        _Event.BROKER_OPEN_OK: OPEN,  # the channel has waited and resumed before the open-ok arrived
         _Event.BROKER_CLOSE: CLOSING_BY_BROKER,
         _Event.BROKER_CLOSE_OK: OPEN,
         _Event.WAIT: WAITING,

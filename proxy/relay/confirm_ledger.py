@@ -110,7 +110,6 @@ class Ledger:
         """Add a publish.
 
         Args:
-            producer_tag: delivery tag of the publish.
             copies: number of copies sent to the producer's own broker.
             apart: number of copies sent to other brokers, which `settle_remote` settles.
         """
@@ -123,11 +122,7 @@ class Ledger:
             self._order.append(self.upstream_tag)
 
     def settle_remote(self, producer_tag: int, ack: bool) -> bool | None:
-        """Settle one copy that was sent to another broker.
-
-        Returns:
-            Whether the publish is acked; None while further copies are outstanding.
-        """
+        """Settle a copy on another broker; return whether the publish is acked, or None if copies are outstanding."""
         entry = self._remote.get(producer_tag)
         if entry is None:
             return None

@@ -35,7 +35,7 @@ from proxy.relay.channel_state import CONFIRM
 _MANDATORY: Final = 4096
 _MANDATORY_CONFIRMING: Final = 65536
 _MESSAGE_ID: Final = 0x0080
-#: Maximum number of rendered lines that are not appended yet.
+#: Maximum number of rendered lines that have not been appended yet.
 _LINES: Final = 256
 #: Approximate size in bytes of an entry for delayed confirms, without its frames.
 _ENTRY_BYTES: Final = 128
@@ -72,14 +72,13 @@ class DelayedConfirms:
         self._lines = lines
         self._out = out
         self._send = send
-        #: channels with new lines whose numbers have not been recorded yet, and the last of these channels
+        #: channels with new lines that `note` has not processed yet, and the last of these channels
         self._wrote: list[Channel] = []
         self._last: Channel | None = None
         #: (line, confirms) by channel number, oldest first
         self._waiting: dict[int, deque[tuple[int, bytes]]] = {}
         self.size_bytes = 0
-        #: number of the line that must be on disk before the close of a channel, and everything after it, is sent; None
-        #: if nothing waits
+        #: number of the line that must be on disk before a close and all later output are sent; None if nothing waits
         self.until: int | None = None
         #: output that precedes the waiting close, and the parts of the waiting output that are confirms
         self._before: list[bytes] = []
@@ -122,7 +121,6 @@ class DelayedConfirms:
         """Handle the end of a channel, whose close may be the next output.
 
         Args:
-            number: channel number.
             interrupted: whether a content to the producer is in progress.
         """
         waiting = self._waiting.pop(number, None)

@@ -49,7 +49,7 @@ SAMPLE_SECONDS: Final = 0.1
 AHEAD_MESSAGES: Final = 1024
 #: Minimum number of deliveries in one read for a consumer to count as streaming.
 STREAMED_DELIVERIES: Final = 8
-#: A connection with more channels than this is never checked for streaming.
+#: A connection with more channels than this never counts as streaming.
 _STREAMING_CHANNELS: Final = 16
 #: States in which a channel's earlier publishes and requests no longer matter.
 _ENDED: Final = frozenset((CLOSING_BY_US, US_AWAITING_PRODUCER, US_AWAITING_BROKER, BOTH_AWAITING_BROKER, CLOSED))
@@ -198,7 +198,7 @@ class UpstreamLink:
 
     @property
     def as_new(self) -> bool:
-        """True if the link is in a state in which the connection can be kept for another producer."""
+        """True if the connection can be kept for another producer."""
         return self.may_be_kept and not self.blocked and not self.sidecar_channel.used
 
     def end(self) -> None:
@@ -344,7 +344,6 @@ class ConnectionState:
         return channel
 
     def _end(self, channel: Channel) -> None:
-        """Forget a channel's publishes and confirms."""
         self.end_confirms(channel)
         self.traffic.before += channel.confirms.total
         self.drop_content(channel)
@@ -364,13 +363,13 @@ class ConnectionState:
 
     @property
     def producer_full(self) -> bool:
-        """True if nothing may be read from the producer: its buffered frames or unanswered requests are at a limit."""
+        """True if reading from the producer is paused, since its buffered frames or requests are at a limit."""
         backlog, limits = self.backlog, self.terms.limits
         return backlog.held >= limits.held_bytes or backlog.unanswered >= limits.unanswered
 
     @property
     def upstream_full(self) -> bool:
-        """True if nothing may be read from the broker: a close waits, or the frames held back are at a limit."""
+        """True if reading from the broker is paused, since a close waits or the held-back frames are at a limit."""
         delayed_confirms = self.delayed_confirms
         delayed_bytes = 0 if delayed_confirms is None else delayed_confirms.size_bytes
         return self.close_is_delayed or self.backlog.held_back + delayed_bytes >= self.terms.limits.held_bytes
@@ -502,7 +501,6 @@ class ConnectionState:
             self.traffic.sample_after = self.traffic.now + SAMPLE_SECONDS
 
     def forget_mandatory(self, channel: Channel) -> None:
-        """Forget settled mandatory publishes of a channel, which can no longer be returned."""
         channel.audit.forget_mandatory(channel.confirms.before + channel.confirms.settled.low)
 
     def send_confirm(self, channel: Channel, producer_tag: int, acked: bool) -> None:
@@ -602,10 +600,7 @@ class ConnectionState:
         )
 
     def close_upstream(self) -> None:
-        """Send Connection.Close to the broker.
-
-        The upstream connection ends when the broker sends CloseOk or the link is lost.
-        """
+        """Send Connection.Close to the broker. The connection ends when CloseOk arrives or the link is lost."""
         if not self.upstream.closing:
             self.upstream.closing = True
             self.to_upstream.append(method_frames.connection_close(200, b"Goodbye", 0, 0))

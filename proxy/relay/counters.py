@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 #: Outcomes of a publish, as named in metrics and audit records.
 OUTCOMES = ("routed", "unrouted", "filtered", "rejected", "translated", "passed")
-#: Used as the name of the exchange or binding in the total for everything that has no separate total.
+#: Name of the exchange or binding in the totals for everything that has no separate total.
 OTHER = "other"
 #: Default maximum number of bindings with separate totals (setting `metrics.bindings`).
 BINDING_LIMIT = 500
@@ -168,7 +168,7 @@ class Traffic:
                 break
             self._matches.setdefault(key, 0)
             named.add(key)
-        #: Bindings named by the rules that have a total.
+        #: bindings in the rules that have a total
         self._named_bindings = frozenset(named)
         self._destinations = {name: self._destinations.get(name, 0) for name in labels.destinations}
         self._exchanges = {key: self._exchanges.get(key) or ExchangeCounters(*key) for key in labels.exchanges}
@@ -178,10 +178,7 @@ class Traffic:
     def tally(
         self, vhost: str, exchange: bytes, outcome: str, matched: Matched, destinations: tuple[bytes, ...]
     ) -> Tally:
-        """Return the tally for a decision. While the tally is referenced, the same object is returned.
-
-        The caller keeps it with its plan.
-        """
+        """Return the tally for a decision. While a plan references a tally, the same object is returned."""
         key = (vhost, exchange, outcome, matched, destinations)
         tally = self._tallies.get(key)
         if tally is None:
@@ -360,7 +357,7 @@ class LimitCounters:
 
 @dataclass(slots=True, eq=False)
 class AuditCounters:
-    """Numbers of audit lines written, of lines dropped, and of bytes written (before compression).
+    """Numbers of audit lines written and dropped, and of bytes written (before compression).
 
     `failing` is a gauge: whether the disk currently rejects lines.
     """
@@ -413,7 +410,7 @@ class Counters:
         self.carrier_bindings: Mapping[tuple[str, str, str], int] = {}
         self.unkeyed_tokens = 0
         self.unsigned_bindings = 0
-        #: number of processes that share the addresses, and restarts of this process
+        #: number of processes that share the listening addresses, and of restarts of this process
         self.workers = 1
         self.worker_restarts = 0
         #: number of unexpected exceptions, by task of the control plane

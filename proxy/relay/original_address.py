@@ -87,7 +87,7 @@ def restored(entries: bytes) -> bytes:
 
 
 def can_produce(state: VhostState, first: OriginalAddress, new: OriginalAddress) -> bool:
-    """Return True if this configuration may send a publish to `first` with the address `new`."""
+    """Return True if this configuration can change the address of a publish from `first` to `new`."""
     owned = state.exchanges.get(first.exchange)
     if owned is None:
         return state.addresses is not None and _translated(state, state.addresses, first, new)
@@ -145,7 +145,7 @@ def _destination(state: VhostState, book: AddressBook, first: OriginalAddress, n
 def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[bytes, bytes]:
     """Build the method and header frames of a delivery, get-ok or return with the original address.
 
-    A malformed message stays unchanged, since it must not close the connections of the consumers that receive it.
+    A malformed message stays unchanged, since an error would close the connection of every consumer that receives it.
     """
     try:
         return _restored(state, method, header) or (method, header)

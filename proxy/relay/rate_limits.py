@@ -1,4 +1,4 @@
-"""Token buckets that limit the publish rate of each user, and determine how long the user's producers are paused.
+"""Token buckets that limit the publish rate of each user.
 
 A bucket holds the units that may be taken at once and refills steadily. It may be overdrawn, since publishes are
 charged only after they have been read. The debt determines how long reading from the user's producers is paused.
@@ -46,9 +46,9 @@ class RateLimits(NamedTuple):
     publishes: int = 0
     #: bytes per second, as read from the socket: frames, headers and bodies
     read_bytes: int = 0
-    #: capacity of either bucket in seconds of its rate
+    #: capacity of each bucket in seconds of its rate
     burst_seconds: float = 1.0
-    #: maximum time for which a user is slowed down before its connection is closed; 0: no limit
+    #: maximum time for which a producer is slowed down before its connection is closed; 0: no limit
     patience_seconds: float = 0.0
 
 
@@ -89,7 +89,6 @@ class UserRateLimit:
         return self.owes_since + self.rates.patience_seconds - now
 
     def full(self, now: float) -> bool:
-        """Return True if the buckets are full."""
         return all(bucket.full(now) for bucket in (self._publishes, self._read_bytes) if bucket is not None)
 
 

@@ -1,8 +1,7 @@
 """Joins one producer connection to one upstream connection.
 
-The driver passes the bytes from both sides, with the time, to a `Relay`. It then sends `connection.to_upstream` and
-`connection.for_producer`, carries out `connection.pending.requests`, and passes their results to `Relay.answer`. This
-module uses no sockets.
+The driver passes the bytes from both sides, with the time, to a `Relay`. The driver then sends `connection.to_upstream`
+and `connection.for_producer`, carries out `connection.pending.requests`, and passes their results to `Relay.answer`.
 
 Source: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7 (heartbeats).
 """
@@ -81,8 +80,7 @@ class Relay:
     def over_limit(self, text: str) -> None:
         """Close the channel (406) or the connection (320) of a producer that exceeds its rate limit.
 
-        The channel is closed if it is the only channel that publishes and none of its publishes is in progress;
-        otherwise, the connection is closed.
+        Only the channel is closed if no other channel has published and no message has been sent partially.
         """
         connection = self.connection
         publishing = [
@@ -94,10 +92,7 @@ class Relay:
             connection.refuse(publishing[0], ProtocolError(406, text, Scope.CHANNEL))
 
     def upstream_lost(self, reason: str) -> None:
-        """Handle the loss of the upstream link.
-
-        The producer's connection is closed with 320 and the given reason, unless it is already being closed.
-        """
+        """Close the producer's connection with 320 and the given reason, unless it is already being closed."""
         connection = self.connection
         connection.upstream.end()
         connection.to_upstream.clear()

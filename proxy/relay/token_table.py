@@ -30,7 +30,7 @@ unbind names the exact arguments of a row. Therefore, sidecars proceed as follow
   requested more than `LEASE_SECONDS` later, and that listing has arrived. No new binding relies on such a row, and the
   listing contains all earlier bindings that rely on it. If a client unbinds a mark of another sidecar before the mark
   is settled, a pin replaces the mark (`unbind_plan`).
-4. Rows that are no longer needed are unbound when two passes, `GRACE_SECONDS` apart, have confirmed this (`idle`).
+4. Rows are unbound when two passes, `GRACE_SECONDS` apart, have shown that nothing needs these rows (`idle`).
   Pins of other sidecars are also unbound if this sidecar has a later pin (`outdated`), since a sidecar that has exited
   can't remove its pins.
 5. The rules of another sidecar may need a plain row that the rules of this sidecar no longer need. Before this sidecar
@@ -59,7 +59,7 @@ from proxy.values import Destination
 
 #: Time for which further bindings made through the same sidecar may rely on a mark or pin.
 LEASE_SECONDS: Final = 2.0
-#: A row is unbound only after nothing has needed it for this time.
+#: A row is unbound only after nothing has needed the row for this long.
 GRACE_SECONDS: Final = 5.0
 #: identifies the plain row
 PLAIN: Final = b""
@@ -95,9 +95,8 @@ class Need(Flag):
 class TokenRecord:
     """State of the token of one destination."""
 
-    #: see `TokenState`
     state: TokenState = TokenState.UNKNOWN
-    #: why it is missing
+    #: why the token is missing
     reason: str = ""
     #: what needs the token, as far as this process knows
     needs: Need = Need.NOBODY
@@ -288,13 +287,13 @@ class TokenTable:
         return is_due
 
     def unbound(self, destination: Destination) -> None:
-        """Record that the unbind announced by `unbinding` has been done; rows bound in the meantime remain."""
+        """Record that the unbind announced by `unbinding` is complete; rows bound in the meantime remain."""
         record = self._change(destination)
         if record.state is TokenState.UNBINDING:
             self._set(destination, record, TokenState.UNKNOWN)
 
     def deleted(self, destination: Destination) -> bool:
-        """Record that a queue or exchange was deleted with its rows; return whether its token was bound."""
+        """Record that a queue or exchange was deleted together with its rows; return whether its token was bound."""
         record = self._records.get(destination)
         if record is None:
             return False
@@ -356,7 +355,7 @@ class TokenTable:
         return destination in self._bound and bool(record.marks or record.pins)
 
     def may_rely(self, destination: Destination, binder: object, now: float) -> bool:
-        """Return True if another binding made on a connection may rely on the connection's earlier assertion."""
+        """Return True if a new binding made on a connection may rely on that connection's earlier assertion."""
         record = self._records.get(destination, _ABSENT)
         return destination in self._bound and record.binder is binder and now < record.asserted_at + LEASE_SECONDS
 
@@ -364,15 +363,13 @@ class TokenTable:
         """Return True if the rows on which a binding relies still exist.
 
         Args:
-            destination: the destination of the binding.
             since: the value of `events` when the binding was sent.
-            now: the current time.
         """
         record = self._records.get(destination, _ABSENT)
         return record.withdrawn <= since and now < record.asserted_at + LEASE_SECONDS
 
     def superseded(self, destination: Destination) -> tuple[bytes, ...]:
-        """Return the pins of this process. They are replaced if a new pin is bound."""
+        """Return the pins of this process, which a new pin would replace."""
         return tuple(sorted(self._records.get(destination, _ABSENT).pins - {PLAIN}))
 
     def asserted(
@@ -443,7 +440,7 @@ class TokenTable:
         return Look(self.events, now)
 
     def listed(self, look: Look, rows: Mapping[Destination, frozenset[Row]], now: float) -> None:
-        """Process a listing; events recorded after its request take precedence."""
+        """Process a listing; events recorded after the listing was requested take precedence."""
         for destination in [name for name in self._records if name not in rows]:
             self._listed(destination, self._records[destination], frozenset(), look, now)
         for destination, its_rows in rows.items():
@@ -518,9 +515,6 @@ class TokenTable:
                 self._tidy(destination, record)
 
     def _tidy(self, destination: Destination, record: TokenRecord) -> None:
-        """Remove a record if it is blank.
-
-        If the carrier is shared, call this only after a listing that can't contain older state.
-        """
+        """Remove a blank record; on a shared carrier, only after a listing that can't contain older state."""
         if record.is_blank:
             self._records.pop(destination, None)

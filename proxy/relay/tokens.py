@@ -1,7 +1,7 @@
 """Hashes that all sidecars of a broker compute in the same way: destination tokens, grant keys and signatures.
 
 A destination token is the routing key with which a destination is bound to a carrier exchange. A producer that knew a
-token could bypass the rules and reach the queue through an alternate or dead-letter exchange that routes to a carrier.
+token could bypass the rules by publishing it to an alternate or dead-letter exchange that routes to the carrier.
 A token is therefore a keyed hash, and the key is derived from a secret that all sidecars share. Tokens contain only
 ``[a-z0-9.-]``, since some other characters break listings in RabbitMQ 3.10's management API, and ``*`` and ``#`` are
 wildcards on topic exchanges. `TokenForm` determines whether a token is a single word or has eight words. Hardly any
@@ -101,7 +101,6 @@ def is_eight_words(routing_key: bytes) -> bool:
 
 
 def is_grant(routing_key: bytes) -> bool:
-    """Return True if a routing key has the form of a grant key."""
     return routing_key.startswith(GRANTS) and not is_keyed(routing_key)
 
 
@@ -194,10 +193,7 @@ class Tokens:
         return {self.marker(by, key): (by, key) for at, key in enumerate(self.keys) for by in self.keys[:at]}
 
     def marker(self, by: bytes, key: bytes) -> bytes:
-        """Return the name of the exchange that records that tokens made with `key` are no longer bound.
-
-        The name is a hash with the key `by`.
-        """
+        """Return the name, a hash keyed with `by`, of the exchange that retires the tokens made with `key`."""
         text = b"retired\0" + self.vhost.encode() + b"\0" + key
         return _MARKERS + blake2b(text, key=by, digest_size=16).hexdigest().encode()
 
@@ -233,11 +229,7 @@ class Secrets:
         return _signature(self._signing[0], fields)
 
     def verify(self, signature: bytes, *fields: bytes) -> int | None:
-        """Return the index of the secret with which these fields were signed.
-
-        Returns:
-            0 for the current secret, 1 or more for previous secrets, None if no secret matches.
-        """
+        """Return the index of the secret that signed these fields (0: the current secret), or None if no secret did."""
         for index, key in enumerate(self._signing):
             if hmac.compare_digest(_signature(key, fields), signature):
                 return index

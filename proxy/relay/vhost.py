@@ -1,8 +1,8 @@
 """State of one virtual host, shared by the control plane and the relays.
 
-The control plane writes `queues` and `missing`; the relays read them. A `TokenTable` tracks which tokens are bound.
-Everything runs in one thread, so plain attributes suffice. Code that changes data on which cached decisions depend has
-to call `changed`.
+Only the control plane writes `queues`; `missing` is also written by the relays. A `TokenTable` tracks which tokens are
+bound. Everything runs in one thread, so plain attributes suffice. Code that changes data on which cached decisions
+depend has to call `changed`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class StoredBinding(NamedTuple):
 
 
 def sorted_copies(copies: Iterable[BindingCopy]) -> tuple[BindingCopy, ...]:
-    """Return the copies of one binding in order. The effective copy is first."""
+    """Return the copies of one binding in order, the effective copy first."""
     return tuple(sorted(copies, key=lambda copy: (not copy.signed, *copy[:-1])))
 
 
@@ -201,12 +201,7 @@ class OwnedExchange:
         return self.tokens.bound
 
     def keep(self, stored: StoredBinding, identity: Hashable = None) -> None:
-        """Store a client's binding, replacing any binding with the same identity.
-
-        Args:
-            stored: the binding.
-            identity: identity of the binding, if the caller knows it.
-        """
+        """Store a client's binding, replacing any binding with the same identity (computed if not given)."""
         identity = identity or stored.binding.identity
         self.changes += 1
         self._count_regexes(self.clients.get(identity), -1)
@@ -299,12 +294,7 @@ class VhostState:
         self._derive()
 
     def prefers_topic(self, wanted: CarrierType, *, many: bool) -> bool:
-        """Return True if a carrier should be declared as a topic exchange.
-
-        Args:
-            wanted: the requested type.
-            many: whether the carrier has, or may get, many destinations.
-        """
+        """Return True if a carrier that has, or may get, `many` destinations should be declared as a topic exchange."""
         if wanted is CarrierType.AUTO:
             # Version 0.1 has no topic carriers.
             return many and self.scans_bindings and UNKEYED not in self.tokens.keys
@@ -314,10 +304,9 @@ class VhostState:
         return [owned for owned in self.exchanges.values() if owned.delivery is Delivery.CARRIER]
 
     def now(self, owned: OwnedExchange) -> OwnedExchange | None:
-        """Return the current object for an exchange. A reload of the rules replaces these objects.
+        """Return the current object for an exchange, since a reload of the rules replaces these objects.
 
-        Returns:
-            The object; None if the exchange was deleted, or if its name now belongs to a different exchange.
+        Return None if the exchange was deleted, or if its name now belongs to a different exchange.
         """
         new = self.exchanges.get(owned.name)
         if new is None or new is owned:
@@ -341,11 +330,7 @@ class VhostState:
         self.missing[destination] = reason
 
     def not_missing(self, destination: Destination) -> bool:
-        """Record that a destination may be reachable, so that publishes wait for its token.
-
-        Returns:
-            Whether it was recorded as missing.
-        """
+        """Undo `set_missing`, so that publishes wait for the token; return whether the destination was missing."""
         return self.missing.pop(destination, None) is not None
 
     def redeclared(self, destination: Destination) -> None:

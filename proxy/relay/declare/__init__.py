@@ -1,4 +1,4 @@
-"""Declarations of clients over AMQP: open exchanges, their bindings, and their storage on the broker.
+"""Declarations that clients make over AMQP: open exchanges, their bindings, and the storage of both on the broker.
 
 | question | module |
 |---|---|

@@ -110,7 +110,7 @@ class ClientReach:
     def chosen_destinations(
         self, owned: OwnedExchange, compiled: CompiledBinding
     ) -> tuple[list[Destination], list[Destination]]:
-        """Return the existing destinations of a binding's routes: first those to check, then those already allowed."""
+        """Return the existing destinations of a binding's routes, as two lists: unchecked, and already allowed."""
         state = self._state
         chosen: dict[Destination, None] = {}
         budget = Budget(state.regex_budget)
@@ -169,10 +169,8 @@ class ClientReach:
         If the client has no bindings left on the exchange, the client's grants are also unbound.
 
         Args:
-            owned: the exchange.
             client: the user that made the binding.
             tokens: the destinations whose tokens were bound for the binding.
-            then: called when this is done.
         """
         if self._state.exchanges.get(owned.name) is not owned or self._connection.lifecycle.phase is not Phase.OPEN:
             then()
@@ -190,7 +188,7 @@ class ClientReach:
         return self.is_needed(owned, stored.destination, stored.binding.identity in owned.clients)
 
     def is_needed(self, owned: OwnedExchange, destination: Destination, uses: int = 0) -> bool:
-        """Return True if a destination is needed by a route, a subsequent exchange or more than `uses` bindings."""
+        """Return True if a destination is needed by a route, a downstream exchange or more than `uses` bindings."""
         router = self._state.router
         exchange = router.exchanges[owned.name]
         if exchange.uses(destination) > uses or any(destination in reach.allowed for reach in owned.reaches.values()):
@@ -476,7 +474,7 @@ class ClientBindings:
         stored = owned.clients.get(binding.identity)
         if stored is None:
             self._refuse_unknown(request, owned, binding)
-            # Nothing is removed, but the broker checks the permissions and whether source and destination exist.
+            # Nothing is removed, but the broker checks the permissions and whether both source and destination exist.
             key = identity_key(binding.identity, one_word=owned.is_topic)
             stored = StoredBinding(binding, request.entries, key, (BindingCopy(0, "", key),))
         pending = _Unbind(channel, request, owned, stored)
@@ -538,7 +536,7 @@ class ClientBindings:
         inject(self._connection, channel, steps, partial(self._unbound, pending))
 
     def _permitted(self, pending: _Unbind, refusals: Refusals) -> None:
-        """Unbind if the client has permission, which is checked separately if there is no binding on the broker."""
+        """Unbind from an exchange with queue delivery, unless the check has shown that the client may not do this."""
         if pending.channel.state is not DECLARING:
             return
         refusal = self._reach.refusal(refusals, [pending.request.receiver])

@@ -72,7 +72,7 @@ _BY_FILE = DeclaredExchange(durable=True, auto_delete=False, internal=False, ent
 
 
 def refuse_inequivalent(owned: OwnedExchange, request: ExchangeDeclare, table: Table, vhost: str) -> None:
-    """Refuse, with 406 for the first difference, a redeclaration with a different type, flag or argument."""
+    """Refuse a redeclaration with a different type, flag or argument; the error (406) names the first difference."""
     declared = owned.declared or _BY_FILE
     received_type, current_type = shown(request.exchange_type), owned.type
     compared = [("type", f"'{received_type}'", f"'{current_type}'")] if received_type != current_type else []
@@ -222,7 +222,6 @@ class ClientExchanges:
         """Declare the exchange, unless another exchange with this name exists.
 
         Args:
-            new: the exchange.
             exchange_type: type of the broker's own exchange with this name; None if there is none.
         """
         channel, request, owned = new.channel, new.request, new.owned

@@ -56,7 +56,6 @@ def inject(
     """Run methods in order on a client's channel; the client's frames wait until `reply_and_resume`.
 
     Args:
-        connection: state of the connection.
         channel: the client's channel; its frames may already be held.
         steps: frames of our own methods, none of them with nowait. If empty, a method without effect is sent, so that
             earlier requests of the client are answered first.

@@ -90,7 +90,7 @@ class ClientQueues:
     def _declare_exclusive(self, channel: Channel, request: QueueDeclare) -> None:
         """Declare an exclusive queue for which the client expects no reply, and then bind its tokens.
 
-        A reply is requested from the broker, since the queue can be bound only after it was declared, and only on this
+        A reply is requested from the broker, since the queue can be bound only after its declaration, and only on this
         connection.
         """
         connection = self._connection

@@ -118,7 +118,7 @@ def signed_fields(
     routing_key: bytes,
     entries: bytes,
 ) -> tuple[bytes, ...]:
-    """Return the fields covered by a stored binding's signature: its whole content and its location."""
+    """Return the fields that a stored binding's signature covers: the binding's whole content and location."""
     kind, name = destination
     return (
         vhost.encode(),

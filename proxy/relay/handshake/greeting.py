@@ -95,7 +95,7 @@ def agree(
     """Combine the producer's answer with the broker's offer.
 
     Raises:
-        ProtocolError: a value is outside the range offered; 530 with the ids of Tune, as on RabbitMQ.
+        ProtocolError: a value is outside the offered range; 530 with the ids of Tune, as on RabbitMQ.
     """
     _check("channel_max", answer.channel_max, 1, offered.channel_max)
     _check("frame_max", answer.frame_max_bytes, FRAME_MIN_BYTES, offered.frame_max_bytes)

@@ -11,8 +11,7 @@ and amqp-tools reports "unexpected method received". If the Close follows Start 
 and text of the Close (pika in a ProbableAuthenticationError).
 
 A producer's protocol error is answered with Connection.Close even before Tune, although RabbitMQ only closes the socket
-at that stage. The driver owns time, sockets and deadlines, and drains `to_producer` and `to_upstream` after
-every call.
+at that stage. The driver owns the sockets and deadlines, and drains `to_producer` and `to_upstream` after every call.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "The connection class" (the order of its methods), 4.2.2, 4.2.3; RabbitMQ "Protocol
 extensions" (authentication_failure_close).
@@ -224,7 +223,7 @@ class Handshake:
         self._run()
 
     def reject(self, text: str) -> None:
-        """Refuse a producer that has sent its protocol header but exceeds a limit, with 530 as on RabbitMQ."""
+        """Refuse, with 530 as RabbitMQ does, a producer that has sent its protocol header but exceeds a limit."""
         reply = reply_text(530, text.encode())
         self._end(connection_close(530, reply), Ending(HandshakeSide.PRODUCER, 530, reply.decode()))
         self._run()

@@ -156,7 +156,7 @@ class Outgoing:
             self._encode(copies[0])
 
     def _encode(self, copy: Copy) -> None:
-        """Encode the variable parts of the first copy, which is usually the only one."""
+        """Encode the variable parts of the first copy, which is usually the only copy."""
         self.cuts = CUT_OURS if copy.plain else CUT_OURS | CUT_BCC | (CUT_CC if copy.hide_cc else 0)
         self.bcc = b"" if copy.plain else bcc_entry(copy.bcc)
         if not copy.moved:
@@ -203,11 +203,7 @@ def outgoing(
     """Turn a decision into upstream publishes.
 
     Args:
-        decision: the decision.
         owned: the exchange of the publish.
-        state: the bound and missing destinations of the virtual host.
-        traffic: totals of publishes.
-        journal: the audit log, if there is one.
         routing_key: the message's routing key, for the address table.
         source: original address if the address table has redirected the publish, which is then not translated again.
     """
@@ -264,7 +260,7 @@ def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
 
 
 def _unreserved(leaves: TranslatedDestinations) -> TranslatedDestinations:
-    """Replace each translation that would copy a token from the producer's routing key with a failed translation."""
+    """Turn each translation that would copy a token from the producer's routing key into a failed translation."""
     reserved = [address for address in leaves.publications if address.routing_key.startswith(RESERVED_PREFIXES)]
     if not reserved:
         return leaves
@@ -359,7 +355,7 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
         original: the producer's address.
 
     Returns:
-        The producer's entries without BCC and without headers reserved for us, followed by our entries.
+        The producer's entries without BCC and the headers that are reserved for us, followed by our entries.
     """
     if copy.plain:
         kept = without(entries, 0, len(entries), OURS) if b"x-original-" in entries else entries
@@ -392,7 +388,6 @@ def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] 
     """Refuse a publish whose routing key, or a key in CC or BCC, has a reserved prefix.
 
     Args:
-        routing_key: routing key of the publish.
         entries: entries of the publish's header table.
         names: headers with further keys; BCC is included if the producer's BCC is not replaced by ours.
 
@@ -416,7 +411,6 @@ def copy_frames(copy: Copy, original: OriginalAddress, method: bytes, header: by
     """Encode the method and header frames of one copy of a publish.
 
     Args:
-        copy: the copy.
         original: the producer's address.
         method: the producer's whole method frame; empty if only the header frame is needed.
         header: the producer's whole content header frame.

@@ -109,11 +109,7 @@ class ClientRules(NamedTuple):
 
 
 class DecisionCaches:
-    """Limits the total size of the cached decisions of all virtual hosts. At the limit, the largest cache is cleared.
-
-    Args:
-        limit_bytes: total limit.
-    """
+    """Limits the total size of the cached decisions in all virtual hosts by clearing the largest cache."""
 
     __slots__ = ("_limit_bytes", "_used", "used_bytes")
 
@@ -135,16 +131,7 @@ class DecisionCaches:
 
 
 class Plans:
-    """The plans of one virtual host, created on demand and recreated when the state of the virtual host has changed.
-
-    Args:
-        state: the virtual host.
-        counters: counters of the process.
-        sources: clocks and random numbers.
-        rules: settings for client declarations.
-        journal: the audit log, if there is one.
-        caches: limits the size of the decisions cached in the whole process.
-    """
+    """The plans of one virtual host, created on demand and recreated when the state of the virtual host has changed."""
 
     __slots__ = (
         "_by_address",
@@ -239,10 +226,6 @@ class Plans:
         """Return the plan for a publish; None means that the publish passes.
 
         The plan is for the publish's exchange if that exchange is evaluated here, otherwise for the publish's address.
-
-        Args:
-            exchange: the publish's exchange.
-            routing_key: the publish's routing key.
         """
         plans = self.current()
         plan = plans.get(exchange)
@@ -280,7 +263,7 @@ class Plans:
         return self.tap if self.tap is not None and self.tap.wants(self.state.name, exchange) else None
 
     def _translate(self, publication: Publication) -> Plan | None:
-        """Return the plan, according to the address table, for a publish to an exchange that is not evaluated here."""
+        """Return the plan that follows from the address table for a publish to an exchange not evaluated here."""
         state = self.state
         target = None if state.addresses is None else state.addresses.look_up(*publication)
         if target is None:
@@ -385,12 +368,7 @@ class Plan:
         self._limit_bytes: Final = EXCHANGE_BYTES if source is None else ADDRESS_BYTES
 
     def other_facts(self, data: bytes, start: int, stop: int) -> object:
-        """Return the facts of a message other than its headers and routing key.
-
-        Args:
-            data: bytes that contain the content header frame.
-            start: offset of that frame.
-            stop: offset after that frame.
+        """Return the facts, other than headers and routing key, from the content header frame `data[start:stop]`.
 
         Raises:
             ProtocolError: the properties are malformed (502).
@@ -414,7 +392,6 @@ class Plan:
 
         Args:
             facts: key of the cache.
-            routing_key: the message's routing key.
             entries: the header entries that rules test.
             header: the content header frame.
 
@@ -539,7 +516,6 @@ class Plan:
         return "no destination exists" if all(name in state.missing for name in names) else ""
 
     def observe(self, tap: Tap, exchange: bytes, routing_key: bytes, header: bytes, out: Outgoing) -> None:
-        """Report a publish to a tap."""
         plans = self._plans
         at = plans.sources.wall()
         tap.observe(ObservedDecision(plans.state.name, exchange, routing_key, header, out.decision, at))

@@ -46,12 +46,7 @@ _BEYOND = frozenset((30 << 16 | 10, 60 << 16 | 200))
 
 
 class ProducerFrames:
-    """Handles single frames from the producer.
-
-    Args:
-        connection: state shared by both directions.
-        publishes: handles the frames of publishes.
-    """
+    """Handles single frames from the producer."""
 
     def __init__(self, connection: ConnectionState, publishes: PublishFrames) -> None:
         self._connection = connection
@@ -79,12 +74,7 @@ class ProducerFrames:
         }
 
     def take(self, kind: int, number: int, frame: bytes) -> bool:
-        """Handle one whole frame.
-
-        Args:
-            kind: frame type.
-            number: channel number.
-            frame: the whole frame.
+        """Handle one whole frame of type `kind` on channel `number`.
 
         Returns:
             True if the frame is forwarded unchanged. Otherwise, the replacement, if any, is already in the output.

@@ -30,11 +30,7 @@ _LEAST_HEADER: Final = 22
 
 
 class PublishFrames:
-    """Handles publishes on one connection outside the publish pass.
-
-    Args:
-        connection: state shared by both directions.
-    """
+    """Handles publishes on one connection outside the publish pass."""
 
     __slots__ = ("_connection",)
 
@@ -87,11 +83,7 @@ class PublishFrames:
         return collected is None
 
     def refuse_size(self, body_size: int) -> None:
-        """Refuse a message that is larger than the configured limit.
-
-        Raises:
-            ProtocolError: the message is too large; 406 on the channel.
-        """
+        """Refuse a message that is larger than the configured limit, with 406 on the channel."""
         connection = self._connection
         connection.plans.counters.oversized += 1
         most = connection.terms.limits.message_bytes
@@ -103,15 +95,10 @@ class PublishFrames:
     ) -> None:
         """Process a publish that can't be sent immediately as a single upstream publish.
 
-        The decision for the publish has already been made.
-
         Args:
-            publish: the publish's method.
             header: content header frame of the publish.
-            plan: plan for the publish.
-            out: outgoing form of the publish.
-            took_us: duration of the decision in microseconds, negative if it was cached.
-            waited: whether the publish has already waited for its destinations. Unbound destinations then count as
+            took_us: duration of the decision in microseconds; negative if the decision was cached.
+            waited: whether the publish has already waited for its destinations. If so, unbound destinations count as
                 missing.
 
         Raises:
@@ -153,15 +140,7 @@ class PublishFrames:
     def leave_for_remote(
         self, publish: PendingPublish, header: bytes, body: bytes, plan: Plan, out: Outgoing, took_us: float
     ) -> bool:
-        """Send a whole publish to its only target, which is on another broker.
-
-        Args:
-            publish: the publish's method.
-            header: content header frame of the publish.
-            body: body of the publish.
-            plan: plan for the publish.
-            out: outgoing form of the publish.
-            took_us: duration of the decision in microseconds, negative if it was cached.
+        """Send a whole publish to its only target, which is on another broker. See `leave` for the arguments.
 
         Returns:
             False if `leave` has to process the publish instead.

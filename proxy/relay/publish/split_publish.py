@@ -35,11 +35,8 @@ def fitting(
     """Split copies so that no header frame exceeds the broker's limit.
 
     Args:
-        connection: state of the connection.
-        publish: the publish's method.
         header: content header frame of the publish.
         body_size: announced size of the body in bytes.
-        out: outgoing form of the publish.
 
     Raises:
         ProtocolError: the body or the headers are too large to be split; 311 on the channel.
@@ -85,9 +82,7 @@ def send_collected(connection: ConnectionState, collected: CollectedPublish) -> 
 
 
 def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
-    """Return the part of a publish that does not change when the broker returns the message.
-
-    This is everything except BCC, which the broker removes.
+    """Return everything in a publish except BCC, which the broker removes before it returns the message.
 
     Args:
         exchange: the outgoing exchange.

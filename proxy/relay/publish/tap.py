@@ -117,11 +117,7 @@ class FailedPublish(NamedTuple):
         return [] if span is None else [name for name, _ in decode_table(self.header, *span)]
 
     def raw_headers(self, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-        """Return (name, raw value) for the headers with the given names. A raw value begins with its type letter.
-
-        Raises:
-            ProtocolError: the header is malformed (502).
-        """
+        """Return the same as `ObservedDecision.raw_headers`."""
         span = _table_span(self.header) if self.header else None
         return [] if span is None else pick(self.header, *span, names)
 

@@ -229,11 +229,7 @@ class Lane:
         self._settle(message, result, "" if result is not RemoteResult.NACKED else "refused by the broker")
 
     def returned(self, exchange: bytes, routing_key: bytes, header: bytes) -> None:
-        """Handle a return.
-
-        Messages sent before the returned message can no longer be returned, since returns arrive in the order of the
-        publishes.
-        """
+        """Handle a return. Returns arrive in the order of the publishes, so no earlier message is returned later."""
         seen = _fingerprint(header)
         while self._mandatory:
             message = self._mandatory.popleft()
@@ -246,10 +242,7 @@ class Lane:
                 return
 
     def closed(self, reason: str) -> None:
-        """Handle Channel.Close from the broker.
-
-        Unconfirmed messages count as nacked, and waiting messages are sent on a new channel.
-        """
+        """After the broker's close, count unconfirmed messages as nacked and send waiting messages on a new channel."""
         link = self._link
         number = self.number
         self.stage = Stage.NONE
@@ -286,10 +279,7 @@ class Lane:
 
 
 def _fingerprint(header: bytes) -> Hashable:
-    """Return the part of a content header that the broker does not change when it returns the message.
-
-    This is everything except the header table.
-    """
+    """Return a content header without its table, which may change when the broker returns the message."""
     fixed = CONTENT_HEAD.size - FRAME_HEAD.size
     flags = U16.unpack_from(header, fixed)[0]
     span = table_span(header, fixed + 2, flags)
