@@ -124,8 +124,8 @@ class FrameBuffer:
     """Extracts whole frames from received bytes.
 
     Args:
-        limit_bytes: maximum number of buffered bytes (506 if exceeded), and maximum size of a frame (501 as soon as its
-            length is read).
+        limit_bytes: maximum number of buffered bytes (506 if exceeded), and maximum size of a frame (501 if exceeded,
+            as soon as the length is known).
     """
 
     __slots__ = ("_limit_bytes", "_waiting")
@@ -173,11 +173,7 @@ class FrameBuffer:
         return RawFrame(kind, channel, raw[FRAME_HEAD.size : -1], raw)
 
     def check_limit(self) -> None:
-        """Reject a peer that sends more bytes than may be buffered.
-
-        Raises:
-            ProtocolError: 506: too many bytes are buffered.
-        """
+        """Reject, with 506, a peer that has sent more bytes than may be buffered."""
         if len(self._waiting) > self._limit_bytes:
             text = f"{len(self._waiting)} bytes are buffered, expected at most {self._limit_bytes}"
             raise ProtocolError(506, text)

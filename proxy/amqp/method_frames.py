@@ -226,7 +226,6 @@ def channel_open(channel: int) -> bytes:
 
 
 def channel_close(channel: int, reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> bytes:
-    """Build ``Channel.Close``, with the same arguments as `connection_close`."""
     return method_frame(channel, methods.CHANNEL_CLOSE, reply_code, text, class_id, method_id)
 
 
@@ -291,7 +290,7 @@ def basic_publish(channel: int, exchange: bytes, key: bytes, *, mandatory: bool 
 
 
 def basic_return(channel: int, reply_code: int, text: bytes, exchange: bytes, key: bytes) -> bytes:
-    """Build ``Basic.Return``, to be sent before header and body. RabbitMQ's text is just the name ``NO_ROUTE``."""
+    """Build ``Basic.Return``, to be sent before the content. RabbitMQ's text is just the name ``NO_ROUTE``."""
     return method_frame(channel, methods.BASIC_RETURN, reply_code, text, exchange, key)
 
 

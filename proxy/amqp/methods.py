@@ -134,8 +134,8 @@ def arguments(payload: bytes) -> tuple[Argument, ...]:
     """Read the arguments of a method.
 
     Returns:
-        All arguments in wire order, even if they are reserved. A table is returned as its entries, checked but not
-        decoded.
+        All arguments in wire order, including reserved arguments. A table is returned as its entries, which are checked
+        but not decoded.
 
     Raises:
         ProtocolError: 502, with class and method ids: the arguments or a table in them are malformed; 540 as for

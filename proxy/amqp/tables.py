@@ -1,8 +1,7 @@
 """Selects, removes, decodes and encodes the entries of field tables. Tables are read in place.
 
-Received bytes are never re-encoded: rules get decoded values, and the broker gets the producer's own bytes, to which
-whole entries may have been added and from which whole entries may have been removed. This module is independent of
-frames, methods and rules.
+Received bytes are never re-encoded: rules get decoded values, and the broker gets the producer's own bytes, except that
+whole entries may be added or removed. This module is independent of frames, methods and rules.
 
 Source: AMQP 0-9-1 spec, 4.2.5.5 "Field tables"; letters as interpreted by RabbitMQ (errata, "Field types"). All lengths
 are in bytes. Malformed bytes cause a ``ProtocolError`` that closes the connection with 502, as on RabbitMQ.

@@ -85,9 +85,7 @@ FILTERED: Final = Outcome.FILTERED
 
 @dataclass(slots=True, init=False)
 class Decision:
-    """The destinations of a message. The decision is shared by all messages with the same facts while the rules don't
-    change.
-    """
+    """The destinations of a message, shared by all messages with the same facts while the rules do not change."""
 
     exchange: bytes  # the exchange that the message was published to
     outcome: Outcome  # ROUTED if any destination was chosen, whether or not the destination exists

@@ -20,7 +20,6 @@ from proxy.values import EXCHANGE, QUEUE, Destination
 
 #: Two different routing keys. A translation that does not depend on the key has the same result for both.
 _PROBE_KEYS = (b"a", b"b/c.d")
-#: Why a destination can't be translated to an exchange in the rules: a message is evaluated only once.
 EVALUATED_HERE = "the target is an exchange that the sidecar evaluates, but a message is evaluated only once"
 
 
@@ -43,15 +42,7 @@ def translate_destinations(
     routing_key: bytes,
     evaluated: Container[bytes],
 ) -> TranslatedDestinations:
-    """Translate every destination.
-
-    Args:
-        book: the table.
-        queues: chosen queues.
-        exchanges: chosen exchanges.
-        routing_key: routing key of the message.
-        evaluated: exchanges that the sidecar evaluates.
-    """
+    """Translate every destination; `evaluated` contains the exchanges that the sidecar evaluates."""
     translated: dict[Destination, None] = {}
     publications: dict[Publication, None] = {}
     remotes: dict[tuple[object, Publication], Target] = {}
@@ -106,13 +97,7 @@ class StaticTranslations(NamedTuple):
 
 
 def static_translations(book: AddressBook, named: Iterable[Destination], router: Router) -> StaticTranslations:
-    """Translate destinations independently of messages.
-
-    Args:
-        book: the table.
-        named: destinations named by rules.
-        router: the rules.
-    """
+    """Translate the destinations named by rules, independently of messages."""
     evaluated = router.exchanges
     candidates = (static_translation(book, destination, evaluated) for destination in sorted(set(named)))
     translations = tuple(translation for translation in candidates if translation is not None)
@@ -126,16 +111,7 @@ def static_translations(book: AddressBook, named: Iterable[Destination], router:
 def static_translation(
     book: AddressBook, destination: Destination, evaluated: Container[bytes]
 ) -> StaticTranslation | None:
-    """Translate a destination independently of messages.
-
-    Args:
-        book: the table.
-        destination: a destination named by rules.
-        evaluated: exchanges that the sidecar evaluates.
-
-    Returns:
-        The translation; None if the table does not translate the destination for every message.
-    """
+    """Return the translation of a destination; None if the table does not translate it for every message."""
     kind, name = destination
     if kind == QUEUE:
         targets = [book.fixed_target(b"", name)]

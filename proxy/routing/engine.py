@@ -24,7 +24,6 @@ def route(
 
     Args:
         entries: bindings in visiting order.
-        message: the message.
         matched: receives the exchange and id of each binding that was true.
 
     Returns:
@@ -62,8 +61,6 @@ def route_traced(
 
     Args:
         entries: all bindings in visiting order.
-        message: see `route`.
-        matched: see `route`.
         steps: receives an entry for each visit.
         candidates: bindings that `route` would visit; None for all. All other bindings count as false, at no charge.
     """
@@ -110,7 +107,7 @@ def apply_result(compiled: CompiledBinding, true: bool, routed: set[Destination]
 
 
 def _of_routing_key(compiled: CompiledBinding, message: Message) -> Destination:
-    """Return the queue named by the routing key, if it is within the binding's reach."""
+    """Return the queue named by the routing key, or `UNREACHABLE` if the queue is outside the binding's reach."""
     chosen = (QUEUE, message.routing_key)
     reach = compiled.binding.reach
     return chosen if reach is None else next(iter(reach.limit((chosen,), message.unchecked)))

@@ -28,11 +28,7 @@ _NO_INTEREST: Final = Interest()
 
 
 class InterestCount:
-    """Counts which facts the bindings and filters of one exchange test.
-
-    Args:
-        filters: the filters of the exchange.
-    """
+    """Counts the facts that the bindings and filters of one exchange test."""
 
     __slots__ = ("_body_sizes", "_fact_names", "_headers_whole", "_interest")
 
@@ -199,11 +195,7 @@ class Exchange:
         return True
 
     def unbind(self, binding: Binding) -> bool:
-        """Remove the binding that has the same identity as the given binding.
-
-        Returns:
-            False if there is no such binding.
-        """
+        """Remove the binding that has the same identity as the given binding; return False if there is none."""
         compiled = self._compiled.pop(_Identity(binding), None)
         if compiled is None:
             return False
@@ -293,9 +285,7 @@ class Exchange:
         return self._interest.interest
 
     def breach(self, message: Message, step: ExchangeStep | None = None) -> tuple[str, bool] | None:
-        """Return the error text of the first violated filter, and whether the filter is silent; None if the message
-        passes.
-        """
+        """Return the error text of the first violated filter, and whether it is silent; None if the message passes."""
         for limit in self.filters:
             text = limit.breach(message)
             if step is not None:

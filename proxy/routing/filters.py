@@ -133,7 +133,6 @@ def argument_faults(arguments: Table, also_known: Collection[bytes] = ()) -> Ite
     readable. Values of a wrong type are not reported here, since `read_filters` rejects them.
 
     Args:
-        arguments: arguments of an open exchange.
         also_known: additional known names.
     """
     known = (*ARGUMENTS, *also_known)

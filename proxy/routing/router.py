@@ -36,11 +36,7 @@ _NOTHING_UNCHECKED: Final[frozenset[tuple[Reach, Destination]]] = frozenset()
 
 
 class Router:
-    """The exchanges of one virtual host that the sidecar evaluates.
-
-    Args:
-        exchanges: the exchanges; bindings may be added and removed later.
-    """
+    """The exchanges of one virtual host that the sidecar evaluates."""
 
     __slots__ = ("_exchanges", "_reaches", "exchanges")
 
@@ -81,9 +77,7 @@ class Router:
         )
 
     def may_choose(self, exchange: bytes, destination: Destination) -> bool:
-        """Return True if messages to `exchange` can reach a destination outside the router, even if no rule names
-        it.
-        """
+        """Return True if messages to `exchange` can reach a destination outside the router, named by rules or not."""
         kind, name = destination
         if kind == EXCHANGE and name in self._exchanges:
             return False

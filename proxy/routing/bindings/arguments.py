@@ -382,14 +382,7 @@ EQ = MatchType("eq", lambda draft: MatchEq(draft.headers, draft.others))
 
 
 def read_arguments(arguments: Table, draft: Draft) -> MatchType:
-    """Read all arguments into the draft.
-
-    Args:
-        arguments: sorted by name.
-        draft: receives operators and effects.
-
-    Returns:
-        The match type.
+    """Read all arguments, which are sorted by name, into the draft; return the match type.
 
     Raises:
         ProtocolError: an argument is not valid; 406 on the channel, with the first error in the specified order.

@@ -89,7 +89,6 @@ class Reach:
     """The destinations that one client may bind to one exchange.
 
     Args:
-        client: name of the client.
         closed: whether all destinations are refused without a check.
     """
 

@@ -139,9 +139,7 @@ class MatchEq(Match):
 
 
 class MatchSet(Match):
-    """True if at least `least` header operators match, no header operator mismatches an existing header, and all other
-    operators match.
-    """
+    """True if at least `least` header operators match, none mismatches a header, and all other operators match."""
 
     __slots__ = ("_headers", "_least", "_rest", "_walk")
 
@@ -239,7 +237,7 @@ def _skip_smaller(headers: Table, at: int, name: bytes) -> int:
 
 
 def _count_can_stop(walk: tuple[HeaderOperator, ...]) -> bool:
-    """Return True if a header that is not named by any operator can change the count.
+    """Return True if a header that no operator names can change the count.
 
     If no header is left, counting stops at the next test of existence or type, and later tests of absence are not
     counted. An additional header at the end can prevent this stop.

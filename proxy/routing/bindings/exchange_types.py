@@ -128,11 +128,7 @@ def compile_binding(exchange_type: str, binding: Binding, local_time: tzinfo) ->
 
     Args:
         exchange_type: a key of COMPILERS.
-        binding: the binding as declared.
         local_time: the time zone of ``dtl`` operators.
-
-    Returns:
-        The binding, which is not in an index yet.
 
     Raises:
         ProtocolError: the binding is not valid; 406 on the channel, with the text of RabbitMQ or of the open-exchange

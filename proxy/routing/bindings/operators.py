@@ -253,14 +253,7 @@ class Operator:
 
 
 class HeaderOperator(Operator):
-    """Tests the first header with the given name.
-
-    Args:
-        key: see Operator.
-        expected: see Operator.
-        name: name of the header.
-        optional: see Operator.
-    """
+    """Tests the first header with the given name."""
 
     __slots__ = ("name",)
 
@@ -338,11 +331,8 @@ class HeaderCompares(HeaderOperator):
     """Matches a number by comparing its exact mathematical value.
 
     Args:
-        key: see Operator.
         expected: a number.
-        name: see HeaderOperator.
         sign: a value of SIGNS.
-        optional: see Operator.
     """
 
     __slots__ = ("_bound", "_sign")
@@ -357,7 +347,7 @@ class HeaderCompares(HeaderOperator):
 
 
 class HeaderMatches(HeaderOperator):
-    """Matches a long string that contains a match of a pattern or, if negated, one that contains no match."""
+    """Matches a long string that contains or, if negated, does not contain a match of a pattern."""
 
     __slots__ = ("_negated", "_pattern")
 
@@ -378,11 +368,7 @@ class HeaderIsPresent(HeaderOperator):
     """Matches a header (including void) that has one of the given types or, if negated, none of them.
 
     Args:
-        key: see Operator.
-        expected: see Operator.
-        name: see HeaderOperator.
         letters: the types; None for any type.
-        negated: see above.
     """
 
     __slots__ = ("_letters", "_negated")
@@ -459,7 +445,7 @@ class KeyEquals(RoutingKeyOperator):
 
 
 class KeyMatches(RoutingKeyOperator):
-    """Matches a routing key that contains a match of a pattern or, if negated, one that contains no match."""
+    """Matches a routing key that contains or, if negated, does not contain a match of a pattern."""
 
     __slots__ = ("_negated", "_pattern")
 
@@ -473,7 +459,7 @@ class KeyMatches(RoutingKeyOperator):
 
 
 class KeyFits(RoutingKeyOperator):
-    """Matches a routing key that fits a topic or, if negated, one that does not."""
+    """Matches a routing key that fits or, if negated, does not fit a topic."""
 
     __slots__ = ("_negated", "_topic")
 
@@ -555,7 +541,7 @@ class PropertyEquals(PropertyOperator):
 
 
 class PropertyMatches(PropertyOperator):
-    """Matches a string property that contains a match of a pattern or, if negated, one that contains no match."""
+    """Matches a string property that contains or, if negated, does not contain a match of a pattern."""
 
     __slots__ = ("_negated", "_pattern")
 

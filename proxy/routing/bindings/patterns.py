@@ -262,7 +262,6 @@ class _Code:
 
     Args:
         text: the source to compile.
-        options: options for the compilation.
         source: the original pattern, whose repeat counts are inspected.
         counted: whether the interpreter has to run the code.
 
@@ -341,7 +340,6 @@ class Pattern:
         """Return whether the pattern matches anywhere in the subject; None if the search was abandoned.
 
         Args:
-            subject: any bytes.
             budget: the budget to which the cost is charged, which also records why a search was abandoned.
         """
         size = len(subject)
@@ -391,9 +389,7 @@ class Pattern:
         """Search with increasing limits. Each limit is charged before it is tried.
 
         Args:
-            subject: the bytes to search.
             work: worst case of the plain form with a match limit of one.
-            budget: budget of the owner.
         """
         code = self._counted
         if code is None:
