@@ -40,7 +40,6 @@ class AddressFinding:
 
     Args:
         rule: index of the rule.
-        severity: whether the table can be loaded.
         key: the key that the finding is about: pattern, translation or hosts.
         message: what was seen and what was expected. Rules are numbered from 0, as in explanations and audit records.
         other: index of the other rule that the message names.
@@ -109,7 +108,7 @@ def _check_domain(
     elif not address.local and not address.host:
         yield Severity.ERROR, "translation", "scheme, credentials or port without a host"
     if address.host and address.host not in brokers and not re.search(rb"[/.:]", translation):
-        message = "names a host that is not a configured broker; if it is a queue, write /queue/ before its name"
+        message = "names a host that is not a configured broker; for a queue, write /queue/ before the name"
         yield Severity.WARNING, "translation", message
     elif address.host and address.host not in brokers and not address.local:
         names = [broker.decode("utf-8", "replace") for broker in brokers]

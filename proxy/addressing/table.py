@@ -146,7 +146,7 @@ def _next_barrier(text: bytes, at: int, barriers: bytes) -> int:
 
 
 def _offsets(text: bytes, table: bytes) -> int:
-    """Return the set of the offsets of all bytes that `table` maps to ``1``."""
+    """Return the set of offsets of all bytes that `table` maps to ``1``."""
     return int(text.translate(table) + b"0", 2)
 
 
@@ -255,7 +255,7 @@ def fixed_domain(rule: AddressRule) -> Address | None:
 
 
 def has_variable_domain(template: TranslationTemplate) -> bool:
-    """Return True if a variable can be part of scheme, credentials, host or port."""
+    """Return True if a variable can be part of the scheme, credentials, host or port."""
     literal = b""
     for part in template.parts:
         if isinstance(part, int):
@@ -298,10 +298,7 @@ class AddressTable:
         return bool(self.rules)
 
     def translate(self, address: bytes | None) -> Translation | None:
-        """Translate an address; return None if no rule matches. The address is then used unchanged.
-
-        A missing address (None) is matched as the empty string.
-        """
+        """Translate an address; return None if no rule matches. A missing address is matched as the empty string."""
         address = address or b""
         for position in self._index.candidates(address):
             captures = self.patterns[position].match(address)

@@ -108,7 +108,6 @@ class FailedTranslation:
     """A translation without a usable target.
 
     Args:
-        rule: index of the rule.
         reason: the reason, without any part of the address.
     """
 
@@ -127,7 +126,6 @@ class Rewrites:
     any rule may match are looked up for each routing key.
 
     Args:
-        book: resolves destinations.
         destinations: destinations of the exchange; compared by identity, see `AddressBook.rewrites`.
         before: the previous translations, which are reused for destinations that remain.
     """
@@ -161,7 +159,6 @@ class AddressBook:
     """Resolves publishes with the address table and the configured brokers.
 
     Args:
-        table: the rules.
         brokers: names of the configured brokers.
     """
 
@@ -201,7 +198,6 @@ class AddressBook:
         """Return the translations of an exchange's destinations.
 
         Args:
-            exchange: an exchange in the rules.
             destinations: the destinations. If they are the same object as in the last call, nothing is recomputed.
         """
         kept = self._rewrites.get(exchange)
@@ -245,7 +241,7 @@ class AddressBook:
         )
 
     def rules_exposing_passwords(self) -> list[int]:
-        """Return the rules that have matched an address with a password, each rule only once.
+        """Return the rules that have matched an address with a password and were not returned before.
 
         Receivers can see these passwords in the original address.
         """
@@ -257,7 +253,6 @@ class AddressBook:
         """Resolve a result of the table.
 
         Args:
-            rule: index of the rule.
             result: the translated address.
             original: the publish before translation.
         """
@@ -304,7 +299,7 @@ class AddressBook:
 
 
 def _permitted(address: Address, hosts: tuple[bytes, ...]) -> bool:
-    """Return True if a rule's list contains the host, with or without its port, in upper or lower case."""
+    """Return True if a rule's list contains the host, with or without its port, ignoring case."""
     host = address.host.lower()
     bracketed = b"[" + host + b"]" if b":" in host else host
     accepted = {ANY_HOST, host, bracketed, b"%s:%d" % (bracketed, address.effective_port)}

@@ -88,10 +88,10 @@ class BrokerModel(FileModel):
         default=10.0, description="timeout of a publish to this broker"
     )
     unconfirmed: Annotated[int, Whole(1, 1_000_000)] = Field(
-        default=50_000, description="limit of unconfirmed publishes before producers are paused"
+        default=50_000, description="number of unconfirmed publishes at which producers are paused"
     )
     unconfirmed_mib: Annotated[int, Whole(1, 4096)] = Field(
-        default=32, description="limit of unconfirmed message bodies, in MiB, before producers are paused"
+        default=32, description="total size of unconfirmed message bodies, in MiB, at which producers are paused"
     )
 
 
@@ -144,7 +144,7 @@ def address_book(rules: Sequence[ParsedAddress], brokers: Iterable[BrokerRule], 
 
 
 _LONGEST_NAME = 255
-#: Keys whose values can only be verified on the sidecar's host.
+#: Keys whose values can be verified only on the sidecar's host.
 _JUDGED_LATER = ("address", "password_env", "password_file")
 _TLS_FILES = ("ca", "certificate", "key")
 

@@ -56,13 +56,10 @@ class ComparedRules:
         return vhost in self._books or exchange in self._named.get(vhost, ())
 
     def judge(self, seen: ObservedPublish, decision: Decision | None = None) -> tuple[RoutingResult, Decision | None]:
-        """Evaluate a publish.
+        """Return the result for a publish, and the decision (None if no exchange was evaluated).
 
         Args:
             decision: the decision for the publish, if already known.
-
-        Returns:
-            The result, and the decision (None if no exchange was evaluated).
         """
         message, name = seen.message, seen.vhost
         rules = self.loaded.rules.vhosts.get(name)
@@ -83,7 +80,7 @@ class ComparedRules:
 
 @dataclass(slots=True)
 class _Kind:
-    """Number and example of the publishes with the same difference."""
+    """Number of publishes with the same difference, and an example."""
 
     live: RoutingResult
     candidate: RoutingResult

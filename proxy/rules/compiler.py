@@ -30,11 +30,7 @@ _MATCH_TYPES = {
 
 
 def compile_exchange(parsed: ParsedExchange, faults: Faults) -> Exchange:
-    """Compile one exchange with all its bindings.
-
-    Returns:
-        The exchange without its invalid parts. It is usable only if there was no error.
-    """
+    """Compile one exchange with its bindings. The result is usable only if no error was reported."""
     rule = parsed.rule
     try:
         exchange = Exchange(rule.name, rule.type, rule.arguments, rule.local_time, rule.alternate)

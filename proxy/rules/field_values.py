@@ -1,9 +1,8 @@
-"""Reads AMQP values and times in rules files: arguments of bindings, exchanges and queues; headers; instants; time
-zones.
+"""Reads AMQP values, instants and time zones in rules files. The values are arguments and headers.
 
-A string becomes ``S``, a whole number ``I`` or ``l``, a decimal ``d``, true and false ``t``, a list ``A``, a mapping
-``F``, null ``V``; every other type is written with a tag. Instants are seconds since the epoch; a time without a zone
-is rejected, since its meaning would depend on the machine.
+A string becomes ``S``, a whole number ``I`` or ``l``, a decimal number ``d``, true and false ``t``, a list ``A``, a
+mapping ``F``, null ``V``; every other type is written with a tag. Instants are seconds since the epoch; a time without
+a zone is rejected, since its meaning would depend on the machine.
 """
 
 from __future__ import annotations
@@ -37,14 +36,7 @@ class _RefusedError(Exception):
 
 
 def read_table(node: Mapping, path: str, faults: Faults) -> Table:
-    """Convert a mapping to a table, entry by entry.
-
-    Args:
-        faults: receives one error for each invalid entry. Invalid entries are omitted.
-
-    Returns:
-        The entries in file order.
-    """
+    """Convert a mapping to a table, in file order. Invalid entries are reported in `faults` and omitted."""
     entries = []
     for key, child in node.entries:
         try:

@@ -108,11 +108,7 @@ def read_test(node: Node, path: str, vhost: str, faults: Faults) -> RulesTest | 
 def check_tests(
     tests: Iterable[RulesTest], rules: Rules, routers: Mapping[str, Router], books: Mapping[str, AddressBook]
 ) -> list[TestFailure]:
-    """Run tests against the rules.
-
-    Returns:
-        The failed tests, in file order.
-    """
+    """Run tests against the rules; return the failed tests, in file order."""
     known = {name: mentioned_queues(vhost, routers[name]) for name, vhost in rules.vhosts.items()}
     failures = []
     for test in tests:
@@ -147,7 +143,7 @@ def _differences(
 
 
 def compare(result: RoutingResult, expected: ExpectationModel) -> tuple[str, ...]:
-    """Return the differences between result and expectation, one string each."""
+    """Return the differences between the actual and the expected result, with one string for each."""
     differences = []
     outcome: str | None = expected.outcome
     error: str | None = expected.error

@@ -183,9 +183,7 @@ def _compile_vhost(name: str, files: Sequence[ParsedFile], faults: Faults) -> tu
 
 
 def rules_version(contents: Iterable[tuple[str, bytes]]) -> str:
-    """Hash the contents of the files. The paths are not hashed, so that sidecars with the same rules report the same
-    version.
-    """
+    """Hash the files' contents, not their paths, so that sidecars with the same rules report the same version."""
     digest = blake2b(digest_size=6)
     for _, data in contents:
         digest.update(len(data).to_bytes(8, "big"))

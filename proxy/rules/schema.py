@@ -157,7 +157,7 @@ class RulesModel(FileModel):
         default="/", description="virtual host of this file"
     )
     timezone: Annotated[tzinfo, Parsed("a time zone such as Europe/Berlin", _zone, tzinfo)] = Field(
-        default=NOTHING, description="time zone of dtl operators, such as Europe/Berlin; default: that of the machine"
+        default=NOTHING, description="time zone of dtl operators, such as Europe/Berlin; default: the system's"
     )
     queues: Annotated[tuple[QueueModel, ...], LISTED] = Field(default=(), description="queues to declare")
     exchanges: Annotated[tuple[ExchangeModel, ...], LISTED] = Field(
@@ -321,11 +321,7 @@ class ParsedFile:
 
 
 def read_rules_file(root: Node, source: RulesSource, faults: Faults) -> ParsedFile:
-    """Read the document of one rules file.
-
-    Args:
-        faults: receives all errors. Invalid values are omitted.
-    """
+    """Read the document of one rules file. Errors are reported in `faults`, and invalid values are omitted."""
     keys = Keys(root, "", faults)
     tests_file = _take_tests_file(root, source.name, faults)
     lists = {key: _numbered(keys, key) for key in ("queues", "exchanges", "addresses", "tests")}
@@ -455,7 +451,7 @@ def _binding(packed: PackedBinding, owner: ParsedExchange, index: int, places: P
 _PlainBinding: TypeAlias = tuple[str, bytes, bytes, str]
 #: Maximum number of shared names and entries.
 _MOST_SHARED = 8192
-#: Keys of a binding that have string values, and keys whose positions are packed, with their index in that order.
+#: Keys of a binding that have string values, and keys whose positions are packed, with the indexes of the positions.
 _TEXT_KEYS = frozenset(("queue", "exchange", "name", "routing_key"))
 _MARKED = {"routing_key": _KEY, "name": _NAME, "arguments": _ARGUMENTS}
 

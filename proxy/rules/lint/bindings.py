@@ -127,7 +127,6 @@ class LintedExchange:
     bindings: dict[str, ParsedBinding]
 
     def place(self, compiled: CompiledBinding) -> Place:
-        """Return the position of a binding."""
         return self.bindings[compiled.label[1]].place
 
 

@@ -139,7 +139,7 @@ def _carrier_type(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], 
 
 
 def _without_effect(exchange: ParsedExchange, faults: Faults) -> None:
-    """Warn about keys for open exchanges that the exchange's type ignores."""
+    """Warn about keys that have no effect for the exchange's type."""
     if exchange.rule.type == OPEN:
         return
     for name, _ in exchange.rule.arguments:

@@ -46,9 +46,7 @@ def _looping_keys(rule: AddressRule, brokers: Collection[bytes], listening: List
 
 
 def _is_own(permitted: bytes, listening: Listening) -> bool:
-    """Return True for a host and port of this proxy. A host without a port also permits other addresses, and is not
-    reported.
-    """
+    """Return True for a host and port of this proxy, but not for a host alone, which also permits other addresses."""
     try:
         address = parse_address(permitted)
     except InvalidAddress:
