@@ -38,7 +38,6 @@ HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 #: class id of content headers
 BASIC: Final = 60
 
-#: frame types
 KINDS: Final = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
 
 

@@ -281,7 +281,7 @@ def look_for(channel: int, destination: Destination) -> bytes:
     kind, name = destination
     if kind == QUEUE:
         return queue_declare(channel, name, passive=True, durable=False)
-    # The broker does not compare the type in a passive declare, but it must support the type.
+    # The broker must support the type, but does not compare it in a passive declare.
     return exchange_declare(channel, name, b"direct", passive=True, durable=False)
 
 

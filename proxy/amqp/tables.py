@@ -34,7 +34,7 @@ _FIXED: Final = {
 _FIXED_BY_OCTET: Final = {ord(letter): (letter, codec, codec.size) for letter, codec in _FIXED.items()}
 _LENGTH: Final = struct.Struct(">I")
 
-#: Size of letter and value together, by the octet of the letter; 0 if a length of four bytes follows the letter.
+#: Size of the letter and the value together, by the letter's octet; 0 if a length of four bytes follows the letter.
 VALUE_SIZES: Final = (
     {ord(letter): 1 + codec.size for letter, codec in _FIXED.items()} | {ord("V"): 1} | dict.fromkeys(b"SxAF", 0)
 )

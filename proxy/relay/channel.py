@@ -36,7 +36,6 @@ class PendingPublish:
     frame: bytes
     exchange: bytes
     routing_key: bytes
-    #: the channel on which it was sent
     channel: Channel
     #: whether an unroutable message is to be returned
     mandatory: bool
@@ -50,11 +49,9 @@ class CollectedPublish(NamedTuple):
     original: OriginalAddress
     #: the producer's whole content header frame
     header: bytes
-    #: outgoing publishes
     copies: Sequence[Copy]
     #: announced size of the body in bytes
     body_size: int
-    #: received part of the body
     body: bytearray
     #: targets on other brokers, and failed translations
     remote_targets: RemoteTargets | None = None
@@ -193,7 +190,7 @@ class ProducerOutput:
 class PendingConfirms:
     """Counts the publishes of a channel and their confirms."""
 
-    #: publishes before Confirm.Select, which have no delivery tag
+    #: number of publishes before Confirm.Select, which have no delivery tags
     before: int = 0
     #: number of publishes since Confirm.Select, which is also the latest delivery tag
     published: int = 0

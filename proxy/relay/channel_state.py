@@ -39,13 +39,13 @@ class ChannelState(Enum):
     CLOSING_BY_BROKER = "closing by the broker"
     #: closes from the producer and the broker crossed: both close-oks are relayed
     CLOSING_BY_BOTH = "closing by both"
-    #: like `CLOSING_BY_BOTH`, but the producer has answered: it may use the number again
+    #: like `CLOSING_BY_BOTH`, but the producer has answered and may use the number again
     BOTH_AWAITING_BROKER = "closed by both, awaiting the broker"
     #: our own Channel.Close was sent to both sides: neither close-ok is relayed
     CLOSING_BY_US = "closing by us"
     #: like `CLOSING_BY_US`, but the broker has answered
     US_AWAITING_PRODUCER = "closed by us, awaiting the producer"
-    #: like `CLOSING_BY_US`, but the producer has answered: it may use the number again
+    #: like `CLOSING_BY_US`, but the producer has answered and may use the number again
     US_AWAITING_BROKER = "closed by us, awaiting the broker"
 
 

@@ -4,7 +4,7 @@
 and the driver reads it. Output is collected in `to_upstream` and `to_producer`; requests that need sockets, time or the
 control plane are collected in `pending`. Related state is grouped into separate objects: `Lifecycle` (phase of the
 connection), `UpstreamLink` (the leased connection), `Deliveries`, `ConnectionTraffic`, `PendingWork`, and a `Channel`
-for each channel. If several brokers are involved, our own acks, nacks and returns are sent from here.
+for each channel. If a publish goes to several brokers, our own acks, nacks and returns are sent from here.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "connection" and 1.4/1.5 on closing; RabbitMQ guide "Publisher confirms".
 """
@@ -113,8 +113,8 @@ Request: TypeAlias = EnsureQueue | BindDestinations | LookUpExchange
 class RelayLimits(NamedTuple):
     """Limits of one connection."""
 
-    #: maximum total size of the frames held while a destination or the tokens of a queue are being bound; at the limit,
-    #: reading from the sender of these frames is paused until the held frames have been sent
+    #: maximum total size of the frames that are held from the producer, or from the broker, while tokens are being
+    #: bound; at the limit, reading from this peer is paused until the frames have been forwarded
     held_bytes: int = 1 << 20
     #: maximum size of a body that is sent as several copies; larger bodies are refused with 311
     replay_bytes: int = 4 << 20
@@ -260,7 +260,6 @@ class ConnectionTraffic:
     now: float = 0.0
     #: earliest time of the next timed confirm
     sample_after: float = 0.0
-    #: publishes on channels that have ended
     before: int = 0
 
 

@@ -116,7 +116,6 @@ class Tokens:
     decision is recorded as an exchange on the broker (`markers`).
 
     Args:
-        vhost: name of the virtual host.
         keys: the key derived from the current secret, followed by the keys derived from previous secrets; if empty,
             tokens are unkeyed.
         retired: keys whose tokens are no longer bound.

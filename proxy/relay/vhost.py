@@ -134,13 +134,11 @@ class OwnedExchange:
     name: bytes
     #: ``x-open`` or the emulated standard type
     type: str
-    #: how messages to it are delivered
     delivery: Delivery
     #: the exchange on the broker that carries these messages (only with delivery CARRIER)
     carrier: bytes
     #: whether messages that no binding routes are passed to the broker's own exchange with the same name
     unmatched_pass: bool = False
-    #: alternate exchange, if any
     alternate: bytes | None = None
     #: arguments as declared, including filters
     arguments: Table = ()

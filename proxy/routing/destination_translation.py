@@ -30,7 +30,7 @@ class TranslatedDestinations(NamedTuple):
     exchanges: tuple[bytes, ...]  # exchanges on this broker that receive the message with the original routing key
     #: exchanges on this broker that receive the message with a different routing key
     publications: tuple[Publication, ...] = ()
-    remotes: tuple[Target, ...] = ()  # exchanges and routing keys at other brokers
+    remotes: tuple[Target, ...] = ()  # exchanges and routing keys on other brokers
     failed: tuple[FailedTranslation, ...] = ()  # destinations whose translation failed
     rule: int | None = None  # index of the first rule that applied, None if no rule applied
 
@@ -84,7 +84,7 @@ class StaticTranslation(NamedTuple):
     destination: Destination  # as named by the rules
     #: its replacement on this broker; None if there is none, or if the replacement depends on the message
     here: Destination | None = None
-    #: its replacement at another broker; None if there is none, or if the replacement depends on the message
+    #: its replacement on another broker; None if there is none, or if the replacement depends on the message
     remote: Target | None = None
     failure: str = ""  # why the translation fails; empty if it succeeds
 

@@ -118,7 +118,6 @@ class Exchange:
         type: ``x-open``, ``direct``, ``fanout``, ``topic`` or ``headers``.
         arguments: exchange arguments in declared order; those of an open exchange define its filters.
         local_time: the time zone of ``dtl`` operators.
-        alternate: name of the alternate exchange.
 
     Raises:
         ProtocolError: a filter's value is not an integer; 406 on the channel.

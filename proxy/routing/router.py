@@ -172,7 +172,7 @@ class Router:
                 seen.add(name)
                 nested.append(self._exchanges[name])
         if len(nested) > 1:
-            # As in the broker, the last name is visited first. The order matters only if two exchanges close the
+            # As in the broker, the last name is visited first. The order matters only if two exchanges would close the
             # channel.
             nested.sort(key=_name)
         return nested

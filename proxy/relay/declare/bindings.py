@@ -315,7 +315,7 @@ class ClientBindings:
             if known is None:
                 key = storage = identity_key(identity, one_word=owned.is_topic)
                 # The first binding routes messages to the destination, provided that the destination has a single
-                # token. If its key were one of several tokens, only some sidecars would read the binding.
+                # token. If the binding's key were one of several tokens, only some sidecars would read the binding.
                 marked = owned.tokens.has_assertion(receiver) or (owned, receiver) in channel.held.marking
                 if tokens and not chosen and not marked and len(keys := under.of(*receiver)) == 1:
                     key = keys[0]
@@ -509,7 +509,7 @@ class ClientBindings:
         if sidecar_channel.number is None:
             inject(self._connection, channel, self._pin_steps(channel, [pin]), bound)
             return
-        # The pin may be refused because the queue was just deleted; the unbind must still succeed.
+        # The pin may be refused because the queue has just been deleted; the unbind must still succeed.
         frames = pin.frames(sidecar_channel.number)
         inject(self._connection, channel, [], partial(sidecar_channel.run, frames, bound))
 

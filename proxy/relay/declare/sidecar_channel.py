@@ -34,7 +34,6 @@ class SidecarChannel:
 
     Args:
         number: channel number; None if the broker permits only one channel, in which case every method is refused.
-        to_upstream: output for the broker.
     """
 
     __slots__ = ("_out", "_queue", "_refusal", "_state", "number")

@@ -95,7 +95,6 @@ class HandshakeLimits:
 
     #: frame_max offered to producers, in bytes; at least 4096
     frame_max: int = 131072
-    #: see `WAITING_BYTES`
     waiting_bytes: int = WAITING_BYTES
     #: channel_max offered to producers
     channel_max: int = 65535
@@ -128,7 +127,6 @@ class Handshake:
     Args:
         peer: the producer's address, sent to the broker as ``oxproxy_peer``.
         product_version: our version, sent to both sides as ``oxproxy``.
-        limits: see `HandshakeLimits`.
 
     Attributes:
         to_producer: bytes to send, drained by the driver.
@@ -137,7 +135,7 @@ class Handshake:
             `upstream_lost`.
         close_after_flush_producer: whether to send `to_producer`, then close the producer's socket.
         close_upstream: whether to send `to_upstream`, then close the upstream connection (or stop connecting).
-        state: see `HandshakeState`. In OPEN, the relay takes over, starting with the remaining bytes.
+        state: when it is OPEN, the relay takes over, starting with the remaining bytes.
         vhost: virtual host from Connection.Open.
         user: user name, if PLAIN or AMQPLAIN is used.
         client_name: ``connection_name`` of the client properties.

@@ -44,12 +44,7 @@ CUT_OURS: Final = 4
 
 
 class PublishSource(NamedTuple):
-    """The original address of a publish that the address table redirected to another exchange.
-
-    Args:
-        address: the producer's address.
-        rule: index of the address rule.
-    """
+    """The original address of a publish that the address table redirected, and the index of the address rule."""
 
     address: OriginalAddress
     rule: int
@@ -94,7 +89,6 @@ class Outgoing:
     """The outgoing form of messages with the same decision, shared by all messages with the same facts.
 
     Args:
-        decision: the decision.
         tally: counts the publishes and body bytes.
         copies: upstream publishes; empty if the publish is refused or forwarded untouched.
         untouched: whether the publish is forwarded byte for byte to the broker's own exchange (``unmatched: pass``).

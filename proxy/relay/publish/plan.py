@@ -179,7 +179,6 @@ class Plans:
         self._passed_records: dict[bytes, LineTemplate] = {}
         #: observes publishes; set by `set_tap`
         self.tap: Tap | None = None
-        #: records failed publishes
         self.failures: FailureSink | None = None
 
     def fail(
@@ -349,7 +348,7 @@ class Plan:
         self.keyed: Final = interest.routing_key or plans.state.addresses is not None
         #: Whether the headers and the routing key are the only facts.
         self.plain: Final = not (interest.properties or interest.body_sizes or interest.clock or interest.queues)
-        #: why the pass collects or removes entries with this encoded name: sum of FACT, CUT_BCC, CUT_CC and CUT_OURS
+        #: by encoded name, why the pass collects or removes an entry: a sum of FACT, CUT_BCC, CUT_CC and CUT_OURS
         self.mentioned: Final = {shortstr(name): cut for name, cut in _ALWAYS.items()}
         for name in interest.headers or ():
             self.mentioned[shortstr(name)] = self.mentioned.get(shortstr(name), 0) | FACT

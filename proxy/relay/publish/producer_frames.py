@@ -197,7 +197,7 @@ class ProducerFrames:
         if kind == HEARTBEAT:
             return False
         if kind != METHOD:
-            # spec, 4.2.3: there must be no header and body frames on channel 0
+            # spec, 4.2.3: header and body frames are not permitted on channel 0
             raise ProtocolError(505, f"{KIND_NAMES[kind]} frame on channel 0, expected a method frame")
         index = _method_of(frame)
         if index >> 16 != _CONNECTION:

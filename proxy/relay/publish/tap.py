@@ -27,7 +27,6 @@ class ObservedDecision(NamedTuple):
     """One observed publish.
 
     Args:
-        vhost: virtual host of the publish.
         exchange: exchange named by the producer.
         routing_key: routing key given by the producer.
         header: content header frame of the publish.
@@ -80,9 +79,7 @@ class FailedPublish(NamedTuple):
 
     Args:
         at: seconds since the epoch.
-        vhost: virtual host of the publish.
         user: the producer's user name.
-        channel: channel number.
         result: ``unroutable``, ``rejected``, ``nacked`` or ``returned``.
         reason: the reason as text.
         exchange: exchange named by the producer; None if unknown, since a nack contains only a delivery tag.

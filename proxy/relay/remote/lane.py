@@ -55,7 +55,7 @@ class RemoteMessage:
         self.header = header
         self.body = body
         self.since = since
-        #: whether it was returned, so that its ack is outstanding
+        #: whether the broker has returned the message, whose ack is then still outstanding
         self.returned = False
 
     @property

@@ -63,10 +63,6 @@ class Credentials:
 class RemoteLink:
     """A connection to another broker. The login starts at once.
 
-    Args:
-        credentials: credentials for the login.
-        version: version of this program, sent to the broker.
-
     Attributes:
         to_send: output for the socket, in order; the driver sends and clears it.
         open: whether the login has been completed and the link has not ended.
