@@ -1,4 +1,4 @@
-"""Relays frames from the broker to the producer. Frames are copied, and inspected only where this is necessary.
+"""Relays frames from the broker to the producer. Frames are copied, and inspected only if necessary.
 
 Confirms are counted and, on a channel with a ledger, joined. The original address is restored in returns and deliveries
 of publishes whose address we changed. The answer to a queue.declare waits until the queue's tokens are bound. Frames on

@@ -134,11 +134,7 @@ class Ledger:
         return entry.acked
 
     def settle(self, upstream_tag: int, multiple: bool, ack: bool) -> list[tuple[int, bool]]:
-        """Handle an upstream ack or nack.
-
-        Returns:
-            (producer tag, acked) for each publish that is settled as a result, in ascending order.
-        """
+        """Handle an upstream ack or nack; return (producer tag, acked) for each publish that it settles, ascending."""
         order, entries = self._order, self._entries
         tags = []
         if multiple:
@@ -197,11 +193,7 @@ class Returns:
             self._forget(self._order.popleft())
 
     def returned(self, copy: Hashable) -> bool:
-        """Handle a return.
-
-        Returns:
-            True if the return must be relayed, since it is for the last copy of a publish, or for an untracked publish.
-        """
+        """Return True if a return must be relayed: its publish has no other unreturned copies, or is not tracked."""
         waiting = self._copies.get(copy)
         if waiting is None:
             return True

@@ -118,11 +118,7 @@ class DelayedConfirms:
         self.size_bytes += len(frames) + _ENTRY_BYTES
 
     def end(self, number: int, interrupted: bool) -> None:
-        """Handle the end of a channel, whose close may be the next output.
-
-        Args:
-            interrupted: whether a content to the producer is in progress.
-        """
+        """Send a channel's waiting confirms before its close, or drop them if a content is interrupted."""
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             return

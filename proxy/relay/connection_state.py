@@ -446,10 +446,7 @@ class ConnectionState:
         self.forget_all()
 
     def send_to_producer(self, channel: Channel, frames: bytes) -> None:
-        """Send our own methods to the producer on a channel, after the content in progress if there is one.
-
-        No method may be sent between the frames of a content (spec, 4.2.6).
-        """
+        """Send our own methods to the producer, but not between the frames of a content (spec, 4.2.6)."""
         if channel.number in self.deliveries.unfinished:
             channel.output.deferred.append(frames)
             self.deliveries.mark(channel)

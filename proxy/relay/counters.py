@@ -2,8 +2,8 @@
 
 The publish path only increments attributes; `observe` exports the numbers as metrics. Many messages share a decision,
 so the publish path counts them in a single `Tally` for that decision. A tally is folded into the totals of `Traffic` on
-request, and when the last plan that holds the tally is dropped. The number of totals is bounded, since only names in
-the rules have separate totals. Only one thread modifies counters.
+request, and when the last plan that holds the tally is dropped. The number of totals is bounded, since only exchanges
+and destinations in the rules and a limited number of bindings have totals. Only one thread modifies counters.
 """
 
 from __future__ import annotations

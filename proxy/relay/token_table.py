@@ -9,7 +9,7 @@ least one of these rows exists. There are three kinds of rows:
 
 - A *plain* row has no arguments. The control plane binds plain rows for rules files and for publishes that request
   them. All sidecars share a plain row, and no sidecar can determine which other sidecars need the row. A sidecar
-  therefore unbinds a plain row only if the sidecar's own rules needed the row before, or if an exchange that clients
+  therefore unbinds a plain row only if the sidecar's own rules used to need the row, or if an exchange that clients
   declared has no bindings left. Rules rely only on plain rows.
 - A *mark* is a client's binding whose key is the token. It is removed when the client's binding is unbound, through any
   sidecar.
@@ -36,9 +36,9 @@ unbind names the exact arguments of a row. Therefore, sidecars proceed as follow
 5. The rules of another sidecar may need a plain row that the rules of this sidecar no longer need. Before this sidecar
   unbinds the plain row, it binds a pin that counts as a pin of another sidecar. A sidecar whose rules need the
   destination then recreates the plain row in its next pass. On the carriers of exchanges from rules files, pins of
-  other sidecars are settled only after `handover_seconds`, so that every sidecar has time to run a pass. New rules take
-  effect soon after the listing that showed their rows. If binding the missing rows took a long time, another pass is
-  run first.
+  other sidecars are settled only after `handover_seconds`, so that every sidecar has time to run a pass. While new
+  rules are being applied, other sidecars may hand over rows that these rules need. If applying the rules took long,
+  another pass is therefore run before they take effect.
 
 Points 1 to 4 guarantee that the last row on which a binding relies is kept, regardless of the order in which the broker
 executes the steps of any number of sidecars. Only durations are compared, so clocks need not agree.
@@ -318,7 +318,6 @@ class TokenTable:
         """Return the wanted destinations that have to be bound. Must be called after each listing.
 
         Args:
-            wanted: destinations that need a token.
             plain: the wanted destinations that rules need. Rules rely only on the plain row.
         """
         # This includes destinations whose rows changed after the listing was requested, since binding a plain row again

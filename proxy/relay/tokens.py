@@ -1,10 +1,10 @@
 """Hashes that all sidecars of a broker compute in the same way: destination tokens, grant keys and signatures.
 
 A destination token is the routing key with which a destination is bound to a carrier exchange. A producer that knew a
-token could bypass the rules by publishing it to an alternate or dead-letter exchange that routes to the carrier.
-A token is therefore a keyed hash, and the key is derived from a secret that all sidecars share. Tokens contain only
-``[a-z0-9.-]``, since some other characters break listings in RabbitMQ 3.10's management API, and ``*`` and ``#`` are
-wildcards on topic exchanges. `TokenForm` determines whether a token is a single word or has eight words. Hardly any
+token could bypass the rules, for example by publishing with this key to an exchange whose alternate exchange is the
+carrier. A token is therefore a keyed hash, and the key is derived from a secret that all sidecars share. Tokens contain
+only ``[a-z0-9.-]``, since some other characters break listings in RabbitMQ 3.10's management API, and ``*`` and ``#``
+are wildcards on topic exchanges. `TokenForm` determines whether a token is a single word or has eight words. Hardly any
 topic pattern on a downstream exchange matches eight words.
 
 The secrets are arguments; other modules read them from files and the environment. Each purpose has its own key, derived

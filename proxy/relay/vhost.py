@@ -388,11 +388,7 @@ class VhostState:
         self.changed()
 
     def add_binding(self, stored: StoredBinding, compiled: CompiledBinding | None = None) -> bool:
-        """Add a client's binding to an exchange. If the exchange already has the binding, merge the copies of both.
-
-        Returns:
-            Whether the binding or its effective copy is new.
-        """
+        """Add a client's binding, or merge its copies; return whether the binding or its effective copy is new."""
         owned, exchange = self.exchanges[stored.binding.exchange], self.router.exchanges[stored.binding.exchange]
         identity = stored.binding.identity
         known = owned.clients.get(identity)

@@ -46,7 +46,7 @@ class ExpectationModel(FileModel):
     """Expected result of a test; missing keys default to empty lists."""
 
     queues: _Names = Field(default=(), description="every queue that receives the message")
-    exchanges: _Names = Field(default=(), description="every exchange of the broker that receives the message")
+    exchanges: _Names = Field(default=(), description="every exchange on the broker that receives the message")
     remotes: _Names = Field(default=(), description="every other broker that receives the message")
     outcome: Literal["routed", "unrouted", "filtered", "rejected", "translated", "passed"] = NOTHING
     error: Annotated[str, Expected("the text of the channel error")] = NOTHING

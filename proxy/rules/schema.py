@@ -78,7 +78,7 @@ def _vhost(name: str) -> str:
 def _zone(name: str) -> tzinfo:
     timezone = zone(name)
     if timezone is None:
-        raise ValueError("a name of the time zone database such as Europe/Berlin or UTC")
+        raise ValueError("a name from the time zone database such as Europe/Berlin or UTC")
     return timezone
 
 
@@ -147,7 +147,7 @@ class ExchangeModel(FileModel):
         default=NOTHING, description="pass: messages that no binding routes are passed to the broker's own exchange"
     )
     arguments: TableModel = Field(default={}, description="filters and alternate-exchange")
-    bindings: Annotated[tuple[BindingModel, ...], LISTED] = Field(default=(), description="visited by their x-order")
+    bindings: Annotated[tuple[BindingModel, ...], LISTED] = Field(default=(), description="visited in order of x-order")
 
 
 class RulesModel(FileModel):

@@ -30,7 +30,7 @@ def test_two_files_may_ask_for_the_same_queue_with_the_same_arguments() -> None:
 
 def test_two_files_may_not_ask_for_a_queue_with_different_arguments() -> None:
     assert faults("queues: [q]\n", "queues: [{name: q, arguments: {x-message-ttl: 5}}]\n") == [
-        "b.yaml:1:10: queues[0]: a.yaml:1 declares the same queue with other arguments"
+        "b.yaml:1:10: queues[0]: a.yaml:1 declares the same queue with different arguments"
     ]
 
 

@@ -95,7 +95,7 @@ def test_without_a_time_zone_the_machine_s_own_is_used() -> None:
         ),
         (
             "timezone: Mars/Base",
-            'a.yaml:1:11: timezone: seen the string "Mars/Base", expected a name of the time zone database such as '
+            'a.yaml:1:11: timezone: seen the string "Mars/Base", expected a name from the time zone database such as '
             "Europe/Berlin or UTC",
         ),
         ("queues: {a: b}", "a.yaml:1:9: queues: seen a mapping, expected a list"),

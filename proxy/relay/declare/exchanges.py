@@ -1,9 +1,9 @@
 """Handles exchange.declare and exchange.delete for exchanges that are, or will be, evaluated here.
 
 An ``x-open`` exchange becomes a marked direct or topic exchange on the broker, declared on the client's own channel. If
-the exchange exists, the broker compares its type, flags and alternate exchange. The filters of an open exchange are
-compared here, by value, so that the width of integers makes no difference. Reply texts are those of RabbitMQ. Clients
-can't change exchanges from rules files.
+the exchange already exists, the broker compares the type, the flags and the alternate exchange. The filters of an open
+exchange are compared here, by value, so that the width of integers makes no difference. Reply texts are those of
+RabbitMQ. Clients can't change exchanges from rules files.
 
 Source: architecture, "The broker is the store"; the open-exchange specification, 10 and 11; RabbitMQ guide "Exchanges";
 error texts of RabbitMQ 3.10 ("inequivalent arg").

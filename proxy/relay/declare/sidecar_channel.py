@@ -1,8 +1,8 @@
 """The channel that is reserved for the sidecar on a leased upstream connection.
 
-It is the channel with the highest number, which is never offered to the producer. It is used for methods that only this
-connection may send, such as binds of the connection's exclusive queues. Only one method is outstanding at a time. A
-refusal closes only this channel.
+It is the channel with the highest number, which is never offered to the producer. The sidecar uses it for methods that
+only this connection may send, such as binds of the connection's exclusive queues. The sidecar sends a method only after
+the previous method has been answered. A refusal closes only this channel.
 
 Source: `relay.token_table`.
 """

@@ -175,10 +175,7 @@ def withdraw(
     *,
     plain: bool = False,
 ) -> None:
-    """Unbind tokens and grants that are no longer needed; the control plane retries unbinds that are refused.
-
-    With `plain`, the control plane's rows are also unbound.
-    """
+    """Unbind tokens (with `plain`, also plain rows) and grants; the control plane retries refused unbinds."""
     state, channel = connection.plans.state, connection.upstream.sidecar_channel
     number = channel.number or 0
     table, destinations = owned.tokens, list(tokens)

@@ -3,8 +3,8 @@
 These include most methods, frames on channels that are closing or waiting, and frames that close the connection. Frames
 of publishes are passed to `PublishFrames`. Errors are raised as `ProtocolError`.
 
-Source: AMQP 0-9-1 spec, 1.4, 1.5, 4.2.3 and 4.2.6; RabbitMQ's reply codes. Where RabbitMQ would drop the connection or
-wait without a reply, the code is 540 or 503.
+Source: AMQP 0-9-1 spec, 1.4, 1.5, 4.2.3 and 4.2.6; RabbitMQ's reply codes. A method to which RabbitMQ would not reply
+is refused with 540 or 503.
 """
 
 from __future__ import annotations

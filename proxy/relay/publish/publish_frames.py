@@ -1,9 +1,8 @@
 """Handles single frames of publishes, and the slow path of the publish pass.
 
-The single frames are method frames that are not directly followed by their header frame, body frames of split
-publishes, and misplaced frames. A publish takes the slow path (`PublishFrames.leave`) if it can't be sent immediately
-as a single upstream publish: it waits until its destinations are bound, is sent to other brokers, is split, or is
-refused.
+The single frames are body frames of split publishes, misplaced frames, and method frames that are not directly followed
+by their header frame. A publish takes the slow path (`PublishFrames.leave`) if it can't be sent immediately as a single
+upstream publish: it waits until its destinations are bound, is sent to other brokers, is split, or is refused.
 
 Source: AMQP 0-9-1 spec, 4.2.6; RabbitMQ's reply codes.
 """

@@ -67,7 +67,7 @@ def _queues(queues: Iterable[ParsedQueue], faults: Faults) -> None:
         if other.place.source == queue.place.source:
             faults.error(queue.place, queue.path, f"the same queue as on line {other.place.line}")
         elif typed_arguments(other.rule.arguments) != typed_arguments(queue.rule.arguments):
-            faults.error(queue.place, queue.path, f"{_where(other)} declares the same queue with other arguments")
+            faults.error(queue.place, queue.path, f"{_where(other)} declares the same queue with different arguments")
 
 
 def _names(exchanges: Iterable[ParsedExchange], faults: Faults) -> None:
