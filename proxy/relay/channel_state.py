@@ -29,7 +29,6 @@ class ChannelState(Enum):
     #: the producer's Channel.Open was sent upstream
     OPENING = "opening"
     OPEN = "open"
-    #: a publish waits until its destinations are bound
     WAITING = "waiting for a destination"
     #: our own methods are running for a declaration by the producer
     DECLARING = "declaring"
@@ -70,7 +69,6 @@ class ChannelEvent(Enum):
     RESUME = "resume"
     #: the producer has violated the protocol or a restriction, and the answer is Channel.Close
     REFUSE = "refuse"
-    #: the connection has ended
     END = "end"
 
 

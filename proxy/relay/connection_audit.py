@@ -193,7 +193,6 @@ class ConnectionAudit:
         self._channel = None
 
     def flush(self) -> None:
-        """Append the rendered lines to the audit log."""
         lines = self._lines
         if lines:
             self._lines = []

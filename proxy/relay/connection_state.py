@@ -137,7 +137,6 @@ class QueueInventory(NamedTuple):
     interested: Callable[[bytes], bool]
     #: records a declared queue, and whether it is exclusive to its connection
     queue_declared: Callable[[bytes, bool], None]
-    #: records a deleted queue
     queue_deleted: Callable[[bytes], None]
     #: records that a client has declared, deleted, bound or unbound an exchange
     changed: Callable[[bytes], None]
@@ -189,7 +188,6 @@ class UpstreamLink:
     closing: bool = False
     #: whether nothing more is expected from the broker
     done: bool = False
-    #: whether the broker has blocked publishes
     blocked: bool = False
     #: whether the connection may be kept for another producer
     may_be_kept: bool = False
@@ -206,7 +204,6 @@ class UpstreamLink:
         self.closing = self.done = True
 
     def keep(self) -> None:
-        """Keep the connection for another producer."""
         self.end()
         self.kept = True
 

@@ -195,7 +195,6 @@ class Traffic:
         publishes: int,
         body_bytes: int,
     ) -> None:
-        """Add publishes to the totals."""
         self._exchange(vhost, exchange).add(outcome, publishes, body_bytes)
         matches = self._matches
         for binding in matched:
@@ -293,19 +292,15 @@ class RelayCounters:
     returns: int = 0
     confirms_acked: int = 0
     confirms_nacked: int = 0
-    #: publishes with a cached decision
     cache_hits: int = 0
-    #: publishes whose decision had to be computed
     cache_misses: int = 0
     #: publishes whose decision was computed but not cached
     cache_bypassed: int = 0
-    #: regex searches that reached the match limit
     regex_limit_hits: int = 0
     #: decisions in which a regex budget was spent
     regex_budgets_spent: int = 0
     #: number of spent budgets by owner (one of REGEX_OWNERS); one decision may spend several budgets
     regex_owners: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REGEX_OWNERS, 0))
-    #: destinations whose address translation failed
     failed_translations: int = 0
     #: publishes refused because of the size of their bodies
     oversized: int = 0

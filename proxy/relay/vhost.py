@@ -249,7 +249,6 @@ class VhostState:
     """One virtual host as seen by the relays."""
 
     name: str
-    #: the compiled rules
     router: Router
     #: exchanges evaluated here, by the name that producers use
     exchanges: dict[bytes, OwnedExchange] = field(default_factory=dict)
@@ -318,7 +317,6 @@ class VhostState:
         return destination[0] == QUEUE or destination[1] not in self.exchanges
 
     def has_queue(self, name: bytes) -> bool:
-        """Return True if a queue is known to exist."""
         names = self.queues.names  # sorted
         at = bisect_left(names, name)
         return at < len(names) and names[at] == name

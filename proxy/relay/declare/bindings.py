@@ -169,7 +169,6 @@ class ClientReach:
         If the client has no bindings left on the exchange, the client's grants are also unbound.
 
         Args:
-            client: the user that made the binding.
             tokens: the destinations whose tokens were bound for the binding.
         """
         if self._state.exchanges.get(owned.name) is not owned or self._connection.lifecycle.phase is not Phase.OPEN:

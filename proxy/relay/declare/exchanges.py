@@ -219,11 +219,7 @@ class ClientExchanges:
         inject(self._connection, channel, [], partial(self._connection.pending.requests.append, look_up))
 
     def _looked_up(self, new: _NewExchange, exchange_type: str | None) -> None:
-        """Declare the exchange, unless another exchange with this name exists.
-
-        Args:
-            exchange_type: type of the broker's own exchange with this name; None if there is none.
-        """
+        """Declare the exchange unless its name is taken; `exchange_type` is that of the broker's exchange, if any."""
         channel, request, owned = new.channel, new.request, new.owned
         if channel.state is not DECLARING:
             return

@@ -127,7 +127,6 @@ class Server(NamedTuple):
     frame: bytes
     #: e.g. ``RabbitMQ 3.10.8``, for logs.
     product: str
-    #: smallest frame-max that this broker accepts
     frame_min_bytes: int
 
 
@@ -140,7 +139,6 @@ class Client(NamedTuple):
     user: str
     #: ``connection_name`` from the client properties; empty if it is missing
     name: str
-    #: capabilities announced by the client
     capabilities: frozenset[bytes]
 
     def __repr__(self) -> str:

@@ -202,7 +202,6 @@ class Handshake:
             self._run()
 
     def producer_lost(self) -> None:
-        """Handle the loss of the producer's socket."""
         if self.state not in (_State.CLOSED, _State.CLOSING):
             self._note(HandshakeSide.PRODUCER, 0, f"disconnected while waiting for {self.state.value}")
         self._close()

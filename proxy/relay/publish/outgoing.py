@@ -343,11 +343,6 @@ def bcc_entry(keys: tuple[bytes, ...]) -> bytes:
 def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> bytes:
     """Rewrite the entries of a message's header table for one upstream publish.
 
-    Args:
-        entries: the producer's entries, as unchanged bytes.
-        copy: the outgoing publish.
-        original: the producer's address.
-
     Returns:
         The producer's entries without BCC and the headers that are reserved for us, followed by our entries.
     """
@@ -431,11 +426,6 @@ def copy_frames(copy: Copy, original: OriginalAddress, method: bytes, header: by
 
 
 def readdressed_method(method: bytes, address: bytes) -> bytes:
-    """Replace the exchange and routing key in a Basic.Publish frame; all other fields are unchanged.
-
-    Args:
-        method: the producer's whole method frame.
-        address: the encoded exchange and routing key.
-    """
+    """Replace the address in a whole Basic.Publish frame by `address`, the encoded exchange and routing key."""
     payload = method[7:13] + address + method[-2:-1]
     return method[:3] + U32.pack(len(payload)) + payload + b"\xce"

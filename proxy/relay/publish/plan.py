@@ -119,7 +119,6 @@ class DecisionCaches:
         self._used: dict[Plan, int] = {}
 
     def add(self, plan: Plan, size: int) -> None:
-        """Add the size of a newly cached decision."""
         self._used[plan] = self._used.get(plan, 0) + size
         self.used_bytes += size
         if self.used_bytes > self._limit_bytes:
@@ -197,7 +196,6 @@ class Plans:
             self.failures.add(FailedPublish(at, vhost, user, channel, result, reason, exchange, routing_key, header))
 
     def set_tap(self, tap: Tap | None) -> None:
-        """Set or remove the tap that observes publishes."""
         self.tap = tap
         self.state.changed()
 
@@ -302,7 +300,6 @@ class Plan:
     """The plan for publishes to one address.
 
     Args:
-        plans: the plans of the virtual host.
         owned: the exchange that is evaluated.
         interest: facts that the exchange's rules test.
         source: the producer's address, if the address table has redirected the publish to this exchange.
@@ -392,7 +389,6 @@ class Plan:
         Args:
             facts: key of the cache.
             entries: the header entries that rules test.
-            header: the content header frame.
 
         Returns:
             The outgoing form, and the microseconds that the decision took.

@@ -34,10 +34,6 @@ def fitting(
 ) -> list[Copy]:
     """Split copies so that no header frame exceeds the broker's limit.
 
-    Args:
-        header: content header frame of the publish.
-        body_size: announced size of the body in bytes.
-
     Raises:
         ProtocolError: the body or the headers are too large to be split; 311 on the channel.
     """
@@ -82,12 +78,7 @@ def send_collected(connection: ConnectionState, collected: CollectedPublish) -> 
 
 
 def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
-    """Return everything in a publish except BCC, which the broker removes before it returns the message.
-
-    Args:
-        exchange: the outgoing exchange.
-        routing_key: the outgoing key.
-        header: the content header frame.
+    """Return the address and header of a publish without BCC, which the broker removes before it returns a message.
 
     Raises:
         ProtocolError: the header is malformed (502).

@@ -160,7 +160,6 @@ class Lane:
         self.stage = Stage.NONE
 
     def send(self, message: RemoteMessage) -> None:
-        """Send a message now, or as soon as possible."""
         link = self._link
         if link is None or self.stage is not Stage.READY or self.waiting or link.paused:
             self.waiting.append(message)
