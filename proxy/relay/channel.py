@@ -190,7 +190,7 @@ class ProducerOutput:
 class PendingConfirms:
     """Counts the publishes of a channel and their confirms."""
 
-    #: number of publishes before Confirm.Select, which have no delivery tags
+    #: number of publishes before Confirm.Select; these have no delivery tags
     before: int = 0
     #: number of publishes since Confirm.Select, which is also the latest delivery tag
     published: int = 0
@@ -229,7 +229,7 @@ class ChannelAudit:
     mandatory: deque[tuple[int, bytes, bytes]] | None = None
 
     def forget_mandatory(self, settled: int) -> None:
-        """Forget mandatory publishes up to the number `settled`, which can no longer be returned."""
+        """Forget mandatory publishes up to the number `settled`; they can no longer be returned."""
         waiting = self.mandatory
         while waiting and waiting[0][0] <= settled:
             waiting.popleft()

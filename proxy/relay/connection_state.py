@@ -114,7 +114,7 @@ class RelayLimits(NamedTuple):
     """Limits of one connection."""
 
     #: maximum total size of the frames that are held from the producer, or from the broker, while tokens are being
-    #: bound; at the limit, reading from this peer is paused until the frames have been forwarded
+    #: bound; at the limit, reading from that peer is paused until the frames have been forwarded
     held_bytes: int = 1 << 20
     #: maximum size of a body that is sent as several copies; larger bodies are refused with 311
     replay_bytes: int = 4 << 20

@@ -514,6 +514,6 @@ class TokenTable:
                 self._tidy(destination, record)
 
     def _tidy(self, destination: Destination, record: TokenRecord) -> None:
-        """Remove a blank record; on a shared carrier, only after a listing that can't contain older state."""
+        """Remove a blank record. If the carrier is shared, call this only after a listing without older state."""
         if record.is_blank:
             self._records.pop(destination, None)

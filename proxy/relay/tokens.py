@@ -192,7 +192,7 @@ class Tokens:
         return {self.marker(by, key): (by, key) for at, key in enumerate(self.keys) for by in self.keys[:at]}
 
     def marker(self, by: bytes, key: bytes) -> bytes:
-        """Return the name, a hash keyed with `by`, of the exchange that retires the tokens made with `key`."""
+        """Return the name of the exchange that marks tokens made with `key` as retired: a hash keyed with `by`."""
         text = b"retired\0" + self.vhost.encode() + b"\0" + key
         return _MARKERS + blake2b(text, key=by, digest_size=16).hexdigest().encode()
 

@@ -291,7 +291,7 @@ class VhostState:
         self._derive()
 
     def prefers_topic(self, wanted: CarrierType, *, many: bool) -> bool:
-        """Return True if a carrier that has, or may get, `many` destinations should be declared as a topic exchange."""
+        """Return True if a carrier should be a topic exchange; `many`: whether it may get many destinations."""
         if wanted is CarrierType.AUTO:
             # Version 0.1 has no topic carriers.
             return many and self.scans_bindings and UNKEYED not in self.tokens.keys

@@ -50,7 +50,7 @@ class RoutingResult:
 
 
 def mentioned_queues(vhost: VhostRules, router: Router) -> frozenset[bytes]:
-    """Return the queues named by the rules of a virtual host, among which regex routes choose without a broker."""
+    """Return the queues named by a virtual host's rules. Without a broker, regex routes choose among these queues."""
     queues = {queue.name for queue in vhost.queues}
     for exchange in router.exchanges.values():
         queues |= {name for kind, name in exchange.destinations if kind == QUEUE}

@@ -273,7 +273,7 @@ def explain(
 
 
 def _outside(loaded: LoadedRules, request: ExplainRequest, at: float, live: Mapping[str, VhostState]) -> Explanation:
-    """Explain a message to an exchange that no rules file names. The address table may still translate its address."""
+    """Explain a message to an exchange that no rules file names. The address table may still translate the address."""
     message, version = request.message, loaded.rules.version
     name = request.vhost or (next(iter(loaded.books)) if len(loaded.books) == 1 else "/")
     book, vhost = _book(loaded, name), loaded.rules.vhosts.get(name)

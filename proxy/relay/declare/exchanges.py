@@ -219,7 +219,7 @@ class ClientExchanges:
         inject(self._connection, channel, [], partial(self._connection.pending.requests.append, look_up))
 
     def _looked_up(self, new: _NewExchange, exchange_type: str | None) -> None:
-        """Declare the exchange unless its name is taken; `exchange_type` is that of the broker's exchange, if any."""
+        """Declare the exchange unless its name is taken; `exchange_type`: type of the broker's exchange, or None."""
         channel, request, owned = new.channel, new.request, new.owned
         if channel.state is not DECLARING:
             return

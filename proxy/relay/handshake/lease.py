@@ -106,7 +106,7 @@ class LeaseNegotiation:
         return unseen
 
     def _known_answer(self, method: int, frame: bytes) -> bytes | None:
-        """Record a method from the producer; return the broker's answer, None if unknown, b"" if there is none."""
+        """Record a method from the producer. Return the broker's answer: b"" for no answer, None if it is unknown."""
         lease, leases = self.lease, () if self.wants_upstream else self._kept()
         if method == methods.CONNECTION_START_OK:
             lease.login = blake2b(login_of(frame), key=self._key).digest()

@@ -220,7 +220,7 @@ class Handshake:
         self._run()
 
     def reject(self, text: str) -> None:
-        """Refuse, with 530 as RabbitMQ does, a producer that has sent its protocol header but exceeds a limit."""
+        """Refuse a producer that has sent its protocol header but exceeds a limit; the code is 530, as on RabbitMQ."""
         reply = reply_text(530, text.encode())
         self._end(connection_close(530, reply), Ending(HandshakeSide.PRODUCER, 530, reply.decode()))
         self._run()
