@@ -12,7 +12,7 @@ ARG PIP_NO_INDEX=
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_CONSTRAINT=/src/deploy/local/requirements.txt
 WORKDIR /src
 COPY . .
-# Spark is distributed as a source package, which contains no source to compile.
+# PySpark is distributed as a source package that requires no compiler.
 RUN python3 -m venv /build \
     && /build/bin/python -m pip install hatchling \
     && /build/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /build/dist . \
@@ -24,8 +24,8 @@ FROM ${BASE}
 LABEL org.opencontainers.image.title="oxproxy-report" \
       org.opencontainers.image.description="Report on the audit logs of oxproxy, by Apache Spark" \
       org.opencontainers.image.licenses="Apache-2.0"
-# No Java version is pinned, so that security updates are installed when the image is rebuilt. Hadoop requires a name
-# for the user that runs it.
+# No Java version is pinned, so that security updates are installed when the image is rebuilt. Hadoop requires a user
+# with a name.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \

@@ -57,7 +57,7 @@ _CONNECTIONS = Row(
     [
         Lines(
             "Open connections",
-            "To the broker and from producers; the numbers should be equal.",
+            "Connections to the broker and from producers. Their numbers should be equal.",
             [
                 summed("oxproxy_connections", "side"),
                 summed("oxproxy_channels", legend="channels"),
@@ -67,7 +67,7 @@ _CONNECTIONS = Row(
         ),
         Lines(
             "Connection attempts",
-            "By side and result.",
+            "Attempts by side and result.",
             [
                 per_second("oxproxy_connections_total", "side", "result"),
                 per_second("oxproxy_connections_reused_total", legend="upstream reused"),
@@ -77,7 +77,7 @@ _CONNECTIONS = Row(
         ),
         Lines(
             "Back-pressure",
-            "Connections that RabbitMQ blocks, and producers that are not read.",
+            "Connections blocked by RabbitMQ, and producers whose sockets are not read.",
             [
                 each("oxproxy_upstream_blocked", "blocked"),
                 each("oxproxy_paused_producers", "paused"),
@@ -103,16 +103,16 @@ _CONNECTIONS = Row(
         ),
         Lines(
             "Workers and control tasks",
-            "Workers that answer, restarts, and failures of control tasks.",
+            "Workers that respond, restarts, and failures of control plane tasks.",
             [
-                Query(f"count({chosen('oxproxy_workers')})", "workers that answer"),
+                Query(f"count({chosen('oxproxy_workers')})", "workers that respond"),
                 Query(rate("oxproxy_worker_restarts_total"), "{{instance}} restarts per second"),
-                per_second("oxproxy_control_loop_failures_total", "task", legend="failures of {{task}} per second"),
+                per_second("oxproxy_control_loop_failures_total", "task", legend="{{task}} failures per second"),
             ],
         ),
         Lines(
             "Certificate expiry",
-            "Remaining validity of the sidecars' own certificates: to producers (downstream), to brokers (upstream).",
+            "Remaining validity of the certificates presented to producers (downstream) and brokers (upstream).",
             [
                 Query(
                     f"min by (side, file) ({chosen('oxproxy_certificate_expiry_timestamp_seconds')}) - time()",
@@ -151,7 +151,7 @@ _OWN = Row(
     [
         Lines(
             "Publish rate: sidecars and RabbitMQ",
-            "RabbitMQ also counts producers that connect directly.",
+            "RabbitMQ's value includes producers that connect directly.",
             [
                 per_second("oxproxy_publishes_total", where='outcome!~"rejected|filtered"', legend="sent by sidecars"),
                 _grown("rabbitmq_global_messages_received_total", "received by RabbitMQ"),
@@ -169,7 +169,7 @@ _OWN = Row(
         ),
         Lines(
             "Messages in queues",
-            "Messages ready and unacknowledged.",
+            "Ready and unacknowledged messages.",
             [
                 _held("rabbitmq_queue_messages_ready", "ready"),
                 _held("rabbitmq_queue_messages_unacked", "unacked"),
@@ -177,7 +177,7 @@ _OWN = Row(
         ),
         Number(
             "Alarms",
-            "Memory, disk or file descriptor alarm: RabbitMQ blocks publishers.",
+            "During a memory, disk or file descriptor alarm, RabbitMQ blocks publishers.",
             [
                 Query(f"max({_broker('rabbitmq_alarms_memory_used_watermark')})", "memory"),
                 Query(f"max({_broker('rabbitmq_alarms_free_disk_space_watermark')})", "disk"),
@@ -198,7 +198,7 @@ _OWN = Row(
         ),
         Lines(
             "Connections and channels",
-            "Open at the broker.",
+            "Open connections and channels at the broker.",
             [
                 _held("rabbitmq_connections", "connections"),
                 _held("rabbitmq_channels", "channels"),

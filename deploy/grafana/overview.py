@@ -29,18 +29,18 @@ _NOW = Row(
         ),
         Number(
             "Missing destinations",
-            "Queues and exchanges that rules name and that do not exist.",
+            "Queues and exchanges that are named in the rules but do not exist.",
             [summed("oxproxy_topology_missing_destinations")],
             thresholds=((1, RED),),
         ),
         Number(
             "Producers",
-            "Open connections of producers.",
+            "Open producer connections.",
             [Query(total(chosen("oxproxy_connections", 'side="downstream"')))],
         ),
         Number(
             "Sidecars",
-            "Sidecars that are scraped.",
+            "Sidecars that Prometheus scrapes.",
             [Query(f"count({chosen('oxproxy_build_info')})")],
         ),
     ],
@@ -51,14 +51,14 @@ _WHERE = Row(
     [
         Lines(
             "Publish rate by outcome",
-            "Passed: to exchanges that no rule names.",
+            "The outcome passed means that no rule applied to the publish.",
             [per_second(_PUBLISHES, "outcome")],
             "cps",
             stacked=True,
         ),
         Lines(
             "Publish rate by exchange",
-            "Other: all exchanges that no rule names.",
+            "The series other contains all exchanges that no rule names.",
             [per_second(_PUBLISHES, "vhost", "exchange")],
             "cps",
             stacked=True,
@@ -85,7 +85,7 @@ _WHERE = Row(
         ),
         Lines(
             "Publish rate by sidecar",
-            "Shows how producers are distributed over sidecars and workers.",
+            "Shows how publishes are distributed among sidecars and workers.",
             [per_second(_PUBLISHES, "instance")],
             "cps",
             width=12,
@@ -113,7 +113,7 @@ _NOBODY = Row(
         ),
         Lines(
             "Missing destinations",
-            "By sidecar; its /status has names and reasons.",
+            "Number per sidecar. The sidecar's /status contains names and reasons.",
             [each("oxproxy_topology_missing_destinations")],
         ),
     ],
@@ -135,7 +135,7 @@ _SLOW = Row(
         ),
         Lines(
             "CPU usage",
-            "Share of one core; at 100 % producers wait for the sidecar.",
+            "Share of one core. At 100 %, producers wait for the sidecar.",
             [Query(rate("process_cpu_seconds_total"), "{{instance}}")],
             "percentunit",
         ),
@@ -179,7 +179,7 @@ _AUDIT = Row(
         ),
         Lines(
             "Audit bytes written",
-            "Before compression.",
+            "Bytes per second, before compression.",
             [per_second("oxproxy_audit_bytes_total", "instance")],
             "Bps",
             width=6,
@@ -198,7 +198,7 @@ _PROCESSES = Row(
         ),
         Lines(
             "File descriptors",
-            "Share in use. Each producer takes two.",
+            "Share of descriptors in use. Each producer uses two descriptors.",
             [Query(f"{chosen('process_open_fds')} / {chosen('process_max_fds')}", "{{instance}}")],
             "percentunit",
         ),

@@ -23,7 +23,7 @@ _CHANGES = Row(
     [
         States(
             "Rules versions over time",
-            "Several versions for a long time mean that sidecars have different rules.",
+            "If several versions remain for a long time, sidecars have different rules.",
             [Query(f"count by (instance, version) ({chosen('oxproxy_rules_info')})", "{{instance}} {{version}}")],
             width=12,
         ),
@@ -36,14 +36,14 @@ _CHANGES = Row(
         ),
         Number(
             "Reload failures",
-            "In the selected time range. The log and /status contain every error.",
+            "Failures in the selected time range. The log and /status contain every error.",
             [Query(total(increase("oxproxy_rules_reload_total", 'result="error"')))],
             thresholds=((1, RED),),
             height=8,
         ),
         Number(
             "Rules versions",
-            "Different versions in force at the same time.",
+            "Number of different versions in force.",
             [Query(f"count(count by (version) ({chosen('oxproxy_rules_info')}))")],
             thresholds=((2, RED),),
             height=8,
@@ -56,7 +56,7 @@ _BINDINGS = Row(
     [
         Lines(
             "Match rate by binding",
-            "The 15 bindings that match most.",
+            "The 15 bindings that match most often.",
             [
                 Query(
                     f"topk(15, {total(rate(_MATCHES), 'vhost', 'exchange', 'binding')})",
@@ -68,14 +68,14 @@ _BINDINGS = Row(
         ),
         Table(
             "Matches in the time range",
-            "Other: bindings beyond metrics.bindings.",
+            "The row other contains bindings beyond metrics.bindings.",
             [Query(total(increase(_MATCHES), "vhost", "exchange", "binding"), instant=True, table=True)],
             width=6,
             columns=(*_BINDING, ("Value", "Matches")),
         ),
         Table(
             "Bindings without a match",
-            "In the selected time range. The report on the audit log covers longer periods.",
+            "Bindings without a match in the selected time range. The audit log report covers longer periods.",
             [
                 Query(
                     f"{total(increase(_MATCHES, _NAMED), 'vhost', 'exchange', 'binding')} == 0",
@@ -100,7 +100,7 @@ _BINDINGS = Row(
         ),
         Table(
             "Destinations without a message",
-            "In the selected time range.",
+            "Destinations that received no message in the selected time range.",
             [
                 Query(
                     f"{total(increase('oxproxy_destination_publishes_total'), 'vhost', 'destination')} == 0",
@@ -137,10 +137,10 @@ _WHY = Row(
                 summed("oxproxy_topology_foreign_bindings", legend="foreign bindings"),
                 Query(total(chosen("oxproxy_carrier_bindings", 'fits="no"')), "bindings on unsuitable carriers"),
                 summed("oxproxy_topology_unsigned_bindings", legend="unsigned bindings"),
-                summed("oxproxy_topology_unkeyed_tokens", legend="tokens of version 0.1"),
-                summed("oxproxy_topology_carrier_bypasses", legend="bypasses of carriers"),
-                per_second("oxproxy_regex_limit_hits_total", legend="searches that reached the limit per second"),
-                per_second("oxproxy_regex_budget_spent_total", legend="regex budgets spent per second"),
+                summed("oxproxy_topology_unkeyed_tokens", legend="tokens created by version 0.1"),
+                summed("oxproxy_topology_carrier_bypasses", legend="carrier bypasses"),
+                per_second("oxproxy_regex_limit_hits_total", legend="searches per second that reached the limit"),
+                per_second("oxproxy_regex_budget_spent_total", legend="regex budgets exceeded per second"),
             ],
         ),
     ],
@@ -151,13 +151,13 @@ _COST = Row(
     [
         Heatmap(
             "Decision latency",
-            "On a cache miss. The event loop is blocked during a decision.",
+            "Duration of decisions on a cache miss. The event loop is blocked during a decision.",
             [Query(total(rate("oxproxy_decision_seconds_bucket"), "le"), "{{le}}", heatmap=True)],
             "s",
         ),
         Lines(
             "Decision latency p50 and p99",
-            "On a cache miss.",
+            "Duration of decisions on a cache miss.",
             [
                 Query(quantile(0.5, "oxproxy_decision_seconds"), "p50"),
                 Query(quantile(0.99, "oxproxy_decision_seconds"), "p99"),
@@ -167,7 +167,7 @@ _COST = Row(
         ),
         Lines(
             "Decision cache",
-            "Hits and misses. Bypassed: decisions that must not be cached.",
+            "Cache hits and misses. Bypassed: decisions that were not cached.",
             [per_second("oxproxy_decision_cache_total", "result")],
             "cps",
             stacked=True,

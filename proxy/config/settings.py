@@ -275,7 +275,7 @@ class LimitsSection(FileModel):
         default=None, description="maximum bytes per second per user, including frames and headers; `null`: no limit"
     )
     burst_seconds: Annotated[float, Duration(0.01, 3600)] = Field(
-        default=1.0, alias="burst", description="size of permitted bursts, as seconds at the configured rate"
+        default=1.0, alias="burst", description="maximum burst, in seconds of traffic at the configured rate"
     )
     patience_seconds: Wait | None = Field(
         default=60.0,

@@ -1,4 +1,4 @@
-{{/* The parts of the container that are equal in gateways and sidecars. */}}
+{{/* Parts of the container that are the same for gateways and sidecars. */}}
 {{- define "oxproxy.container" -}}
 name: oxproxy
 image: {{ include "oxproxy.image" (list . .Values.image) | quote }}
@@ -126,12 +126,12 @@ restartPolicy: Always
 {{ include "oxproxy.checksums" . }}
 {{- end -}}
 
-{{/* Labels for the pod, so that a PodMonitor of this chart finds it. */}}
+{{/* Labels by which the PodMonitor of this chart finds the pod. */}}
 {{- define "oxproxy.sidecar.labels" -}}
 {{ toYaml .Values.podMonitor.selector }}
 {{- end -}}
 
-{{/* Seconds that the sidecar may take after the pod's other containers have ended; add them to the grace period. */}}
+{{/* Seconds that the sidecar may run after the pod's other containers; must be added to the grace period. */}}
 {{- define "oxproxy.sidecar.seconds" -}}
 {{ add (int .Values.drain.deadlineSeconds) 15 }}
 {{- end -}}

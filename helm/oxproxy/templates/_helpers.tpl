@@ -45,7 +45,7 @@ app.kubernetes.io/part-of: oxproxy
 {{- end -}}
 {{- end -}}
 
-{{/* Image of a map with repository, tag and digest: (list $ $map). */}}
+{{/* Image reference from a map with repository, tag and digest: (list $ $map). */}}
 {{- define "oxproxy.image" -}}
 {{- $root := index . 0 -}}
 {{- $image := index . 1 -}}
@@ -64,7 +64,7 @@ app.kubernetes.io/part-of: oxproxy
 {{- end -}}
 {{- end -}}
 
-{{/* Without a password, the sidecar would use the default one. It may be in the configuration or in a variable. */}}
+{{/* A password in values, configuration or environment is required; the sidecar would otherwise use its default. */}}
 {{- define "oxproxy.needControlPassword" -}}
 {{- $control := default dict (dig "upstream" "control" dict .Values.config) -}}
 {{- $given := or $control.password $control.password_env $control.password_file -}}

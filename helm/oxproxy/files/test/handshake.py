@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 
 SECONDS = 10.0
-#: frame type, channel, class 10, method 10; the size may be any
+#: frame type, channel, class 10, method 10; the frame size is not checked
 START = (1, 0, 10, 10)
 
 
