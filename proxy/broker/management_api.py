@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from hashlib import blake2b
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote, urlsplit
 
 import aiohttp
@@ -29,8 +29,10 @@ import structlog
 
 from proxy.broker.connection import ControlSettings
 from proxy.errors import UpstreamError, UpstreamFailure
+from proxy.garbage import without_collection
 from proxy.relay.declare.storage import KEPT, MARK, PIN, SIGNATURE, STORAGE, STORAGE_WORD
 from proxy.relay.tokens import UNKEYED, Tokens, is_keyed, token
+from proxy.values import Destination
 
 _MARK, _KEPT, _SIGNATURE, _PIN = MARK.decode(), KEPT.decode(), SIGNATURE.decode(), PIN.decode()
 _BLANK = re.compile(r"[ \t\r\n]*")
@@ -192,6 +194,18 @@ _NESTED = "the answer can't be decoded: look for a queue, exchange or binding wi
 
 T = TypeVar("T")
 
+#: Processes a part of a list while the broker prepares other parts.
+ReadAhead: TypeAlias = Callable[[list[BindingInfo]], Awaitable[None]]
+
+
+class _Part(NamedTuple):
+    """An answer with a part of a list, either as bytes or parsed."""
+
+    path: str
+    digest: bytes
+    body: bytes
+    bindings: list[BindingInfo] | None = None
+
 
 class ManagementApi:
     """The management API of one broker.
@@ -289,38 +303,66 @@ class ManagementApi:
         return set(_read(lambda item: item["source"].encode(), await self._get(path), path))
 
     async def changed_bindings(
-        self, vhost: str, exchange: bytes, digest: bytes
+        self,
+        vhost: str,
+        exchange: bytes,
+        digest: bytes,
+        destinations: Iterable[Destination] | None = None,
+        read_ahead: ReadAhead | None = None,
     ) -> tuple[bytes, list[BindingInfo]] | None:
         """List the bindings of an exchange unless the answer is unchanged.
 
         Args:
             digest: digest of the last answer; b"" if there is none.
+            destinations: if given, the bindings to these destinations are listed, with one request for each destination.
+                RabbitMQ then needs 8 s instead of 28 s for 100,000 bindings to 10 queues.
+            read_ahead: called with each part of the list as soon as it has arrived, if `digest` is b"".
 
         Returns:
             The answer's digest and the bindings; None if nothing has changed.
         """
-        path = (
-            f"/exchanges/{_quoted(vhost)}/{_quoted(exchange)}/bindings/source"
-            "?columns=destination_type,destination,routing_key,properties_key,arguments"
-        )
+        columns = "columns=destination_type,destination,routing_key,properties_key,arguments"
+        paths = [f"/exchanges/{_quoted(vhost)}/{_quoted(exchange)}/bindings/source?{columns}"]
+        if destinations is not None:
+            source = f"/bindings/{_quoted(vhost)}/e/{_quoted(exchange)}"
+            paths = [f"{source}/{kind[0]}/{_quoted(name)}?{columns}" for kind, name in destinations]
         # If the last request was not answered in time, a long list gets no additional time.
         limit_seconds = self._settings.listing_seconds if self._responsive else self._settings.deadline_seconds
-        body = await self._request("GET", path, limit_seconds=limit_seconds)
-        # Parsing 10,000 bindings takes 60 ms, but comparing their digest takes only 3 ms.
-        now = blake2b(body, digest_size=16).digest()
+
+        async def listed(path: str) -> _Part:
+            body = await self._request("GET", path, limit_seconds=limit_seconds)
+            # A destination without bindings does not change the digest of the whole list.
+            part_digest = blake2b(body, digest_size=16).digest() if body != b"[]" else b""
+            # Parsing 10,000 bindings takes 60 ms, but comparing their digest takes only 3 ms.
+            if digest:
+                return _Part(path, part_digest, body)
+            bindings = await self._parsed(path, body)
+            if read_ahead is not None:
+                await read_ahead(bindings)
+            return _Part(path, part_digest, b"", bindings)
+
+        parts = await _all(listed(path) for path in paths)
+        now = blake2b(b"".join(part.digest for part in parts), digest_size=16).digest()
         if now == digest:
             return None
         bindings: list[BindingInfo] = []
+        for part in parts:
+            bindings += await self._parsed(part.path, part.body) if part.bindings is None else part.bindings
+        return now, bindings
+
+    async def _parsed(self, path: str, body: bytes) -> list[BindingInfo]:
+        bindings: list[BindingInfo] = []
         try:
-            rows = items(body.decode(errors="replace"))
-            while step := list(islice(rows, _STEP)):
-                bindings += _read(binding_info, step, path)
-                await asyncio.sleep(0)
+            with without_collection():
+                rows = items(body.decode(errors="replace"))
+                while step := list(islice(rows, _STEP)):
+                    bindings += _read(binding_info, step, path)
+                    await asyncio.sleep(0)
         except ValueError as error:
             raise self._error(UpstreamFailure.REFUSED, path, "the response is not a JSON array") from error
         except RecursionError as error:
             raise Undecodable(UpstreamFailure.REFUSED, self._text(path, _NESTED)) from error
-        return now, bindings
+        return bindings
 
     async def remove_binding(self, vhost: str, exchange: bytes, binding: BindingInfo) -> None:
         """Remove one binding, regardless of its arguments."""
@@ -440,6 +482,16 @@ def _read(reader: Callable[[Mapping[str, Any]], T], listing: Iterable[Any], path
         raise UpstreamError(
             UpstreamFailure.REFUSED, f"management API {path}: unexpected structure of the answer"
         ) from error
+
+
+async def _all(answers: Iterable[Awaitable[T]]) -> list[T]:
+    """Wait for all answers, even if one fails, and raise the first error. The session limits concurrent requests."""
+    results: list[T] = []
+    for result in await asyncio.gather(*answers, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results
 
 
 async def listings(

@@ -210,6 +210,11 @@ class TokenTable:
         """Destinations whose token is bound."""
         return self._bound
 
+    @property
+    def destinations(self) -> Set[Destination]:
+        """All destinations that have a record, whether or not their token is bound."""
+        return self._records.keys()
+
     def state(self, destination: Destination) -> TokenState:
         return self._records.get(destination, _ABSENT).state
 

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.broker.management_api import ManagementApi
+from proxy.broker.management_api import BindingInfo, ManagementApi
 from proxy.broker.reconcile.desired import desired_state
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.observer import Observer, log_missing
@@ -14,7 +15,7 @@ from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.values import Destination
 from tests.broker.world import Outside, exchanges, has, owned, queues, router, settings
-from tests.rabbitmq import Broker
+from tests.rabbitmq import Broker, quoted
 
 
 @pytest.fixture
@@ -98,8 +99,8 @@ async def test_what_relays_do_while_the_listing_is_made_counts_more(
         carrier.tokens.bind_ok(destination)
     bindings = management.changed_bindings
 
-    async def meanwhile(vhost: str, exchange: bytes, digest: bytes) -> object:
-        found = await bindings(vhost, exchange, digest)
+    async def meanwhile(*asked: Any) -> object:
+        found = await bindings(*asked)
         carrier.tokens.not_bound(("queue", b"dropped"))
         carrier.tokens.bind_ok(("queue", b"added"))
         return found
@@ -220,3 +221,97 @@ def test_many_missing_destinations_are_one_short_line() -> None:
     [event] = events
     assert event["count"] == 1000
     assert len(event["destinations"]) == 20
+
+
+STRANGE_NAMES = ("plain", "a/b", "%2F", "?x=1#y", "spa ce", "ümläut", "queue", "...")
+
+
+def many_bindings(outside: Outside) -> OwnedExchange:
+    """A carrier with bindings to queues and an exchange whose names have to be quoted."""
+    outside.make_queues(*STRANGE_NAMES)
+    outside.make_exchange("after/wards", "fanout")
+    [carrier] = marked(outside, "c")
+    own(outside, "c", *STRANGE_NAMES)
+    for name in STRANGE_NAMES:
+        outside.bind("c", name, "by hand")
+    path = f"bindings/{quoted(outside.vhost)}/e/c/e/{quoted('after/wards')}"
+    outside.broker.api("POST", path, {"routing_key": "by hand", "arguments": {}})
+    return carrier
+
+
+async def test_a_list_by_destination_equals_the_whole_list(
+    management: ManagementApi, outside: Outside, vhost: str
+) -> None:
+    many_bindings(outside)
+    destinations = [*sorted(queues(*STRANGE_NAMES)), *exchanges("after/wards", "amq.direct"), ("queue", b"absent")]
+    ahead: list[BindingInfo] = []
+
+    async def read_ahead(part: list[BindingInfo]) -> None:
+        ahead.extend(part)
+
+    whole = await management.bindings(vhost, b"c")
+    listed = await management.changed_bindings(vhost, b"c", b"", destinations, read_ahead)
+    assert listed is not None
+    digest, bindings = listed
+    assert len(bindings) == 2 * len(STRANGE_NAMES) + 1
+    assert sorted(bindings) == sorted(ahead) == sorted(whole)
+    assert await management.changed_bindings(vhost, b"c", digest, destinations[:-1]) is None
+    with outside.channel() as channel:
+        channel.queue_unbind("ümläut", "c", "by hand")
+    changed = await management.changed_bindings(vhost, b"c", digest, destinations)
+    assert changed is not None
+    assert sorted(changed[1]) == sorted(await management.bindings(vhost, b"c"))
+
+
+async def test_few_carriers_with_few_possible_destinations_are_first_read_by_destination(
+    management: ManagementApi,
+    observer: Observer,
+    observed: ObservedState,
+    outside: Outside,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    carrier = many_bindings(outside)
+    listing, asked = management.changed_bindings, list[set[Destination] | None]()
+
+    async def noted(*given: Any) -> Any:
+        asked.append(None if given[3] is None else set(given[3]))
+        return await listing(*given)
+
+    monkeypatch.setattr(management, "changed_bindings", noted)
+    await look(observer, observed)
+    created_since = ("queue", b"created since")
+    carrier.tokens.bind_ok(created_since)
+    outside.make_queues("created since")
+    own(outside, "c", "created since")
+    await observer.read_bindings([carrier], names_listed=True)
+    assert carrier.bound == queues(*STRANGE_NAMES, "created since")
+    assert len(observer.foreign[b"c"]) == len(STRANGE_NAMES) + 1
+    await observer.read_bindings([carrier], names_listed=True)  # it is known to be short
+    await observer.read_bindings([carrier])
+    [first, *others] = asked
+    assert first is not None
+    assert first >= {*queues(*STRANGE_NAMES), *exchanges("after/wards", "amq.topic"), created_since}
+    assert others == [None, None]
+
+
+@pytest.mark.parametrize("others", [[f"more {number}" for number in range(60)], ["not UTF-8 \ufffd"], ["."], [".."]])
+async def test_many_destinations_or_names_that_urls_cannot_contain_are_not_requested_one_by_one(
+    management: ManagementApi,
+    observer: Observer,
+    observed: ObservedState,
+    outside: Outside,
+    monkeypatch: pytest.MonkeyPatch,
+    others: list[str],
+) -> None:
+    carrier = many_bindings(outside)
+    outside.make_queues(*others)
+    listing = management.changed_bindings
+
+    async def whole_only(*given: Any) -> Any:
+        assert given[3] is None
+        return await listing(*given)
+
+    monkeypatch.setattr(management, "changed_bindings", whole_only)
+    await look(observer, observed)
+    await observer.read_bindings([carrier], names_listed=True)
+    assert carrier.bound == queues(*STRANGE_NAMES)

@@ -240,6 +240,17 @@ class BindingListings:
         exchange = self._state.router.exchanges[owned.name]
         return BindingsBefore(exchange, dict(owned.clients), owned.changes)
 
+    async def read_ahead(self, owned: OwnedExchange, listed: Iterable[BindingInfo]) -> None:
+        """Decode the stored bindings in a part of a listing, before `take` is called with the whole listing."""
+        decoded = self._decoded.setdefault(owned.name, {})
+        with without_collection():
+            for number, info in enumerate(info for info in listed if info.stores):
+                if number % _STEP == _STEP - 1:
+                    await asyncio.sleep(0)
+                row = _row(info)
+                if row not in decoded and (result := self._decode(owned, info)) is not None:
+                    decoded[row] = result
+
     async def take(
         self, owned: OwnedExchange, before: BindingsBefore | None, listed: Iterable[BindingInfo]
     ) -> list[BindingInfo]:
@@ -290,7 +301,7 @@ class BindingListings:
                 await asyncio.sleep(0)
             if not info.stores:
                 continue
-            row = (info.destination_type, info.destination, info.routing_key, info.kept, info.signature)
+            row = _row(info)
             decoded = last.get(row) or self._decode(owned, info)
             if decoded is None:
                 continue
@@ -337,6 +348,10 @@ class BindingListings:
             self._store.log_fault(owned.name, f"the stored binding to {info} is damaged: {error}")
             return None
         return stored.binding.identity, stored
+
+
+def _row(info: BindingInfo) -> _Row:
+    return info.destination_type, info.destination, info.routing_key, info.kept, info.signature
 
 
 def why_unsigned(info: BindingInfo) -> str:

@@ -37,6 +37,10 @@ T = TypeVar("T")
 
 #: Number of concurrent listings of bindings.
 _READERS = 4
+#: RabbitMQ's time for a list grows faster than the list, so at least `_MANY_BINDINGS` of a carrier are requested by
+#: destination. Each request scans all of them, which limits the number of destinations. Before the first list, the number
+#: of bindings is unknown; then at most `_FIRST_REQUESTS` are sent for all carriers together.
+_MANY_BINDINGS, _DESTINATIONS, _FIRST_REQUESTS = 20_000, 64, 128
 #: If listing the bindings of an exchange takes longer than `_LONG_SECONDS`, the list is not requested in every pass. It
 #: is requested again after `_SHARE` times the duration of the last listing.
 _LONG_SECONDS, _SHARE = 1.0, 9
@@ -235,8 +239,11 @@ class Observer:
         for name in list(self._current_until) if names is None else names:
             self._current_until.pop(name, None)
 
-    async def read_bindings(self, carriers: Sequence[OwnedExchange]) -> set[bytes]:
+    async def read_bindings(self, carriers: Sequence[OwnedExchange], *, names_listed: bool = False) -> set[bytes]:
         """Read the bindings of carriers: tokens, clients' bindings and foreign bindings.
+
+        Args:
+            names_listed: whether this pass has listed all queues and exchanges, which are the possible destinations.
 
         Returns:
             Names of the exchanges whose bindings could be read.
@@ -249,7 +256,7 @@ class Observer:
         async def reader(management: ManagementApi) -> None:
             for exchange in work:
                 try:
-                    await self._read(management, exchange)
+                    await self._read(management, exchange, len(carriers) if names_listed else None)
                 except UpstreamError as error:
                     self._failed.append(str(error))
                     if self._is_new(exchange):
@@ -265,7 +272,25 @@ class Observer:
         listed = exchange.declared is not None and self._observed.exchanges_complete
         return listed and exchange.carrier not in self._readings
 
-    async def _read(self, management: ManagementApi, exchange: OwnedExchange) -> None:
+    def _destinations(self, exchange: OwnedExchange, carriers: int) -> list[Destination] | None:
+        """Return the possible destinations of a carrier if its bindings should be requested by destination.
+
+        Args:
+            carriers: number of carriers whose bindings are being read.
+        """
+        seen, last = self._observed, self._readings.get(exchange.carrier)
+        if last is None:
+            limit = min(_DESTINATIONS, _FIRST_REQUESTS // carriers)
+        else:
+            limit = _DESTINATIONS if last.size >= _MANY_BINDINGS else 0
+        if len(seen.queues) + len(seen.exchanges) > limit:
+            return None
+        # Destinations may have been declared through this sidecar since the names were listed.
+        names = {(QUEUE, name) for name in seen.queues} | {(EXCHANGE, name) for name in seen.exchanges if name}
+        names |= exchange.tokens.destinations | exchange.receivers.keys()
+        return sorted(names) if len(names) <= limit and not any(map(_unreadable, names)) else None
+
+    async def _read(self, management: ManagementApi, exchange: OwnedExchange, carriers: int | None) -> None:
         store = self.store
         last = self._readings.get(exchange.carrier)
         tokens = self._tokens(exchange)
@@ -277,7 +302,15 @@ class Observer:
         known = store.listings.before(exchange) if store is not None else None
         self._current_until.pop(exchange.name, None)
         announcements = self._announcements
-        answer = await management.changed_bindings(self._vhost, exchange.carrier, last.digest)
+        destinations = self._destinations(exchange, carriers) if carriers is not None else None
+
+        async def read_ahead(bindings: list[BindingInfo]) -> None:
+            if store is not None and known is not None:
+                await store.listings.read_ahead(exchange, bindings)
+
+        answer = await management.changed_bindings(
+            self._vhost, exchange.carrier, last.digest, destinations, read_ahead
+        )
         answered_at = clock()
         if answer is not None:
             digest, bindings = answer
@@ -419,6 +452,12 @@ def log_missing(vhost: str, last: Collection[Destination], missing: dict[Destina
             missing=len(missing),
             destinations=[f"{kind} {_text(name)}" for kind, name in back[:_SHOWN]],
         )
+
+
+def _unreadable(destination: Destination) -> bool:
+    """Return True if the management API can't find a destination by name: the name is not UTF-8, or a relative path."""
+    name = _text(destination[1])
+    return "\ufffd" in name or name in (".", "..")
 
 
 def _text(name: bytes) -> str:

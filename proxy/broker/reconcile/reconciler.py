@@ -296,7 +296,8 @@ class Reconciler:
             exchange.name for exchange in desired.carriers if exchange.name in kept and self._has_all(exchange)
         )
         listed = kept | await observer.read_bindings(
-            [exchange for exchange in desired.carriers if exchange.name not in kept and exchange.name not in conflicts]
+            [exchange for exchange in desired.carriers if exchange.name not in kept and exchange.name not in conflicts],
+            names_listed=names.queues_complete and names.exchanges_complete,
         )
         self._listed = listed
         desired = wanted()
