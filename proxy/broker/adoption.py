@@ -57,7 +57,6 @@ class UnsignedBinding:
         }
 
     def __str__(self) -> str:
-        """Format the data of `as_json` as one line for operators."""
         exchange, binding, user, arguments, reason = self.as_json().values()
         names = ", ".join(arguments) or "none"
         return f"vhost {self.vhost}: exchange {exchange}: {binding}, user {user!r}, arguments {names}: {reason}"
@@ -113,7 +112,7 @@ class Adoption:
         return bindings
 
     async def sign(self, unsigned: UnsignedBinding) -> str | None:
-        """Replace a binding with a signed binding; return the reason if the broker refuses it.
+        """Replace a binding with a signed binding; if the broker refuses the signed binding, return the reason.
 
         Raises:
             UpstreamError: the broker is unreachable; the old binding remains.

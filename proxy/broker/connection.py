@@ -1,4 +1,4 @@
-"""The control user's AMQP connection to one virtual host, and the settings of the control plane.
+"""The control user's AMQP connection to one virtual host, and the settings for the control plane.
 
 When the broker refuses a declaration, it closes the channel. Each pooled channel is therefore used for only one method
 or one batch of binds at a time, and is discarded after a refusal, so that other declarations are not affected. `log_in`
@@ -6,13 +6,13 @@ recognizes refused logins. If the client has announced the capability ``authenti
 closes the connection with 403; otherwise, it just drops the connection.
 
 The connection is a plain aio-pika connection, and `vhost_loop` reconnects after a loss. A robust aio-pika connection
-would redeclare the objects that it remembers, which may no longer be desired. aio-pika is built on aiormq, which is
-used directly only here and in `methods`:
+would redeclare objects that may no longer be desired. aio-pika is built on aiormq, which is used directly only here and
+in `methods`:
 
 - `_Transport`: aiormq drops a Channel.CloseOk if ten frames are already waiting to be written, and the broker then
   refuses this channel number until the connection is closed. aio-pika has no option for the length of this write
-  buffer, nor for the server name expected in a certificate. It also does not support virtual hosts whose name is ``..``
-  or contains ``%2F``, since it puts the name into a URL.
+  buffer, nor for the server name expected in a certificate. It also does not support virtual hosts whose names are
+  ``..`` or contain ``%2F``, since it puts the name into a URL.
 - `_Channel`: aio-pika adds a callback to the connection for each channel and never removes it. Each refusal therefore
   costs 3 KiB until the connection is closed. aio-pika also does not open channels while the broker blocks publishers.
 - `methods.send` sends argument tables as raw bytes, and permits names that pamqp refuses.
@@ -65,8 +65,8 @@ class DeclaredSettings:
     """Settings for client declarations.
 
     Args:
-        own_routes: whether routes in clients' bindings reach only queues that the client has permission to bind. If so,
-            the control user binds no tokens for these routes.
+        own_routes: whether routes in a client's bindings reach only queues that this client has permission to bind. If
+            so, the control user binds no tokens for these routes.
         local_time: time zone of ``dtl`` operators.
         announce: whether sidecars announce changes to each other through a fanout exchange on the broker.
         snapshot: file for state that the broker can't store; None for no file.
@@ -104,7 +104,7 @@ class ControlSettings:
         username: the control user.
         password: the control user's password; never shown.
         tls: TLS settings for the AMQP listeners; None for plain TCP.
-        management: base URL of the management API; None if there is none.
+        management: base URL of the management API; None to work without this API.
         management_tls: TLS settings for an ``https`` management API; None to trust the system's CA certificates.
         connection_name: name shown in the broker's management UI.
         refresh_seconds: interval between reconcile passes.
@@ -342,9 +342,7 @@ class ControlConnection:
         raise UpstreamError(UpstreamFailure.UNAVAILABLE, "; ".join(failures))
 
     async def wait_lost(self, timeout_seconds: float, wake: asyncio.Event | None = None) -> bool:
-        """Wait until the connection is lost, the timeout expires or `wake` is set; return whether the connection is
-        lost.
-        """
+        """Wait for the loss of the connection, the timeout or `wake`; return True if the connection is lost."""
         if self._connection is not None and self.connected:
             events = [self._connection.lost, wake] if wake is not None else [self._connection.lost]
             waiting = [asyncio.ensure_future(event.wait()) for event in events]
@@ -439,7 +437,7 @@ class ControlConnection:
         await self._trim()
 
     async def channel(self) -> AbstractChannel:
-        """Open a channel for the caller, for uses other than single methods.
+        """Open a channel for uses other than sending single methods.
 
         Raises:
             UpstreamError: there is no connection, or no answer arrived in time.
@@ -509,7 +507,7 @@ class ControlConnection:
         return channel
 
     def _number(self, connection: AmqpConnection) -> int:
-        # Round-robin, since aiormq would reuse the number of a closed channel before its close-ok is written.
+        # Round-robin, since aiormq would reuse the number of a closed channel before the close-ok is written.
         for _ in range(self._channel_max):
             self._last_number = self._last_number % self._channel_max + 1
             if self._last_number not in connection.opened.channels:

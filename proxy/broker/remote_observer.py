@@ -31,14 +31,13 @@ class RemoteObserver:
     """Checks destinations at other brokers.
 
     Args:
-        reach: takes a local virtual host and another broker; returns that broker's connection settings and the name of
-            the virtual host to use on that broker. Returns None if the broker is not configured.
+        reach: takes a local virtual host and another broker; returns this broker's connection settings and the virtual
+            host to use there, or None if the broker is not configured.
     """
 
     def __init__(self, reach: Callable[[str, Remote], tuple[ControlSettings, str] | None]) -> None:
         self._reach = reach
-        #: For each broker that could not be queried: the time of the next retry, and the pause to make if this retry
-        #: also fails.
+        #: For each broker that could not be queried: the time of the next retry, and the pause if it also fails.
         self._resting: dict[tuple[str, Remote], tuple[float, float]] = {}
 
     async def observe(self, vhost: VhostTopology) -> None:
@@ -85,7 +84,6 @@ def destination_of(translation: StaticTranslation) -> Destination | None:
 
 
 def shown(label: str, destination: Destination) -> str:
-    """Describe a destination at another broker for operators."""
     kind, name = destination
     return f"{kind} {name.decode(errors='replace')} at broker {label}"
 

@@ -1,7 +1,7 @@
 """The control plane's interface for other packages, which covers all managed virtual hosts.
 
-The control plane manages the virtual hosts that rules name, those with client declarations, and those to which clients
-log in. `app` creates a `Topology`, awaits `start` and runs `run` as a task; sessions and relays call the other methods.
+A virtual host is managed if rules name it, if clients have declared exchanges in it, or if a client logs in to it.
+`app` creates a `Topology`, awaits `start` and runs `run` as a task; sessions and relays call the other methods.
 Rules files are not read here; callers pass the shared states created from them. `VhostStatus` contains the data that
 the status page shows for one virtual host. Source: architecture, "The broker is the store".
 """
@@ -126,7 +126,6 @@ class Topology:
         queues: Mapping[str, Sequence[WantedQueue]],
     ) -> None:
         self._settings = settings
-        #: Runs the tasks of the control plane.
         self.supervisor = Supervisor(settings.retry_seconds, settings.retry_limit_seconds)
         self._management = ManagementApi(settings, settings.management) if settings.management else None
         snapshot = settings.declared.snapshot
@@ -199,7 +198,7 @@ class Topology:
         tasks.create_task(self._run(vhost))
 
     async def _run(self, vhost: VhostTopology) -> None:
-        """Keep one virtual host in sync, and release it once it is deleted."""
+        """Keep one virtual host in sync until it is deleted, and then release it."""
         name = vhost.state.name
         await self.supervisor.keep("vhost", partial(vhost.run, partial(self._is_gone, vhost)), name)
         if self._vhosts.get(name) is not vhost:
@@ -246,7 +245,7 @@ class Topology:
         return [vhost.state for vhost in self._vhosts.values()]
 
     def _is_bearable(self, name: str, outcome: BaseException) -> bool:
-        """Return True if startup can continue, since a login was refused only for a virtual host without rules."""
+        """Return True if startup can continue, since only a virtual host without rules is affected by a refusal."""
         if (
             name in self._ruled
             or not isinstance(outcome, UpstreamError)
@@ -291,7 +290,7 @@ class Topology:
     # -- requests and reports from relays --------------------------------------------------------------------------
 
     def interested(self, vhost: str, queue: bytes) -> bool:
-        """Return True if a declare of the queue must wait for `ensure_queue`. This method is cheap and never blocks."""
+        """Return True if a declare of the queue must wait for `ensure_queue`. Cheap, and never blocks."""
         known = self._vhosts.get(vhost)
         return known is not None and known.requests.interested(queue)
 
@@ -304,10 +303,7 @@ class Topology:
             self._vhosts[vhost].queue_deleted(queue)
 
     async def ensure_queue(self, vhost: str, queue: bytes, exclusive: bool = False) -> None:
-        """Bind the tokens of a newly declared queue.
-
-        Returns when all are bound or refused, or at the deadline. Never raises.
-        """
+        """Bind the tokens of a newly declared queue; see `RelayRequests.ensure_queue`. Never raises."""
         if vhost in self._vhosts:
             await self._vhosts[vhost].requests.ensure_queue(queue, exclusive)
 
@@ -320,18 +316,11 @@ class Topology:
         return await self._vhosts[vhost].requests.bind(exchange, destinations) if vhost in self._vhosts else set()
 
     async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
-        """Look up an exchange on the broker; return its type if no client declared it, or None if it does not exist.
-
-        Also returns None if a client declared the exchange through another sidecar. The exchange is then added to the
-        state.
-
-        Raises:
-            UpstreamError: the management API did not answer.
-        """
+        """Look up an exchange on the broker; see `VhostTopology.lookup_exchange`."""
         return await self._vhosts[vhost].lookup_exchange(exchange) if vhost in self._vhosts else None
 
     def changed(self, vhost: str, exchange: bytes) -> None:
-        """Record that a client has declared, deleted, bound or unbound the exchange. Cheap, and never blocks."""
+        """Record that a client has changed an exchange or its bindings. Cheap, and never blocks."""
         if vhost in self._vhosts:
             self._vhosts[vhost].changed(exchange)
 

@@ -10,9 +10,9 @@ The module consists of these parts, in this order:
 - conversion of the raw bytes stored on the broker or in a snapshot (`relay.declare.storage`) into exchanges and
   bindings; damaged bytes raise a ``ValueError`` with the reason;
 - `BindingListings`: applies listings of an exchange's bindings. There may be ten thousand bindings, so only new
-  bindings are decoded, and relays run between two steps;
-- `inherit`: carries declarations over to new rules. Client exchanges are unchanged unless a rules file now declares the
-  same name. In this case, the file's declaration applies, and the clients' bindings are kept;
+  bindings are decoded, and relays may run between two steps;
+- `inherit`: carries declarations over to new rules. A client exchange is unchanged unless a rules file now declares an
+  exchange with the same name. In this case, the file's declaration applies, and clients' bindings are kept;
 - `DeclarationStore`: the state itself.
 
 Source: architecture, "The broker is the store".
@@ -234,7 +234,7 @@ class BindingListings:
         return self._state.router.exchanges.get(owned.name) is exchange and owned.changes == changes
 
     def before(self, owned: OwnedExchange) -> BindingsBefore | None:
-        """Return the input for `take`; None if the exchange is not in use. Must be called before the request."""
+        """Return the input for `take`; None if the exchange is not in use. Must be called before requesting a list."""
         if self._state.exchanges.get(owned.name) is not owned:
             return None
         exchange = self._state.router.exchanges[owned.name]
@@ -340,7 +340,6 @@ class BindingListings:
 
 
 def why_unsigned(info: BindingInfo) -> str:
-    """Return why the signature of a binding is invalid."""
     return "not signed by any configured secret" if info.signature else "no signature"
 
 
@@ -407,7 +406,7 @@ Refused: TypeAlias = tuple[StoredBinding, str]
 
 
 def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> list[Refused]:
-    """Carry clients' exchanges and bindings over to new rules. A further call updates what was carried over.
+    """Carry clients' exchanges and bindings over to new rules. Another call carries over changes made since then.
 
     Args:
         state: the state with the old rules and the declarations.
@@ -472,7 +471,6 @@ class DeclarationStore:
 
     def __init__(self, state: VhostState, local_time: tzinfo = UTC) -> None:
         self.state = state
-        #: Processes listings of bindings.
         self.listings = BindingListings(self)
         #: Number of changes that passes have found.
         self.changes = 0
@@ -489,7 +487,7 @@ class DeclarationStore:
     # -- exchanges ---------------------------------------------------------------------------------------------
 
     def exchanges_before(self) -> ExchangesBefore:
-        """Return the input for `exchanges_listed`. Must be called before the request."""
+        """Return the input for `exchanges_listed`. Must be called before the listing is requested."""
         known = {
             name: owned
             for name, owned in self.state.exchanges.items()
@@ -590,7 +588,7 @@ class DeclarationStore:
         binding = stored.binding
         if self.state.router.exchanges[binding.exchange].has(binding):
             return False  # the rules file has the same binding and takes precedence
-        # Sequence numbers of unsigned bindings are not trusted. Those of exchanges do not determine an order.
+        # Sequence numbers of unsigned bindings are not trusted; sequence numbers of exchanges determine no order.
         signed = [copy.sequence for copy in stored.copies if copy.signed]
         self.state.last_sequence = max(self.state.last_sequence, *signed, 0)
         try:
@@ -607,7 +605,7 @@ class DeclarationStore:
         self.changes += 1
 
     async def remember(self, records: SnapshotRecords, *, carriers: bool) -> None:
-        """Apply the snapshot of this virtual host. Existing state takes precedence.
+        """Apply a snapshot's records for this virtual host. Existing state takes precedence.
 
         Args:
             carriers: whether to include exchanges with a carrier; True if they can't be read from the broker.

@@ -5,8 +5,8 @@ different type, the carrier stores clients' bindings, and other sidecars publish
 type that costs the broker less.
 
 Messages from a sidecar have several routing keys. RabbitMQ before 3.13 compares each of these keys with every binding
-of a direct exchange. Measurements show that a topic exchange costs less if there are more destinations than
-`FEW_DESTINATIONS` (docs/explanation/performance.md). `relay.tokens.TokenForm` describes the forms.
+of a direct exchange. Measurements show that a topic exchange costs less if there are more than `FEW_DESTINATIONS`
+destinations (docs/explanation/performance.md). `relay.tokens.TokenForm` describes the forms.
 
 A carrier is migrated from one-word to eight-word tokens in three steps: each destination is bound with both kinds of
 token; messages are then sent with eight-word tokens; after `FORMER_LOOKS` passes, the one-word tokens are unbound
@@ -197,5 +197,4 @@ class CarrierForms:
 
 
 def has_eight_words(bindings: Iterable[BindingInfo]) -> bool:
-    """Return True if there are bindings with eight-word tokens."""
     return any(is_eight_words(info.routing_key) for info in bindings)

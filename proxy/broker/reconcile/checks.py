@@ -93,7 +93,7 @@ class CarrierTokens(NamedTuple):
     Args:
         rows: rows with tokens that publishes carry, by destination.
         incomplete: destinations in `rows` for which at least one of these tokens is not bound.
-        former: bindings with former tokens, if no destination depends on these bindings.
+        former: bindings with former tokens on which no destination depends.
         unkeyed: number of bindings with unkeyed tokens.
         previous: number of bindings with tokens of previous secrets.
     """

@@ -76,7 +76,7 @@ class RemoveBinding:
 
 
 class UnbindRows(NamedTuple):
-    """Unbinds rows with the tokens of a destination.
+    """Unbinds rows that have a destination's tokens.
 
     Args:
         rows: identities of the rows (`relay.token_table`).
@@ -247,7 +247,7 @@ def lost_bindings(
 
 
 def retired_tokens(old: DesiredState, new: DesiredState) -> tuple[BindToken, ...]:
-    """Find the tokens that only the old rules need. These are removed after the rules have been swapped."""
+    """Find the tokens that only the old rules need. They are removed after the rules have been swapped."""
     coming = _by_carrier(new)
     return tuple(
         BindToken(exchange, destination)

@@ -1,8 +1,8 @@
 """Carries out the actions returned by `diff` on the broker, and tracks failures.
 
-A failed action is retried in the next pass, and then at increasing intervals while `diff` still returns it. If a
-destination does not exist or belongs to another connection, this is an expected result and not a failure. A limited
-number of such destinations is checked again in each pass. `desired` and `diff` decide which actions are needed, and
+A failed action is retried in the next pass, and then at increasing intervals while `diff` still returns the action. A
+destination that does not exist or belongs to another connection is an expected result, not a failure. In each pass, a
+limited number of such destinations is checked again. `desired` and `diff` decide which actions are needed, and
 `vhost_loop` decides when they are run.
 """
 
@@ -107,7 +107,7 @@ class Executor:
                 break  # the management API does not answer
 
     def failing(self) -> list[str]:
-        """Return failures that are retried, except expected failures such as missing destinations."""
+        """Describe the failures that are retried, except expected failures such as missing destinations."""
         return [
             f"{action}: {failure.why} ({failure.attempts} attempts)"
             for action, failure in self.failures.items()
@@ -242,14 +242,13 @@ class Executor:
         return self._state.next_pin(time.time())
 
     async def bind_rows(self, carrier: bytes, rows: Sequence[tuple[Destination, bytes, bytes]]) -> list[Refusal | None]:
-        """Bind destinations with keys and raw entries of argument tables; return the refusals."""
         return await self._connection.call_all([Bind(carrier, *row) for row in rows])
 
     async def hand_over(self, tokens: Sequence[BindToken]) -> list[UnbindRows]:
         """Unbind the plain rows of tokens that this sidecar's rules no longer need.
 
-        The rules of other sidecars may still need the tokens. If there are other sidecars, pins replace the rows until
-        those sidecars have run a pass (`relay.token_table`).
+        Other sidecars' rules may still need the tokens. If there may be other sidecars, pins replace the rows until
+        these sidecars have run a pass (`relay.token_table`).
 
         Returns:
             The actions that unbind the pins.

@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 #: Number of concurrent listings of bindings.
 _READERS = 4
-#: If listing the bindings of an exchange takes longer than `_LONG_SECONDS`, the list is not requested in every pass. It
-#: is requested again after `_SHARE` times the duration of the last listing.
+#: If listing an exchange's bindings takes longer than `_LONG_SECONDS`, the list is not requested in every pass, but
+#: only after `_SHARE` times the duration of the last listing.
 _LONG_SECONDS, _SHARE = 1.0, 9
 #: Maximum number of names in one log line.
 _SHOWN = 20
@@ -104,11 +104,9 @@ class Observer:
         store: DeclarationStore | None = None,
         share: int = 256,
     ) -> None:
-        #: The client declarations.
         self.store = store
         self._readings: dict[bytes, _Reading] = {}
-        #: For each exchange whose list of bindings is long and contained nothing new, the time until which the list
-        #: need not be requested again.
+        #: For each exchange with a long, unchanged list of bindings, the time until which it need not be listed again.
         self._current_until: dict[bytes, float] = {}
         #: Number of announcements received.
         self._announcements = 0
@@ -141,12 +139,11 @@ class Observer:
         return last.carrier_tokens if last is not None and last.exchange is exchange else CarrierTokens()
 
     def has_eight_words(self, exchange: OwnedExchange) -> bool:
-        """Return True if the carrier of an exchange had eight-word tokens in the last listing."""
         last = self._readings.get(exchange.carrier)
         return last is not None and last.exchange is exchange and last.eight_words
 
     def binding_count(self, exchange: OwnedExchange) -> int:
-        """Return the number of bindings on a carrier in the last listing."""
+        """Return the number of bindings on the carrier of an exchange in the last listing."""
         last = self._readings.get(exchange.carrier)
         return last.size if last is not None and last.exchange is exchange else 0
 
@@ -179,7 +176,7 @@ class Observer:
         )
 
     async def find_absent(self, desired: DesiredState, *, thorough: bool) -> list[Destination]:
-        """Query needed objects individually if they could not be listed; return the destinations that do not exist.
+        """Query needed objects that could not be listed; return the destinations that do not exist.
 
         Args:
             thorough: whether earlier results are ignored.
@@ -209,8 +206,8 @@ class Observer:
         """Return exchanges whose bindings need not be listed in this pass.
 
         RabbitMQ needs 10 s to list 100,000 bindings, so listing them in every pass would occupy one CPU core of the
-        broker. If rules rely on rows of a carrier, the carrier's bindings are nevertheless listed in every pass, since
-        other sidecars may hand over rows.
+        broker. However, if rules rely on rows of a carrier, its bindings are listed in every pass, since other sidecars
+        may hand over rows.
         """
         now = asyncio.get_running_loop().time()
         return frozenset(

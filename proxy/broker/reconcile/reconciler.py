@@ -54,7 +54,7 @@ from proxy.values import QUEUE, Destination
 #: Tokens that only the old rules need, and that are therefore retired after a swap.
 Retired: TypeAlias = tuple[BindToken, ...]
 
-#: Number of pass intervals for which pins stay bound for other sidecars. Meanwhile, each of these sidecars runs a pass.
+#: Number of pass intervals for which pins stay bound for other sidecars, all of which run a pass in the meantime.
 HANDOVER_LOOKS = 3
 #: Number of client bindings carried over to new rules between two pauses in which other tasks may run.
 _STEP = 64
@@ -130,7 +130,7 @@ class Reconciler:
         return self._desired
 
     def count_unnamed(self) -> int:
-        """On the carriers of exchanges in rules files, count the tokens that no rule needs."""
+        """Count the tokens that no rule needs on the carriers of exchanges in rules files."""
         return sum(len(item.bound - self.desired.tokens_of(item)) for item in self.desired.made)
 
     @property
@@ -236,7 +236,7 @@ class Reconciler:
         remove_foreign: bool = False,
         announced: bool = False,
     ) -> dict[Destination, str]:
-        """Observe, and correct differences; return the destinations that remain unreachable, with the reasons.
+        """Observe and correct differences; return the destinations that remain unreachable, with the reasons.
 
         Args:
             wanted: returns the desired state. Called again after each step that may find client declarations.
@@ -258,9 +258,9 @@ class Reconciler:
             kept = self.observer.current(wanted()) if announced and queues is None else frozenset[bytes]()
             missing = await self._reconcile(wanted, remove_foreign, thorough=queues is not None, kept=kept)
             if queues is not None and self._clock() > began_at + self._state.handover_seconds / HANDOVER_LOOKS:
-                # Other sidecars may have handed over rows since the rows were listed, so another pass is run first. It
-                # lists only the bindings of exchanges that rules need, since other rows are never handed over, and
-                # RabbitMQ needs 10 s to list 100,000 bindings.
+                # Other sidecars may have handed over rows since the rows were listed, so another pass is run first.
+                # Only rows that rules need are handed over, and RabbitMQ needs 10 s to list 100,000 bindings, so this
+                # pass lists only the bindings of exchanges that rules need.
                 plain = wanted().plain
                 kept = frozenset(name for name in self._listed if not plain.get(name))
                 missing = await self._reconcile(wanted, remove_foreign, thorough=False, kept=kept)
@@ -397,7 +397,7 @@ class Reconciler:
     async def prepare(
         self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
     ) -> Retired:
-        """Before new rules replace the old rules, declare and bind everything that the new rules need.
+        """Declare and bind everything that new rules need, before the new rules replace the old rules.
 
         Args:
             exchanges: the new exchanges, to which token tables and client declarations are added.
@@ -439,7 +439,7 @@ class Reconciler:
         self._wanted()
 
     def release(self, tokens: Retired) -> None:
-        """Start to retire tokens. From now on, relays request these tokens before they use them."""
+        """Start to retire tokens. From now on, relays request these tokens before using them."""
         desired = self._wanted()
         for token in tokens:
             if not needed_again(desired, token):
@@ -447,12 +447,11 @@ class Reconciler:
         self._state.changed()
 
     async def unbind(self, tokens: Retired) -> list[UnbindRows]:
-        """Finish retiring tokens. Tokens that have been requested in the meantime, or that prepared rules need, stay
-        bound.
+        """Finish retiring tokens. Tokens that relays have requested or that prepared rules need stay bound.
 
         Returns:
-            The actions that unbind the pins with which the tokens were replaced for other sidecars. These actions must
-            be run after `handover_seconds`.
+            The actions that unbind the pins that replace the tokens for other sidecars, to be run after
+            `handover_seconds`.
         """
         # Waits while new rules are being prepared, since `prepare` may have just bound these tokens.
         async with self._one_at_a_time:

@@ -1,11 +1,10 @@
-"""Handles requests and reports from relays between two passes: destinations to bind on demand, and created or deleted
-queues and exchanges.
+"""Handles relays' requests to bind destinations and their reports of created or deleted queues, between two passes.
 
 Producers and regex routes can choose any number of destinations that no rule names. The work for such destinations is
 therefore limited: attempts to bind the same destination never run concurrently, and limits apply to the number of
 destinations bound on demand and to the cache of destinations that can't be bound. Declares and deletes through a relay
-are applied at once. Applying them must stay cheap with thousands of bindings, so the desired state is not recomputed
-for every declare in a long series. The broker is not observed here.
+are applied at once. This must stay cheap with thousands of bindings, so the desired state is not recomputed for every
+declare in a long series. The broker is not observed here.
 
 Source: architecture, "The control plane".
 """
@@ -277,7 +276,7 @@ class RelayRequests:
             state.changed()
 
     def exchange_deleted(self, name: bytes) -> None:
-        """Record that an exchange was deleted, with all bindings from and to the exchange."""
+        """Record that an exchange was deleted, along with all bindings from and to the exchange."""
         owned = self._state.exchanges.get(name)
         if owned is not None and owned.declared is not None:
             self._store.exchange_gone(name)

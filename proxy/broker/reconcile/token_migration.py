@@ -1,10 +1,10 @@
 """Migrates a virtual host from old destination tokens to current tokens, and removes the old tokens.
 
-Version 0.1 binds unkeyed tokens, and while a secret is being replaced, sidecars that have only the old secret are still
-running. Until the operator finishes the migration, all kinds of tokens are therefore bound and used by publishes
+Version 0.1 binds unkeyed tokens, and while a secret is being replaced, some sidecars still have only the old secret.
+Until the operator finishes the migration, all kinds of tokens are therefore bound and used by publishes
 (`relay.tokens.Tokens`). The end of the migration is recorded on the broker by a marker exchange, whose name is a hash
 keyed with the current secret. A virtual host that has never had a carrier needs no unkeyed tokens, unless another
-virtual host on the broker still needs them.
+virtual host on the broker still needs unkeyed tokens.
 
 Invariant: a token is removed only if the current token of the same destination has been seen on the same carrier.
 """
@@ -108,7 +108,7 @@ class TokenMigration:
         if len(self._state.tokens.keys) < 2 or any(info.marked for info in self._observed.exchanges.values()):
             return False
         secrets = [key for key in self._state.tokens.keys if key != UNKEYED]
-        # This can't be determined later: once we have declared a carrier, a new virtual host looks like an old one.
+        # This can't be determined later: once we have declared a carrier, a new virtual host looks like an old host.
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
                 return not await self._management.in_transition(secrets)

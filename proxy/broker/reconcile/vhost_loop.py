@@ -295,7 +295,7 @@ class VhostTopology:
     # -- requests and reports from relays -----------------------------------------------------------------------
 
     def changed(self, exchange: bytes) -> None:
-        """Record that a client has declared, deleted, bound or unbound an exchange through this sidecar."""
+        """Record that a client has changed an exchange or its bindings through this sidecar."""
         self.reconciler.changed()
         if exchange not in self.state.exchanges:
             self.requests.exchange_deleted(exchange)
@@ -320,7 +320,7 @@ class VhostTopology:
 
         Returns:
             The type of an exchange that no client declared. None if the exchange does not exist, or if a client
-            declared the exchange, which is then in the state. Also None if there is no management API; the broker then
+            declared it, in which case it is now in the state. Also None if there is no management API; the broker then
             compares types.
 
         Raises:
