@@ -89,7 +89,7 @@ class Heartbeats:
             self._timer.cancel()
 
     def saw(self, data: bytes, now: float) -> None:
-        """Record a read from either side. A heartbeat that is split over two reads counts as another kind of frame."""
+        """Record a read from either side. A heartbeat that is split across two reads counts as another frame type."""
         if data.replace(HEARTBEAT_FRAME, b""):
             self._busy = now
 

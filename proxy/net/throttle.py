@@ -1,8 +1,8 @@
-"""Slows down producers that exceed the rate limits of their user or spend regex budgets.
+"""Slows down producers that exceed their user's rate limits or spend regex budgets.
 
 `Throttle` charges each read to the user (`relay.rate_limits`). While the user is in debt, the producer's socket is not
 read; RabbitMQ's flow control works in the same way. If the debt lasts longer than the configured patience, a timer or
-the next read closes the channel or connection with the reason. Without limits there is no `Throttle`.
+the next read closes the channel or connection with the reason. If there are no limits, no `Throttle` is created.
 
 Sources: architecture, "One publish in, one publish out" (back-pressure); RabbitMQ guide "Flow Control".
 """

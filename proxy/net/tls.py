@@ -152,7 +152,7 @@ class ClientTls:
         return context
 
     def words(self, error: BaseException) -> str:
-        """Describe an error of a connection with these settings, without the peer's address."""
+        """Describe a connection error that occurred with these settings, without the peer's address."""
         if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNTRUSTED:
             trusted = "the system's CA certificates" if self.ca is None else f"the CA certificates in {self.ca}"
             return f"{words(error)} (not signed by {trusted})"
@@ -160,7 +160,7 @@ class ClientTls:
 
 
 class TlsContexts:
-    """The contexts in use, one for each TLS setting. All contexts are replaced together."""
+    """The contexts in use, one for each set of TLS settings. All contexts are replaced together."""
 
     def __init__(self) -> None:
         self._made: dict[ServerTls | ClientTls, ssl.SSLContext] = {}

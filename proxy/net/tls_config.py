@@ -98,8 +98,7 @@ class SidecarTls:
     def management(self) -> TlsSettings | None:
         """Return the TLS settings for the management API.
 
-        These are the settings for the broker, but `server_name` is used only if the API and the broker have the same
-        host.
+        The broker's settings are used, but `server_name` only if the API and the broker have the same host.
         """
         parts = urlsplit(self._management or "")
         if self.upstream is None or parts.scheme != "https":

@@ -113,7 +113,7 @@ class ControlPlane(Protocol):
         """Look up an exchange on the broker; return its type, or None if it does not exist or is an open exchange."""
 
     def changed(self, vhost: str, exchange: bytes) -> None:
-        """Record that a client has declared, deleted, bound or unbound the exchange."""
+        """Record that a client has changed an exchange or its bindings."""
 
 
 class Vhosts:

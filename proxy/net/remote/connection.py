@@ -211,7 +211,7 @@ class RemoteConnection:
         self._end(self._link.failure or text if self._link is not None else text)
 
     def _end(self, reason: str) -> None:
-        """End the link; `run` makes the next attempt."""
+        """Close the link, after which `run` reconnects."""
         if self._over.is_set():
             return
         self.failure = reason
@@ -278,7 +278,7 @@ class RemoteConnection:
             await asyncio.sleep(min(1.0, deadline / 10))
             now = monotonic()
             link = self._link
-            why = self.failure or ("that broker is blocking publishes" if link and link.paused else "no channel")
+            why = self.failure or ("the broker is blocking publishes" if link and link.paused else "no channel")
             for lane in tuple(self._lanes):
                 lane.expire(now - deadline, why)
             for lane in tuple(self._leaving):

@@ -1,7 +1,7 @@
 """Manages the links to other brokers, which all producers share.
 
-Messages for the same broker and login share a link, on which each producer's channel has its own lane. Producers that
-use a full link must wait; other producers need not.
+Messages for the same broker and login share a link, on which each producer's channel has its own lane. Only producers
+that use a full link must wait.
 
 Source: the messenger-addressing specification, sections 3.2 (pooling) and 3.4.
 """
@@ -136,9 +136,7 @@ class RemotePool:
 
 
 class ProducerRemotes:
-    """The other brokers that one producer's connection uses. `full` is called when the producer must wait or may
-    continue.
-    """
+    """The other brokers used by one producer; calls `full` when the producer must wait or may continue."""
 
     def __init__(self, pool: RemotePool, vhost: str, full: Callable[[bool], None]) -> None:
         self._pool = pool
