@@ -120,14 +120,14 @@ class AdminClient:
         """Request a page as JSON.
 
         Raises:
-            ConfigErrors: as for `request`, or the answer is not JSON.
+            ConfigErrors: as for `request`, or the response is not JSON.
         """
         text = self.request("GET", page)
         try:
             return loads(text)
         except ValueError as error:
             raise self._failed(
-                f"{self.url}{page}: the answer is not JSON; expected the admin address of a sidecar"
+                f"{self.url}{page}: the response is not JSON; expected the admin address of a sidecar"
             ) from error
 
     def request(self, method: str, page: str, body: bytes | None = None, accept: str = "application/json") -> str:
@@ -160,7 +160,7 @@ class AdminClient:
 
 
 def _fault(text: str) -> ConfigError:
-    """Parse an error reported by the sidecar, and keep the position in the file."""
+    """Parse an error reported by the sidecar, including its position in the file."""
     place, _, rest = text.partition(": ")
     match = _PLACE.fullmatch(place)
     assert match is not None  # noqa: S101 -- matches any text

@@ -1,4 +1,4 @@
-"""Provides functions that all commands use, for exit statuses, standard output and standard error, and input files."""
+"""Exit statuses, and the functions with which all commands read input files and write output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ def print_line(line: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """Write a value as JSON to standard output, for other programs."""
     print_line(json.dumps(value, indent=2, ensure_ascii=False))
 
 

@@ -44,7 +44,6 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """Key and message."""
         return f"{self.key}: {self.message}" if self.key else self.message
 
 
@@ -97,7 +96,6 @@ class Findings:
 
     @property
     def uncovered(self) -> Iterator[ConfigWarning]:
-        """The bindings that no test makes true."""
         return chain.from_iterable(self.untested)
 
     def _bindings(self) -> Iterator[int]:
