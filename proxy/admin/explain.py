@@ -1,5 +1,4 @@
-"""``POST /explain``, which returns the queues that a message would reach according to the rules in force, and the
-reasons.
+"""``POST /explain``: the queues that a message would reach according to the rules in force, and the reasons.
 
 Client declarations and the known queues are included. `proxy.rules.explain` does the work, so ``oxproxy explain``
 returns the same answer for the same message, rules and queues.
@@ -54,7 +53,6 @@ class ExplainPage:
 
     @property
     def route(self) -> GuardedRoute:
-        """``POST /explain``, as JSON or as text."""
         return json_route("POST", "/explain", self.explain, texting=self.explain_text)
 
     async def explain(self, body: bytes) -> tuple[int, object]:

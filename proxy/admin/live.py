@@ -66,7 +66,6 @@ class _Stream:
     """One client.
 
     Args:
-        topics: its topics.
         request: the request, which contains the connection.
         events: queued events; None ends the stream.
     """

@@ -24,7 +24,7 @@ from proxy.relay.publish.tap import FailedPublish, FailureSink
 
 #: Maximum number of kept publishes, and maximum size of their header frames in bytes; the oldest are dropped first.
 KEPT, KEPT_BYTES = 200, 2 << 20
-#: How long after the last request publishes that reach no queue are recorded, in seconds.
+#: Publishes that reach no queue are recorded until this many seconds after the last request.
 WATCHED_SECONDS = 300.0
 #: The error text for an invalid regex contains the regex, which is a header's value and must not be shown.
 _PATTERN = re.compile(r"Invalid regex '.*': ", re.DOTALL)
@@ -88,7 +88,7 @@ class RecentPublishes:
         return self.after(0)
 
     def news(self) -> dict[str, object] | None:
-        """Return new publishes since the last call, for all streams; None if there are none."""
+        """Return the publishes since the last call, for all streams; None if there are none."""
         self.watch()
         before, self._followed = self._followed, self._count
         return self.after(before) if before != self._count else None
@@ -100,7 +100,7 @@ class RecentPublishes:
         before = self.watched
         self.watch()
         number = int(asked)
-        # If the client's number is greater, it is from before a restart, so all publishes are new.
+        # A number above the count is from before a restart, so all publishes are new.
         return json_response({"watched": before, **self.after(number if number <= self._count else 0)})
 
     def _set_watched(self, watched: bool) -> None:

@@ -5,12 +5,12 @@ connect) and ``/status``. The server calls functions of the application and does
 requests from the start of the process to the end of the drain.
 
 Connections are limited in number and time, so that they don't exhaust the file descriptors that producers need. The
-first request must be received within `REQUEST_SECONDS` after connecting. Once an answer is ready, the client again has
-`REQUEST_SECONDS` to read it and to send the next request. There is no deadline while a page is being rendered.
+first request must be received within `REQUEST_SECONDS` after connecting. Once a response is ready, the client again has
+`REQUEST_SECONDS` to read the response and send the next request. There is no deadline while a page is being rendered.
 
 Guarded pages answer requests from loopback and from `admin.allow`. They reject requests made by web pages other than
-the console. Such requests have a different origin, or use another host name that resolves to this address (DNS
-rebinding). The latter is detected with the Host header.
+the console. The Origin header of such a request names another page, or its Host header contains another host name that
+resolves to this address (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -238,10 +238,10 @@ class AdminServer:
 
 
 class _Refused(asyncio.Protocol):
-    """A connection that exceeds the limit. If its request arrives soon, the answer is 503.
+    """A connection that exceeds the limit. If its request arrives soon, the response is 503.
 
     Args:
-        among: all such connections. If their number reaches its limit, new connections are closed immediately.
+        among: all such connections. Beyond `MOST_REFUSED`, connections are closed immediately.
     """
 
     def __init__(self, among: set[_Refused]) -> None:
@@ -250,7 +250,7 @@ class _Refused(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the request, since a client that is still sending would not read an answer."""
+        """Wait for the request, since a client that is still sending would not read a response."""
         self._transport = cast(asyncio.Transport, transport)
         if len(self._among) >= MOST_REFUSED:
             self._transport.abort()
@@ -314,7 +314,7 @@ class _Connection(asyncio.Protocol):
         self._inner.resume_writing()
 
     def wait(self) -> None:
-        """Start the deadline for sending the rest of the answer and receiving the next request."""
+        """Start the deadline for sending the rest of the response and receiving the next request."""
         self.answering()
         if self._among.pop(self._inner, None) is not None:
             self._among[self._inner] = self

@@ -151,9 +151,7 @@ class TrafficSampler:
         }
 
     def _latency(self) -> dict[str, float | None]:
-        """Return the median and 99th percentile of confirm latency in the last minute; None if nothing was
-        confirmed.
-        """
+        """Return the last minute's median and 99th percentile confirm latency; None if nothing was confirmed."""
         if not self._samples:
             return {"p50": None, "p99": None}
         new, old = self._samples[-1].confirms, self._samples[0].confirms

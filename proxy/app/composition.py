@@ -54,9 +54,7 @@ def session_limits(settings: Settings) -> SessionLimits:
 
 
 def listener_limits(settings: Settings, shared: bool = False) -> ListenerLimits:
-    """Return the limits that apply to all producers of a process together. `shared` is True if the process is one of
-    several workers.
-    """
+    """Return the limits for all producers of a process; `shared` is True if the process is one of several workers."""
     limits = settings.limits
     deadline_seconds = settings.shutdown.deadline_seconds
     per_peer = limits.connections_per_peer or 0

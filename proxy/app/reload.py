@@ -142,9 +142,7 @@ class Reload:
         tls_files: Files = tuple,
         settings: Callable[[], ChangedSettings] = ChangedSettings,
     ) -> None:
-        #: The rules in force.
         self.loaded = loaded
-        #: Outcome of the last reload.
         self.last: ReloadReport | None = None
         self._files = files
         self._tls_files = tls_files

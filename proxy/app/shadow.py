@@ -1,7 +1,7 @@
 """Shadow rules: compares the decisions of a second set of rules with those of the rules in force, on live traffic.
 
 The candidate is compiled in a thread. Publishes to exchanges in either set of rules are buffered, up to a limit, and
-compared later in short batches. Under load, some publishes are skipped and counted. Without a candidate there is no
+compared later in short batches. Under load, some publishes are skipped and counted. Without a candidate, there is no
 overhead. A candidate whose report is not read for an hour is dropped. The candidate has no effect on messages.
 """
 
@@ -117,7 +117,7 @@ class Shadow:
         return None if self._run is None else self._run.candidate.loaded.rules.version
 
     async def begin(self, body: bytes) -> tuple[int, object]:
-        """Compare a new candidate, which replaces an earlier candidate: 200, or 422 with all errors.
+        """Start comparing a new candidate, which replaces an earlier candidate; return 200, or 422 with all errors.
 
         Args:
             body: the text of one rules file, or several files as JSON: ``{"files": [[name, text], ...]}``.

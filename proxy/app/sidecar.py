@@ -1,5 +1,4 @@
-"""The sidecar as a process: loads the configuration and the rules, assembles all packages, runs until SIGTERM, and
-drains.
+"""The sidecar process: loads the configuration and the rules, assembles all packages, runs until SIGTERM, and drains.
 
 Only this module imports all packages.
 """
@@ -164,7 +163,7 @@ class Sidecar:
         self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], slot: WorkerSlot | None = None
     ) -> None:
         self._slot = slot
-        #: the settings as in the file, for a later comparison with the file
+        #: the settings as written in the file, for later comparison
         self._written = settings
         self._settings = settings = settings if slot is None else slot.settings(settings)
         self._environ = environ
