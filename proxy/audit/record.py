@@ -2,8 +2,7 @@ r"""Renders audit records: one JSON object per line, ASCII only.
 
 A line never contains a message body, and contains only header values that the operator has listed. The parts that are
 constant for a channel or a decision are rendered once (`LineRenderer.origin`, `LineRenderer.template`). ``ts`` is
-first, so that the writer thread finds the hour of a line at a fixed offset.
-docs/reference/audit.md describes the fields.
+first, so that the writer thread finds a line's hour at a fixed offset. docs/reference/audit.md describes the fields.
 
 Bytes are shown as UTF-8. Bytes that are not UTF-8 appear as ``\xNN``, and can't be distinguished from the same four
 characters in the original.
@@ -166,9 +165,7 @@ class _HashingTemplate(RecordTemplate):
 
 
 def opening(ts: str) -> str:
-    """Return the start of a line.
-
-    It is followed by `LineRenderer.origin`.
+    """Return the start of a line, which precedes `LineRenderer.origin`.
 
     Args:
         ts: time of the publishes, from a `TimestampText`.
@@ -229,7 +226,7 @@ class LineRenderer:
             exchanges: names of the destination exchanges.
             remotes: names of the destinations at other brokers, without credentials.
             bindings: ids of the bindings that matched.
-            rule: index of the rule that was applied from the address table.
+            rule: index of the address table's rule that was applied.
             rules: version of the rules.
             reason: short code for the reason, if there is one.
         """
@@ -250,7 +247,7 @@ class LineRenderer:
         return RecordTemplate(constant)
 
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
-        """Render the given headers that are allow-listed.
+        """Render those of the given headers whose values may be written.
 
         Args:
             entries: (name, letter and value bytes), as returned by `proxy.amqp.tables.pick`.
@@ -273,9 +270,7 @@ class LineRenderer:
 
         Args:
             ts: time of the answer.
-            conn: as in the publish's record.
-            ch: as in the publish's record.
-            seq: as in the publish's record.
+            conn, ch, seq: as in the publish's record.
             result: acked, nacked, returned or lost.
             confirm_us: microseconds from the publish to its confirm, if measured.
         """

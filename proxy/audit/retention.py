@@ -37,7 +37,7 @@ class Retention:
     """Retention limits.
 
     Args:
-        seconds: age limit. Segments whose hour ended longer ago are removed. None for no age limit.
+        seconds: age limit: segments whose hour ended earlier than this are removed. None for no limit.
         size_bytes: limit for the total size. If it is exceeded, the oldest segments are removed. None for no limit.
     """
 
@@ -57,8 +57,6 @@ def expire(directory: Path, retention: Retention, now: float) -> list[Path]:
     """Remove files that exceed the retention limits, and directories that became empty.
 
     Args:
-        directory: the audit directory.
-        retention: the limits.
         now: seconds since 1970.
 
     Returns:
@@ -150,7 +148,7 @@ class SegmentCloser:
         self._thread.start()
 
     def close_segment(self, path: Path) -> None:
-        """Queue a finished segment. May be called from any thread, and never blocks."""
+        """Queue a finished segment. Can be called from any thread, and never blocks."""
         self._queue.put(path)
 
     def stop(self, timeout_seconds: float) -> bool:

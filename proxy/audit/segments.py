@@ -2,9 +2,9 @@
 
 An open segment is named ``date=YYYY-MM-DD/hour=HH/_audit-<instance>-<start>-<n>.jsonl``. Spark ignores such names. A
 closed segment is compressed in the same directory, and a single rename makes it visible as
-``audit-<instance>-<start>-<n>.jsonl.gz``. A record is therefore never visible in two files. After a crash at any time,
-either the complete open file or the closed file exists. Segments that dead processes left open are closed by the next
-process that starts; an `InstanceLock` distinguishes them from the open segments of running processes.
+``audit-<instance>-<start>-<n>.jsonl.gz``. A record is therefore never visible in two files. After a crash, either the
+complete open file or the closed file exists. Segments that dead processes left open are closed by the next process that
+starts; an `InstanceLock` distinguishes such segments from the open segments of running processes.
 
 File operations block, so they must not be called from the event loop's thread. The content of lines is not parsed.
 """
@@ -43,7 +43,6 @@ _ATTEMPTS = 5
 
 
 def safe_instance(name: str) -> str:
-    """Return an instance's name as used in file names."""
     return _NOT_IN_NAMES.sub("_", name)[:100] or "_"
 
 
@@ -67,7 +66,6 @@ class OpenSegment:
         path: path of the file.
         hour: hour of the lines in the segment.
         opened: time when the segment was opened, in monotonic seconds.
-        descriptor: descriptor of the open file.
         size: size of the segment in bytes, without partially written lines.
     """
 
@@ -188,7 +186,7 @@ def sync_directory(folder: Path) -> None:
 
 
 class InstanceLock:
-    """Lock for writing and closing segments of one instance. It is released at the latest when the process ends."""
+    """Lock for writing and closing an instance's segments. The end of the process releases it."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path

@@ -35,7 +35,7 @@ from proxy.relay.counters import AuditCounters
 
 #: Number of bytes handed to the thread at once. The cost per line is then negligible, and a write takes microseconds.
 BATCH_BYTES = 256 << 10
-#: Seconds that closing the last segment may take after the deadline. The next start closes a segment left open.
+#: Seconds that closing the last segment may take after the deadline. A segment left open is closed at the next start.
 _CLOSE_SECONDS = 1.0
 #: Seconds after which an unresponsive disk counts as failing, since a hanging write raises no error.
 STALL_SECONDS = 5.0
@@ -92,8 +92,6 @@ class AuditWriter:
     """The audit log of one process. Must be created in the event loop's thread.
 
     Args:
-        policy: its settings.
-        counters: its counters.
         wall: returns seconds since 1970.
         make_log: creates the log; replaced in tests.
 

@@ -1,7 +1,7 @@
 """Writes batches of audit lines to the current segment, in a thread, and handles disk errors.
 
-The thread takes everything from its queue and writes it as one group, with one system call and, in strict mode, one
-sync (group commit). If lines may be lost, the lines of a failed write are reported as lost; otherwise the write is
+The thread takes all batches from its queue and writes them as one group, with one system call and, in strict mode, one
+sync (group commit). If lines may be lost, the lines of a failed write are reported as lost; otherwise, the write is
 retried until the thread has to give up. A failed write leaves no partially written lines.
 
 Every line is written to the directory of its hour, which is read from the line's first field. A segment is closed when
@@ -139,7 +139,7 @@ class RotatingLog:
                 self._closed(segment.path)
 
     def _first_run(self, lines: list[bytes]) -> tuple[str, int, bytes]:
-        """Return the hour of the first group, the number of groups that can be written with it, and their text."""
+        """Return the hour of the first group, the number of groups to write together, and their text."""
         hour = lines[0][HOUR]
         count = len(lines)
         if lines[-1][HOUR] != hour:

@@ -90,9 +90,7 @@ def _leaf(keys: list[str], name: str, text: str, faults: Faults) -> Node | None:
 
 
 def _named_variables(node: Node) -> Iterator[str]:
-    """Yield the variables that the file refers to. They do not override keys, even if they have the prefix
-    ``OXPROXY_``.
-    """
+    """Yield the variables that the file refers to, which do not override keys even with the prefix ``OXPROXY_``."""
     if isinstance(node, Mapping):
         for key, child in node.entries:
             if (key.text == _VARIABLE or key.text.endswith(_NAMES_VARIABLE)) and isinstance(child, Scalar):

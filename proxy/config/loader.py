@@ -1,9 +1,7 @@
 """Loads the configuration from a file, environment variables (which override the file) and defaults.
 
-Errors contain the line in the file.
-
-TLS files are only checked for existence; they are read when TLS contexts are created. No rules file is read and no
-socket is opened.
+Errors contain the line in the file. TLS files are only checked for existence; they are read when TLS contexts are
+created. No rules file is read and no socket is opened.
 """
 
 from __future__ import annotations
@@ -48,9 +46,9 @@ def load_settings(
     Args:
         path: the file; - is standard input.
         environ: the environment, whose variables with the prefix ``OXPROXY_`` override keys.
-        secrets_required: whether passwords stored outside the file, and TLS files, must exist. Set this to False for
-            checks on a machine that must not have these passwords and files. A missing password or TLS file, or a
-            missing parent of the audit directory, is then only a warning.
+        secrets_required: whether passwords stored outside the file, and TLS files, must exist. False is for checks on
+            machines without these passwords and files: a missing password or TLS file, or a missing parent of the audit
+            directory, is then only a warning.
 
     Returns:
         The settings, and warnings.
@@ -137,7 +135,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
     for index, (key, address) in enumerate(listening):
         other = next((earlier for earlier in listening[:index] if listen_conflict(earlier[1], address)), None)
         if other is not None:
-            if key not in settings.places:  # the key has its default value, so the line of the other key is reported
+            if key not in settings.places:  # the key has its default value, so the other key's line is reported
                 (key, address), other = other, (key, address)
             message = f"{address} conflicts with {other[0]} {other[1]}"
             if settings.workers > 1 and "admin.address" in (key, other[0]):
@@ -205,7 +203,7 @@ def _check_files(
 
 
 def _absence(file: Path) -> str:
-    """Return the reason why a file can't be used; "" if it exists."""
+    """Return the reason why a file can't be used; "" if the file exists."""
     try:
         return "" if file.is_file() else "file does not exist"
     except OSError as error:  # such as a directory without permission

@@ -1,8 +1,7 @@
-"""Defines every key of the configuration, with its default and description. There is one model per section; `Settings`
-contains all sections.
+"""Defines every key of the configuration, with its default and description, in one model per section.
 
 Every key has an effect, and unknown keys are errors. docs/reference/configuration.md lists every key; a test compares
-that page with this module.
+this page with this module.
 """
 
 from __future__ import annotations

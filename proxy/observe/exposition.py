@@ -28,8 +28,8 @@ from prometheus_client.registry import Collector
 from proxy.observe.metrics import METRICS, MetricKind, MetricSpec, Row
 from proxy.relay.counters import Counters, Histogram
 
-#: In OpenMetrics, the family name of a counter has no `_total`. The family name of this counter would clash with the
-#: gauge `connections`, so the counter is exposed as a metric of unknown type with unchanged sample names.
+#: In OpenMetrics, a counter's family name has no `_total`. This counter's family name would clash with the gauge
+#: `connections`, so the counter is exposed as a metric of unknown type with unchanged sample names.
 _CLASHING = "oxproxy_connections_total"
 
 

@@ -98,7 +98,7 @@ class RepeatLimit:
         self._lock = Lock()
 
     def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        """Pass the event on, with the number of suppressed events, or drop it."""
+        """Return the event with the number of suppressed events, or drop it."""
         if "repeat" not in event:
             return event
         key = (event.get("event"), event.pop("repeat"))

@@ -152,10 +152,8 @@ class MetricSpec:
 
     Args:
         name: full name as Prometheus shows it, without the suffixes of a histogram.
-        kind: its type.
-        labels: names of its labels.
-        help: its help text, one sentence.
-        rows: reads its values; not used for a histogram.
+        help: help text, one sentence.
+        rows: reads the values; not used for a histogram.
         histogram: for HISTOGRAM, returns the observations.
     """
 

@@ -1,8 +1,8 @@
 """Reads YAML files with pydantic models: defines types of values, and reports invalid values.
 
-`read_model` is the adapter. It validates a tree of nodes with a model and reports every pydantic error at the file,
-line, column and key of its node. Invalid values are replaced by their defaults, so that later checks report their
-errors in the same run.
+`read_model` is the adapter. It validates a tree of nodes with a model and reports every pydantic error with the file,
+line, column and key of its node. Invalid values are replaced by defaults, so that the same run also reports the errors
+found by later checks.
 
 A type states which values it expects, with `Expected` or one of the types below. No message contains a secret.
 """
@@ -306,9 +306,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def warn_of_variables(node: Node, path: str, faults: Faults) -> None:
-    """Warn about strings that look like shell or template variables, which are not expanded. The text is never
-    shown.
-    """
+    """Warn, without showing the text, about strings that look like shell or template variables."""
     if isinstance(node, Mapping):
         for key, child in node.entries:
             warn_of_variables(child, join(path, key.text), faults)
@@ -441,7 +439,6 @@ def _address(least: int) -> Parsed:
 
 
 def fault(message: str) -> PydanticCustomError:
-    """Return an error with a complete message."""
     return PydanticCustomError("fault", "{message}", {"message": message})
 
 
