@@ -123,7 +123,7 @@ class Merge:
         }
 
     def _compare_with(self, day: date) -> None:
-        """Load the hours of earlier days from the tables for these days."""
+        """Load the hours of the earlier days with which a day is compared."""
         for other in self._tables.days(names.TRAFFIC):
             if 0 < (day - other).days <= HISTORY_DAYS and other not in self._hours:
                 self._hours.add(other)

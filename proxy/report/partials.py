@@ -34,7 +34,7 @@ import duckdb
 
 #: Directory of partials in an output directory. The number identifies the format of the partials.
 FOLDER = "_partials/1"
-#: Supported version of records; new fields do not change it.
+#: Supported version of records; new fields do not change the version.
 VERSION = 1
 #: Reasons why lines are invalid: truncated by a crash, not a record, or written by a newer sidecar.
 TORN, FOREIGN, NEWER = "torn", "foreign", "version"
@@ -147,9 +147,9 @@ def texts(pieces: Iterable[bytes]) -> Iterator[str]:
 class Reader:
     """Reads segments in sequence; `pieces` yields the partials of a group of segments.
 
-    The text of a segment is written to a file, since DuckDB's reader for JSON files needs a third of the time that
-    DuckDB's string functions need, and does not hold the text in memory. Each group is read in one transaction, which
-    halves the cost of inserting.
+    The text of a segment is written to a file, since DuckDB's reader for JSON files is three times as fast as DuckDB's
+    string functions, and does not hold the text in memory. Each group is read in one transaction, which halves the cost
+    of inserting.
 
     Args:
         traced: whether the trace table is requested.
@@ -257,7 +257,7 @@ def folder_day(path: str) -> date | None:
 
 
 def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[Piece]:
-    """Read the segments of a task (path, time of modification, content) and yield their partials."""
+    """Read a task's segments, given as (path, time of modification, content), and yield their partials."""
     whole = (
         (path, modified, len(content), inflated(bytes(content), path.endswith(".gz")), _digest(content))
         for path, modified, content in segments
@@ -266,7 +266,7 @@ def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[P
 
 
 def read_lines(lines: Iterable[tuple[str, int, int, bytes]], traced: bool) -> Iterator[Piece]:
-    """Read segments of any size, line by line (path, time of modification, size, line), and yield their partials."""
+    """Read segments of any size from rows of (path, time of modification, size, line), and yield their partials."""
 
     def ended(rows: Iterable[tuple[str, int, int, bytes]], digest: hashlib.blake2b) -> Iterator[bytes]:
         while piece := b"".join(bytes(row[3]) + b"\n" for row in itertools.islice(rows, _LINES_AT_ONCE)):

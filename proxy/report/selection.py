@@ -1,6 +1,4 @@
-"""Selects the rows for a page from the tables. A page contains only the rows with the greatest values; the tables
-contain all rows.
-"""
+"""Selects the rows for a page from the tables: only the rows with the greatest values."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _JOB_TEXT = 8 << 30
 #: same time.
 _TASK_BYTES, _TASKS_PER_CORE = 12 << 20, 3
 #: Stored segments up to this size are held in memory, one per core; larger segments are read line by line. A sidecar's
-#: segments contain at most 128 MiB of text, and have about a tenth of this size when compressed.
+#: segment contains at most 128 MiB of text, which compression reduces to about a tenth.
 _WHOLE_BYTES = 24 << 20
 #: Maximum size of files that are joined, and number of such files above which the files are joined.
 _SMALL_FILE, _MOST_FILES = 8 << 20, 60
