@@ -36,8 +36,6 @@ class ExplainPage:
     """Explains messages according to the rules in force.
 
     Args:
-        loaded: returns the rules in force.
-        states: returns the shared states of the virtual hosts.
         clock: returns seconds since the epoch.
     """
 

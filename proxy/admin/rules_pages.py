@@ -30,11 +30,8 @@ class RulesPages:
     """Shows the rules in force.
 
     Args:
-        loaded: returns the rules in force.
-        states: returns the shared states of the virtual hosts.
         missing: returns missing destinations with the reasons, by virtual host.
         files: lists the rules files of the configuration.
-        compiling: runs compilations.
     """
 
     def __init__(

@@ -66,7 +66,6 @@ class GuardedRoute:
     """A page that only loopback and `admin.allow` may use.
 
     Args:
-        method: HTTP method.
         path: path with a leading slash.
         handler: answers requests; exceptions become a 500 response without text.
     """
@@ -124,7 +123,6 @@ class AdminServer:
         """Listen.
 
         Args:
-            host: address to bind.
             port: port to bind; 0 for any free port.
 
         Returns:
@@ -363,9 +361,7 @@ def json_route(
     """Create a page.
 
     Args:
-        method: HTTP method.
         path: path with a leading slash.
-        answering: handler for requests.
         body_bytes: maximum size of a request's body; larger requests get 413.
         texting: handler for text (``Accept: text/plain``). An answer that is not a string is sent as JSON.
     """

@@ -52,7 +52,6 @@ class TrafficSampler:
     """Samples the counters of the process.
 
     Args:
-        counters: counters of the process.
         wall: returns seconds since the epoch.
         timer: returns monotonic seconds.
     """

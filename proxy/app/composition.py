@@ -161,7 +161,6 @@ def remote_brokers(
     """Return the configured brokers by virtual host and name.
 
     Args:
-        loaded: the rules.
         environ: the environment, for passwords.
         listening: our listening addresses as (host, port).
 

@@ -119,10 +119,7 @@ class Reload:
 
     Args:
         files: lists the rules files of the configuration.
-        loaded: the rules in force.
         state_of: returns the shared state of a virtual host, which is created if there is none.
-        topology: the control plane.
-        counters: counters of the process.
         tasks: runs reloads, and the cleanup after a reload, in the background.
         brokers_of: reads the brokers named by the rules, and the TLS files, in a thread; returns a function that
             activates them.

@@ -56,7 +56,6 @@ class _Run:
     """One candidate being compared.
 
     Args:
-        candidate: the candidate rules.
         differences: results so far.
         owned: exchanges in the candidate rules, including client declarations, by virtual host.
         began: seconds since the epoch.

@@ -95,7 +95,6 @@ def run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None = None
     """Run the sidecar until SIGTERM or SIGINT.
 
     Args:
-        config: the configuration file.
         environ: environment, for overrides and passwords.
         slot: identifies this process among several workers; None for a single process.
         dry_run: stop after all files have been read and checked.
@@ -153,8 +152,6 @@ class Sidecar:
     """One assembled process.
 
     Args:
-        settings: the configuration.
-        loaded: the compiled rules.
         environ: environment, for secrets.
         slot: identifies this process among several workers; None for a single process.
     """

@@ -90,12 +90,7 @@ class _Worker:
 
 
 class Workers:
-    """The supervisor of all workers.
-
-    Args:
-        config: the configuration file.
-        settings: content of the configuration file.
-    """
+    """The supervisor of all workers."""
 
     def __init__(self, config: Path, settings: Settings) -> None:
         self._settings = settings

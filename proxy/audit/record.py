@@ -190,8 +190,6 @@ class LineRenderer:
 
         Args:
             conn: id of the connection.
-            user: the producer's user name.
-            vhost: the virtual host.
             ch: channel number.
         """
         fields = {

@@ -122,9 +122,7 @@ class SegmentCloser:
     """The thread that compresses closed segments and removes old ones.
 
     Args:
-        directory: the audit directory.
         instance: name of this sidecar in file names.
-        retention: the limits.
         wall: returns seconds since 1970.
     """
 

@@ -63,7 +63,6 @@ class OpenSegment:
     """An open segment.
 
     Args:
-        path: path of the file.
         hour: hour of the lines in the segment.
         opened: time when the segment was opened, in monotonic seconds.
         size: size of the segment in bytes, without partially written lines.
@@ -248,7 +247,6 @@ def orphaned_segments(directory: Path, own: str) -> Iterator[list[Path]]:
     """Yield the open segments of each dead instance. The instance stays locked until the next item is requested.
 
     Args:
-        directory: the audit directory.
         own: this instance, whose segments are skipped.
     """
     for instance, paths in open_segments(directory).items():

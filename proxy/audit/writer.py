@@ -56,12 +56,10 @@ class AuditPolicy:
     Args:
         directory: the audit directory, which is created if its parent exists.
         instance: name of this sidecar, unique among writers to one directory.
-        mode: see AuditMode.
         buffer_bytes: size of buffered lines above which the mode applies.
         flush_seconds: longest time before a line is handed to the thread.
         segment_bytes: size limit for a segment's text, up to 128 MiB.
         segment_seconds: longest time for which a segment stays open.
-        retention: retention limits.
     """
 
     directory: Path

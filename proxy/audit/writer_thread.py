@@ -40,7 +40,6 @@ class RotationSettings:
     """Location and rotation of segments.
 
     Args:
-        directory: the audit directory.
         instance: name of this sidecar in file names.
         segment_bytes: size limit for a segment's text, up to MAX_SEGMENT_BYTES.
         segment_seconds: longest time for which a segment stays open.
@@ -58,7 +57,6 @@ class RotatingLog:
     """Writes the lines of one sidecar to the open segment, and starts a new segment when necessary.
 
     Args:
-        layout: location and rotation.
         closed: called with the path of each finished segment.
         wall: returns seconds since 1970.
         timer: returns monotonic seconds.
@@ -181,7 +179,6 @@ class Batch:
 
     Args:
         lines: groups of whole lines.
-        count: number of lines.
         sequence: sequence number of the last line, counting all lines that were handed over.
         size: size of the lines in bytes.
     """

@@ -135,19 +135,11 @@ class Adoption:
         return None
 
     async def lacking_tokens(self, vhost: str) -> list[tuple[bytes, Destination]]:
-        """Find destinations that carriers would no longer reach if a virtual host's old tokens were removed.
-
-        Raises:
-            UpstreamError: the management API is unavailable.
-        """
+        """See `token_migration.lacking_tokens`."""
         return await lacking_tokens(self._management, Tokens(vhost, self._secrets.token_keys))
 
     async def retire_tokens(self, vhost: str) -> int:
-        """Finish the migration to the current tokens; return the number of bindings that sidecars still have to remove.
-
-        Raises:
-            UpstreamError: the management API is unavailable or refused the request.
-        """
+        """See `token_migration.retire_tokens`."""
         return await retire_tokens(self._management, Tokens(vhost, self._secrets.token_keys))
 
     async def close(self) -> None:

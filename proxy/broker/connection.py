@@ -114,7 +114,7 @@ class ControlSettings:
         heartbeat_seconds: AMQP heartbeat interval of the control connections.
         retry_seconds: first pause before a reconnect. It doubles after each failure, up to `retry_limit_seconds`.
         retry_limit_seconds: maximum pause before a reconnect.
-        grace_seconds: how long tokens that new rules no longer need stay bound.
+        grace_seconds: time for which unneeded tokens stay bound after the rules have been replaced.
         lanes: number of concurrent channels for bulk declarations. The broker processes declarations on a channel in
             sequence and syncs each to disk, so 32 channels bind four times as fast as one.
         bind_limit: maximum number of destinations per virtual host that are bound on demand for producers and regex
@@ -122,7 +122,7 @@ class ControlSettings:
         remember_limit: maximum number of cached destinations that could not be bound on demand.
         retries_per_look: maximum number of refused or unverified destinations retried in one pass. This limits the load
             on the broker.
-        listing_bytes: maximum size of an answer from the management API. A list of 10,000 queues takes 0.5 MB.
+        listing_bytes: maximum size of a response from the management API. A list of 10,000 queues takes 0.5 MB.
         remove_foreign: whether foreign bindings on a carrier are removed, which requires the management API.
         patience_seconds: how long startup waits for an unresponsive management API before continuing without client
             declarations.
@@ -212,7 +212,7 @@ class AmqpConnection(aio_pika.Connection):
             async with asyncio.timeout(timeout):
                 await transport.connect()
         except BaseException:
-            await self.close()  # otherwise, aio-pika closes it at garbage collection, in a task that is never awaited
+            await self.close()  # otherwise, aio-pika closes the connection at garbage collection, in an unawaited task
             raise
         closed = OneShotCallback(self._on_connection_close)
         transport.closing.add_done_callback(closed)

@@ -470,7 +470,7 @@ class VhostDiscovery:
         self.fault = ""
 
     async def find(self) -> set[str]:
-        """Return the virtual hosts. If the management API does not answer in time, set `fault` and return none."""
+        """Return the virtual hosts. If the management API does not answer in time, set `fault` and return no hosts."""
         if self._management is None:
             log.warning(
                 "no management API: client declarations made through other sidecars are unknown, and after a restart "

@@ -37,7 +37,6 @@ def add_days_and_spark(parser: argparse.ArgumentParser, master: str) -> None:
     """Define the arguments shared with `oxproxy trace`.
 
     Args:
-        parser: receives the arguments.
         master: help text of ``--master``.
     """
     parser.add_argument(

@@ -118,8 +118,6 @@ class TlsListener:
 
     Args:
         context: returns the context for a new connection.
-        counters: counters for connections of producers.
-        handshake_seconds: timeout of a handshake.
         close_seconds: timeout for the peer's answer to our close.
     """
 
@@ -173,8 +171,6 @@ class Listener:
 
     Args:
         addresses: (host, port) to listen on; port 0 selects a free port.
-        context: data shared by all sessions.
-        limits: see ListenerLimits.
         tls: providers of TLS contexts for new connections, by listening address.
     """
 

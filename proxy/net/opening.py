@@ -30,12 +30,10 @@ class Opening:
     """The part of a session before both sides are open.
 
     Args:
-        context: data shared by all sessions.
         producer: the producer's side, connected.
         upstream: the broker's side, not connected yet.
         tasks: tasks that are cancelled at the end of the session.
         opened: called once, when both sides are open.
-        log: logger of the session.
         refusal: reason for refusing the producer; None if it is admitted.
     """
 

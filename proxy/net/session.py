@@ -44,7 +44,6 @@ class Session:
     """One producer connection.
 
     Args:
-        context: data shared by all sessions.
         ended: called once when both sockets are closed.
         refusal: reply text with which the producer is refused after the handshake; None if it is admitted.
     """

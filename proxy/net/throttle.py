@@ -52,7 +52,6 @@ class Throttle:
     Args:
         allowance: rate limit of the producer's user.
         relay: counts publishes, and closes the channel or connection.
-        counters: counters of limits.
         pause: pauses or resumes reading the producer.
         refused: called when the relay has closed the channel or connection.
     """

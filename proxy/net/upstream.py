@@ -42,7 +42,6 @@ class Upstream:
         addresses: (host, port), tried in turn.
         connect_seconds: timeout for each address, including TLS.
         tls: None for plain TCP.
-        contexts: the TLS contexts in use.
     """
 
     addresses: Sequence[tuple[str, int]]
@@ -125,7 +124,6 @@ class UpstreamPool:
 
         Args:
             link: the session's link, from which the socket is detached.
-            lease: the lease of the connection.
             heartbeat_seconds: interval negotiated with the broker; 0: no heartbeats.
         """
         transport = link.release()
@@ -172,7 +170,6 @@ class _Kept(asyncio.Protocol):
     """One connection without a producer.
 
     Args:
-        transport: the connection's transport.
         heartbeat_seconds: interval negotiated with the broker; 0: no heartbeats.
         over: called when the connection can't be kept any longer.
     """

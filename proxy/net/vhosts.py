@@ -122,7 +122,6 @@ class Vhosts:
     Args:
         states: virtual hosts named by rules.
         control: the control plane; None if no rules need it.
-        counters: counters of the process.
         sources: clocks and random numbers.
         rules: settings for client declarations.
         journal: the audit log, if there is one.

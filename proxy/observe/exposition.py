@@ -37,7 +37,6 @@ class Exposition:
     """All metrics of one process.
 
     Args:
-        counters: counters of the process.
         worker: number of this worker, which becomes a label of all metrics; None without workers.
     """
 
@@ -68,7 +67,6 @@ class SidecarCollector(Collector):
     """Collects every metric of the page.
 
     Args:
-        counters: counters of the process.
         labels: additional labels for all series.
         openmetrics: whether the page is in the OpenMetrics format.
     """

@@ -55,7 +55,6 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Set up logging for the whole process. Can be called again to change the settings.
 
     Args:
-        settings: the settings.
         stream: output; standard error by default.
     """
     level = _LEVELS[settings.level]
@@ -84,12 +83,7 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
 
 
 class RepeatLimit:
-    """Drops an event with ``repeat=<key>`` if the same event and key were last logged less than `seconds` ago.
-
-    Args:
-        seconds: the interval.
-        clock: returns seconds.
-    """
+    """Drops an event with ``repeat=<key>`` if the same event and key were last logged less than `seconds` ago."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds

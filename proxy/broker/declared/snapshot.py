@@ -81,7 +81,7 @@ class BindingRecord(NamedTuple):
 
 
 class GrantRecord(NamedTuple):
-    """A destination that a client is known to have permission to bind.
+    """A destination that a client is known to be permitted to bind.
 
     Args:
         key: hash computed from the client's name and the destination.

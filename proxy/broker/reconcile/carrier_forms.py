@@ -62,7 +62,6 @@ class CarrierBindings(NamedTuple):
 
     Args:
         exchange: the exchange to which the carrier belongs.
-        bindings: number of bindings.
         scans: whether the broker compares every message with all bindings of a direct exchange.
     """
 
@@ -98,7 +97,6 @@ def adopt_types(state: VhostState, desired: DesiredState, listed: Mapping[bytes,
 
     Args:
         state: the shared state, which records whether the broker scans bindings.
-        desired: the desired state, which contains the carriers.
         listed: the exchanges on the broker; None if they are unknown.
     """
     for exchange in desired.carriers:
@@ -124,7 +122,6 @@ class CarrierForms:
 
     Args:
         state: the shared state; the forms of its exchanges are set here.
-        executor: binds tokens.
     """
 
     def __init__(self, state: VhostState, executor: Executor) -> None:
@@ -137,7 +134,6 @@ class CarrierForms:
         """Switch carriers to eight-word tokens as needed, after their bindings have been listed.
 
         Args:
-            desired: the desired state, which contains the carriers.
             changed: returns True if a carrier has eight-word tokens because another sidecar needs them.
 
         Raises:

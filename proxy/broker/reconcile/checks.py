@@ -91,7 +91,7 @@ class CarrierTokens(NamedTuple):
     """The tokens bound on a carrier.
 
     Args:
-        rows: rows with tokens that publishes carry, by destination.
+        rows: rows with the tokens that publishes carry, by destination.
         incomplete: destinations in `rows` for which at least one of these tokens is not bound.
         former: bindings with former tokens on which no destination depends.
         unkeyed: number of bindings with unkeyed tokens.
@@ -116,7 +116,6 @@ def carrier_tokens(
     """Return which tokens are bound on a carrier.
 
     Args:
-        bindings: bindings of the carrier.
         tokens: computes tokens in the form that the carrier uses.
         leftover: destinations that stay bound with former tokens, since they can't be bound again. Publishes also carry
             these former tokens.

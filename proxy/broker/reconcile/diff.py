@@ -236,8 +236,7 @@ def lost_bindings(
     """Find clients' bindings whose destination does not exist.
 
     Args:
-        listed: exchanges whose bindings were listed. These are skipped, since a deleted binding is absent from a
-            listing.
+        listed: exchanges to skip, since their bindings were listed, and a deleted binding is absent from a listing.
     """
     return [
         stored

@@ -173,8 +173,7 @@ class Reconciler:
             announced: whether other sidecars announce changes, so that a long list of bindings can be reused.
 
         Raises:
-            UpstreamError: REFUSED if there are conflicts (the message lists all conflicts); otherwise, the connection
-                was lost.
+            UpstreamError: see `reconcile`.
         """
         async with self._one_at_a_time:
             before = {name: set(exchange.bound) for name, exchange in self._state.exchanges.items()}

@@ -42,10 +42,6 @@ class RemoteConnection:
     """One link, from its first use to its end.
 
     Args:
-        endpoint: the target of the link.
-        counters: counters for the link.
-        version: version of this program.
-        contexts: the TLS contexts in use.
         ourselves: returns True if the two addresses of a socket show that the socket is connected to this process.
         changed: called when `full` has changed.
     """

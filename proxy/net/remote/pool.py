@@ -34,10 +34,7 @@ class RemotePool:
 
     Args:
         brokers: configured brokers, by virtual host and name.
-        counters: counters of the process.
-        version: version of this program.
         tasks: runs the links.
-        contexts: the TLS contexts in use.
     """
 
     def __init__(
