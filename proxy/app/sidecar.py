@@ -75,8 +75,8 @@ _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
 #: Seconds between two updates of the gauges that are not updated by events.
 _WATCH_SECONDS = 1.0
-#: How long another thread (compiling rules, writing the metrics page) may hold the interpreter while the event loop
-#: waits, in seconds. Waiting for Python's default of 5 ms several times per iteration would be noticeable.
+#: Seconds for which another thread (compiling rules, writing the metrics page) may hold the interpreter while the event
+#: loop waits. Python's default of 5 ms would be noticeable, since the event loop may wait several times per iteration.
 _SWITCH_SECONDS = 0.0005
 #: Seconds without a failure after which a periodic task counts as working.
 _STEADY_SECONDS = 5.0

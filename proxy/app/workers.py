@@ -50,7 +50,7 @@ class WorkerSlot(NamedTuple):
 
     Args:
         number: number of the worker, counting from 0.
-        restarts: how often the worker was restarted.
+        restarts: number of times that the worker was restarted.
     """
 
     number: int

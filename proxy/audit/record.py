@@ -220,8 +220,6 @@ class LineRenderer:
         Args:
             exchange: the exchange that the message was published to.
             outcome: one of `proxy.relay.counters.OUTCOMES`.
-            queues: names of the destination queues.
-            exchanges: names of the destination exchanges.
             remotes: names of the destinations at other brokers, without credentials.
             bindings: ids of the bindings that matched.
             rule: index of the address table's rule that was applied.
@@ -280,10 +278,7 @@ class LineRenderer:
         """Render a record that reports dropped lines.
 
         Args:
-            ts: time of this record.
-            dropped: number of dropped lines.
-            since: time of the first dropped line.
-            until: time of the last dropped line.
+            since, until: times of the first and the last dropped line.
         """
         return self._rare(ts, "gap", {"dropped": dropped, "from": since, "to": until})
 
@@ -356,7 +351,6 @@ class PublishLog:
         )
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
-        """Record the broker's answer to a publish."""
         self.append(self._records.settle(self._text(self._wall()), conn, ch, seq, result, confirm_us), 1)
 
 

@@ -37,7 +37,7 @@ class Retention:
     """Retention limits.
 
     Args:
-        seconds: age limit: segments whose hour ended earlier than this are removed. None for no limit.
+        seconds: maximum time since the end of a segment's hour; older segments are removed. None for no limit.
         size_bytes: limit for the total size. If it is exceeded, the oldest segments are removed. None for no limit.
     """
 

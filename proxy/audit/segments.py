@@ -26,7 +26,7 @@ from pathlib import Path
 #: None if the extra `fast` is not installed; some platforms have no wheel for it.
 ISAL = import_module("isal.isal_zlib") if find_spec("isal") else None
 
-#: Number of bytes read at once during compression, so that other threads can run in the meantime.
+#: Number of bytes read at once during compression. Other threads can run between two reads.
 _CHUNK_BYTES = 1 << 20
 #: zlib's level 3 compresses by a factor of 10 at 300 MB/s, level 6 by a factor of 12 at half that speed, and isal's
 #: level 1 by a factor of 11 at 1.7 GB/s.

@@ -29,7 +29,7 @@ _ANSWER_SECONDS = 60.0
 _UNUSABLE = 422
 #: ``file:line:column``; line and column only if known
 _PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
-#: The loopback address to use instead of each wildcard address. On some systems, clients can't connect to the latter.
+#: The loopback address to use instead of each wildcard address, to which clients can't connect on some systems.
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 -- nothing is bound
 
 

@@ -152,7 +152,7 @@ class Link(asyncio.Protocol):
 
     @property
     def waiting_bytes(self) -> int:
-        """Size of the write buffer."""
+        """Number of bytes in the write buffer."""
         return self.transport.get_write_buffer_size() if self.connected and self.transport is not None else 0
 
     def release(self) -> asyncio.Transport | None:

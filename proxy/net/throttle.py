@@ -25,9 +25,9 @@ _WORDS = {"publish_rate": "publishes per second", "publish_bytes": "bytes per se
 
 
 class RegexPacing:
-    """Limits producers whose publishes spend regex budgets to a tenth of the total time.
+    """Limits the decisions that spend regex budgets to a tenth of the total time.
 
-    Each decision for such a publish takes milliseconds, during which no other connection is served.
+    Each of these decisions takes milliseconds, during which no other connection is served.
     """
 
     __slots__ = ("_next",)

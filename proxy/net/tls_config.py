@@ -57,7 +57,7 @@ class SidecarTls:
         self._remote: list[ClientTls] = []
 
     def read(self, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
-        """Read all files, including those of brokers named by the rules (by virtual host and name).
+        """Read all TLS files, including the files of the given brokers (by virtual host and name).
 
         Returns:
             A function that puts the contexts into use for new connections.

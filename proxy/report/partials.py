@@ -44,8 +44,8 @@ LINE_CHARACTERS, KEPT_LINES = 8192, 1000
 #: Publishes at the end of a segment that can still be matched to a return in a later segment. These are the last 2,000
 #: publishes or, if there were more in the last 60 seconds, all publishes of that period, up to 20,000.
 TAIL, TAIL_SECONDS, LONGEST_TAIL = 2_000, 60, 20_000
-#: Number of publishes per segment whose whole path is kept. Publishes with the smallest hashes of the message id are
-#: chosen, so that all segments choose the same messages.
+#: Number of publishes per segment whose whole path through several sidecars is kept: the publishes with the smallest
+#: hashes of the message id, so that the same messages are chosen in all segments.
 SAMPLE = 1_000
 #: Significant digits of times and sizes. Rounding errors are then at most 0.05 % and 0.5 %, respectively.
 TIME_DIGITS, SIZE_DIGITS = 4, 3
