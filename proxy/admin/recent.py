@@ -1,9 +1,9 @@
 """``GET /api/recent``, which returns the last publishes that were unroutable, rejected, nacked or returned.
 
-Rejected, nacked and returned publishes are rare and always kept. Publishes that reach no queue may be frequent. They
-are recorded only until `WATCHED_SECONDS` after a request, so that they cost nothing at other times; the same applies to
-the size and header names of returned publishes. A nack from the broker identifies a publish only by its number, so the
-address and headers of a nacked publish are unknown here; the audit log contains them.
+Rejected, nacked and returned publishes are rare and always kept. Publishes that reach no queue may be frequent. To save
+CPU time, these publishes, and the size and header names of returned publishes, are recorded only until
+`WATCHED_SECONDS` after a request. A nack from the broker identifies a publish only by number, so the address and
+headers of a nacked publish are not known here, only in the audit log.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ first request must be received within `REQUEST_SECONDS` after connecting. Once a
 `REQUEST_SECONDS` to read the response and send the next request. There is no deadline while a page is being rendered.
 
 Guarded pages answer requests from loopback and from `admin.allow`. They reject requests made by web pages other than
-the console. The Origin header of such a request names another page, or its Host header contains another host name that
-resolves to this address (DNS rebinding).
+the console. The Origin header of such a request names another origin, or its Host header contains another host name
+that resolves to this address (DNS rebinding).
 """
 
 from __future__ import annotations

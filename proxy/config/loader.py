@@ -144,7 +144,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
                 )
             faults.error(settings.place(key), key, message)
         if address.port > MOST_PORT:
-            message = f"workers: {settings.workers} needs ports up to {address.port}, expected at most {MOST_PORT}"
+            message = f"{settings.workers} workers need ports up to {address.port}, expected at most {MOST_PORT}"
             faults.error(settings.place(key), key, message)
         if not address.port and settings.workers > 1:
             faults.error(

@@ -3,7 +3,7 @@
 The names are a documented interface (docs/reference/metrics.md). Label values come from closed sets or from the rules
 files, never from routing keys, users, peers or queues named by producers.
 
-This module only reads counters. The counters are read without a lock, and not in the thread that modifies them.
+This module reads counters without a lock, in a different thread from the event loop, which modifies the counters.
 Dictionaries that may grow are therefore copied first, which is atomic in CPython.
 """
 

@@ -1,10 +1,10 @@
 """Handles relays' requests to bind destinations and their reports of created or deleted queues, between two passes.
 
-Producers and regex routes can choose any number of destinations that no rule names. The work for such destinations is
-therefore limited: attempts to bind the same destination never run concurrently, and limits apply to the number of
-destinations bound on demand and to the cache of destinations that can't be bound. Declares and deletes through a relay
-are applied at once. This must stay cheap with thousands of bindings, so the desired state is not recomputed for every
-declare in a long series. The broker is not observed here.
+Producers and regex routes can choose any number of destinations that no rule names. Attempts to bind the same
+destination therefore never run concurrently, and both the number of destinations bound on demand and the size of the
+cache of failed destinations are limited. Declares and deletes through a relay are applied at once. This must stay cheap
+with thousands of bindings, so the desired state is not recomputed for every declare in a long series. The broker is not
+observed here.
 
 Source: architecture, "The control plane".
 """
