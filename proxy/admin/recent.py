@@ -110,7 +110,7 @@ class RecentPublishes:
         self._changed(self)
 
     def _shown(self, number: int, failed: FailedPublish) -> dict[str, object]:
-        """Return the parts of a publish that may be shown: those in an audit line, and the header names."""
+        """Return the parts of a publish that may be shown: the fields of an audit line, and the header names."""
         privacy = self._records.privacy
         key = None if failed.routing_key is None else text(failed.routing_key)
         if failed.routing_key is not None and "rk" in privacy.hashed:

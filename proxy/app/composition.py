@@ -1,7 +1,7 @@
 """Converts sections of the configuration to the arguments of other packages.
 
 Other packages do not use `Settings`. No socket is opened here. The other brokers named by the rules are also checked:
-their passwords and certificates must be usable, and their addresses must not be those of this sidecar
+their passwords and certificates must be usable, and their addresses must differ from this sidecar's addresses
 (messenger-addressing specification, section 3.2).
 """
 

@@ -1,4 +1,4 @@
-"""Shadow rules: compares the decisions of a second set of rules with those of the rules in force, on live traffic.
+"""Shadow rules: compares a second set of rules with the rules in force, by their decisions on live traffic.
 
 The candidate is compiled in a thread. Publishes to exchanges in either set of rules are buffered, up to a limit, and
 compared later in short batches. Under load, some publishes are skipped and counted. Without a candidate, there is no

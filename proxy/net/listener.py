@@ -137,7 +137,7 @@ class TlsListener:
         """Perform the handshake and connect the protocol. After an error, the caller must close the socket.
 
         Raises:
-            OSError: the handshake failed, which has been counted and logged.
+            OSError: the handshake failed; the failure has already been counted and logged.
         """
         try:
             async with asyncio.timeout(self._handshake_seconds):

@@ -121,7 +121,7 @@ class ClientTls:
     """TLS settings for connections to a broker.
 
     Args:
-        ca: file of trusted CA certificates; None for the system's.
+        ca: file with trusted CA certificates; None for the system's CA certificates.
         server_name: name that the certificate must have; None for the host name.
         certificate: our client certificate; None if there is none.
         key: private key of the certificate.

@@ -6,7 +6,7 @@ for each address.
 `UpstreamPool` keeps connections that are in their initial state when their producer disconnects. The next producer with
 the same login, virtual host and limits leases one of them (`relay.handshake.lease` decides which). Until then,
 heartbeats are exchanged. If the broker sends any other frame, the connection is unusable and is closed silently.
-Connections are kept only if this is configured.
+Connections are kept only if `upstream.reuse` is set.
 
 Sources: AMQP 0-9-1 spec, 4.2.7; architecture, "One publish in, one publish out".
 """

@@ -55,7 +55,7 @@ class ClientConnections:
         return any(name == vhost for name, _ in self._open)
 
     async def ask(self, vhost: str, asked: Iterable[PermissionCheck]) -> None:
-        """Check what clients may bind. A client without a connection is refused until it opens a connection."""
+        """Check permissions on clients' connections. A client without a connection is refused until it opens one."""
         waiting = []
         for check in asked:
             client_connections = self._open.get((vhost, check.reach.client))

@@ -8,7 +8,7 @@ ranges. The number of examples is limited.
 
 A publish and the settle record of its return may be in different segments. A partial therefore keeps all settle records
 of returns, the publishes to which the settle records in the same segment refer, and the last publishes in the segment
-(`TAIL`). If a return in a later segment refers to a publish before the tail, it is counted as unmatched.
+(`TAIL`). If a return in a later segment refers to a publish before the tail, the return is counted as unmatched.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def bloom_place(of: str, number: int, size: str) -> str:
 
 
 def bloom_size(ids: int) -> int:
-    """Return the number of bits of a bloom filter for a number of message ids."""
+    """Return the size of a bloom filter, in bits, for a number of message ids."""
     return 1 << max(6, (ids * BLOOM_BITS - 1).bit_length())
 
 

@@ -143,7 +143,7 @@ def _causes(details: list[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _plain(node: Node) -> object:
-    """Convert a tree to input for pydantic. Nodes that no type accepts remain nodes.
+    """Convert a tree to input for pydantic. Nodes that no type accepts are not converted.
 
     These are local tags, floats, and nodes for missing values. Types accept floats only as results of converting
     durations and times.

@@ -1,7 +1,7 @@
 """Observes the queues, exchanges, tokens and unwanted bindings of one virtual host.
 
 The management API is used if it is configured. If a listing fails, the pass continues without its result. In each pass,
-a limited number of objects that could not be listed are looked up by name. Nothing is declared or removed here.
+up to a fixed number of objects that could not be listed are looked up by name. Nothing is declared or removed here.
 """
 
 from __future__ import annotations
