@@ -176,8 +176,7 @@ class AdminServer:
             if not self._is_allowed(request.remote):
                 raise web.HTTPForbidden(text="available only from loopback and from the networks in admin.allow\n")
             host = request.headers.get("Host", "")
-            # Any web page in an operator's browser can reach loopback. Browsers send an Origin header, but tools do
-            # not.
+            # Any web page in an operator's browser can reach loopback. Browsers send an Origin header; tools do not.
             if request.headers.get("Origin", f"http://{host}") != f"http://{host}":
                 raise web.HTTPForbidden(text="not available to other pages in a browser\n")
             site, mode = request.headers.get("Sec-Fetch-Site", "none"), request.headers.get("Sec-Fetch-Mode")

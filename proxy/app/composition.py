@@ -111,8 +111,7 @@ def secrets_of(settings: Settings) -> Secrets:
     """Return the secrets that sign clients' bindings.
 
     Without `declared.secrets`, the only secret is derived from the control user's password, so that all sidecars with
-    this user have the same secret. The derivation is slow because signatures can be read on the broker and used to test
-    guessed passwords.
+    this user have the same secret. The derivation is slow, since guessed passwords can be tested against signatures.
     """
     given = [source.value for source in settings.declared.secrets]
     if given:

@@ -34,8 +34,7 @@ _log = structlog.get_logger(__name__)
 _OK, _NOT_FOUND, _UNUSABLE = 200, 404, 422
 #: Size limit for uploaded rules files, enough for about 50,000 bindings. Larger requests get 413.
 RULES_BYTES = 16 << 20
-#: Maximum number of buffered publishes, and maximum size of their headers in bytes. They limit the memory that a shadow
-#: uses in addition to its counts.
+#: Maximum number of buffered publishes, and maximum size of their headers in bytes.
 BUFFERED, BUFFERED_BYTES = 4096, 8 << 20
 #: Duration of a batch of comparisons, and minimum pause between batches, in seconds.
 TURN_SECONDS, REST_SECONDS = 0.001, 0.02

@@ -157,8 +157,7 @@ class Workers:
                 worker.postpone(now)
                 return
             place = ["--worker", str(worker.number), str(worker.restarts)]
-            # Each worker has its own session. Otherwise, the terminal's signals would arrive in addition to the
-            # forwarded signals.
+            # Each worker has its own session. Otherwise, it would get the terminal's signals and the forwarded signals.
             worker.process = subprocess.Popen(  # noqa: S603 -- this program
                 [*self._command, *place], stdin=subprocess.PIPE, start_new_session=True
             )

@@ -4,8 +4,7 @@ A line never contains a message body, and contains only header values that the o
 constant for a channel or a decision are rendered once (`LineRenderer.origin`, `LineRenderer.template`). ``ts`` is
 first, so that the writer thread finds a line's hour at a fixed offset. docs/reference/audit.md describes the fields.
 
-Bytes are shown as UTF-8. Bytes that are not UTF-8 appear as ``\xNN``, and can't be distinguished from the same four
-characters in the original.
+Bytes are shown as UTF-8. Other bytes appear as ``\xNN``, and can't be distinguished from these four characters.
 """
 
 from __future__ import annotations
@@ -357,8 +356,7 @@ class PublishLog:
 def header_value(value: Value) -> object:
     """Convert a header's value to JSON, so that the number 2000 and the string "2000" differ.
 
-    Strings, lists and tables are cut at HEADER_CHARACTERS, and a cut value becomes a string. Times are in RFC 3339
-    format.
+    Strings, lists and tables are cut at HEADER_CHARACTERS; a cut value becomes a string. Times are in RFC 3339 format.
     """
     plain = _plain(value)
     if isinstance(plain, str):

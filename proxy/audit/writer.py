@@ -162,8 +162,7 @@ class AuditWriter:
         """Lock the directory and start the threads.
 
         Raises:
-            ConfigError: the directory can't be created, is full or not writable, or another process writes to it with
-                the same instance name.
+            ConfigError: the directory can't be created or written, or another process uses the instance name there.
         """
         left = await asyncio.to_thread(self._prepare)
         self._closer.start(left)
@@ -225,8 +224,7 @@ class AuditWriter:
         """Check the directory and lock the instance; return the segments that an earlier process left open."""
         directory = self._policy.directory
         try:
-            # Only the directory itself is created. A missing parent means that a volume is not mounted, or that the
-            # name is wrong.
+            # Parents are not created: a missing parent means that a volume is not mounted, or that the name is wrong.
             directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         except FileNotFoundError:
             raise self._fault(f"can't be created: there is no directory {directory.parent}") from None

@@ -117,15 +117,12 @@ class ControlSettings:
         grace_seconds: time for which unneeded tokens stay bound after the rules have been replaced.
         lanes: number of concurrent channels for bulk declarations. The broker processes declarations on a channel in
             sequence and syncs each to disk, so 32 channels bind four times as fast as one.
-        bind_limit: maximum number of destinations per virtual host that are bound on demand for producers and regex
-            routes.
+        bind_limit: maximum number of destinations per virtual host that are bound on demand.
         remember_limit: maximum number of cached destinations that could not be bound on demand.
-        retries_per_look: maximum number of refused or unverified destinations retried in one pass. This limits the load
-            on the broker.
+        retries_per_look: maximum number of refused or unverified destinations retried in one pass.
         listing_bytes: maximum size of a response from the management API. A list of 10,000 queues takes 0.5 MB.
         remove_foreign: whether foreign bindings on a carrier are removed, which requires the management API.
-        patience_seconds: how long startup waits for an unresponsive management API before continuing without client
-            declarations.
+        patience_seconds: time limit for the management API at startup, after which client declarations are not loaded.
         declared: settings for client declarations.
     """
 
@@ -235,8 +232,7 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
     """Open a connection to one host.
 
     Raises:
-        UpstreamError: REFUSED if the broker refused the user or the virtual host, TIMEOUT at the deadline, otherwise
-            UNAVAILABLE.
+        UpstreamError: REFUSED if the broker refused user or virtual host, TIMEOUT at the deadline, or UNAVAILABLE.
     """
     place = f"{host}:{port}"
     connection = AmqpConnection(settings, vhost, host, port)
@@ -324,8 +320,7 @@ class ControlConnection:
         """Connect to the first host that answers.
 
         Raises:
-            UpstreamError: REFUSED if a broker refused the user or the virtual host, otherwise UNAVAILABLE with the
-                error for each host.
+            UpstreamError: REFUSED if a broker refused the user or virtual host, otherwise UNAVAILABLE with all errors.
         """
         await self.close()
         failures: list[str] = []

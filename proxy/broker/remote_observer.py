@@ -20,8 +20,7 @@ from proxy.values import EXCHANGE, QUEUE, Destination
 
 #: Maximum number of names in one log line.
 _SHOWN = 20
-#: First and longest pause in seconds before a broker that could not be queried is retried. The pause doubles after each
-#: failure.
+#: First and longest pause in seconds before a failed broker is queried again. The pause doubles after each failure.
 _PAUSE_SECONDS = (30.0, 600.0)
 
 log = structlog.get_logger(__name__)

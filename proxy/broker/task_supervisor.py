@@ -66,8 +66,7 @@ class Supervisor:
         Args:
             work: the task. If it runs indefinitely, it must call `recovered` when it has succeeded.
             vhost: the task's virtual host, if each virtual host has its own task.
-            steady_seconds: after running for this long without a failure, the task counts as recovered; None if the
-                task calls `recovered` itself.
+            steady_seconds: running time after which the task counts as recovered; None if it calls `recovered` itself.
         """
         pause_seconds = self._retry_seconds
         while True:

@@ -35,8 +35,7 @@ class VhostStatus:
     """Status of one virtual host for operators.
 
     Args:
-        missing: the reasons why destinations are missing, by "queue NAME" or "exchange NAME". For other brokers,
-            "at broker NAME" is appended.
+        missing: the reasons why destinations are missing, by "queue NAME" or "exchange NAME at broker NAME".
         foreign: foreign bindings, by carrier.
         failing: actions that the broker refused and that are retried, with the reasons.
         old_tokens: number of bindings with old tokens, by kind (unkeyed, or keyed with a previous secret).
@@ -336,8 +335,7 @@ class Topology:
         """Declare and bind everything that new rules need. Must be followed by `swap` and `retire`.
 
         Raises:
-            UpstreamError: the broker is unreachable or refused the request; REFUSED lists all conflicts. The old rules
-                stay in force.
+            UpstreamError: see `Reconciler.prepare`. The old rules stay in force.
         """
         return await self._vhosts[vhost].reconciler.prepare(exchanges, router, queues)
 

@@ -51,8 +51,7 @@ def ask_broker(address: str, findings: Findings) -> None:
             configuration or, without a configuration, from the address.
 
     Raises:
-        ConfigErrors: the address is invalid, the broker could not be queried, or TLS files can't be used. The messages
-            contain no password.
+        ConfigErrors: an address or TLS file is unusable, or the broker can't be queried. Messages contain no password.
     """
     try:
         parts = urlsplit(address)

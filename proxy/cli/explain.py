@@ -1,7 +1,6 @@
 """``oxproxy explain``: explains how one message is routed, as a tree, as text or as JSON.
 
-The rules are read from files, or a running sidecar is queried. In the latter case, the answers of all workers are
-compared.
+The rules are read from files, or all workers of a running sidecar are queried and their answers compared.
 """
 
 from __future__ import annotations

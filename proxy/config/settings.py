@@ -1,7 +1,6 @@
 """Defines every key of the configuration, with its default and description, in one model per section.
 
-Every key has an effect, and unknown keys are errors. docs/reference/configuration.md lists every key; a test compares
-this page with this module.
+Every key has an effect, and unknown keys are errors. docs/reference/configuration.md is generated from this module.
 """
 
 from __future__ import annotations

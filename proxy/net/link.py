@@ -12,8 +12,7 @@ from time import monotonic
 from typing import cast
 
 #: Reading from the other side is paused when the write buffer exceeds the first size, and resumes when the buffer is
-#: smaller than the second size. The buffer is large enough for full speed on loopback, and small enough for thousands
-#: of connections.
+#: smaller than the second size. These sizes permit full speed on loopback, and thousands of connections.
 WRITE_HIGH_BYTES = 1 << 20
 WRITE_LOW_BYTES = 1 << 18
 #: Pause between reads during continuous traffic. Reading many small segments at once, such as confirms from RabbitMQ,

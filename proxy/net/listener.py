@@ -4,11 +4,9 @@ A connection counts towards the limits from the moment it is accepted, before TL
 silent peers would exhaust the file descriptors that the admin pages and the control plane need. For the same reason,
 the maximum number of connections is derived from RLIMIT_NOFILE at startup.
 
-A TLS handshake has a deadline and uses the context that is current when the connection is accepted. Failed handshakes
-are counted and logged here.
+A TLS handshake has a deadline and uses the context that is current when the connection is accepted.
 
-Drain: stop accepting, wait for unconfirmed publishes until the deadline, send Connection.Close 320 to every producer,
-then abort remaining connections.
+Drain: stop accepting, wait for confirms until the deadline, close every producer with 320, then abort the rest.
 
 Sources: asyncio "Event Loop", `connect_accepted_socket`; RFC 8446, 6.2 (alerts); getrlimit(2), RLIMIT_NOFILE.
 """
@@ -37,9 +35,8 @@ from proxy.relay.counters import ConnectionCounters
 _log = structlog.get_logger(__name__)
 #: Interval between checks for unconfirmed publishes during a drain.
 _LOOK_SECONDS = 0.05
-#: Maximum number of producers that are being refused with a reason at the same time. Further connections are closed
-#: without a reason, so that a flood of connections does not exhaust file descriptors (`RESERVED_DESCRIPTORS` includes
-#: this number).
+#: Maximum number of producers that are being refused with a reason at the same time (part of `RESERVED_DESCRIPTORS`).
+#: Others are closed without a reason, so that a flood of connections does not exhaust file descriptors.
 TOLD_AT_ONCE = 64
 _BACKLOG = 1024
 #: Maximum number of connections accepted in one iteration of the event loop.

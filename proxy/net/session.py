@@ -1,8 +1,7 @@
 """One producer connection and the upstream connection that it leases: sockets, heartbeats, back-pressure and closing.
 
-During the handshake, `opening` handles the received bytes. After the handshake, `relay.relay` handles the bytes, and
-decides what to send and when to close. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec,
-4.2.7.
+During the handshake, `opening` handles the received bytes. Then, `relay.relay` handles the bytes, and decides what to
+send and when to close. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7.
 """
 
 from __future__ import annotations

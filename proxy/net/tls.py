@@ -4,8 +4,7 @@ Contexts are created when the sidecar starts and again at each reload; establish
 Neither keys nor the contents of files are ever shown.
 
 The expiry of our own certificates is read from their PEM text, since Python's `ssl` provides it only for peers'
-certificates. The parser gets only certificates that OpenSSL has accepted, so it validates only the fields that it
-reads.
+certificates. OpenSSL has already accepted these certificates, so the parser validates only the fields that it reads.
 
 Sources: RFC 5246, RFC 8446; RabbitMQ "TLS Support"; Python's `ssl`; RFC 5280, 4.1 and 4.1.2.5; X.690, 8.1 (DER).
 """

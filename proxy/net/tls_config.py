@@ -2,8 +2,7 @@
 
 `SidecarTls` translates settings for `net.tls` and the control plane. `check_settings` and `broker_tls` create contexts
 to find unusable files, report each file at the line that names it, and discard the contexts. The contents of files are
-never shown. Sources: the interface of the configuration and of rules files; RabbitMQ "TLS Support", "Management Plugin"
-(TLS).
+never shown. Sources: RabbitMQ "TLS Support", "Management Plugin" (TLS).
 """
 
 from __future__ import annotations

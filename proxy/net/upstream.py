@@ -1,7 +1,6 @@
 """Opens connections to RabbitMQ, and keeps idle connections for reuse.
 
-`Upstream` tries the addresses in turn, resolves names for each connection, uses TLS if configured, and has a timeout
-for each address.
+`Upstream` tries the addresses in turn, each with a timeout, and resolves names for each connection.
 
 `UpstreamPool` keeps connections that are in their initial state when their producer disconnects. The next producer with
 the same login, virtual host and limits leases one of them (`relay.handshake.lease` decides which). Until then,
@@ -29,8 +28,7 @@ from proxy.net.tls import ClientTls, TlsContexts
 from proxy.relay.counters import Counters
 from proxy.relay.handshake.lease import Lease, LeaseNegotiation
 
-#: Timeout for closing a TLS connection, which includes sending buffered bytes and receiving the peer's answer. Sessions
-#: close the connection earlier.
+#: Timeout for closing a TLS connection, including sending buffered bytes. Sessions close the connection earlier.
 LONGEST_CLOSE_SECONDS = 3600.0
 
 

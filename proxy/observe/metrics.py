@@ -173,8 +173,7 @@ def _histogram(name: str, about: str) -> MetricSpec:
     return MetricSpec(f"oxproxy_{name}", MetricKind.HISTOGRAM, (), about, lambda _counters: (), attrgetter(name))
 
 
-#: All metrics of the sidecar, in the order in which the page lists them. prometheus_client adds `process_*` and
-#: `python_info`.
+#: All metrics of the sidecar, in the order of the page. prometheus_client adds `process_*` and `python_info`.
 METRICS: tuple[MetricSpec, ...] = (
     _metric(
         "build_info",

@@ -25,11 +25,9 @@ HISTORY_DAYS, LEAST_DAYS = 28, 3
 #: A value whose modified z-score exceeds the limit is an outlier. The factor makes the median absolute deviation
 #: comparable to a standard deviation. Source: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993.
 LIMIT, _FACTOR = 3.5, 1.4826
-#: A value that deviates from the median by less than this fraction of the median is not an outlier, even if earlier
-#: days were very regular.
+#: Even if earlier days were very regular, an outlier deviates from the median by more than this fraction of the median.
 _LEAST_SHARE = 0.05
-#: Maximum number of messages whose path through several sidecars is kept for the page, and maximum number of steps in
-#: each path.
+#: Maximum number of messages whose path through several sidecars is kept for the page, and of steps in each path.
 WAYS, STEPS = 10, 50
 #: Returns for the publishes of a day may arrive until this long after the end of the day.
 _LATE = timedelta(hours=1)

@@ -1,7 +1,6 @@
 """Renders pages: self-contained HTML files without network access, scripts or other files.
 
-The page's content security policy prevents browsers from loading anything. The templates escape all data, including
-data from the log.
+The page's content security policy prevents browsers from loading anything. The templates escape all data.
 """
 
 from __future__ import annotations

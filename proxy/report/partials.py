@@ -38,8 +38,7 @@ FOLDER = "_partials/1"
 VERSION = 1
 #: Reasons why lines are invalid: truncated by a crash, not a record, or written by a newer sidecar.
 TORN, FOREIGN, NEWER = "torn", "foreign", "version"
-#: Maximum number of characters kept per invalid line, and maximum number of invalid lines kept per segment. All invalid
-#: lines are counted.
+#: Maximum numbers of characters kept per invalid line, and of invalid lines kept per segment. All are counted.
 LINE_CHARACTERS, KEPT_LINES = 8192, 1000
 #: Publishes at the end of a segment that can still be matched to a return in a later segment. These are the last 2,000
 #: publishes or, if there were more in the last 60 seconds, all publishes of that period, up to 20,000.
@@ -56,8 +55,7 @@ BLOOM_BITS, BLOOM_HASHES = 10, 4
 
 #: Number of bytes of text aggregated in one step, and number of bytes decompressed in one step.
 _GROUP, _CHUNK = 96 << 20, 4 << 20
-#: Longer lines are truncated. DuckDB must accept this length plus a chunk, and three times as much if the text is not
-#: UTF-8.
+#: Longer lines are truncated. DuckDB must accept this length plus a chunk, or three times as much if not UTF-8.
 _LONGEST_LINE, _LONGEST_OBJECT = 8 << 20, 3 * (8 << 20) + 3 * _CHUNK + 2
 _BLANK = b" \t\r\n"
 _LINES_AT_ONCE = 4096
@@ -147,9 +145,8 @@ def texts(pieces: Iterable[bytes]) -> Iterator[str]:
 class Reader:
     """Reads segments in sequence; `pieces` yields the partials of a group of segments.
 
-    The text of a segment is written to a file, since DuckDB's reader for JSON files is three times as fast as DuckDB's
-    string functions, and does not hold the text in memory. Each group is read in one transaction, which halves the cost
-    of inserting.
+    The text of a segment is written to a file, since DuckDB's reader for JSON files is three times as fast as its
+    string functions, and does not hold the text in memory. A transaction per group halves the cost of inserting.
 
     Args:
         traced: whether the trace table is requested.

@@ -2,8 +2,7 @@
 
 By default, Spark uses all cores of this machine, listens only on loopback and has no web page. On a cluster,
 spark-submit or ``--master`` determines the master and all other settings. The JVM only lists files and moves bytes to
-and from Python. A small heap, the serial collector and the C1 compiler are therefore sufficient, whether the log has 7
-records or 20 million.
+and from Python. A small heap, the serial collector and the C1 compiler are therefore sufficient for 20 million records.
 """
 
 from __future__ import annotations

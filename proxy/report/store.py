@@ -30,8 +30,7 @@ PACKING = 12
 #: Approximate limit, in bytes, of the text read by one Spark job. A killed run loses at most the results of one job.
 _JOB_TEXT = 8 << 30
 #: Each core runs one task, or up to three tasks if each of them reads at least this number of stored bytes. Starting a
-#: task takes about as long as reading 1 MiB. In a long job with several tasks per core, all cores finish at about the
-#: same time.
+#: task takes as long as reading 1 MiB, but with several tasks per core, all cores finish at about the same time.
 _TASK_BYTES, _TASKS_PER_CORE = 12 << 20, 3
 #: Stored segments up to this size are held in memory, one per core; larger segments are read line by line. A sidecar's
 #: segment contains at most 128 MiB of text, which compression reduces to about a tenth.

@@ -1,8 +1,7 @@
 """Reads YAML files with pydantic models: defines types of values, and reports invalid values.
 
 `read_model` is the adapter. It validates a tree of nodes with a model and reports every pydantic error with the file,
-line, column and key of its node. Invalid values are replaced by defaults, so that the same run also reports the errors
-found by later checks.
+line, column and key of its node. Invalid values are replaced by defaults, so that later checks also run.
 
 A type states which values it expects, with `Expected` or one of the types below. No message contains a secret.
 """
@@ -145,8 +144,7 @@ def _causes(details: list[ErrorDetails]) -> list[ErrorDetails]:
 def _plain(node: Node) -> object:
     """Convert a tree to input for pydantic. Nodes that no type accepts are not converted.
 
-    These are local tags, floats, and nodes for missing values. Types accept floats only as results of converting
-    durations and times.
+    These are local tags, floats, and nodes for missing values. Floats are valid only as converted durations and times.
     """
     if isinstance(node, Mapping):
         return {key.text: _plain(child) for key, child in node.entries}

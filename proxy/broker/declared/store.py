@@ -246,9 +246,8 @@ class BindingListings:
         """Apply a listing of a carrier's bindings, including additions and removals made by other sidecars.
 
         Returns:
-            Superfluous copies, which have to be removed. Such copies exist if two sidecars received the same arguments
-            in different orders. The stored data then differ in more than the sequence number, and a client's unbind
-            would not match these copies.
+            Superfluous copies, which have to be removed, since a client's unbind would not match them. Such copies
+            exist if two sidecars received the same arguments in different orders.
         """
         if before is None:
             return []

@@ -1,8 +1,7 @@
 """Selects the types of carriers, and the form of the tokens on topic carriers.
 
-An existing carrier keeps its type, for three reasons: the broker refuses to declare an existing exchange with a
-different type, the carrier stores clients' bindings, and other sidecars publish to the carrier. A new carrier gets the
-type that costs the broker less.
+An existing carrier keeps its type: the broker refuses to declare an existing exchange with a different type, the
+carrier stores clients' bindings, and other sidecars publish to it. A new carrier gets the type that costs less.
 
 Messages from a sidecar have several routing keys. RabbitMQ before 3.13 compares each of these keys with every binding
 of a direct exchange. Measurements show that a topic exchange costs less if there are more than `FEW_DESTINATIONS`
@@ -10,8 +9,7 @@ destinations (docs/explanation/performance.md). `relay.tokens.TokenForm` describ
 
 A carrier is migrated from one-word to eight-word tokens in three steps: each destination is bound with both kinds of
 token; messages are then sent with eight-word tokens; after `FORMER_LOOKS` passes, the one-word tokens are unbound
-(`token_migration`). By then, other sidecars have also switched, since their next pass detects bindings with eight-word
-tokens.
+(`token_migration`). By then, other sidecars have also switched, since their passes detect the eight-word tokens.
 """
 
 from __future__ import annotations
@@ -154,8 +152,7 @@ class CarrierForms:
         """
         if exchange.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS):
             return
-        # Rules that are being prepared have their own exchange object for the carrier, in addition to the current
-        # object.
+        # While rules are being prepared, the carrier has two exchange objects: for the current and for the new rules.
         now = self._state.exchanges.get(exchange.name)
         in_use = [now] if now is not None and now is not exchange and now.tokens is exchange.tokens else []
         for sharing in (exchange, *in_use):

@@ -22,8 +22,7 @@ from proxy.values import RESERVED_PREFIX, Destination
 
 _WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
 _UNKEYED = Tokens()
-#: Possible words of a token before its hash. They show whether the token is keyed, and whether it is for a queue or an
-#: exchange.
+#: Possible words of a token before its hash. They depend on the kind of token and the type of the destination.
 _TOKEN_WORDS = tuple(
     (*prefix.rstrip(b".").split(b"."), letter) for prefix in (RESERVED_PREFIX, GRANTS) for letter in (b"q", b"e")
 )
@@ -117,8 +116,7 @@ def carrier_tokens(
 
     Args:
         tokens: computes tokens in the form that the carrier uses.
-        leftover: destinations that stay bound with former tokens, since they can't be bound again. Publishes also carry
-            these former tokens.
+        leftover: destinations that can't be bound again. Publishes also carry their former tokens.
     """
     bound_keys: dict[Destination, set[bytes]] = {}
     rows: dict[Destination, set[Row]] = {}

@@ -116,8 +116,7 @@ def diff(
     """Return the actions that establish the desired state, in the order of execution.
 
     Args:
-        declare_all: whether existing carriers are also declared, so that the broker compares them with our
-            declarations.
+        declare_all: whether existing carriers are also declared, so that the broker reports differences.
     """
     names = observed.names
     queue_actions = [

@@ -206,8 +206,7 @@ class Observer:
         """Return exchanges whose bindings need not be listed in this pass.
 
         RabbitMQ needs 10 s to list 100,000 bindings, so listing them in every pass would occupy one CPU core of the
-        broker. However, if rules rely on rows of a carrier, its bindings are listed in every pass, since other sidecars
-        may hand over rows.
+        broker. However, carriers with rows that rules need are always listed, since other sidecars may hand over rows.
         """
         now = asyncio.get_running_loop().time()
         return frozenset(

@@ -245,8 +245,7 @@ class Reconciler:
             announced: see `look`.
 
         Raises:
-            UpstreamError: REFUSED if there are conflicts (the message lists all conflicts); otherwise, the connection
-                was lost.
+            UpstreamError: REFUSED if there are conflicts, all of which are listed; otherwise, the connection was lost.
         """
         last = self._undeclared
         if queues is not None:
@@ -405,8 +404,7 @@ class Reconciler:
             Tokens to remove after the swap.
 
         Raises:
-            UpstreamError: REFUSED if there are conflicts; otherwise, the broker is unreachable. In both cases, the
-                rules must not be swapped.
+            UpstreamError: REFUSED if there are conflicts; otherwise, the broker is unreachable. Do not call `swap`.
         """
         async with self._one_at_a_time:
             old = self._wanted()
@@ -449,8 +447,7 @@ class Reconciler:
         """Finish retiring tokens. Tokens that relays have requested or that prepared rules need stay bound.
 
         Returns:
-            The actions that unbind the pins that replace the tokens for other sidecars, to be run after
-            `handover_seconds`.
+            The actions that unbind the tokens' replacements (pins), to be run after `handover_seconds`.
         """
         # Waits while new rules are being prepared, since `prepare` may have just bound these tokens.
         async with self._one_at_a_time:

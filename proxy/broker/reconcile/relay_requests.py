@@ -3,8 +3,7 @@
 Producers and regex routes can choose any number of destinations that no rule names. Attempts to bind the same
 destination therefore never run concurrently, and both the number of destinations bound on demand and the size of the
 cache of failed destinations are limited. Declares and deletes through a relay are applied at once. This must stay cheap
-with thousands of bindings, so the desired state is not recomputed for every declare in a long series. The broker is not
-observed here.
+with thousands of bindings, so the desired state is not recomputed for every declare in a long series.
 
 Source: architecture, "The control plane".
 """
@@ -101,8 +100,7 @@ class RelayRequests:
         if not exchange.takes_exchanges and any(kind == EXCHANGE for kind, _ in wanted):
             flights.add(self._flight(exchange, _FORM, partial(self._change_form, exchange)))
         if flights:
-            # If this caller is cancelled, asyncio.wait does not cancel the attempts, since other callers may be waiting
-            # for the same attempts.
+            # If this caller is cancelled, the attempts continue (asyncio.wait), since others may be waiting for them.
             await asyncio.wait(flights, timeout=self._settings.deadline_seconds)
         return wanted & exchange.bound
 

@@ -124,9 +124,8 @@ def former_bindings(
 ) -> list[RemoveBinding]:
     """Find the bindings to remove from a carrier because their tokens are no longer used.
 
-    If such a binding stores a client's binding, the client's binding is first stored under its storage key. Only the
-    connection that owns an exclusive queue can unbind the queue, so bindings of exclusive queues stay until the queue
-    is deleted.
+    If such a binding stores a client's binding, the client's binding is first stored under its storage key. Bindings of
+    exclusive queues stay until the queue is deleted, since only the owner's connection can unbind an exclusive queue.
 
     Args:
         former: bindings with former tokens, to destinations whose current token is bound.
@@ -168,9 +167,8 @@ async def lacking_tokens(management: ManagementApi, tokens: Tokens) -> list[tupl
 async def retire_tokens(management: ManagementApi, tokens: Tokens) -> int:
     """Record on the broker that, from now on, only the current tokens of a virtual host are bound.
 
-    Sidecars detect this in their next pass. They then publish only with the current tokens, and remove the other
-    tokens. Before this call, all sidecars must have the current secret, none may run version 0.1, and `lacking_tokens`
-    must return an empty list.
+    In their next pass, sidecars detect this, publish only with the current tokens, and remove the other tokens. Before
+    this call, all sidecars must have the current secret, none may run version 0.1, and `lacking_tokens` must be empty.
 
     Returns:
         Number of remaining bindings with other tokens.

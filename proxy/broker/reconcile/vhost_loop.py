@@ -319,9 +319,8 @@ class VhostTopology:
         """Look up an exchange on the broker.
 
         Returns:
-            The type of an exchange that no client declared. None if the exchange does not exist, or if a client
-            declared it, in which case it is now in the state. Also None if there is no management API; the broker then
-            compares types.
+            The type of an exchange that no client declared. None if the exchange does not exist, if a client declared
+            it (it is then added to the state), or if there is no management API (the broker then compares types).
 
         Raises:
             UpstreamError: the management API did not answer.

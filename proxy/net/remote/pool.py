@@ -1,7 +1,7 @@
 """Manages the links to other brokers, which all producers share.
 
-Messages for the same broker and login share a link, on which each producer's channel has its own lane. Only producers
-that use a full link must wait.
+Messages for the same broker and login share a link, on which each channel has its own lane. If a link is full, only the
+producers that use this link must wait.
 
 Source: the messenger-addressing specification, sections 3.2 (pooling) and 3.4.
 """
