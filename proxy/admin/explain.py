@@ -33,11 +33,7 @@ _OK, _UNUSABLE = 200, 422
 
 
 class ExplainPage:
-    """Explains messages according to the rules in force.
-
-    Args:
-        clock: returns seconds since the epoch.
-    """
+    """Explains messages according to the rules in force; `clock` returns seconds since the epoch."""
 
     def __init__(
         self,

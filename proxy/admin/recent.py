@@ -73,11 +73,7 @@ class RecentPublishes:
             self._set_watched(True)
 
     def after(self, number: int) -> dict[str, object]:
-        """Return the kept publishes, oldest first.
-
-        Args:
-            number: number of the last publish that the client has.
-        """
+        """Return the kept publishes after the publish with this number, oldest first."""
         first = self._count - len(self._kept) + 1
         new = enumerate(islice(self._kept, max(0, number - first + 1), None), max(first, number + 1))
         return {"count": self._count, "publishes": [self._shown(index, failed) for index, failed in new]}

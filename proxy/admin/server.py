@@ -120,13 +120,10 @@ class AdminServer:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen.
+        """Listen; return the bound address and port. `stop` must be called at the end, even after an error.
 
         Args:
             port: port to bind; 0 for any free port.
-
-        Returns:
-            The bound address and port. `stop` must be called at the end, even if this method raises an error.
 
         Raises:
             OSError: the address can't be bound.

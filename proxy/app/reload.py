@@ -190,11 +190,7 @@ class Reload:
                 again_at = loop.time() + RETRY_SECONDS
 
     async def reload(self, reason: str) -> ReloadReport:
-        """Load the files and, if they are valid, activate them.
-
-        Args:
-            reason: the cause, for the log.
-        """
+        """Load the files and, if they are valid, activate them; `reason` is the cause, for the log."""
         async with self._one_at_a_time:
             answer = await self._attempt(reason)
             changed = await asyncio.to_thread(self._settings)

@@ -274,11 +274,7 @@ class LineRenderer:
         return self._rare(ts, "settle", fields)
 
     def gap(self, ts: str, dropped: int, since: str, until: str) -> bytes:
-        """Render a record that reports dropped lines.
-
-        Args:
-            since, until: times of the first and the last dropped line.
-        """
+        """Render a record that reports dropped lines; `since` and `until` are the first and the last line's times."""
         return self._rare(ts, "gap", {"dropped": dropped, "from": since, "to": until})
 
     def _rare(self, ts: str, kind: str, fields: dict[str, object]) -> bytes:

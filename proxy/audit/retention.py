@@ -54,13 +54,10 @@ class _Closed:
 
 
 def expire(directory: Path, retention: Retention, now: float) -> list[Path]:
-    """Remove files that exceed the retention limits, and directories that became empty.
+    """Remove files that exceed the retention limits, and emptied directories; return the files, oldest first.
 
     Args:
         now: seconds since 1970.
-
-    Returns:
-        The removed files, oldest first.
 
     Raises:
         OSError: a file can't be removed.
@@ -136,11 +133,7 @@ class SegmentCloser:
         self._thread = threading.Thread(target=self._run, name="audit-closer", daemon=True)
 
     def start(self, left: Iterable[Path]) -> None:
-        """Start the thread.
-
-        Args:
-            left: segments that an earlier process of this instance left open. They are closed first.
-        """
+        """Start the thread, which first closes the segments that an earlier process of this instance left open."""
         for path in left:
             self._queue.put(path)
         self._thread.start()
@@ -150,13 +143,10 @@ class SegmentCloser:
         self._queue.put(path)
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Finish the queued work, then stop.
+        """Finish the queued work, then stop; return True if all segments are closed and the thread has ended.
 
         Args:
             timeout_seconds: longest time to wait. Segments that remain are closed at the next start of a sidecar.
-
-        Returns:
-            True if all segments are closed and the thread has ended.
         """
         self._queue.put(None)
         self._thread.join(timeout_seconds)

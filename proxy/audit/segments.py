@@ -193,10 +193,7 @@ class InstanceLock:
 
     @classmethod
     def acquire(cls, directory: Path, instance: str) -> InstanceLock | None:
-        """Lock an instance's name in a directory.
-
-        Returns:
-            The lock; None if a running process holds it.
+        """Lock an instance's name in a directory; return None if a running process holds the lock.
 
         Raises:
             OSError: the directory is missing, full or not writable.

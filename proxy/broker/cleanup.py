@@ -65,10 +65,7 @@ class Cleanup(ManagementApi):
         return sorted(leftovers, key=lambda leftover: (leftover.vhost, leftover.exchange))
 
     async def remove(self, leftover: Leftover) -> bool:
-        """Remove an exchange, or only our bindings if it also has foreign bindings.
-
-        Returns:
-            True if the exchange was removed.
+        """Remove an exchange and return True, or remove only our bindings if the exchange has foreign bindings.
 
         Raises:
             UpstreamError: the management API is unavailable or refused the request.

@@ -349,10 +349,7 @@ class ControlConnection:
         return not self.connected
 
     async def call(self, method: Method) -> Refusal | None:
-        """Send a method and wait for its answer.
-
-        Returns:
-            The broker's refusal, or None if the broker accepted the method.
+        """Send a method and wait for the answer; return the broker's refusal, or None if the method was accepted.
 
         Raises:
             UpstreamError: there is no connection, or no answer arrived in time.

@@ -41,7 +41,7 @@ _NO_SECRETS = (
 def load_settings(
     path: Path, environ: Environment[str, str], secrets_required: bool = True
 ) -> tuple[Settings, list[ConfigWarning]]:
-    """Read the configuration file and the environment.
+    """Read the configuration file and the environment; return the settings, and warnings.
 
     Args:
         path: the file; - is standard input.
@@ -49,9 +49,6 @@ def load_settings(
         secrets_required: whether passwords stored outside the file, and TLS files, must exist. False is for checks on
             machines without these passwords and files: a missing password or TLS file, or a missing parent of the audit
             directory, is then only a warning.
-
-    Returns:
-        The settings, and warnings.
 
     Raises:
         ConfigErrors: the file can't be read, or contains errors. All errors are reported.

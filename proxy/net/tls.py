@@ -134,11 +134,7 @@ class ClientTls:
     verify: bool = True
 
     def context(self) -> ssl.SSLContext:
-        """Read the files.
-
-        Raises:
-            ConfigError: a file can't be used; the message contains the reason.
-        """
+        """Read the files; see `ServerTls.context`."""
         context = ssl.create_default_context() if self.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = _OLDEST
         if self.ca is not None:

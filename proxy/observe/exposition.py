@@ -46,13 +46,10 @@ class Exposition:
         self._one_at_a_time = asyncio.Lock()
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Write the page.
+        """Return the page and its content type. The values are not an atomic snapshot.
 
         Args:
             accept: the request's Accept header, which selects OpenMetrics or, by default, the plain text format.
-
-        Returns:
-            The page and its content type. The values are not an atomic snapshot.
         """
         encoder, content_type = choose_encoder(accept)
         openmetrics = content_type.startswith("application/openmetrics-text")

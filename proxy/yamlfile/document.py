@@ -239,16 +239,13 @@ _QUOTE = "put a value in quotes if it begins with one of # * & ! | > % @ ` [ { o
 def read_document(
     data: str | bytes, source: str, faults: Faults, read_binding: BindingReader | None = None
 ) -> Node | None:
-    """Read the single document of a file.
+    """Return the root node of a file's single document; None if the file is empty or has a syntax error.
 
     Args:
         data: the file's content; bytes must be UTF-8.
         source: the file's name for error messages.
         faults: receives all errors. Reading stops at a syntax error.
         read_binding: replaces bindings during reading, to keep the tree small, since there may be 100,000 bindings.
-
-    Returns:
-        The root node; None if the file is empty or has a syntax error.
     """
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data.removeprefix(_MARK)
     try:

@@ -124,11 +124,7 @@ def encode_announcement(sender: bytes, names: set[bytes]) -> bytes:
 
 
 def decode_announcement(body: bytes) -> tuple[bytes, set[bytes] | None] | None:
-    """Decode a message.
-
-    Returns:
-        The sender and the exchanges (None for "everything"); None if the message is invalid.
-    """
+    """Return a message's sender and exchanges (None for "everything"), or None if the message is invalid."""
     sender, rest = body[:_SENDER_BYTES], body[_SENDER_BYTES:]
     if len(sender) < _SENDER_BYTES:
         return None

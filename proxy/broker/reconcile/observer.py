@@ -89,11 +89,7 @@ Find: TypeAlias = Callable[[Iterable[Destination]], Awaitable[dict[Destination, 
 
 
 class Observer:
-    """Observes one virtual host.
-
-    Args:
-        share: maximum number of names queried in one pass.
-    """
+    """Observes one virtual host; `share` is the maximum number of names queried in one pass."""
 
     def __init__(
         self,

@@ -40,11 +40,7 @@ _SHARE = 9
 
 
 class RefreshSchedule:
-    """Schedules passes.
-
-    Args:
-        refresh_seconds: maximum delay until external changes are detected.
-    """
+    """Schedules passes; `refresh_seconds` is the maximum delay until external changes are detected."""
 
     def __init__(self, refresh_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -120,11 +116,7 @@ class Health:
 
 
 class VhostTopology:
-    """The control plane of one virtual host.
-
-    Args:
-        record: called when client declarations have changed.
-    """
+    """The control plane of one virtual host; `record` is called when client declarations have changed."""
 
     def __init__(
         self,
