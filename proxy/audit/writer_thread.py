@@ -115,11 +115,7 @@ class RotatingLog:
         return max(0.0, min(by_age, by_hour))
 
     def tick(self) -> None:
-        """Close the segment if it has been open for the maximum time or its hour is over.
-
-        Raises:
-            OSError: see `end_segment`.
-        """
+        """Close the segment if it has been open for the maximum time or its hour is over; see `end_segment`."""
         if self.wait_seconds() == 0.0:
             self.end_segment()
 

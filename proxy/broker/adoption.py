@@ -63,7 +63,7 @@ class UnsignedBinding:
 
 
 class Adoption:
-    """Finds and signs client bindings that are not signed with the current secret."""
+    """Finds and signs client bindings. If a request fails, methods raise `UpstreamError`."""
 
     def __init__(self, settings: ControlSettings, management: ManagementApi) -> None:
         self._settings = settings
@@ -72,19 +72,10 @@ class Adoption:
         self._connections: dict[str, ControlConnection] = {}
 
     async def vhosts(self) -> set[str]:
-        """List the virtual hosts that are visible to the control user.
-
-        Raises:
-            UpstreamError: the management API is unavailable.
-        """
+        """List the virtual hosts that are visible to the control user."""
         return await self._management.vhosts()
 
     async def carriers(self, vhost: str) -> list[bytes]:
-        """Return the carrier exchanges of a virtual host.
-
-        Raises:
-            UpstreamError: the management API is unavailable.
-        """
         return sorted(name for name, info in (await self._management.exchanges(vhost)).items() if info.marked)
 
     async def find(self, vhost: str, exchanges: Collection[bytes] = ()) -> list[UnsignedBinding]:
@@ -92,9 +83,6 @@ class Adoption:
 
         Args:
             exchanges: the exchanges to search; empty for all.
-
-        Raises:
-            UpstreamError: the management API is unavailable.
         """
         bindings: list[UnsignedBinding] = []
         for carrier in await self.carriers(vhost):

@@ -218,11 +218,7 @@ class AmqpConnection(aio_pika.Connection):
 
     @property
     def opened(self) -> aiormq.abc.AbstractConnection:
-        """The underlying aiormq connection.
-
-        Raises:
-            AMQPError: the connection was closed.
-        """
+        """The underlying aiormq connection. If it was closed, AMQPError is raised."""
         if self.transport is None:
             raise AMQPError("connection closed")
         return self.transport.connection

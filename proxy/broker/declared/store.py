@@ -62,11 +62,7 @@ from proxy.values import RESERVED_WORD, Destination, Table
 
 
 def parse_kept(text: str) -> StoredArguments:
-    """Parse the ``x-oxproxy`` argument.
-
-    Raises:
-        ValueError: the argument is damaged.
-    """
+    """Parse the ``x-oxproxy`` argument."""
     return unpack(text.encode())
 
 
@@ -90,11 +86,7 @@ def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo) -> tuple[Owned
 def declared_exchange(
     name: bytes, declared: DeclaredExchange, delivery: Delivery, local_time: tzinfo
 ) -> tuple[OwnedExchange, Exchange]:
-    """Create an open exchange from a client's declaration.
-
-    Raises:
-        ValueError: the arguments are damaged.
-    """
+    """Create an open exchange from a client's declaration."""
     try:
         return open_exchange(name, declared, delivery, local_time)
     except ProtocolError as error:
@@ -144,9 +136,6 @@ def stored_binding(
     Args:
         copies: all copies; empty if they are added later.
         one_word: whether the carrier is a topic exchange, where storage keys consist of one word.
-
-    Raises:
-        ValueError: the arguments are damaged.
     """
     ordered = sorted_copies(copies)
     binding = Binding(
