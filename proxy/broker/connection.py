@@ -6,8 +6,7 @@ recognizes refused logins. If the client has announced the capability ``authenti
 closes the connection with 403; otherwise, it just drops the connection.
 
 The connection is a plain aio-pika connection, and `vhost_loop` reconnects after a loss. A robust aio-pika connection
-would redeclare objects that may no longer be desired. aio-pika is built on aiormq, which is used directly only here and
-in `methods`:
+would redeclare objects that may no longer be desired. Only this module and `methods` use aio-pika's basis, aiormq:
 
 - `_Transport`: aiormq drops a Channel.CloseOk if ten frames are already waiting to be written, and the broker then
   refuses this channel number until the connection is closed. aio-pika has no option for the length of this write
@@ -263,8 +262,7 @@ def cause_of(error: BaseException) -> str:
 _SINGLES = 8
 #: Number of idle channels that are kept open; others are closed after a bulk operation.
 _KEPT_IDLE = 8
-#: Number of binds sent on a channel before waiting for an answer. It is large enough to save round trips, and small
-#: enough for the answer to arrive in time.
+#: Number of binds sent on a channel per answer: enough to save round trips, but few enough for the answer's deadline.
 _BINDS_AHEAD = 16
 #: AMQP 0-9-1 spec, 1.4.2.6: channel-max 0 means no limit; channel numbers have 16 bits.
 _NO_LIMIT = 65535

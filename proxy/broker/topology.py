@@ -153,9 +153,8 @@ class Topology:
         """Run the first pass of each virtual host. Must be followed by `run`.
 
         Raises:
-            UpstreamError: the first failure. REFUSED must be resolved by the operator, since it is caused by
-                credentials, permissions or a conflicting exchange. After UNAVAILABLE or TIMEOUT, `run` can be started
-                and will retry.
+            UpstreamError: the first failure. The operator must resolve REFUSED: credentials, permissions or a conflict.
+                After UNAVAILABLE or TIMEOUT, `run` can be started and will retry.
         """
         records = await self._recorder.load() if self._recorder is not None else SnapshotRecords()
         discovered = await self._discovery.find()
@@ -268,8 +267,7 @@ class Topology:
     async def adopt(self, vhost: str, state: VhostState | None = None) -> None:
         """Manage another virtual host, and wait until its client declarations have been loaded.
 
-        Returns without client declarations if the first pass fails (for example, because the control user has no
-        access) or does not finish by the deadline.
+        Returns without client declarations if the first pass fails or does not finish by the deadline.
 
         Args:
             vhost: name of the virtual host, which may already be managed.

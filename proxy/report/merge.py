@@ -1,8 +1,7 @@
 """Creates the tables for one day from the partials of its segments.
 
 Each table is created by one statement on the views ``p_NAME`` (see `proxy.report.store`). Sums and histograms are
-added, percentiles are computed from the histograms, ranges of numbers are joined, and returns are matched to publishes
-across segments.
+added, percentiles are computed from histograms, ranges of numbers are joined, and returns are matched to publishes.
 """
 
 from __future__ import annotations

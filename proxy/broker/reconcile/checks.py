@@ -1,8 +1,7 @@
 """Finds exchanges, queues and bindings on the broker that contradict the rules or change their effect.
 
 Conflicts, which the operator must resolve, prevent the rules from being loaded; warnings do not. Conflicts and warnings
-are returned as text for the operator. All functions are pure. Sources: architecture, "The control plane", and the
-measured behaviour of RabbitMQ 3.10.
+are returned as text for the operator. All functions are pure. Source: architecture, "The control plane".
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A failed action is retried in the next pass, and then at increasing intervals while `diff` still returns the action. A
 destination that does not exist or belongs to another connection is an expected result, not a failure. In each pass, a
-limited number of such destinations is checked again. `desired` and `diff` decide which actions are needed, and
-`vhost_loop` decides when they are run.
+limited number of such destinations is checked again.
 """
 
 from __future__ import annotations

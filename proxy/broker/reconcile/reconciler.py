@@ -5,8 +5,7 @@
     diff      the actions that change the observed state to the desired state
     execute   carries out the actions; stores results in `ObservedState` and `TokenTable`, which the relays use
 
-Listed tokens are trusted. Without listings, some tokens are bound again in each pass; binding an existing token has no
-effect. `vhost_loop` decides when a pass is due.
+Listed tokens are trusted. Without listings, some tokens are bound again in each pass. `vhost_loop` schedules passes.
 
 Source: docs/explanation/architecture.md.
 """
