@@ -285,7 +285,10 @@ class Refusal(NamedTuple):
 
 
 class ControlConnection:
-    """The control user's connection to one virtual host. To reconnect, call `connect` again."""
+    """The control user's connection to one virtual host. To reconnect, call `connect` again.
+
+    Methods raise `UpstreamError` if there is no connection, if it is lost, or if no answer arrives in time.
+    """
 
     def __init__(self, settings: ControlSettings, vhost: str) -> None:
         self._settings = settings
@@ -343,11 +346,7 @@ class ControlConnection:
         return not self.connected
 
     async def call(self, method: Method) -> Refusal | None:
-        """Send a method and wait for the answer; return the broker's refusal, or None if the method was accepted.
-
-        Raises:
-            UpstreamError: there is no connection, or no answer arrived in time.
-        """
+        """Send a method and wait for the answer; return the broker's refusal, or None if the method was accepted."""
 
         async def once() -> Refusal | None:
             async with self._singles:
@@ -359,13 +358,10 @@ class ControlConnection:
         return await self._while_open(once())
 
     async def call_all(self, methods: Sequence[Method]) -> list[Refusal | None]:
-        """Send many methods, in no particular order.
+        """Send many methods, in no particular order. After an error, some methods may have been carried out.
 
         Returns:
             For each method, the broker's refusal, or None if it accepted the method.
-
-        Raises:
-            UpstreamError: the connection was lost; some methods may have been carried out.
         """
         refusals: list[Refusal | None] = [None] * len(methods)
         limit_seconds = self._settings.deadline_seconds
@@ -396,11 +392,7 @@ class ControlConnection:
         return refusals
 
     async def find_missing(self, destinations: Iterable[Destination]) -> dict[Destination, str]:
-        """Return the given destinations that can't be found on the broker, with the reasons.
-
-        Raises:
-            UpstreamError: the connection was lost.
-        """
+        """Return the given destinations that can't be found on the broker, with the reasons."""
         asked = list(destinations)
         refusals = await self.call_all([Find(destination) for destination in asked])
         return {
@@ -423,11 +415,7 @@ class ControlConnection:
         await self._trim()
 
     async def channel(self) -> AbstractChannel:
-        """Open a channel for uses other than sending single methods.
-
-        Raises:
-            UpstreamError: there is no connection, or no answer arrived in time.
-        """
+        """Open a channel for uses other than sending single methods."""
         return await self._while_open(self._channel())
 
     async def close(self) -> None:

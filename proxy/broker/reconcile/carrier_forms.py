@@ -118,6 +118,8 @@ def adopt_types(state: VhostState, desired: DesiredState, listed: Mapping[bytes,
 class CarrierForms:
     """The types and forms of the carriers of one virtual host.
 
+    If the connection is lost, methods raise `UpstreamError`. A switch that has started continues in the next pass.
+
     Args:
         state: the shared state; the forms of its exchanges are set here.
     """
@@ -133,9 +135,6 @@ class CarrierForms:
 
         Args:
             changed: returns True if a carrier has eight-word tokens because another sidecar needs them.
-
-        Raises:
-            UpstreamError: the connection was lost. A switch that has started continues in the next pass.
         """
         for exchange in desired.carriers:
             needed = exchange.form is TokenForm.CHANGING
@@ -145,11 +144,7 @@ class CarrierForms:
                 await self.change(exchange)
 
     async def change(self, exchange: OwnedExchange) -> None:
-        """Switch a topic carrier to eight-word tokens.
-
-        Raises:
-            UpstreamError: the connection was lost.
-        """
+        """Switch a topic carrier to eight-word tokens."""
         if exchange.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS):
             return
         # While rules are being prepared, the carrier has two exchange objects: for the current and for the new rules.

@@ -59,7 +59,7 @@ class Failure(NamedTuple):
 
 
 class Executor:
-    """Executes the control user's declarations in one virtual host."""
+    """Executes declarations in one virtual host. If the connection is lost, methods raise `UpstreamError`."""
 
     def __init__(
         self,
@@ -86,9 +86,6 @@ class Executor:
 
         Args:
             stop_at: called before tokens are bound, with the reasons why carriers could not be declared; may raise.
-
-        Raises:
-            UpstreamError: the connection was lost; some actions may have been carried out.
         """
         due = self._due(actions)
         await self._make_queues([action for action in due if isinstance(action, MakeQueue)])
@@ -204,9 +201,6 @@ class Executor:
 
         Returns:
             Existing destinations that the broker refused to bind.
-
-        Raises:
-            UpstreamError: the connection was lost.
         """
         table, done, refused = exchange.tokens, set[Destination](), list[Destination]()
         # Repeated, since relays may bind destinations in the meantime.
@@ -265,11 +259,7 @@ class Executor:
         return pins
 
     async def unbind(self, actions: Iterable[UnbindRows]) -> None:
-        """Unbind rows. Relays stop publishing with unneeded tokens before the tokens are unbound.
-
-        Raises:
-            UpstreamError: the connection was lost.
-        """
+        """Unbind rows. Relays stop publishing with unneeded tokens before the tokens are unbound."""
         actions = list(actions)
         needless = [action for action in actions if action.needless]
         for action in needless:

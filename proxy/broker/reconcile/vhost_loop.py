@@ -249,11 +249,7 @@ class VhostTopology:
         self._schedule.looked(began_at, everything=False)
 
     async def refresh(self, *, thorough: bool = False) -> None:
-        """Run a pass and update the relays.
-
-        Raises:
-            UpstreamError: the connection was lost.
-        """
+        """Run a pass and update the relays. For errors, see `Reconciler.reconcile`."""
         began_at, changes = time.monotonic(), self.reconciler.store.changes
         state, reconciler, requests = self.state, self.reconciler, self.requests
         result = await reconciler.look(thorough=thorough, announced=self._announcements.active)
