@@ -4,7 +4,7 @@ A line never contains a message body, and contains only header values that the o
 constant for a channel or a decision are rendered once (`LineRenderer.origin`, `LineRenderer.template`). ``ts`` is
 first, so that the writer thread finds a line's hour at a fixed offset. docs/reference/audit.md describes the fields.
 
-Bytes are shown as UTF-8. Other bytes appear as ``\xNN``, and can't be distinguished from these four characters.
+Bytes are shown as UTF-8. Invalid bytes appear as ``\xNN`` and can't be distinguished from the same four characters.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class _HashingTemplate(RecordTemplate):
 
 
 def opening(ts: str) -> str:
-    """Return the start of a line, which precedes `LineRenderer.origin`.
+    """Return the start of a line. It is followed by `LineRenderer.origin`.
 
     Args:
         ts: time of the publishes, from a `TimestampText`.
@@ -242,7 +242,7 @@ class LineRenderer:
         return RecordTemplate(constant)
 
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
-        """Render those of the given headers whose values may be written.
+        """Render the given headers whose values may be written.
 
         Args:
             entries: (name, letter and value bytes), as returned by `proxy.amqp.tables.pick`.

@@ -185,7 +185,7 @@ def sync_directory(folder: Path) -> None:
 
 
 class InstanceLock:
-    """Lock for writing and closing an instance's segments. The end of the process releases it."""
+    """Lock for writing and closing an instance's segments. The end of the process releases the lock."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path

@@ -60,7 +60,7 @@ def render_index(rows: Sequence[Mapping[str, Any]], ranges: Sequence[str]) -> st
 
 
 def relinked(page: str, days: Days) -> str:
-    """Return an existing page with new links to days. Links can't occur in text from the log, which is escaped."""
+    """Return an existing page with new links to days. Text from the log is escaped, so it can't contain links."""
     navigation = _TEMPLATES.get_template("days.html").render(days=days)
     return _NAVIGATION.sub(lambda _: navigation, page, count=1)
 

@@ -37,7 +37,7 @@ FOLDER = "_partials/1"
 VERSION = 1
 #: Reasons why lines are invalid: truncated by a crash, not a record, or written by a newer sidecar.
 TORN, FOREIGN, NEWER = "torn", "foreign", "version"
-#: Maximum numbers of characters kept per invalid line, and of invalid lines kept per segment. All are counted.
+#: Maximum numbers of characters kept per invalid line, and of invalid lines kept per segment. All lines are counted.
 LINE_CHARACTERS, KEPT_LINES = 8192, 1000
 #: Publishes at the end of a segment that can still be matched to a return in a later segment. These are the last 2,000
 #: publishes or, if there were more in the last 60 seconds, all publishes of that period, up to 20,000.
@@ -144,8 +144,8 @@ def texts(pieces: Iterable[bytes]) -> Iterator[str]:
 class Reader:
     """Reads segments in sequence; `pieces` yields the partials of a group of segments.
 
-    The text of a segment is written to a file, since DuckDB's reader for JSON files is three times as fast as its
-    string functions, and does not hold the text in memory. A transaction per group halves the cost of inserting.
+    The text of a segment is written to a file, since DuckDB's JSON reader is three times as fast as DuckDB's string
+    functions, and does not hold the text in memory. A transaction per group halves the cost of inserting.
 
     Args:
         traced: whether the trace table is requested.

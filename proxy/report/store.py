@@ -175,7 +175,7 @@ class Partials:
     def _rewrite(self, paths: Sequence[str], condition: str) -> None:
         """Write the effective partials that meet a condition to one new file, which replaces the given files.
 
-        The partials get new numbers, so that `load` uses only one version even if the old files remain after a kill.
+        The partials get new numbers, so that `load` uses only one version even if a killed run left the old files.
         """
         batches = [batch for batch, local in self._batches.items() if local in {self._files[path] for path in paths}]
         if not batches:

@@ -35,7 +35,7 @@ class Found:
 
 
 def trace(message_id: str, request: Request, report: str | None) -> Found:
-    """Find all records of a message. If `report`, a report's output, is given, some segments can be skipped.
+    """Find all records of a message. If the output directory of a report is given, some segments can be skipped.
 
     Raises:
         ConfigError: the directory does not exist or can't be read.

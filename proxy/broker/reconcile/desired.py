@@ -43,7 +43,7 @@ class DesiredState:
         plain: destinations in `tokens` that a rules file needs, by exchange name.
         holders: exchanges on whose carrier a destination needs a token, by destination.
         existing: destinations that must exist but need no token, with a role in the rules; "" for a plain destination.
-        published: exchanges to which the sidecar itself publishes, each with the rules' exchange that requires this.
+        published: exchanges to which the sidecar itself publishes, each with the exchange in the rules that needs this.
         regex: whether a rule chooses queues by a regular expression.
         translated: destinations that the address table redirects, and that therefore need not exist. Their
             replacements on this broker are in `existing`.
