@@ -164,7 +164,7 @@ class _HashingTemplate(RecordTemplate):
 
 
 def opening(ts: str) -> str:
-    """Return the start of a line. It is followed by `LineRenderer.origin`.
+    """Return the start of a line, which precedes `LineRenderer.origin`.
 
     Args:
         ts: time of the publishes, from a `TimestampText`.

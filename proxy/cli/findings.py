@@ -28,7 +28,7 @@ class Finding:
         line: line, counting from 1; 0 if unknown.
         column: column, counting from 1; 0 if unknown.
         key: dotted path of the key; empty if there is none.
-        message: what was seen and what was expected.
+        message: what was found and what was expected.
         walk: for a failed test, the explanation of its message.
         fails: whether the finding makes the check fail.
     """

@@ -28,7 +28,7 @@ class Heartbeats:
     """Monitors both sides of one connection.
 
     Args:
-        idle_seconds: the connection is idle if only heartbeats are received for this long; 0: no timeout.
+        idle_seconds: time without data other than heartbeats until the connection is idle; 0 for no timeout.
         flush: sends the relay's output.
         idle: called at the idle timeout.
     """

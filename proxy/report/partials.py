@@ -242,7 +242,7 @@ def bloom_size(ids: int) -> int:
 
 
 def folder_day(path: str) -> date | None:
-    """Return the day of the date directory in a segment's path; None if the path has no such directory."""
+    """Return the day of the date directory in a segment's path; None if there is no such directory."""
     for part in path.split("/")[-2::-1]:
         if part.startswith("date="):
             try:

@@ -194,7 +194,7 @@ class Storage:
                 stream.close()
 
     def read_json(self, path: str) -> dict[str, Any]:
-        """Read a JSON object. It is empty if the file does not exist, or if a killed run left the file incomplete."""
+        """Read a JSON object; return {} if the file does not exist or was left incomplete by a killed run."""
         try:
             content: dict[str, Any] = json.loads(self.read(path)) if self.exists(path) else {}
         except ValueError:

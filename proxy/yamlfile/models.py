@@ -117,7 +117,7 @@ def read_model(model: type[M], node: Node, faults: Faults, path: str = "") -> M 
         node: the mapping, or the node that the file contains instead of a mapping.
 
     Returns:
-        The model without the invalid values; None if required values are then missing.
+        The model without the invalid values; None if a required value is missing or invalid.
     """
     data = _plain(node)
     reported = False

@@ -596,7 +596,7 @@ class DeclarationStore:
         """Apply a snapshot's records for this virtual host. Existing state takes precedence.
 
         Args:
-            carriers: whether to include exchanges with a carrier; True if they can't be read from the broker.
+            carriers: whether to include exchanges with a carrier; True if these can't be read from the broker.
         """
         for exchange in records.exchanges:
             if exchange.vhost == self.state.name and exchange.name not in self.state.exchanges:

@@ -104,7 +104,7 @@ class CarrierTokens(NamedTuple):
 
     @property
     def bound(self) -> Set[Destination]:
-        """Destinations with at least one bound token that publishes use."""
+        """Destinations with at least one bound token that publishes carry."""
         return self.rows.keys()
 
 

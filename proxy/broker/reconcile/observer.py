@@ -70,7 +70,7 @@ class _Reading(NamedTuple):
 
 
 class _Turns:
-    """Returns successive parts of a list in rotation."""
+    """Returns consecutive parts of a list in turn, starting over at the end."""
 
     def __init__(self, size: int) -> None:
         self._size = size

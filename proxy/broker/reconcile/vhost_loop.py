@@ -272,7 +272,7 @@ class VhostTopology:
         self._after_changes(changes)
 
     def _after_changes(self, changes: int) -> None:
-        """Follow up on a pass that may have found changes."""
+        """Record client declarations that a pass has changed."""
         store = self.reconciler.store
         if store.changes != changes:
             self.reconciler.changed()
