@@ -1,4 +1,4 @@
-"""Starts the processes that take part in a benchmark: relays to the broker, and producers, on first use.
+"""Starts the relays and producers of a benchmark when they are first used.
 
 A process that failed to start is not started again, so that the failure costs only one deadline and other cases run.
 """

@@ -2,8 +2,8 @@
 
 The process must cost far less than the measured process, so it sleeps between ticks. In each tick, it reads all acks
 that have arrived, and sends as many bytes as the window and the socket accept. Each command is a line of JSON on
-standard input, and gets one line as the answer: `run` publishes at full speed, `ping` one by one. The process ends at
-end of file.
+standard input and is answered with one line. `run` publishes at full speed, `ping` one message after another. The
+process ends at end of file.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def send_hostile(link: Link, number: int) -> None:
 
 
 def measure_large_pass(arena: Arena) -> list[list[float]]:
-    """Return the value of `LARGE_PASS_ROWS`: how far a new sidecar's memory peak exceeds its previous memory."""
+    """Return the value of `LARGE_PASS_ROWS`: the increase in a new sidecar's memory during a large publish."""
     return measure_large(arena, "sidecar for a large pass-through", arrangement.NOWHERE)
 
 
@@ -123,10 +123,10 @@ def steady_memory_kib(pid: int) -> int:
 
 
 def large_message_kib(port: int, pid: int, exchange: str) -> int:
-    """Return how far the memory peak during one very large message exceeds the memory in use before.
+    """Return by how much the sidecar's memory increases at most while it relays one very large message.
 
     RabbitMQ receives such a message completely before it refuses the message as larger than its limit (at most 512 MiB,
-    regardless of the configuration). As with an ack, all bytes have then been relayed.
+    regardless of the configuration). A refusal therefore proves, like an ack, that all bytes have been relayed.
     """
     with Link("127.0.0.1", port, confirms=True) as link:
         send_large(link, exchange, body_size_bytes=FRAME_MAX_BYTES)

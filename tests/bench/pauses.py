@@ -59,7 +59,7 @@ def measure_pause(arena: Arena) -> list[list[float]]:
 
 
 def compared(link: Link, measure: Callable[[], float], times: int) -> list[list[float]]:
-    """Return the results of `measure`, and for each the longest confirm, in ms, in an equal period afterwards."""
+    """Return the results of `measure` and, for comparison, the longest confirm in ms in an equal time after each."""
     found: list[list[float]] = [[], []]
     for _ in range(times):
         begin = time.monotonic()

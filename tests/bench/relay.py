@@ -2,7 +2,7 @@
 
 Each read of a producer connection contains 64 publishes, to an exchange with ten `x-?hkv=` bindings. The result is the
 relay's CPU time for the producer's bytes, per publish; the broker's confirms are processed between the measured parts.
-Prints which build is measured; ``PURE_PYTHON=1`` measures the sources.
+The output names the measured build. With ``PURE_PYTHON=1``, the Python sources are measured.
 """
 
 from __future__ import annotations

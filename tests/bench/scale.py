@@ -181,7 +181,7 @@ def measure_reload(arena: Arena) -> list[list[float]]:
     """Return the values of `RELOAD_ROWS`: for each reload, the longest confirm, and the longest turn of the event loop.
 
     If sidecar, broker and producer share two cores, the longest confirm includes delays by the scheduler. The longest
-    turn does not: it is the CPU time of the process and its threads between two turns of the event loop.
+    turn is not affected, because it is measured as CPU time of the process and its threads.
     """
     path = rules(arena.folder).rename(arena.folder / "reloaded-many.yaml")
     name = "sidecar that reloads many"
