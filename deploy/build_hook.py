@@ -1,4 +1,4 @@
-"""Adds the compiled modules to a wheel; hatchling runs it if ``HATCH_BUILD_HOOKS_ENABLE=true`` is set."""
+"""Adds the compiled modules to a wheel. hatchling runs this hook if ``HATCH_BUILD_HOOKS_ENABLE=true`` is set."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Checks the subjects of commits: ``python -m deploy.commits``, a part of ``make check``.
 
-The convention (CONTRIBUTING.md) applies to commits after the one that added this file. Without history, nothing is
-checked.
+The convention (CONTRIBUTING.md) applies to commits made after the commit that added this file. Without history, nothing
+is checked. Prints the subjects that do not follow the convention.
 
-Exit status: 0 if all subjects follow the convention, 1 if some do not; these are printed.
+Exit status: 0 if all subjects follow the convention, otherwise 1.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ def _git(*arguments: str) -> list[str]:
 
 
 def main() -> int:
-    """Check every commit since the one that added this file, except merges."""
     added = _git("log", "--diff-filter=A", "--format=%H", "--", "deploy/commits.py")
     lines = _git("log", "--no-merges", "--format=%h %s", f"{added[-1]}..HEAD") if added else []
     faults = [(line, message) for line in lines if (message := fault(line.partition(" ")[2])) is not None]

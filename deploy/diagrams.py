@@ -51,7 +51,6 @@ class Diagram:
         self._arrows: list[dict[str, str]] = source["arrows"]
 
     def svg(self) -> str:
-        """Return the picture as SVG text."""
         width = self._grid["columns"] * self._grid["width"]
         height = max(self._centre(name)[1] for name in self._boxes) + _BOX_HEIGHT / 2 + _MARGIN
         parts = [

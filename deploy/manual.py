@@ -118,7 +118,7 @@ def _man(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
             lines += [".TP", str(status), _roff(meaning)]
     lines += [".SH FILES", ".TP", "oxproxy.yaml, /etc/oxproxy/oxproxy.yaml"]
     lines += [
-        "The configuration that commands take the admin address from, unless \\-\\-config or \\-\\-admin is given."
+        "The configuration from which commands read the admin address unless \\-\\-config or \\-\\-admin is given."
     ]
     return "\n".join(lines) + "\n"
 

@@ -29,7 +29,6 @@ def point(base: str, root: Path = ROOT) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Rewrite the URLs and build the chart's copies."""
     if len(arguments) != 1 or not re.fullmatch(r"https?://\S+", arguments[0]):
         seen = f"seen {' '.join(arguments)}" if arguments else "missing argument"
         print(f"{seen}, expected a URL such as https://wiki.example/oxproxy/")

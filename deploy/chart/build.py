@@ -35,7 +35,6 @@ def orphans() -> set[Path]:
 
 
 def main() -> int:
-    """Write the generated files, and remove copies whose source no longer exists."""
     for path in orphans():
         path.unlink()
     for path, text in made().items():

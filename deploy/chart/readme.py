@@ -52,7 +52,6 @@ def documented(text: str) -> Iterator[tuple[str, str]]:
 
 
 def values() -> list[Value]:
-    """Return the rows of the table."""
     text = (CHART / "values.yaml").read_text()
     tree = yaml.safe_load(text)
     return [Value(key, json.dumps(at(tree, key)), about) for key, about in documented(text)]
@@ -66,7 +65,6 @@ def at(tree: Any, key: str) -> Any:  # YAML of any shape
 
 
 def table() -> str:
-    """Return all values as a table."""
     rows = [f"| `{value.key}` | `{value.default}` | {value.about} |" for value in values()]
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
 

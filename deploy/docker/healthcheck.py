@@ -1,6 +1,6 @@
 """Checks that the sidecar in this container is alive, by requesting /livez at the admin address in the configuration.
 
-Exit status: 0 if it is alive, 1 if there is no answer. With ``admin.address: null``, the sidecar counts as alive.
+Exit status: 0 if the sidecar is alive, otherwise 1. With ``admin.address: null``, the sidecar counts as alive.
 Kubernetes does not use this program but sends its own probes.
 """
 

@@ -1,3 +1,1 @@
-"""Dashboards as code: their content (``overview``, ``rules``, ``broker``), and its conversion to JSON (other
-modules).
-"""
+"""Dashboards as code: content (``overview``, ``rules``, ``broker``), and conversion to JSON (other modules)."""

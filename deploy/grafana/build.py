@@ -1,4 +1,4 @@
-"""Writes the dashboards to the directory of Grafana's provisioning: ``python -m deploy.grafana.build``."""
+"""Writes the dashboards to the directory that Grafana provisions: ``python -m deploy.grafana.build``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ DASHBOARDS = (OVERVIEW, RULES, BROKER)
 
 
 def text(dashboard: Dashboard) -> str:
-    """Return a dashboard as the text of its file."""
     return json.dumps(dashboard.json(), indent=1, ensure_ascii=False) + "\n"
 
 

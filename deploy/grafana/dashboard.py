@@ -62,7 +62,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Mark:
-    """Times at which an expression begins to have a value, which are marked in every panel."""
+    """The times at which an expression begins to have a value. They are marked in every panel."""
 
     name: str
     query: Query
@@ -101,7 +101,6 @@ class Dashboard:
     rows: Sequence[Row]
 
     def json(self) -> JSON:
-        """Return the dashboard in Grafana's format."""
         source = {
             "type": "datasource",
             "name": "datasource",

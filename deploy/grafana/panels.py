@@ -37,8 +37,8 @@ class Query:
         expression: PromQL; may contain Grafana's variables.
         legend: name of a series, with ``{{label}}`` for a label's value.
         instant: whether only the current value is queried, not a range.
-        table: whether the result is rows of labels and value instead of series.
-        heatmap: whether the result is the buckets of a histogram.
+        table: whether the result consists of rows with labels and a value instead of series.
+        heatmap: whether the result consists of a histogram's buckets.
     """
 
     expression: str
@@ -141,7 +141,6 @@ class Lines(Panel):
     kind = "timeseries"
 
     def overrides(self) -> list[JSON]:
-        """Return the fixed colours of outcomes."""
         return [
             {
                 "matcher": {"id": "byRegexp", "options": rf"/\b{outcome}$/"},
@@ -151,14 +150,12 @@ class Lines(Panel):
         ]
 
     def options(self) -> JSON:
-        """Return a legend at the bottom, and a tooltip with every series."""
         return {
             "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
             "tooltip": {"mode": "multi", "sort": "desc"},
         }
 
     def custom(self) -> JSON:
-        """Return how lines are drawn."""
         scale: JSON = {"type": "log", "log": 10} if self.logarithmic else {"type": "linear"}
         return {
             "drawStyle": "line",
@@ -179,7 +176,6 @@ class Number(Panel):
     kind = "stat"
 
     def options(self) -> JSON:
-        """Return options that show the last value."""
         return {
             "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
             "colorMode": "value",
@@ -200,7 +196,6 @@ class Bars(Panel):
     kind = "bargauge"
 
     def options(self) -> JSON:
-        """Return options that show one bar for each series."""
         return {
             "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
             "orientation": "horizontal",
@@ -230,13 +225,11 @@ class Table(Panel):
     kind = "table"
 
     def options(self) -> JSON:
-        """Return the order of the rows."""
         head = dict(self.columns).get("Value", "Value")
         order = [{"displayName": head, "desc": self.descending}]
         return {"frameIndex": 0, "showHeader": True, "cellHeight": "sm", "sortBy": order}
 
     def custom(self) -> JSON:
-        """Return how cells are drawn."""
         return {"align": "auto", "inspect": False}
 
     def transformations(self) -> list[JSON]:
@@ -254,7 +247,6 @@ class States(Panel):
     kind = "state-timeline"
 
     def options(self) -> JSON:
-        """Return options that show bands without numbers."""
         return {
             "mergeValues": True,
             "showValue": "never",
@@ -265,7 +257,6 @@ class States(Panel):
         }
 
     def custom(self) -> JSON:
-        """Return how bands are drawn."""
         return {"lineWidth": 0, "fillOpacity": 70}
 
 
@@ -276,7 +267,6 @@ class Heatmap(Panel):
     kind = "heatmap"
 
     def options(self) -> JSON:
-        """Return options that colour cells by the number of observations."""
         return {
             "calculate": False,
             "cellGap": 1,
@@ -298,5 +288,4 @@ class Heatmap(Panel):
         }
 
     def custom(self) -> JSON:
-        """Return the scale of the buckets."""
         return {"scaleDistribution": {"type": "linear"}, "hideFrom": {"legend": False, "tooltip": False, "viz": False}}

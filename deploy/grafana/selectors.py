@@ -67,11 +67,11 @@ def _values(labels: Sequence[str]) -> str:
 
 
 def quantile(share: float, histogram: str) -> str:
-    """Return the expression for the value below which a ``share`` of the observations lies."""
+    """Return the expression for a quantile; ``share`` is 0.5 for the median."""
     return f"histogram_quantile({share}, {total(rate(f'{histogram}_bucket'), 'le')})"
 
 
-#: A vertical line when a version of the rules comes into force that was not in force a minute before.
+#: A vertical line when a rules version that was not in force a minute earlier comes into force.
 NEW_RULES = Mark(
     "New rules",
     Query(

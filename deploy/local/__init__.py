@@ -1,3 +1,1 @@
-"""Programs for this machine: set-up (``setup``, ``pins``), the demo (``demo``), and running with a given broker
-(``run``).
-"""
+"""Programs for this machine: set-up (``setup``, ``pins``), the demo (``demo``), and use of a given broker (``run``)."""

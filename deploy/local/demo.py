@@ -1,11 +1,11 @@
 """Demonstrates routing with an ordinary producer and consumers, a real sidecar and a real broker.
 
 ``make demo`` runs it. It starts a private RabbitMQ, or uses a separate virtual host on the RabbitMQ that RABBITMQ_URL
-names, and runs ``oxproxy serve`` with the sample rules. The messages are those of the tests in the rules file. They are
-published by pika with confirms, and the messages that each consumer received are compared with the messages that the
-file expects. At the end, Spark creates the report on the audit log. Configuration, logs, metrics and report remain in
-build/demo. With KEEP=1 in the environment (``make demo KEEP=1``), the broker and the sidecar then run until Ctrl-C.
-Exit status: 0 if all results are as expected, 1 if some are not, 2 if there is no broker or RABBITMQ_URL is invalid.
+names, and runs ``oxproxy serve`` with the sample rules. The tests in the rules file define the messages, which pika
+publishes with confirms, and the expected results. At the end, Spark creates the report on the audit log. Configuration,
+logs, metrics and report remain in build/demo. With KEEP=1 in the environment (``make demo KEEP=1``), the broker and the
+sidecar then run until Ctrl-C. Exit status: 0 if all results are as expected, 1 if some are not, 2 if there is no broker
+or RABBITMQ_URL is invalid.
 """
 
 from __future__ import annotations

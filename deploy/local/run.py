@@ -1,7 +1,7 @@
 """Runs the sidecar in front of the broker that RABBITMQ_URL names (``make run``).
 
 The URL is converted to environment variables that override the configuration file, so that the file need not be
-changed. The variable is required, since no other broker is used.
+changed. There is no default broker.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Writes an archive with everything that the report needs in addition to Spark:
 ``python -m deploy.spark.archive FILE``.
 
-spark-submit distributes the archive with ``--py-files``. It contains this package, PyYAML and pamqp, which are needed
-to read rules files, and Jinja, which is needed to write pages. All of these are only Python and text, so that the
-archive works on every machine. Executors use it to convert segments to partials. Reading rules files also requires
-pydantic, which is compiled and has to be installed on the driver's machine.
+spark-submit distributes the archive with ``--py-files``. The archive contains this package, PyYAML and pamqp for
+reading rules files, and Jinja for writing pages. All of these consist only of Python and text, so the archive works on
+every machine. Executors use the archive to convert segments to partials. Reading rules files also requires pydantic,
+which is compiled and has to be installed on the driver's machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def main() -> int:
-    """Write the archive to the file given on the command line."""
     if len(sys.argv) != 2:
         print("usage: python -m deploy.spark.archive FILE", file=sys.stderr)
         return 2

@@ -1,8 +1,7 @@
-"""``POST /explain``, which returns the queues that a message would reach according to the rules in force, and the
-reasons.
+"""``POST /explain``: the queues that a message would reach according to the rules in force, and the reasons.
 
-Client declarations and the known queues are included. `proxy.rules.explain` does the work, so ``oxproxy explain``
-returns the same answer for the same message, rules and queues.
+Client declarations and the known queues are included. `proxy.rules.explain` evaluates the message, so ``oxproxy
+explain`` returns the same answer for the same message, rules and queues.
 """
 
 from __future__ import annotations
@@ -34,13 +33,7 @@ _OK, _UNUSABLE = 200, 422
 
 
 class ExplainPage:
-    """Explains messages according to the rules in force.
-
-    Args:
-        loaded: returns the rules in force.
-        states: returns the shared states of the virtual hosts.
-        clock: returns seconds since the epoch.
-    """
+    """Explains messages according to the rules in force; `clock` returns seconds since the epoch."""
 
     def __init__(
         self,
@@ -54,7 +47,6 @@ class ExplainPage:
 
     @property
     def route(self) -> GuardedRoute:
-        """``POST /explain``, as JSON or as text."""
         return json_route("POST", "/explain", self.explain, texting=self.explain_text)
 
     async def explain(self, body: bytes) -> tuple[int, object]:

@@ -21,8 +21,7 @@ from aiohttp import web
 from proxy.admin.server import GuardedRoute, json_response
 from proxy.admin.traffic import SAMPLE_SECONDS, TrafficSampler
 
-#: Maximum number of streams: half of the connections that the admin address accepts. The other half is for probes and
-#: Prometheus.
+#: Maximum number of streams: half of the admin address's connections. The other half is for probes and Prometheus.
 MOST_STREAMS = 32
 #: Number of queued events above which a client is disconnected.
 QUEUED_EVENTS = 8
@@ -43,8 +42,7 @@ class LiveTopic:
 
     Args:
         whole: returns all data, for a new stream.
-        news: returns the changes since the last call, or None if nothing has changed. By default, all data is returned
-            if any of it has changed.
+        news: returns the changes since the last call, or None. By default, all data is returned after any change.
     """
 
     def __init__(self, whole: Callable[[], object], news: Callable[[], object] | None = None) -> None:
@@ -66,7 +64,6 @@ class _Stream:
     """One client.
 
     Args:
-        topics: its topics.
         request: the request, which contains the connection.
         events: queued events; None ends the stream.
     """

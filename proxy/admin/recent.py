@@ -1,9 +1,9 @@
 """``GET /api/recent``, which returns the last publishes that were unroutable, rejected, nacked or returned.
 
-Rejected, nacked and returned publishes are rare and always kept. Publishes that reach no queue may be frequent. They
-are recorded only until `WATCHED_SECONDS` after a request, so that they cost nothing at other times; the same applies to
-the size and header names of returned publishes. A nack from the broker identifies a publish only by its number, so the
-address and headers of a nacked publish are unknown here; the audit log contains them.
+Rejected, nacked and returned publishes are rare and always kept. Publishes that reach no queue may be frequent. To save
+CPU time, these publishes, and the size and header names of returned publishes, are recorded only until
+`WATCHED_SECONDS` after a request. A nack from the broker identifies a publish only by number, so the address and
+headers of a nacked publish are not known here, only in the audit log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from proxy.relay.publish.tap import FailedPublish, FailureSink
 
 #: Maximum number of kept publishes, and maximum size of their header frames in bytes; the oldest are dropped first.
 KEPT, KEPT_BYTES = 200, 2 << 20
-#: How long after the last request publishes that reach no queue are recorded, in seconds.
+#: Publishes that reach no queue are recorded until this many seconds after the last request.
 WATCHED_SECONDS = 300.0
 #: The error text for an invalid regex contains the regex, which is a header's value and must not be shown.
 _PATTERN = re.compile(r"Invalid regex '.*': ", re.DOTALL)
@@ -73,11 +73,7 @@ class RecentPublishes:
             self._set_watched(True)
 
     def after(self, number: int) -> dict[str, object]:
-        """Return the kept publishes, oldest first.
-
-        Args:
-            number: number of the last publish that the client has.
-        """
+        """Return the kept publishes after the publish with this number, oldest first."""
         first = self._count - len(self._kept) + 1
         new = enumerate(islice(self._kept, max(0, number - first + 1), None), max(first, number + 1))
         return {"count": self._count, "publishes": [self._shown(index, failed) for index, failed in new]}
@@ -88,7 +84,7 @@ class RecentPublishes:
         return self.after(0)
 
     def news(self) -> dict[str, object] | None:
-        """Return new publishes since the last call, for all streams; None if there are none."""
+        """Return the publishes since the last call, for all streams; None if there are none."""
         self.watch()
         before, self._followed = self._followed, self._count
         return self.after(before) if before != self._count else None
@@ -100,7 +96,7 @@ class RecentPublishes:
         before = self.watched
         self.watch()
         number = int(asked)
-        # If the client's number is greater, it is from before a restart, so all publishes are new.
+        # A number above the count is from before a restart, so all publishes are new.
         return json_response({"watched": before, **self.after(number if number <= self._count else 0)})
 
     def _set_watched(self, watched: bool) -> None:
@@ -110,7 +106,7 @@ class RecentPublishes:
         self._changed(self)
 
     def _shown(self, number: int, failed: FailedPublish) -> dict[str, object]:
-        """Return the parts of a publish that may be shown: those in an audit line, and the header names."""
+        """Return the parts of a publish that may be shown: the fields of an audit line, and the header names."""
         privacy = self._records.privacy
         key = None if failed.routing_key is None else text(failed.routing_key)
         if failed.routing_key is not None and "rk" in privacy.hashed:

@@ -22,7 +22,7 @@ from proxy.yamlfile.document import ConfigWarning
 from proxy.yamlfile.masking import masked
 
 _OK, _UNUSABLE = 200, 422
-#: Runs a function that compiles rules in a thread.
+#: Runs, in a thread, a function that compiles rules.
 Compiling: TypeAlias = Callable[[Callable[[], str]], Awaitable[str]]
 
 
@@ -30,11 +30,8 @@ class RulesPages:
     """Shows the rules in force.
 
     Args:
-        loaded: returns the rules in force.
-        states: returns the shared states of the virtual hosts.
         missing: returns missing destinations with the reasons, by virtual host.
         files: lists the rules files of the configuration.
-        compiling: runs compilations.
     """
 
     def __init__(
@@ -93,7 +90,7 @@ class RulesPages:
             return _UNUSABLE, {"errors": [f"{error.filename}: can't be read: {error.strerror}"]}
 
     async def overview(self, _body: bytes) -> tuple[int, object]:
-        """Return every exchange with its bindings, including those of clients."""
+        """Return every exchange with its bindings, including clients' bindings."""
         live, _ = live_rules(self._loaded(), self._states())
         missing = {vhost: dict(names) for vhost, names in self._missing().items()}
         return _OK, await asyncio.to_thread(lambda: _json({**overview(live), "missing": missing}))

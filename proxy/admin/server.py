@@ -5,12 +5,12 @@ connect) and ``/status``. The server calls functions of the application and does
 requests from the start of the process to the end of the drain.
 
 Connections are limited in number and time, so that they don't exhaust the file descriptors that producers need. The
-first request must be received within `REQUEST_SECONDS` after connecting. Once an answer is ready, the client again has
-`REQUEST_SECONDS` to read it and to send the next request. There is no deadline while a page is being rendered.
+first request must be received within `REQUEST_SECONDS` after connecting. Once a response is ready, the client again has
+`REQUEST_SECONDS` to read the response and send the next request. There is no deadline while a page is being rendered.
 
 Guarded pages answer requests from loopback and from `admin.allow`. They reject requests made by web pages other than
-the console. Such requests have a different origin, or use another host name that resolves to this address (DNS
-rebinding). The latter is detected with the Host header.
+the console. The Origin header of such a request names another origin, or its Host header contains another host name
+that resolves to this address (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class GuardedRoute:
     """A page that only loopback and `admin.allow` may use.
 
     Args:
-        method: HTTP method.
         path: path with a leading slash.
         handler: answers requests; exceptions become a 500 response without text.
     """
@@ -121,14 +120,10 @@ class AdminServer:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen.
+        """Listen; return the bound address and port. `stop` must be called at the end, even after an error.
 
         Args:
-            host: address to bind.
             port: port to bind; 0 for any free port.
-
-        Returns:
-            The bound address and port. `stop` must be called at the end, even if this method raises an error.
 
         Raises:
             OSError: the address can't be bound.
@@ -178,8 +173,7 @@ class AdminServer:
             if not self._is_allowed(request.remote):
                 raise web.HTTPForbidden(text="available only from loopback and from the networks in admin.allow\n")
             host = request.headers.get("Host", "")
-            # Any web page in an operator's browser can reach loopback. Browsers send an Origin header, but tools do
-            # not.
+            # Any web page in an operator's browser can reach loopback. Browsers send an Origin header; tools do not.
             if request.headers.get("Origin", f"http://{host}") != f"http://{host}":
                 raise web.HTTPForbidden(text="not available to other pages in a browser\n")
             site, mode = request.headers.get("Sec-Fetch-Site", "none"), request.headers.get("Sec-Fetch-Mode")
@@ -238,10 +232,10 @@ class AdminServer:
 
 
 class _Refused(asyncio.Protocol):
-    """A connection that exceeds the limit. If its request arrives soon, the answer is 503.
+    """A connection that exceeds the limit. If its request arrives soon, the response is 503.
 
     Args:
-        among: all such connections. If their number reaches its limit, new connections are closed immediately.
+        among: all such connections. Beyond `MOST_REFUSED`, connections are closed immediately.
     """
 
     def __init__(self, among: set[_Refused]) -> None:
@@ -250,7 +244,7 @@ class _Refused(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the request, since a client that is still sending would not read an answer."""
+        """Wait for the request, since a client that is still sending would not read a response."""
         self._transport = cast(asyncio.Transport, transport)
         if len(self._among) >= MOST_REFUSED:
             self._transport.abort()
@@ -314,7 +308,7 @@ class _Connection(asyncio.Protocol):
         self._inner.resume_writing()
 
     def wait(self) -> None:
-        """Start the deadline for sending the rest of the answer and receiving the next request."""
+        """Start the deadline for sending the rest of the response and receiving the next request."""
         self.answering()
         if self._among.pop(self._inner, None) is not None:
             self._among[self._inner] = self
@@ -363,9 +357,7 @@ def json_route(
     """Create a page.
 
     Args:
-        method: HTTP method.
         path: path with a leading slash.
-        answering: handler for requests.
         body_bytes: maximum size of a request's body; larger requests get 413.
         texting: handler for text (``Accept: text/plain``). An answer that is not a string is sent as JSON.
     """

@@ -52,7 +52,6 @@ class TrafficSampler:
     """Samples the counters of the process.
 
     Args:
-        counters: counters of the process.
         wall: returns seconds since the epoch.
         timer: returns monotonic seconds.
     """
@@ -151,9 +150,7 @@ class TrafficSampler:
         }
 
     def _latency(self) -> dict[str, float | None]:
-        """Return the median and 99th percentile of confirm latency in the last minute; None if nothing was
-        confirmed.
-        """
+        """Return the last minute's median and 99th percentile confirm latency; None if nothing was confirmed."""
         if not self._samples:
             return {"p50": None, "p99": None}
         new, old = self._samples[-1].confirms, self._samples[0].confirms

@@ -1,7 +1,7 @@
 """Converts sections of the configuration to the arguments of other packages.
 
 Other packages do not use `Settings`. No socket is opened here. The other brokers named by the rules are also checked:
-their passwords and certificates must be usable, and their addresses must not be those of this sidecar
+their passwords and certificates must be usable, and their addresses must differ from this sidecar's addresses
 (messenger-addressing specification, section 3.2).
 """
 
@@ -54,9 +54,7 @@ def session_limits(settings: Settings) -> SessionLimits:
 
 
 def listener_limits(settings: Settings, shared: bool = False) -> ListenerLimits:
-    """Return the limits that apply to all producers of a process together. `shared` is True if the process is one of
-    several workers.
-    """
+    """Return the limits for all producers of a process; `shared` is True if the process is one of several workers."""
     limits = settings.limits
     deadline_seconds = settings.shutdown.deadline_seconds
     per_peer = limits.connections_per_peer or 0
@@ -113,8 +111,7 @@ def secrets_of(settings: Settings) -> Secrets:
     """Return the secrets that sign clients' bindings.
 
     Without `declared.secrets`, the only secret is derived from the control user's password, so that all sidecars with
-    this user have the same secret. The derivation is slow because signatures can be read on the broker and used to test
-    guessed passwords.
+    this user have the same secret. The derivation is slow, since guessed passwords can be tested against signatures.
     """
     given = [source.value for source in settings.declared.secrets]
     if given:
@@ -163,7 +160,6 @@ def remote_brokers(
     """Return the configured brokers by virtual host and name.
 
     Args:
-        loaded: the rules.
         environ: the environment, for passwords.
         listening: our listening addresses as (host, port).
 

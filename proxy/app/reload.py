@@ -119,10 +119,7 @@ class Reload:
 
     Args:
         files: lists the rules files of the configuration.
-        loaded: the rules in force.
         state_of: returns the shared state of a virtual host, which is created if there is none.
-        topology: the control plane.
-        counters: counters of the process.
         tasks: runs reloads, and the cleanup after a reload, in the background.
         brokers_of: reads the brokers named by the rules, and the TLS files, in a thread; returns a function that
             activates them.
@@ -142,9 +139,7 @@ class Reload:
         tls_files: Files = tuple,
         settings: Callable[[], ChangedSettings] = ChangedSettings,
     ) -> None:
-        #: The rules in force.
         self.loaded = loaded
-        #: Outcome of the last reload.
         self.last: ReloadReport | None = None
         self._files = files
         self._tls_files = tls_files
@@ -195,11 +190,7 @@ class Reload:
                 again_at = loop.time() + RETRY_SECONDS
 
     async def reload(self, reason: str) -> ReloadReport:
-        """Load the files and, if they are valid, activate them.
-
-        Args:
-            reason: the cause, for the log.
-        """
+        """Load the files and, if they are valid, activate them; `reason` is the cause, for the log."""
         async with self._one_at_a_time:
             answer = await self._attempt(reason)
             changed = await asyncio.to_thread(self._settings)

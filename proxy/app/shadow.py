@@ -1,7 +1,7 @@
-"""Shadow rules: compares the decisions of a second set of rules with those of the rules in force, on live traffic.
+"""Shadow rules: compares a second set of rules with the rules in force, by their decisions on live traffic.
 
 The candidate is compiled in a thread. Publishes to exchanges in either set of rules are buffered, up to a limit, and
-compared later in short batches. Under load, some publishes are skipped and counted. Without a candidate there is no
+compared later in short batches. Under load, some publishes are skipped and counted. Without a candidate, there is no
 overhead. A candidate whose report is not read for an hour is dropped. The candidate has no effect on messages.
 """
 
@@ -34,8 +34,7 @@ _log = structlog.get_logger(__name__)
 _OK, _NOT_FOUND, _UNUSABLE = 200, 404, 422
 #: Size limit for uploaded rules files, enough for about 50,000 bindings. Larger requests get 413.
 RULES_BYTES = 16 << 20
-#: Maximum number of buffered publishes, and maximum size of their headers in bytes. They limit the memory that a shadow
-#: uses in addition to its counts.
+#: Maximum number of buffered publishes, and maximum size of their headers in bytes.
 BUFFERED, BUFFERED_BYTES = 4096, 8 << 20
 #: Duration of a batch of comparisons, and minimum pause between batches, in seconds.
 TURN_SECONDS, REST_SECONDS = 0.001, 0.02
@@ -56,7 +55,6 @@ class _Run:
     """One candidate being compared.
 
     Args:
-        candidate: the candidate rules.
         differences: results so far.
         owned: exchanges in the candidate rules, including client declarations, by virtual host.
         began: seconds since the epoch.
@@ -117,7 +115,7 @@ class Shadow:
         return None if self._run is None else self._run.candidate.loaded.rules.version
 
     async def begin(self, body: bytes) -> tuple[int, object]:
-        """Compare a new candidate, which replaces an earlier candidate: 200, or 422 with all errors.
+        """Start comparing a new candidate, which replaces an earlier candidate; return 200, or 422 with all errors.
 
         Args:
             body: the text of one rules file, or several files as JSON: ``{"files": [[name, text], ...]}``.

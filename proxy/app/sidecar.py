@@ -1,5 +1,4 @@
-"""The sidecar as a process: loads the configuration and the rules, assembles all packages, runs until SIGTERM, and
-drains.
+"""The sidecar process: loads the configuration and the rules, assembles all packages, runs until SIGTERM, and drains.
 
 Only this module imports all packages.
 """
@@ -76,8 +75,8 @@ _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
 #: Seconds between two updates of the gauges that are not updated by events.
 _WATCH_SECONDS = 1.0
-#: How long another thread (compiling rules, writing the metrics page) may hold the interpreter while the event loop
-#: waits, in seconds. Waiting for Python's default of 5 ms several times per iteration would be noticeable.
+#: Seconds for which another thread (compiling rules, writing the metrics page) may hold the interpreter while the event
+#: loop waits. Python's default of 5 ms would be noticeable, since the event loop may wait several times per iteration.
 _SWITCH_SECONDS = 0.0005
 #: Seconds without a failure after which a periodic task counts as working.
 _STEADY_SECONDS = 5.0
@@ -96,7 +95,6 @@ def run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None = None
     """Run the sidecar until SIGTERM or SIGINT.
 
     Args:
-        config: the configuration file.
         environ: environment, for overrides and passwords.
         slot: identifies this process among several workers; None for a single process.
         dry_run: stop after all files have been read and checked.
@@ -154,8 +152,6 @@ class Sidecar:
     """One assembled process.
 
     Args:
-        settings: the configuration.
-        loaded: the compiled rules.
         environ: environment, for secrets.
         slot: identifies this process among several workers; None for a single process.
     """
@@ -164,7 +160,7 @@ class Sidecar:
         self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], slot: WorkerSlot | None = None
     ) -> None:
         self._slot = slot
-        #: the settings as in the file, for a later comparison with the file
+        #: the settings as written in the file, for later comparison
         self._written = settings
         self._settings = settings = settings if slot is None else slot.settings(settings)
         self._environ = environ

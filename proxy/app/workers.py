@@ -38,7 +38,7 @@ RETRY_SECONDS, RETRY_MOST_SECONDS = 0.5, 30.0
 STEADY_SECONDS = 60.0
 #: Timeout for reading and checking all files.
 _CHECK_SECONDS = 120.0
-#: Time for a worker to exit in addition to `shutdown.deadline`, for close-oks and the audit log.
+#: Time for a worker to exit, in addition to `shutdown.deadline`, for close-oks and the audit log.
 _END_SECONDS = 15.0
 #: Signals that a supervisor receives; workers unblock them.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
@@ -50,7 +50,7 @@ class WorkerSlot(NamedTuple):
 
     Args:
         number: number of the worker, counting from 0.
-        restarts: how often the worker was restarted.
+        restarts: number of times that the worker was restarted.
     """
 
     number: int
@@ -90,12 +90,7 @@ class _Worker:
 
 
 class Workers:
-    """The supervisor of all workers.
-
-    Args:
-        config: the configuration file.
-        settings: content of the configuration file.
-    """
+    """The supervisor of all workers."""
 
     def __init__(self, config: Path, settings: Settings) -> None:
         self._settings = settings
@@ -134,9 +129,7 @@ class Workers:
             raise cannot_listen(self._settings, f"listen[{index}].address", address, error) from error
 
     def _supervise(self) -> bool:
-        """Record workers that have exited, and start workers that are due. Return False when all workers have exited
-        and none is to be restarted.
-        """
+        """Record workers that have exited, and start workers that are due; return False if the supervisor may exit."""
         for worker in self._workers:
             now = time.monotonic()
             if worker.process is not None:
@@ -164,8 +157,7 @@ class Workers:
                 worker.postpone(now)
                 return
             place = ["--worker", str(worker.number), str(worker.restarts)]
-            # Each worker has its own session. Otherwise, the terminal's signals would arrive in addition to the
-            # forwarded signals.
+            # Each worker has its own session. Otherwise, it would get the terminal's signals and the forwarded signals.
             worker.process = subprocess.Popen(  # noqa: S603 -- this program
                 [*self._command, *place], stdin=subprocess.PIPE, start_new_session=True
             )
@@ -187,8 +179,8 @@ class Workers:
         if self._kill_at is not None:
             return
         if status == _EXIT_FAULTY and not worker.restarts:
-            # An error that prevents the first start is not retried; a single sidecar does not retry it either. A worker
-            # that has served producers never exits with this status.
+            # As in a single sidecar, an error that prevents the first start is not retried. A worker that has served
+            # producers never exits with this status.
             self._status = _EXIT_FAULTY
             self._stop(now)
             return
@@ -252,7 +244,7 @@ def _reserve(address: HostPort) -> socket.socket:
     """Bind an address that workers will listen on, to keep it reserved while no worker is running.
 
     Raises:
-        OSError: the address is in use. If another sidecar uses it, that sidecar would get some of the connections.
+        OSError: the address is in use. A sidecar that uses the address would get some of the connections.
     """
     family, *_, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as alone:

@@ -2,11 +2,9 @@ r"""Renders audit records: one JSON object per line, ASCII only.
 
 A line never contains a message body, and contains only header values that the operator has listed. The parts that are
 constant for a channel or a decision are rendered once (`LineRenderer.origin`, `LineRenderer.template`). ``ts`` is
-first, so that the writer thread finds the hour of a line at a fixed offset.
-docs/reference/audit.md describes the fields.
+first, so that the writer thread finds a line's hour at a fixed offset. docs/reference/audit.md describes the fields.
 
-Bytes are shown as UTF-8. Bytes that are not UTF-8 appear as ``\xNN``, and can't be distinguished from the same four
-characters in the original.
+Bytes are shown as UTF-8. Invalid bytes appear as ``\xNN`` and can't be distinguished from the same four characters.
 """
 
 from __future__ import annotations
@@ -166,9 +164,7 @@ class _HashingTemplate(RecordTemplate):
 
 
 def opening(ts: str) -> str:
-    """Return the start of a line.
-
-    It is followed by `LineRenderer.origin`.
+    """Return the start of a line, which precedes `LineRenderer.origin`.
 
     Args:
         ts: time of the publishes, from a `TimestampText`.
@@ -193,8 +189,6 @@ class LineRenderer:
 
         Args:
             conn: id of the connection.
-            user: the producer's user name.
-            vhost: the virtual host.
             ch: channel number.
         """
         fields = {
@@ -225,11 +219,9 @@ class LineRenderer:
         Args:
             exchange: the exchange that the message was published to.
             outcome: one of `proxy.relay.counters.OUTCOMES`.
-            queues: names of the destination queues.
-            exchanges: names of the destination exchanges.
             remotes: names of the destinations at other brokers, without credentials.
             bindings: ids of the bindings that matched.
-            rule: index of the rule that was applied from the address table.
+            rule: index of the address table's rule that was applied.
             rules: version of the rules.
             reason: short code for the reason, if there is one.
         """
@@ -250,7 +242,7 @@ class LineRenderer:
         return RecordTemplate(constant)
 
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
-        """Render the given headers that are allow-listed.
+        """Render the given headers whose values may be written.
 
         Args:
             entries: (name, letter and value bytes), as returned by `proxy.amqp.tables.pick`.
@@ -273,9 +265,7 @@ class LineRenderer:
 
         Args:
             ts: time of the answer.
-            conn: as in the publish's record.
-            ch: as in the publish's record.
-            seq: as in the publish's record.
+            conn, ch, seq: as in the publish's record.
             result: acked, nacked, returned or lost.
             confirm_us: microseconds from the publish to its confirm, if measured.
         """
@@ -284,14 +274,7 @@ class LineRenderer:
         return self._rare(ts, "settle", fields)
 
     def gap(self, ts: str, dropped: int, since: str, until: str) -> bytes:
-        """Render a record that reports dropped lines.
-
-        Args:
-            ts: time of this record.
-            dropped: number of dropped lines.
-            since: time of the first dropped line.
-            until: time of the last dropped line.
-        """
+        """Render a record that reports dropped lines; `since` and `until` are the first and the last line's times."""
         return self._rare(ts, "gap", {"dropped": dropped, "from": since, "to": until})
 
     def _rare(self, ts: str, kind: str, fields: dict[str, object]) -> bytes:
@@ -363,15 +346,13 @@ class PublishLog:
         )
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
-        """Record the broker's answer to a publish."""
         self.append(self._records.settle(self._text(self._wall()), conn, ch, seq, result, confirm_us), 1)
 
 
 def header_value(value: Value) -> object:
     """Convert a header's value to JSON, so that the number 2000 and the string "2000" differ.
 
-    Strings, lists and tables are cut at HEADER_CHARACTERS, and a cut value becomes a string. Times are in RFC 3339
-    format.
+    Strings, lists and tables are cut at HEADER_CHARACTERS; a cut value becomes a string. Times are in RFC 3339 format.
     """
     plain = _plain(value)
     if isinstance(plain, str):

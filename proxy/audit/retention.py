@@ -37,7 +37,7 @@ class Retention:
     """Retention limits.
 
     Args:
-        seconds: age limit. Segments whose hour ended longer ago are removed. None for no age limit.
+        seconds: maximum time since the end of a segment's hour; older segments are removed. None for no limit.
         size_bytes: limit for the total size. If it is exceeded, the oldest segments are removed. None for no limit.
     """
 
@@ -54,15 +54,10 @@ class _Closed:
 
 
 def expire(directory: Path, retention: Retention, now: float) -> list[Path]:
-    """Remove files that exceed the retention limits, and directories that became empty.
+    """Remove files that exceed the retention limits, and emptied directories; return the files, oldest first.
 
     Args:
-        directory: the audit directory.
-        retention: the limits.
         now: seconds since 1970.
-
-    Returns:
-        The removed files, oldest first.
 
     Raises:
         OSError: a file can't be removed.
@@ -124,9 +119,7 @@ class SegmentCloser:
     """The thread that compresses closed segments and removes old ones.
 
     Args:
-        directory: the audit directory.
         instance: name of this sidecar in file names.
-        retention: the limits.
         wall: returns seconds since 1970.
     """
 
@@ -140,27 +133,20 @@ class SegmentCloser:
         self._thread = threading.Thread(target=self._run, name="audit-closer", daemon=True)
 
     def start(self, left: Iterable[Path]) -> None:
-        """Start the thread.
-
-        Args:
-            left: segments that an earlier process of this instance left open. They are closed first.
-        """
+        """Start the thread, which first closes the segments that an earlier process of this instance left open."""
         for path in left:
             self._queue.put(path)
         self._thread.start()
 
     def close_segment(self, path: Path) -> None:
-        """Queue a finished segment. May be called from any thread, and never blocks."""
+        """Queue a finished segment. Can be called from any thread, and never blocks."""
         self._queue.put(path)
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Finish the queued work, then stop.
+        """Finish the queued work, then stop; return True if all segments are closed and the thread has ended.
 
         Args:
             timeout_seconds: longest time to wait. Segments that remain are closed at the next start of a sidecar.
-
-        Returns:
-            True if all segments are closed and the thread has ended.
         """
         self._queue.put(None)
         self._thread.join(timeout_seconds)

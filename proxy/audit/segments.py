@@ -2,9 +2,9 @@
 
 An open segment is named ``date=YYYY-MM-DD/hour=HH/_audit-<instance>-<start>-<n>.jsonl``. Spark ignores such names. A
 closed segment is compressed in the same directory, and a single rename makes it visible as
-``audit-<instance>-<start>-<n>.jsonl.gz``. A record is therefore never visible in two files. After a crash at any time,
-either the complete open file or the closed file exists. Segments that dead processes left open are closed by the next
-process that starts; an `InstanceLock` distinguishes them from the open segments of running processes.
+``audit-<instance>-<start>-<n>.jsonl.gz``. A record is therefore never visible in two files. After a crash, either the
+complete open file or the closed file exists. Segments that dead processes left open are closed by the next process that
+starts; an `InstanceLock` distinguishes such segments from the open segments of running processes.
 
 File operations block, so they must not be called from the event loop's thread. The content of lines is not parsed.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 #: None if the extra `fast` is not installed; some platforms have no wheel for it.
 ISAL = import_module("isal.isal_zlib") if find_spec("isal") else None
 
-#: Number of bytes read at once during compression, so that other threads can run in the meantime.
+#: Number of bytes read at once during compression. Other threads can run between two reads.
 _CHUNK_BYTES = 1 << 20
 #: zlib's level 3 compresses by a factor of 10 at 300 MB/s, level 6 by a factor of 12 at half that speed, and isal's
 #: level 1 by a factor of 11 at 1.7 GB/s.
@@ -43,7 +43,6 @@ _ATTEMPTS = 5
 
 
 def safe_instance(name: str) -> str:
-    """Return an instance's name as used in file names."""
     return _NOT_IN_NAMES.sub("_", name)[:100] or "_"
 
 
@@ -64,10 +63,8 @@ class OpenSegment:
     """An open segment.
 
     Args:
-        path: path of the file.
         hour: hour of the lines in the segment.
         opened: time when the segment was opened, in monotonic seconds.
-        descriptor: descriptor of the open file.
         size: size of the segment in bytes, without partially written lines.
     """
 
@@ -188,7 +185,7 @@ def sync_directory(folder: Path) -> None:
 
 
 class InstanceLock:
-    """Lock for writing and closing segments of one instance. It is released at the latest when the process ends."""
+    """Lock for writing and closing an instance's segments. The end of the process releases the lock."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
@@ -196,10 +193,7 @@ class InstanceLock:
 
     @classmethod
     def acquire(cls, directory: Path, instance: str) -> InstanceLock | None:
-        """Lock an instance's name in a directory.
-
-        Returns:
-            The lock; None if a running process holds it.
+        """Lock an instance's name in a directory; return None if a running process holds the lock.
 
         Raises:
             OSError: the directory is missing, full or not writable.
@@ -250,7 +244,6 @@ def orphaned_segments(directory: Path, own: str) -> Iterator[list[Path]]:
     """Yield the open segments of each dead instance. The instance stays locked until the next item is requested.
 
     Args:
-        directory: the audit directory.
         own: this instance, whose segments are skipped.
     """
     for instance, paths in open_segments(directory).items():

@@ -35,7 +35,7 @@ from proxy.relay.counters import AuditCounters
 
 #: Number of bytes handed to the thread at once. The cost per line is then negligible, and a write takes microseconds.
 BATCH_BYTES = 256 << 10
-#: Seconds that closing the last segment may take after the deadline. The next start closes a segment left open.
+#: Seconds that closing the last segment may take after the deadline. A segment left open is closed at the next start.
 _CLOSE_SECONDS = 1.0
 #: Seconds after which an unresponsive disk counts as failing, since a hanging write raises no error.
 STALL_SECONDS = 5.0
@@ -56,12 +56,10 @@ class AuditPolicy:
     Args:
         directory: the audit directory, which is created if its parent exists.
         instance: name of this sidecar, unique among writers to one directory.
-        mode: see AuditMode.
         buffer_bytes: size of buffered lines above which the mode applies.
         flush_seconds: longest time before a line is handed to the thread.
         segment_bytes: size limit for a segment's text, up to 128 MiB.
         segment_seconds: longest time for which a segment stays open.
-        retention: retention limits.
     """
 
     directory: Path
@@ -92,8 +90,6 @@ class AuditWriter:
     """The audit log of one process. Must be created in the event loop's thread.
 
     Args:
-        policy: its settings.
-        counters: its counters.
         wall: returns seconds since 1970.
         make_log: creates the log; replaced in tests.
 
@@ -166,8 +162,7 @@ class AuditWriter:
         """Lock the directory and start the threads.
 
         Raises:
-            ConfigError: the directory can't be created, is full or not writable, or another process writes to it with
-                the same instance name.
+            ConfigError: the directory can't be created or written, or another process uses the instance name there.
         """
         left = await asyncio.to_thread(self._prepare)
         self._closer.start(left)
@@ -229,8 +224,7 @@ class AuditWriter:
         """Check the directory and lock the instance; return the segments that an earlier process left open."""
         directory = self._policy.directory
         try:
-            # Only the directory itself is created. A missing parent means that a volume is not mounted, or that the
-            # name is wrong.
+            # Parents are not created: a missing parent means that a volume is not mounted, or that the name is wrong.
             directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         except FileNotFoundError:
             raise self._fault(f"can't be created: there is no directory {directory.parent}") from None

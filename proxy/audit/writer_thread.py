@@ -1,7 +1,7 @@
 """Writes batches of audit lines to the current segment, in a thread, and handles disk errors.
 
-The thread takes everything from its queue and writes it as one group, with one system call and, in strict mode, one
-sync (group commit). If lines may be lost, the lines of a failed write are reported as lost; otherwise the write is
+The thread takes all batches from its queue and writes them as one group, with one system call and, in strict mode, one
+sync (group commit). If lines may be lost, the lines of a failed write are reported as lost; otherwise, the write is
 retried until the thread has to give up. A failed write leaves no partially written lines.
 
 Every line is written to the directory of its hour, which is read from the line's first field. A segment is closed when
@@ -40,7 +40,6 @@ class RotationSettings:
     """Location and rotation of segments.
 
     Args:
-        directory: the audit directory.
         instance: name of this sidecar in file names.
         segment_bytes: size limit for a segment's text, up to MAX_SEGMENT_BYTES.
         segment_seconds: longest time for which a segment stays open.
@@ -58,7 +57,6 @@ class RotatingLog:
     """Writes the lines of one sidecar to the open segment, and starts a new segment when necessary.
 
     Args:
-        layout: location and rotation.
         closed: called with the path of each finished segment.
         wall: returns seconds since 1970.
         timer: returns monotonic seconds.
@@ -117,11 +115,7 @@ class RotatingLog:
         return max(0.0, min(by_age, by_hour))
 
     def tick(self) -> None:
-        """Close the segment if it has been open for the maximum time or its hour is over.
-
-        Raises:
-            OSError: see `end_segment`.
-        """
+        """Close the segment if it has been open for the maximum time or its hour is over; see `end_segment`."""
         if self.wait_seconds() == 0.0:
             self.end_segment()
 
@@ -139,7 +133,7 @@ class RotatingLog:
                 self._closed(segment.path)
 
     def _first_run(self, lines: list[bytes]) -> tuple[str, int, bytes]:
-        """Return the hour of the first group, the number of groups that can be written with it, and their text."""
+        """Return the hour of the first group, the number of groups to write together, and their text."""
         hour = lines[0][HOUR]
         count = len(lines)
         if lines[-1][HOUR] != hour:
@@ -181,7 +175,6 @@ class Batch:
 
     Args:
         lines: groups of whole lines.
-        count: number of lines.
         sequence: sequence number of the last line, counting all lines that were handed over.
         size: size of the lines in bytes.
     """

@@ -7,7 +7,7 @@ Only this package uses aio_pika, aiormq and aiohttp's client.
 | interface for other packages; readiness and status of the control plane | `topology` |
 | reconciling one virtual host with its rules | `reconcile` |
 | storing client declarations, reading them back and sharing them between sidecars | `declared` |
-| requests to the management API, and parsing of its answers | `management_api` |
+| requests to the management API, and parsing of responses | `management_api` |
 | the control user's AMQP connection; credentials, deadlines and limits for the control plane | `connection` |
 | AMQP methods sent by the control plane, and explanations of refusals | `methods` |
 | restarting failed background tasks | `task_supervisor` |

@@ -57,14 +57,13 @@ class UnsignedBinding:
         }
 
     def __str__(self) -> str:
-        """Format the data of `as_json` as one line for operators."""
         exchange, binding, user, arguments, reason = self.as_json().values()
         names = ", ".join(arguments) or "none"
         return f"vhost {self.vhost}: exchange {exchange}: {binding}, user {user!r}, arguments {names}: {reason}"
 
 
 class Adoption:
-    """Finds and signs client bindings that are not signed with the current secret."""
+    """Finds and signs client bindings. If a request fails, methods raise `UpstreamError`."""
 
     def __init__(self, settings: ControlSettings, management: ManagementApi) -> None:
         self._settings = settings
@@ -73,19 +72,10 @@ class Adoption:
         self._connections: dict[str, ControlConnection] = {}
 
     async def vhosts(self) -> set[str]:
-        """List the virtual hosts that are visible to the control user.
-
-        Raises:
-            UpstreamError: the management API is unavailable.
-        """
+        """List the virtual hosts that are visible to the control user."""
         return await self._management.vhosts()
 
     async def carriers(self, vhost: str) -> list[bytes]:
-        """Return the carrier exchanges of a virtual host.
-
-        Raises:
-            UpstreamError: the management API is unavailable.
-        """
         return sorted(name for name, info in (await self._management.exchanges(vhost)).items() if info.marked)
 
     async def find(self, vhost: str, exchanges: Collection[bytes] = ()) -> list[UnsignedBinding]:
@@ -93,9 +83,6 @@ class Adoption:
 
         Args:
             exchanges: the exchanges to search; empty for all.
-
-        Raises:
-            UpstreamError: the management API is unavailable.
         """
         bindings: list[UnsignedBinding] = []
         for carrier in await self.carriers(vhost):
@@ -113,7 +100,7 @@ class Adoption:
         return bindings
 
     async def sign(self, unsigned: UnsignedBinding) -> str | None:
-        """Replace a binding with a signed binding; return the reason if the broker refuses it.
+        """Replace a binding with a signed binding; if the broker refuses the signed binding, return the reason.
 
         Raises:
             UpstreamError: the broker is unreachable; the old binding remains.
@@ -136,19 +123,11 @@ class Adoption:
         return None
 
     async def lacking_tokens(self, vhost: str) -> list[tuple[bytes, Destination]]:
-        """Find destinations that carriers would no longer reach if a virtual host's old tokens were removed.
-
-        Raises:
-            UpstreamError: the management API is unavailable.
-        """
+        """See `token_migration.lacking_tokens`."""
         return await lacking_tokens(self._management, Tokens(vhost, self._secrets.token_keys))
 
     async def retire_tokens(self, vhost: str) -> int:
-        """Finish the migration to the current tokens; return the number of bindings that sidecars still have to remove.
-
-        Raises:
-            UpstreamError: the management API is unavailable or refused the request.
-        """
+        """See `token_migration.retire_tokens`."""
         return await retire_tokens(self._management, Tokens(vhost, self._secrets.token_keys))
 
     async def close(self) -> None:

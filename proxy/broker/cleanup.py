@@ -42,14 +42,9 @@ class Leftover:
 
 
 class Cleanup(ManagementApi):
-    """Finds and removes leftover objects through the management API."""
+    """Finds and removes leftover objects through the management API. If a request fails, `UpstreamError` is raised."""
 
     async def leftovers(self, vhosts: Iterable[str] = ()) -> list[Leftover]:
-        """Find leftover exchanges and their bindings.
-
-        Raises:
-            UpstreamError: the management API is unavailable.
-        """
         wanted = set(vhosts)
         leftovers = []
         for item in await self._get("/exchanges?columns=name,vhost,type,internal,durable,auto_delete,arguments"):
@@ -65,14 +60,7 @@ class Cleanup(ManagementApi):
         return sorted(leftovers, key=lambda leftover: (leftover.vhost, leftover.exchange))
 
     async def remove(self, leftover: Leftover) -> bool:
-        """Remove an exchange, or only our bindings if it also has foreign bindings.
-
-        Returns:
-            True if the exchange was removed.
-
-        Raises:
-            UpstreamError: the management API is unavailable or refused the request.
-        """
+        """Remove an exchange and return True, or remove only our bindings if the exchange has foreign bindings."""
         if leftover.foreign:
             for binding in leftover.bindings:
                 await self.remove_binding(leftover.vhost, leftover.exchange, binding)

@@ -1,4 +1,4 @@
-"""The control user's AMQP connection to one virtual host, and the settings of the control plane.
+"""The control user's AMQP connection to one virtual host, and the settings for the control plane.
 
 When the broker refuses a declaration, it closes the channel. Each pooled channel is therefore used for only one method
 or one batch of binds at a time, and is discarded after a refusal, so that other declarations are not affected. `log_in`
@@ -6,13 +6,12 @@ recognizes refused logins. If the client has announced the capability ``authenti
 closes the connection with 403; otherwise, it just drops the connection.
 
 The connection is a plain aio-pika connection, and `vhost_loop` reconnects after a loss. A robust aio-pika connection
-would redeclare the objects that it remembers, which may no longer be desired. aio-pika is built on aiormq, which is
-used directly only here and in `methods`:
+would redeclare objects that may no longer be desired. aiormq, aio-pika's basis, is used only here and in `methods`:
 
 - `_Transport`: aiormq drops a Channel.CloseOk if ten frames are already waiting to be written, and the broker then
   refuses this channel number until the connection is closed. aio-pika has no option for the length of this write
-  buffer, nor for the server name expected in a certificate. It also does not support virtual hosts whose name is ``..``
-  or contains ``%2F``, since it puts the name into a URL.
+  buffer, nor for the server name expected in a certificate. It also does not support virtual hosts whose names are
+  ``..`` or contain ``%2F``, since it puts the name into a URL.
 - `_Channel`: aio-pika adds a callback to the connection for each channel and never removes it. Each refusal therefore
   costs 3 KiB until the connection is closed. aio-pika also does not open channels while the broker blocks publishers.
 - `methods.send` sends argument tables as raw bytes, and permits names that pamqp refuses.
@@ -65,8 +64,8 @@ class DeclaredSettings:
     """Settings for client declarations.
 
     Args:
-        own_routes: whether routes in clients' bindings reach only queues that the client has permission to bind. If so,
-            the control user binds no tokens for these routes.
+        own_routes: whether routes in a client's bindings reach only queues that this client has permission to bind. If
+            so, the control user binds no tokens for these routes.
         local_time: time zone of ``dtl`` operators.
         announce: whether sidecars announce changes to each other through a fanout exchange on the broker.
         snapshot: file for state that the broker can't store; None for no file.
@@ -104,7 +103,7 @@ class ControlSettings:
         username: the control user.
         password: the control user's password; never shown.
         tls: TLS settings for the AMQP listeners; None for plain TCP.
-        management: base URL of the management API; None if there is none.
+        management: base URL of the management API; None to work without this API.
         management_tls: TLS settings for an ``https`` management API; None to trust the system's CA certificates.
         connection_name: name shown in the broker's management UI.
         refresh_seconds: interval between reconcile passes.
@@ -114,18 +113,15 @@ class ControlSettings:
         heartbeat_seconds: AMQP heartbeat interval of the control connections.
         retry_seconds: first pause before a reconnect. It doubles after each failure, up to `retry_limit_seconds`.
         retry_limit_seconds: maximum pause before a reconnect.
-        grace_seconds: how long tokens that new rules no longer need stay bound.
+        grace_seconds: time for which unneeded tokens stay bound after the rules have been replaced.
         lanes: number of concurrent channels for bulk declarations. The broker processes declarations on a channel in
             sequence and syncs each to disk, so 32 channels bind four times as fast as one.
-        bind_limit: maximum number of destinations per virtual host that are bound on demand for producers and regex
-            routes.
+        bind_limit: maximum number of destinations per virtual host that are bound on demand.
         remember_limit: maximum number of cached destinations that could not be bound on demand.
-        retries_per_look: maximum number of refused or unverified destinations retried in one pass. This limits the load
-            on the broker.
-        listing_bytes: maximum size of an answer from the management API. A list of 10,000 queues takes 0.5 MB.
+        retries_per_look: maximum number of refused or unverified destinations retried in one pass.
+        listing_bytes: maximum size of a response from the management API. A list of 10,000 queues takes 0.5 MB.
         remove_foreign: whether foreign bindings on a carrier are removed, which requires the management API.
-        patience_seconds: how long startup waits for an unresponsive management API before continuing without client
-            declarations.
+        patience_seconds: time limit for the management API at startup, after which client declarations are not loaded.
         declared: settings for client declarations.
     """
 
@@ -212,7 +208,7 @@ class AmqpConnection(aio_pika.Connection):
             async with asyncio.timeout(timeout):
                 await transport.connect()
         except BaseException:
-            await self.close()  # otherwise, aio-pika closes it at garbage collection, in a task that is never awaited
+            await self.close()  # otherwise, aio-pika closes the connection at garbage collection, in an unawaited task
             raise
         closed = OneShotCallback(self._on_connection_close)
         transport.closing.add_done_callback(closed)
@@ -221,11 +217,7 @@ class AmqpConnection(aio_pika.Connection):
 
     @property
     def opened(self) -> aiormq.abc.AbstractConnection:
-        """The underlying aiormq connection.
-
-        Raises:
-            AMQPError: the connection was closed.
-        """
+        """The underlying aiormq connection. If it was closed, AMQPError is raised."""
         if self.transport is None:
             raise AMQPError("connection closed")
         return self.transport.connection
@@ -235,8 +227,7 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
     """Open a connection to one host.
 
     Raises:
-        UpstreamError: REFUSED if the broker refused the user or the virtual host, TIMEOUT at the deadline, otherwise
-            UNAVAILABLE.
+        UpstreamError: REFUSED if the broker refused user or virtual host, TIMEOUT at the deadline, or UNAVAILABLE.
     """
     place = f"{host}:{port}"
     connection = AmqpConnection(settings, vhost, host, port)
@@ -271,8 +262,7 @@ def cause_of(error: BaseException) -> str:
 _SINGLES = 8
 #: Number of idle channels that are kept open; others are closed after a bulk operation.
 _KEPT_IDLE = 8
-#: Number of binds sent on a channel before waiting for an answer. It is large enough to save round trips, and small
-#: enough for the answer to arrive in time.
+#: Number of binds sent on a channel per answer: enough to save round trips, but few enough for the answer's deadline.
 _BINDS_AHEAD = 16
 #: AMQP 0-9-1 spec, 1.4.2.6: channel-max 0 means no limit; channel numbers have 16 bits.
 _NO_LIMIT = 65535
@@ -295,7 +285,10 @@ class Refusal(NamedTuple):
 
 
 class ControlConnection:
-    """The control user's connection to one virtual host. To reconnect, call `connect` again."""
+    """The control user's connection to one virtual host. To reconnect, call `connect` again.
+
+    Methods raise `UpstreamError` if there is no connection, if it is lost, or if no answer arrives in time.
+    """
 
     def __init__(self, settings: ControlSettings, vhost: str) -> None:
         self._settings = settings
@@ -324,8 +317,7 @@ class ControlConnection:
         """Connect to the first host that answers.
 
         Raises:
-            UpstreamError: REFUSED if a broker refused the user or the virtual host, otherwise UNAVAILABLE with the
-                error for each host.
+            UpstreamError: REFUSED if a broker refused the user or virtual host, otherwise UNAVAILABLE with all errors.
         """
         await self.close()
         failures: list[str] = []
@@ -342,9 +334,7 @@ class ControlConnection:
         raise UpstreamError(UpstreamFailure.UNAVAILABLE, "; ".join(failures))
 
     async def wait_lost(self, timeout_seconds: float, wake: asyncio.Event | None = None) -> bool:
-        """Wait until the connection is lost, the timeout expires or `wake` is set; return whether the connection is
-        lost.
-        """
+        """Wait for the loss of the connection, the timeout or `wake`; return True if the connection is lost."""
         if self._connection is not None and self.connected:
             events = [self._connection.lost, wake] if wake is not None else [self._connection.lost]
             waiting = [asyncio.ensure_future(event.wait()) for event in events]
@@ -356,14 +346,7 @@ class ControlConnection:
         return not self.connected
 
     async def call(self, method: Method) -> Refusal | None:
-        """Send a method and wait for its answer.
-
-        Returns:
-            The broker's refusal, or None if the broker accepted the method.
-
-        Raises:
-            UpstreamError: there is no connection, or no answer arrived in time.
-        """
+        """Send a method and wait for the answer; return the broker's refusal, or None if the method was accepted."""
 
         async def once() -> Refusal | None:
             async with self._singles:
@@ -375,13 +358,10 @@ class ControlConnection:
         return await self._while_open(once())
 
     async def call_all(self, methods: Sequence[Method]) -> list[Refusal | None]:
-        """Send many methods, in no particular order.
+        """Send many methods, in no particular order. After an error, some methods may have been carried out.
 
         Returns:
             For each method, the broker's refusal, or None if it accepted the method.
-
-        Raises:
-            UpstreamError: the connection was lost; some methods may have been carried out.
         """
         refusals: list[Refusal | None] = [None] * len(methods)
         limit_seconds = self._settings.deadline_seconds
@@ -412,11 +392,7 @@ class ControlConnection:
         return refusals
 
     async def find_missing(self, destinations: Iterable[Destination]) -> dict[Destination, str]:
-        """Return the given destinations that can't be found on the broker, with the reasons.
-
-        Raises:
-            UpstreamError: the connection was lost.
-        """
+        """Return the given destinations that can't be found on the broker, with the reasons."""
         asked = list(destinations)
         refusals = await self.call_all([Find(destination) for destination in asked])
         return {
@@ -439,11 +415,7 @@ class ControlConnection:
         await self._trim()
 
     async def channel(self) -> AbstractChannel:
-        """Open a channel for the caller, for uses other than single methods.
-
-        Raises:
-            UpstreamError: there is no connection, or no answer arrived in time.
-        """
+        """Open a channel for uses other than sending single methods."""
         return await self._while_open(self._channel())
 
     async def close(self) -> None:
@@ -509,7 +481,7 @@ class ControlConnection:
         return channel
 
     def _number(self, connection: AmqpConnection) -> int:
-        # Round-robin, since aiormq would reuse the number of a closed channel before its close-ok is written.
+        # Round-robin, since aiormq would reuse the number of a closed channel before the close-ok is written.
         for _ in range(self._channel_max):
             self._last_number = self._last_number % self._channel_max + 1
             if self._last_number not in connection.opened.channels:

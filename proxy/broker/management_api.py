@@ -1,8 +1,7 @@
-"""Client for RabbitMQ's management HTTP API, which lists and looks up objects and removes bindings.
+"""Client for RabbitMQ's management HTTP API: lists and looks up objects, and removes bindings.
 
 Only listings that stay cheap and complete are requested: queues and exchanges with a few columns, and the bindings of
-one exchange. The bindings of all exchanges are never listed in one request, since on RabbitMQ 3.10, a single unusual
-routing key makes such a request fail.
+one exchange. On RabbitMQ 3.10, listing the bindings of all exchanges fails because of a single unusual routing key.
 
 `QueueInfo`, `ExchangeInfo` and `BindingInfo` are the rows of these listings. Before the first producer is accepted,
 `VhostDiscovery` finds the virtual hosts with client declarations, since the sidecar needs the declarations for routing.
@@ -190,7 +189,7 @@ _EXCHANGE_COLUMNS = "name,type,internal,durable,auto_delete,arguments"
 _STEP = 500
 
 #: Clients can declare arguments with any nesting depth directly on the broker.
-_NESTED = "the answer can't be decoded: look for a queue, exchange or binding with deeply nested arguments"
+_NESTED = "the response can't be decoded: look for a queue, exchange or binding with deeply nested arguments"
 
 T = TypeVar("T")
 
@@ -210,7 +209,7 @@ class _Part(NamedTuple):
 class ManagementApi:
     """The management API of one broker.
 
-    If a request fails, methods raise ``UpstreamError`` with the request and the answer, but never with credentials.
+    If a request fails, methods raise ``UpstreamError`` with the request and the response, but without credentials.
 
     Args:
         address: base URL of the management API, with or without ``/api`` at the end.
@@ -310,16 +309,16 @@ class ManagementApi:
         destinations: Iterable[Destination] | None = None,
         read_ahead: ReadAhead | None = None,
     ) -> tuple[bytes, list[BindingInfo]] | None:
-        """List the bindings of an exchange unless the answer is unchanged.
+        """List the bindings of an exchange unless the response is unchanged.
 
         Args:
-            digest: digest of the last answer; b"" if there is none.
+            digest: digest of the last response; b"" if there is none.
             destinations: if given, the bindings to these destinations are listed, with one request for each destination.
                 RabbitMQ then needs 8 s instead of 28 s for 100,000 bindings to 10 queues.
             read_ahead: called with each part of the list as soon as it has arrived, if `digest` is b"".
 
         Returns:
-            The answer's digest and the bindings; None if nothing has changed.
+            The response's digest and the bindings; None if nothing has changed.
         """
         columns = "columns=destination_type,destination,routing_key,properties_key,arguments"
         paths = [f"/exchanges/{_quoted(vhost)}/{_quoted(exchange)}/bindings/source?{columns}"]
@@ -438,7 +437,7 @@ class ManagementApi:
         async for part in answer.content.iter_any():
             size_bytes += len(part)
             if size_bytes > limit:
-                raise self._error(UpstreamFailure.REFUSED, path, f"the answer is longer than {limit} bytes")
+                raise self._error(UpstreamFailure.REFUSED, path, f"the response is longer than {limit} bytes")
             parts.append(part)
         return b"".join(parts)
 
@@ -468,7 +467,7 @@ class NotListed(UpstreamError):  # noqa: N818 - an answer, not an error
 
 
 class Undecodable(UpstreamError):  # noqa: N818 - as above
-    """The answer is nested more deeply than the JSON decoder permits."""
+    """The response is nested more deeply than the JSON decoder permits."""
 
 
 def _quoted(name: str | bytes) -> str:
@@ -480,7 +479,7 @@ def _read(reader: Callable[[Mapping[str, Any]], T], listing: Iterable[Any], path
         return [reader(item) for item in listing]
     except (KeyError, TypeError, AttributeError, ValueError) as error:  # ValueError: a name that UTF-8 can't encode
         raise UpstreamError(
-            UpstreamFailure.REFUSED, f"management API {path}: unexpected structure of the answer"
+            UpstreamFailure.REFUSED, f"management API {path}: unexpected structure of the response"
         ) from error
 
 
@@ -522,9 +521,7 @@ class VhostDiscovery:
         self.fault = ""
 
     async def find(self) -> set[str]:
-        """Return the virtual hosts. If the management API does not answer in time, the result is empty and `fault` is
-        set.
-        """
+        """Return the virtual hosts. If the management API does not answer in time, set `fault` and return no hosts."""
         if self._management is None:
             log.warning(
                 "no management API: client declarations made through other sidecars are unknown, and after a restart "

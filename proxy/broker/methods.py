@@ -197,13 +197,12 @@ def _refuse_arguments(arguments: bytes | Table) -> None:
 
 
 def declare_carrier(exchange: OwnedExchange) -> DeclareExchange:
-    """Return the declaration of an exchange's durable carrier."""
     carrier_type = b"topic" if exchange.is_topic else b"direct"
     return DeclareExchange(exchange.carrier, carrier_type, marked=True, alternate=exchange.alternate)
 
 
 def declare_marker(name: bytes) -> DeclareExchange:
-    """Return the declaration of a durable marker exchange. Only its existence matters."""
+    """Return the declaration of a marker exchange, of which only the existence matters."""
     return DeclareExchange(name, b"fanout")
 
 

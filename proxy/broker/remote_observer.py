@@ -20,8 +20,7 @@ from proxy.values import EXCHANGE, QUEUE, Destination
 
 #: Maximum number of names in one log line.
 _SHOWN = 20
-#: First and longest pause in seconds before a broker that could not be queried is retried. The pause doubles after each
-#: failure.
+#: First and longest pause in seconds before a failed broker is queried again. The pause doubles after each failure.
 _PAUSE_SECONDS = (30.0, 600.0)
 
 log = structlog.get_logger(__name__)
@@ -31,14 +30,13 @@ class RemoteObserver:
     """Checks destinations at other brokers.
 
     Args:
-        reach: takes a local virtual host and another broker; returns that broker's connection settings and the name of
-            the virtual host to use on that broker. Returns None if the broker is not configured.
+        reach: takes a local virtual host and another broker; returns this broker's connection settings and the virtual
+            host to use there, or None if the broker is not configured.
     """
 
     def __init__(self, reach: Callable[[str, Remote], tuple[ControlSettings, str] | None]) -> None:
         self._reach = reach
-        #: For each broker that could not be queried: the time of the next retry, and the pause to make if this retry
-        #: also fails.
+        #: For each broker that could not be queried: the time of the next retry, and the pause if it also fails.
         self._resting: dict[tuple[str, Remote], tuple[float, float]] = {}
 
     async def observe(self, vhost: VhostTopology) -> None:
@@ -85,7 +83,6 @@ def destination_of(translation: StaticTranslation) -> Destination | None:
 
 
 def shown(label: str, destination: Destination) -> str:
-    """Describe a destination at another broker for operators."""
     kind, name = destination
     return f"{kind} {name.decode(errors='replace')} at broker {label}"
 

@@ -1,8 +1,8 @@
 """Runs the tasks of the control plane so that no failure goes unnoticed.
 
 An exception raised by a task is counted and logged with its traceback, and the sidecar is not ready until the task
-succeeds again. The task is restarted after a pause, which doubles after each failure. Tasks handle expected failures
-themselves: they catch the `UpstreamError` raised if the broker is unreachable or refuses a request.
+succeeds again. The task is restarted after a pause, which doubles after each failure. Tasks themselves catch the
+`UpstreamError` that is raised if the broker is unreachable or refuses a request.
 """
 
 from __future__ import annotations
@@ -64,10 +64,9 @@ class Supervisor:
         """Run a task until it returns, and restart it after every failure.
 
         Args:
-            work: the task. If it does not return, it must call `recovered` when it has succeeded.
+            work: the task. If it runs indefinitely, it must call `recovered` when it has succeeded.
             vhost: the task's virtual host, if each virtual host has its own task.
-            steady_seconds: the task counts as recovered if it has run for this long without a failure; None if the task
-                calls `recovered` itself.
+            steady_seconds: running time after which the task counts as recovered; None if it calls `recovered` itself.
         """
         pause_seconds = self._retry_seconds
         while True:

@@ -1,7 +1,7 @@
 """The control plane's interface for other packages, which covers all managed virtual hosts.
 
-The control plane manages the virtual hosts that rules name, those with client declarations, and those to which clients
-log in. `app` creates a `Topology`, awaits `start` and runs `run` as a task; sessions and relays call the other methods.
+A virtual host is managed if rules name it, if clients have declared exchanges in it, or if a client logs in to it.
+`app` creates a `Topology`, awaits `start` and runs `run` as a task; sessions and relays call the other methods.
 Rules files are not read here; callers pass the shared states created from them. `VhostStatus` contains the data that
 the status page shows for one virtual host. Source: architecture, "The broker is the store".
 """
@@ -35,8 +35,7 @@ class VhostStatus:
     """Status of one virtual host for operators.
 
     Args:
-        missing: the reasons why destinations are missing, by "queue NAME" or "exchange NAME". For other brokers,
-            "at broker NAME" is appended.
+        missing: reasons for missing destinations, by name such as "queue NAME" or "queue NAME at broker NAME".
         foreign: foreign bindings, by carrier.
         failing: actions that the broker refused and that are retried, with the reasons.
         old_tokens: number of bindings with old tokens, by kind (unkeyed, or keyed with a previous secret).
@@ -126,7 +125,6 @@ class Topology:
         queues: Mapping[str, Sequence[WantedQueue]],
     ) -> None:
         self._settings = settings
-        #: Runs the tasks of the control plane.
         self.supervisor = Supervisor(settings.retry_seconds, settings.retry_limit_seconds)
         self._management = ManagementApi(settings, settings.management) if settings.management else None
         snapshot = settings.declared.snapshot
@@ -155,9 +153,8 @@ class Topology:
         """Run the first pass of each virtual host. Must be followed by `run`.
 
         Raises:
-            UpstreamError: the first failure. REFUSED must be resolved by the operator, since it is caused by
-                credentials, permissions or a conflicting exchange. After UNAVAILABLE or TIMEOUT, `run` can be started
-                and will retry.
+            UpstreamError: the first failure. The operator must resolve REFUSED: credentials, permissions or a conflict.
+                After UNAVAILABLE or TIMEOUT, `run` can be started and will retry.
         """
         records = await self._recorder.load() if self._recorder is not None else SnapshotRecords()
         discovered = await self._discovery.find()
@@ -199,7 +196,7 @@ class Topology:
         tasks.create_task(self._run(vhost))
 
     async def _run(self, vhost: VhostTopology) -> None:
-        """Keep one virtual host in sync, and release it once it is deleted."""
+        """Keep one virtual host in sync until it is deleted, and then release it."""
         name = vhost.state.name
         await self.supervisor.keep("vhost", partial(vhost.run, partial(self._is_gone, vhost)), name)
         if self._vhosts.get(name) is not vhost:
@@ -246,7 +243,7 @@ class Topology:
         return [vhost.state for vhost in self._vhosts.values()]
 
     def _is_bearable(self, name: str, outcome: BaseException) -> bool:
-        """Return True if startup can continue, since a login was refused only for a virtual host without rules."""
+        """Return True if startup can continue, since only a virtual host without rules is affected by a refusal."""
         if (
             name in self._ruled
             or not isinstance(outcome, UpstreamError)
@@ -270,8 +267,7 @@ class Topology:
     async def adopt(self, vhost: str, state: VhostState | None = None) -> None:
         """Manage another virtual host, and wait until its client declarations have been loaded.
 
-        Returns without client declarations if the first pass fails (for example, because the control user has no
-        access) or does not finish by the deadline.
+        Returns without client declarations if the first pass fails or does not finish by the deadline.
 
         Args:
             vhost: name of the virtual host, which may already be managed.
@@ -291,7 +287,7 @@ class Topology:
     # -- requests and reports from relays --------------------------------------------------------------------------
 
     def interested(self, vhost: str, queue: bytes) -> bool:
-        """Return True if a declare of the queue must wait for `ensure_queue`. This method is cheap and never blocks."""
+        """Return True if a declare of the queue must wait for `ensure_queue`. Cheap, and never blocks."""
         known = self._vhosts.get(vhost)
         return known is not None and known.requests.interested(queue)
 
@@ -304,10 +300,7 @@ class Topology:
             self._vhosts[vhost].queue_deleted(queue)
 
     async def ensure_queue(self, vhost: str, queue: bytes, exclusive: bool = False) -> None:
-        """Bind the tokens of a newly declared queue.
-
-        Returns when all are bound or refused, or at the deadline. Never raises.
-        """
+        """Bind the tokens of a newly declared queue; see `RelayRequests.ensure_queue`. Never raises."""
         if vhost in self._vhosts:
             await self._vhosts[vhost].requests.ensure_queue(queue, exclusive)
 
@@ -320,18 +313,11 @@ class Topology:
         return await self._vhosts[vhost].requests.bind(exchange, destinations) if vhost in self._vhosts else set()
 
     async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
-        """Look up an exchange on the broker; return its type if no client declared it, or None if it does not exist.
-
-        Also returns None if a client declared the exchange through another sidecar. The exchange is then added to the
-        state.
-
-        Raises:
-            UpstreamError: the management API did not answer.
-        """
+        """Look up an exchange on the broker; see `VhostTopology.lookup_exchange`."""
         return await self._vhosts[vhost].lookup_exchange(exchange) if vhost in self._vhosts else None
 
     def changed(self, vhost: str, exchange: bytes) -> None:
-        """Record that a client has declared, deleted, bound or unbound the exchange. Cheap, and never blocks."""
+        """Record that a client has changed an exchange or its bindings. Cheap, and never blocks."""
         if vhost in self._vhosts:
             self._vhosts[vhost].changed(exchange)
 
@@ -347,8 +333,7 @@ class Topology:
         """Declare and bind everything that new rules need. Must be followed by `swap` and `retire`.
 
         Raises:
-            UpstreamError: the broker is unreachable or refused the request; REFUSED lists all conflicts. The old rules
-                stay in force.
+            UpstreamError: see `Reconciler.prepare`. The old rules stay in force.
         """
         return await self._vhosts[vhost].reconciler.prepare(exchanges, router, queues)
 

@@ -29,7 +29,7 @@ _ANSWER_SECONDS = 60.0
 _UNUSABLE = 422
 #: ``file:line:column``; line and column only if known
 _PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
-#: The loopback address to use instead of each wildcard address. On some systems, clients can't connect to the latter.
+#: The loopback address to use instead of each wildcard address, to which clients can't connect on some systems.
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 -- nothing is bound
 
 
@@ -120,14 +120,14 @@ class AdminClient:
         """Request a page as JSON.
 
         Raises:
-            ConfigErrors: as for `request`, or the answer is not JSON.
+            ConfigErrors: as for `request`, or the response is not JSON.
         """
         text = self.request("GET", page)
         try:
             return loads(text)
         except ValueError as error:
             raise self._failed(
-                f"{self.url}{page}: the answer is not JSON; expected the admin address of a sidecar"
+                f"{self.url}{page}: the response is not JSON; expected the admin address of a sidecar"
             ) from error
 
     def request(self, method: str, page: str, body: bytes | None = None, accept: str = "application/json") -> str:
@@ -160,7 +160,7 @@ class AdminClient:
 
 
 def _fault(text: str) -> ConfigError:
-    """Parse an error reported by the sidecar, and keep the position in the file."""
+    """Parse an error reported by the sidecar, including its position in the file."""
     place, _, rest = text.partition(": ")
     match = _PLACE.fullmatch(place)
     assert match is not None  # noqa: S101 -- matches any text

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """List bindings that are not signed with the current secret, sign them, and end the transition with ``--finish``.
+    """List and sign bindings that are not signed with the current secret; with ``--finish``, end the transition.
 
     Return NO if a binding could not be signed or the transition could not be ended.
 
@@ -69,9 +69,7 @@ async def _adopt(adoption: Adoption, options: argparse.Namespace) -> bool:
 
 
 async def _adopt_vhost(adoption: Adoption, vhost: str, options: argparse.Namespace) -> dict[str, object]:
-    """Sign the bindings in a virtual host and return the results. Print each result immediately unless JSON is
-    requested.
-    """
+    """Sign the bindings in a virtual host and return the results; print each result unless JSON is requested."""
     print_text: Callable[[str], None] = (lambda _: None) if options.json else print_line
     bindings = await adoption.find(vhost, {name.encode() for name in options.exchange})
     listed: list[dict[str, object]] = []
@@ -111,7 +109,7 @@ async def _finish(adoption: Adoption, vhost: str, options: argparse.Namespace) -
 
 
 async def _sign(adoption: Adoption, binding: UnsignedBinding, options: argparse.Namespace) -> str | None:
-    """Sign a binding. Return the reason if it was not signed, otherwise None."""
+    """Sign a binding; return the reason if it was not signed."""
     if binding.foreign_signature and not options.doubtful:
         return "not signed: no version of oxproxy creates such a binding (--doubtful signs it)"
     if options.dry_run:

@@ -44,13 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", choices=FORMATS, default="text", help="output format; default: text, with errors on standard error"
     )
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
-    parser.add_argument("--strict", action="store_true", help="exit status 1 if there are warnings")
+    parser.add_argument("--strict", action="store_true", help="exit with status 1 if there are warnings")
     parser.add_argument("--coverage", action="store_true", help="list bindings that no test matches")
     parser.add_argument(
         "--fail-under",
         metavar="N",
         type=_percentage,
-        help="exit status 1 unless tests match at least N percent of the bindings",
+        help="exit with status 1 unless tests match at least N percent of the bindings",
     )
     parser.add_argument(
         "--broker",
@@ -62,9 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the findings. Return 2 if the sidecar would not start, or 1 if a test, ``--strict`` or ``--fail-under``
-    fails.
-    """
+    """Print the findings. Return 2 if there are errors, or 1 if a test, ``--strict`` or ``--fail-under`` fails."""
     findings = check_files(options.files, os.environ, lambda path: read_bytes(str(path)))
     if findings.uses_tls:
         _check_tls_files(findings)
@@ -127,11 +125,7 @@ def _formatted(findings: Findings, form: str) -> str:
 
 
 class _Sources:
-    """Reads each file only once, since standard input and pipes can't be read again and reading large files is slow.
-
-    Args:
-        read: reads a file.
-    """
+    """Reads each file once, since standard input and pipes can't be read again and reading large files is slow."""
 
     def __init__(self, read: Callable[[Path], bytes]) -> None:
         self.read = read
@@ -152,11 +146,10 @@ class _Sources:
 def check_files(
     paths: Sequence[Path], environ: Environment[str, str], read: Callable[[Path], bytes] = Path.read_bytes
 ) -> Findings:
-    """Check files.
+    """Check configuration and rules files.
 
     Args:
-        paths: configuration and rules files.
-        environ: the environment; missing passwords are only warnings.
+        environ: environment variables; a missing password is only a warning.
         read: reads a file; called once for each file.
     """
     rules = [path for path in paths if not is_tests_file(path.name)]
@@ -198,7 +191,7 @@ def _kind(path: Path, sources: _Sources, faults: Faults) -> str | None:
 
 
 def _settings(path: Path, sources: _Sources, environ: Environment[str, str], findings: Findings) -> list[Path]:
-    """Check a configuration and the rules files that it names; return their paths."""
+    """Check a configuration and the rules files that it names; return the paths of the rules files."""
     faults = Faults()
     source = sources.of(path, faults)
     if source is None:

@@ -51,8 +51,7 @@ def ask_broker(address: str, findings: Findings) -> None:
             configuration or, without a configuration, from the address.
 
     Raises:
-        ConfigErrors: the address is invalid, the broker could not be queried, or TLS files can't be used. The messages
-            contain no password.
+        ConfigErrors: an address or TLS file is unusable, or the broker can't be queried. Messages contain no password.
     """
     try:
         parts = urlsplit(address)
@@ -252,7 +251,7 @@ def _surplus(
     bindings: Sequence[BindingInfo],
     bound: Mapping[Destination, BindingInfo],
 ) -> Iterator[RemoveBinding]:
-    # Clients' bindings also need tokens, but only a running sidecar can determine these.
+    # Clients' bindings also need tokens, but only a running sidecar can determine which.
     if not any(binding.stores for binding in bindings):
         for destination in bound.keys() - desired.tokens_of(exchange):
             yield RemoveBinding(exchange.carrier, bound[destination], "not needed by the rules")

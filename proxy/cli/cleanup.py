@@ -74,7 +74,7 @@ def control_of(settings: Settings) -> tuple[ControlSettings, str]:
 
 
 async def _clean_up(removal: Cleanup, options: argparse.Namespace) -> bool:
-    """List or remove the objects. Return True if all objects that had to be removed were removed."""
+    """List or remove the objects; return False if some could not be removed."""
     listed: list[dict[str, object]] = []
     try:
         unknown = sorted(set(options.vhost) - await removal.vhosts()) if options.vhost else []

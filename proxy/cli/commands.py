@@ -109,7 +109,7 @@ COMMANDS = {
         "Shows the state of a running sidecar: readiness, active rules, last reload, connections, other brokers and "
         "missing destinations.",
         (
-            ("oxproxy status", "the sidecar of ./oxproxy.yaml or /etc/oxproxy/oxproxy.yaml"),
+            ("oxproxy status", "the sidecar configured in ./oxproxy.yaml or /etc/oxproxy/oxproxy.yaml"),
             ("oxproxy status --admin http://127.0.0.1:15693 --json", "the response of /status"),
         ),
         no="the sidecar or a worker is not ready",
@@ -133,7 +133,7 @@ COMMANDS = {
         "show the last publishes that were unroutable, rejected, nacked or returned",
         "Prints the last 200 failed publishes of a running sidecar with exchange, routing key, size, reason and header "
         "names. Header values are included only if audit.headers lists the header. Unroutable publishes are recorded "
-        "only from the first call until five minutes after the last one.",
+        "only from the first call until five minutes after the last call.",
         (
             ("oxproxy tail --follow", "runs until Ctrl-C"),
             ("oxproxy tail --json", "one JSON object per line, for a script"),
@@ -154,7 +154,7 @@ COMMANDS = {
     "rules": CommandEntry(
         "show the active rules of a running sidecar, or compare them with files",
         "Prints the active rules files, with passwords masked, or compares them with files on this machine, by default "
-        "those of the configuration.",
+        "the files named in the configuration.",
         (
             ("oxproxy rules show", "all active files"),
             ("oxproxy rules diff", "effect of a reload"),
@@ -190,7 +190,8 @@ COMMANDS = {
     ),
     "trace": CommandEntry(
         "print all audit records of one message",
-        "Prints all records with the given message_id as JSON lines. Segments that cannot contain it are skipped.",
+        "Prints all records with the given message_id as JSON lines. Segments that cannot contain the message_id are "
+        "skipped.",
         ((f"oxproxy trace 4711 --input {_DIRECTORY}", "records with message_id 4711"),),
         no="no record found",
     ),

@@ -1,4 +1,4 @@
-"""Provides functions that all commands use, for exit statuses, standard output and standard error, and input files."""
+"""Exit statuses, and the functions with which all commands read input files and write output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ def print_line(line: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """Write a value as JSON to standard output, for other programs."""
     print_line(json.dumps(value, indent=2, ensure_ascii=False))
 
 
@@ -51,9 +50,9 @@ def printable(text: str) -> str:
 
 
 def rich_console() -> Console:
-    """Return a rich console. If the output is not a terminal, lines are not broken unless COLUMNS is set.
+    """Return a rich console, which respects NO_COLOR. It breaks lines only in a terminal, or if COLUMNS is set.
 
-    rich is imported here because importing it takes 0.2 s. rich respects NO_COLOR by itself.
+    rich is imported here because the import takes 0.2 s.
     """
     from rich.console import Console
 

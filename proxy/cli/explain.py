@@ -1,7 +1,6 @@
 """``oxproxy explain``: explains how one message is routed, as a tree, as text or as JSON.
 
-The rules are either read from files or are the rules in force in a running sidecar. In the latter case, all workers are
-queried and their answers are compared.
+The rules are read from files, or all workers of a running sidecar are queried and their answers compared.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="QUEUE",
         action="append",
         default=[],
-        help="exit status 1 unless the message reaches this queue",
+        help="exit with status 1 unless the message reaches this queue",
     )
     parser.set_defaults(usage_error=parser.error)
 
@@ -124,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _timed(message: bytes, at: str) -> bytes:
-    """Add the time to a message as YAML or JSON."""
+    """Add the time to a message that is written in YAML or JSON."""
     if message.lstrip()[:1] == b"{":
         begin, brace, rest = message.partition(b"{")
         return begin + brace + f'"at": "{at}", '.encode() + rest
@@ -203,9 +202,7 @@ def _quoted(text: str) -> str:
 
 
 def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argparse.Namespace) -> int:
-    """Print the workers' answer. In addition to the cases in `run`, return NO if answers differ or a worker can't be
-    queried.
-    """
+    """Print all distinct answers. Also return NO if answers differ or a worker can't be queried."""
     answers: dict[AdminClient, dict[str, Any]]  # Any: JSON
     answers, complete = ask_workers(clients, lambda client: json.loads(client.request("POST", "/explain", question)))
     distinct = list({_outcome(answer): client for client, answer in reversed(answers.items())}.values())[::-1]

@@ -1,6 +1,4 @@
-"""Formats the explanation of one message as a coloured tree for terminals. The content is the same as that of the plain
-text, which is printed if the output is not a terminal.
-"""
+"""Formats an explanation as a coloured tree for terminals. Other outputs get plain text with the same content."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Finding:
         line: line, counting from 1; 0 if unknown.
         column: column, counting from 1; 0 if unknown.
         key: dotted path of the key; empty if there is none.
-        message: what was seen and what was expected.
+        message: what was found and what was expected.
         walk: for a failed test, the explanation of its message.
         fails: whether the finding makes the check fail.
     """
@@ -44,7 +44,6 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """Key and message."""
         return f"{self.key}: {self.message}" if self.key else self.message
 
 
@@ -97,7 +96,6 @@ class Findings:
 
     @property
     def uncovered(self) -> Iterator[ConfigWarning]:
-        """The bindings that no test makes true."""
         return chain.from_iterable(self.untested)
 
     def _bindings(self) -> Iterator[int]:

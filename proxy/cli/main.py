@@ -18,13 +18,10 @@ from proxy.native import BUILD
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command and return the exit status.
 
     Args:
         arguments: the command line without the program's name; None for the arguments of this process.
-
-    Returns:
-        The exit status.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser(arguments).parse_args(arguments)

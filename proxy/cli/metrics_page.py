@@ -27,7 +27,6 @@ class Sample(NamedTuple):
 
 
 def samples(page: str) -> Iterator[Sample]:
-    """Yield every sample of a page."""
     for line in page.splitlines():
         match = None if line.startswith("#") else _SAMPLE.fullmatch(line)
         if match is not None:

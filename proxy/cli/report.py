@@ -34,12 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_days_and_spark(parser: argparse.ArgumentParser, master: str) -> None:
-    """Define the arguments shared with `oxproxy trace`.
-
-    Args:
-        parser: receives the arguments.
-        master: help text of ``--master``.
-    """
+    """Define the arguments shared with `oxproxy trace`; `master` is the help text of ``--master``."""
     parser.add_argument(
         "--since", metavar="DAY", help="first day (UTC): 2026-11-21, today or yesterday; default: all days"
     )

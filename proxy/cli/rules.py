@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         metavar="FILE",
         nargs="*",
-        help="files to print or compare; - for standard input; default: those of the configuration",
+        help="files to print or compare; - for standard input; default: the files named in the configuration",
     )
     add_admin_arguments(parser)
     parser.add_argument(

@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compare(files: Sequence[Path], admins: Sequence[AdminClient], seconds: float | None) -> list[Report]:
-    """Let running sidecars compare rules files with their rules in force.
+    """Let running sidecars compare rules files with the rules in force.
 
     Args:
         files: the candidate's files, which are compiled as one set.

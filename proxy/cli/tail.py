@@ -39,9 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_new(admins: Sequence[AdminClient], counts: Sequence[int], *, as_json: bool) -> list[int]:
-    """Print the publishes that all workers have recorded since the given counts, ordered by time. Return the new
-    counts.
-    """
+    """Print the workers' publishes since the given counts, ordered by time, and return the new counts."""
     answers = [admin.json(f"/api/recent?after={count}") for admin, count in zip(admins, counts, strict=True)]
     new = sorted(
         (publish for answer in answers for publish in answer["publishes"]), key=lambda publish: str(publish["at"])

@@ -100,9 +100,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _output(admins: Sequence[AdminClient], options: argparse.Namespace) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield a function that displays rates as JSON, as successive tables, or as a table that is redrawn in a
-    terminal.
-    """
+    """Yield a function that displays rates: as JSON, as successive tables or, in a terminal, as a redrawn table."""
     if options.json:
         yield lambda result: print_line(json.dumps(result, ensure_ascii=False))
         return

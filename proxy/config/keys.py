@@ -44,8 +44,7 @@ def _sections(value: object) -> bool:
 
 
 PREFIX = "OXPROXY_"
-#: Variables that Kubernetes sets in each pod for a Service named oxproxy. They are addresses of that Service, not
-#: settings.
+#: Variables with addresses, which Kubernetes sets in each pod for a Service named oxproxy; they are not settings.
 _KUBERNETES = re.compile(r"OXPROXY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 #: The values of these keys are names of environment variables: keys with the suffix ``_env``, and the key ``env``.
 _NAMES_VARIABLE, _VARIABLE = "_env", "env"
@@ -90,9 +89,7 @@ def _leaf(keys: list[str], name: str, text: str, faults: Faults) -> Node | None:
 
 
 def _named_variables(node: Node) -> Iterator[str]:
-    """Yield the variables that the file refers to. They do not override keys, even if they have the prefix
-    ``OXPROXY_``.
-    """
+    """Yield the variables that the file refers to, which do not override keys even with the prefix ``OXPROXY_``."""
     if isinstance(node, Mapping):
         for key, child in node.entries:
             if (key.text == _VARIABLE or key.text.endswith(_NAMES_VARIABLE)) and isinstance(child, Scalar):

@@ -1,9 +1,7 @@
 """Loads the configuration from a file, environment variables (which override the file) and defaults.
 
-Errors contain the line in the file.
-
-TLS files are only checked for existence; they are read when TLS contexts are created. No rules file is read and no
-socket is opened.
+Errors contain the line in the file. TLS files are only checked for existence; they are read when TLS contexts are
+created. No rules file is read and no socket is opened.
 """
 
 from __future__ import annotations
@@ -43,17 +41,14 @@ _NO_SECRETS = (
 def load_settings(
     path: Path, environ: Environment[str, str], secrets_required: bool = True
 ) -> tuple[Settings, list[ConfigWarning]]:
-    """Read the configuration file and the environment.
+    """Read the configuration file and the environment; return the settings, and warnings.
 
     Args:
         path: the file; - is standard input.
         environ: the environment, whose variables with the prefix ``OXPROXY_`` override keys.
-        secrets_required: whether passwords stored outside the file, and TLS files, must exist. Set this to False for
-            checks on a machine that must not have these passwords and files. A missing password or TLS file, or a
-            missing parent of the audit directory, is then only a warning.
-
-    Returns:
-        The settings, and warnings.
+        secrets_required: whether passwords stored outside the file, and TLS files, must exist. False is for checks on
+            machines without these passwords and files: a missing password or TLS file, or a missing parent of the audit
+            directory, is then only a warning.
 
     Raises:
         ConfigErrors: the file can't be read, or contains errors. All errors are reported.
@@ -137,7 +132,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
     for index, (key, address) in enumerate(listening):
         other = next((earlier for earlier in listening[:index] if listen_conflict(earlier[1], address)), None)
         if other is not None:
-            if key not in settings.places:  # the key has its default value, so the line of the other key is reported
+            if key not in settings.places:  # the key has its default value, so the other key's line is reported
                 (key, address), other = other, (key, address)
             message = f"{address} conflicts with {other[0]} {other[1]}"
             if settings.workers > 1 and "admin.address" in (key, other[0]):
@@ -146,7 +141,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
                 )
             faults.error(settings.place(key), key, message)
         if address.port > MOST_PORT:
-            message = f"workers: {settings.workers} needs ports up to {address.port}, expected at most {MOST_PORT}"
+            message = f"{settings.workers} workers need ports up to {address.port}, expected at most {MOST_PORT}"
             faults.error(settings.place(key), key, message)
         if not address.port and settings.workers > 1:
             faults.error(
@@ -205,7 +200,7 @@ def _check_files(
 
 
 def _absence(file: Path) -> str:
-    """Return the reason why a file can't be used; "" if it exists."""
+    """Return the reason why a file can't be used; "" if the file exists."""
     try:
         return "" if file.is_file() else "file does not exist"
     except OSError as error:  # such as a directory without permission

@@ -1,8 +1,6 @@
-"""Defines every key of the configuration, with its default and description. There is one model per section; `Settings`
-contains all sections.
+"""Defines every key of the configuration, with its default and description, in one model per section.
 
-Every key has an effect, and unknown keys are errors. docs/reference/configuration.md lists every key; a test compares
-that page with this module.
+Every key has an effect, and unknown keys are errors. docs/reference/configuration.md is generated from this module.
 """
 
 from __future__ import annotations
@@ -161,8 +159,8 @@ class DeclaredSection(FileModel):
     )
     client_routes: Literal["own", "any"] = Field(
         default="own",
-        description="queues that routes in client bindings and message headers can add: only those that the client may "
-        "bind (`own`), or all (`any`)",
+        description="queues that routes in client bindings and message headers can add: only queues that the client "
+        "may bind (`own`), or all queues (`any`)",
     )
     regexes: Annotated[int, Whole(0, 1_000_000)] = Field(
         default=100, description="maximum number of regular expressions in a user's bindings, per virtual host"
@@ -204,7 +202,7 @@ class AuditSection(FileModel):
     )
     scope: Literal["all", "ruled"] = Field(
         default="all",
-        description="which publishes are recorded: `all`, or only those to exchanges that the sidecar evaluates "
+        description="which publishes are recorded: `all`, or only publishes to exchanges that the sidecar evaluates "
         "(`ruled`)",
     )
     mode: Literal["best_effort", "backpressure", "strict"] = Field(
@@ -295,7 +293,7 @@ class LimitsSection(FileModel):
     )
     frame_max: Annotated[int, Whole(4096, 2**31 - 1)] = Field(
         default=131_072,
-        description="maximum frame size in bytes (frame_max) offered to producers, unless the broker's is lower",
+        description="maximum frame size in bytes (frame_max) offered to producers, unless the broker's limit is lower",
     )
     handshake_timeout_seconds: Wait = Field(
         default=10.0,

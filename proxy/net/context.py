@@ -26,7 +26,6 @@ class SessionLimits:
         frame_max: frame_max offered to producers, in bytes.
         channels: maximum number of channels per connection.
         idle_seconds: a connection is idle if only heartbeats are received for this long; 0: no timeout.
-        relay: limits of the relay.
     """
 
     handshake_seconds: float = 10.0
@@ -56,7 +55,6 @@ class SessionContext:
     Args:
         version: our version, sent to both sides.
         audit: the audit log, if confirms or producers may have to wait for it.
-        remotes: links to other brokers.
         allowances: rate limits of users.
         reuse: upstream connections kept for reuse, if enabled.
     """

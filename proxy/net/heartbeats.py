@@ -28,7 +28,7 @@ class Heartbeats:
     """Monitors both sides of one connection.
 
     Args:
-        idle_seconds: the connection is idle if only heartbeats are received for this long; 0: no timeout.
+        idle_seconds: time without data other than heartbeats until the connection is idle; 0 for no timeout.
         flush: sends the relay's output.
         idle: called at the idle timeout.
     """
@@ -89,7 +89,7 @@ class Heartbeats:
             self._timer.cancel()
 
     def saw(self, data: bytes, now: float) -> None:
-        """Record a read from either side. A heartbeat that is split over two reads counts as another kind of frame."""
+        """Record a read from either side. A heartbeat that is split across two reads counts as another frame type."""
         if data.replace(HEARTBEAT_FRAME, b""):
             self._busy = now
 

@@ -1,7 +1,7 @@
 """Reads and writes one socket of a session, with back-pressure. This module is independent of AMQP.
 
-While the write buffer of a link is full, the link of the other side is not read. Reading resumes when the buffer is
-below the low-water mark. Source: asyncio "Transports and Protocols", flow control.
+While the write buffer of a link is full, the other side's link is not read. Reading resumes when the buffer is below
+the low-water mark. Source: asyncio "Transports and Protocols", flow control.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from time import monotonic
 from typing import cast
 
 #: Reading from the other side is paused when the write buffer exceeds the first size, and resumes when the buffer is
-#: smaller than the second size. The buffer is large enough for full speed on loopback, and small enough for thousands
-#: of connections.
+#: smaller than the second size. These sizes permit full speed on loopback, and thousands of connections.
 WRITE_HIGH_BYTES = 1 << 20
 WRITE_LOW_BYTES = 1 << 18
 #: Pause between reads during continuous traffic. Reading many small segments at once, such as confirms from RabbitMQ,
@@ -48,7 +47,7 @@ class Rests:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, link: Link, read_bytes: int) -> None:
-        """Pause a socket after a read of the given size."""
+        """Pause a socket after a read, unless the read was large."""
         if read_bytes < _LARGE_READ_BYTES and not link.paused_for("rest"):
             link.pause("rest", True)
             self._links.append(link)
@@ -152,11 +151,11 @@ class Link(asyncio.Protocol):
 
     @property
     def waiting_bytes(self) -> int:
-        """Size of the write buffer."""
+        """Number of bytes in the write buffer."""
         return self.transport.get_write_buffer_size() if self.connected and self.transport is not None else 0
 
     def release(self) -> asyncio.Transport | None:
-        """Detach and return the socket if it is open. This object then receives nothing more from it."""
+        """Detach and return the socket if it is open; this link then receives nothing more."""
         transport, was_connected = self.transport, self.connected
         self.connected = False
         return transport if was_connected and transport is not None and not transport.is_closing() else None

@@ -4,11 +4,9 @@ A connection counts towards the limits from the moment it is accepted, before TL
 silent peers would exhaust the file descriptors that the admin pages and the control plane need. For the same reason,
 the maximum number of connections is derived from RLIMIT_NOFILE at startup.
 
-A TLS handshake has a deadline and uses the context that is current when the connection is accepted. A failed handshake
-has no session; it is counted and logged here.
+A TLS handshake has a deadline and uses the context that is current when the connection is accepted.
 
-Drain: stop accepting, wait for unconfirmed publishes until the deadline, send Connection.Close 320 to every producer,
-then abort remaining connections.
+Drain: stop accepting, wait for confirms until the deadline, close every producer with 320, then abort the rest.
 
 Sources: asyncio "Event Loop", `connect_accepted_socket`; RFC 8446, 6.2 (alerts); getrlimit(2), RLIMIT_NOFILE.
 """
@@ -37,14 +35,13 @@ from proxy.relay.counters import ConnectionCounters
 _log = structlog.get_logger(__name__)
 #: Interval between checks for unconfirmed publishes during a drain.
 _LOOK_SECONDS = 0.05
-#: Maximum number of producers that are being refused with a reason at the same time. Further connections are closed
-#: without a reason, so that a flood of connections does not exhaust file descriptors (`RESERVED_DESCRIPTORS` includes
-#: this number).
+#: Maximum number of producers that are being refused with a reason at the same time (part of `RESERVED_DESCRIPTORS`).
+#: Others are closed without a reason, so that a flood of connections does not exhaust file descriptors.
 TOLD_AT_ONCE = 64
 _BACKLOG = 1024
 #: Maximum number of connections accepted in one iteration of the event loop.
 _ACCEPTED_AT_ONCE = 64
-#: Seconds during which no connection is accepted after the system ran out of sockets, as in asyncio.
+#: Pause before accepting connections again after the system ran out of sockets, as in asyncio.
 _BREATH_SECONDS = 1.0
 #: Errors that occur if the machine has no address of the requested address family.
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
@@ -88,7 +85,7 @@ def admitted_connections(connections: int, kept: int = 0, asked: bool = True) ->
     Args:
         connections: configured maximum number of producers.
         kept: maximum number of upstream connections kept for reuse.
-        asked: whether the limit was configured explicitly. The default is lowered without a warning.
+        asked: whether `connections` was configured explicitly. The default is lowered without a warning.
 
     Returns:
         The number of producers that the file descriptors permit.
@@ -118,8 +115,6 @@ class TlsListener:
 
     Args:
         context: returns the context for a new connection.
-        counters: counters for connections of producers.
-        handshake_seconds: timeout of a handshake.
         close_seconds: timeout for the peer's answer to our close.
     """
 
@@ -136,10 +131,10 @@ class TlsListener:
         self._close_seconds = close_seconds
 
     async def handshake(self, connection: socket.socket, protocol: asyncio.Protocol, peer: str) -> None:
-        """Perform the handshake and connect the protocol. If this raises an error, the caller closes the socket.
+        """Perform the handshake and connect the protocol. After an error, the caller must close the socket.
 
         Raises:
-            OSError: the handshake failed, which has been counted and logged.
+            OSError: the handshake failed; the failure has already been counted and logged.
         """
         try:
             async with asyncio.timeout(self._handshake_seconds):
@@ -173,8 +168,6 @@ class Listener:
 
     Args:
         addresses: (host, port) to listen on; port 0 selects a free port.
-        context: data shared by all sessions.
-        limits: see ListenerLimits.
         tls: providers of TLS contexts for new connections, by listening address.
     """
 
@@ -357,7 +350,7 @@ class Listener:
     async def drain(self) -> None:
         """Stop accepting, wait for confirms, close every producer with 320, then close the sockets.
 
-        Publishes to other brokers that are unconfirmed at the deadline are nacked; all others stay unconfirmed.
+        At the deadline, unconfirmed publishes to other brokers are nacked; publishes to our broker stay unconfirmed.
         """
         await self._stop_accepting()
         loop = asyncio.get_running_loop()

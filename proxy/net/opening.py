@@ -27,15 +27,13 @@ _FAULTS = 500
 
 
 class Opening:
-    """The part of a session before it is open.
+    """The part of a session before both sides are open.
 
     Args:
-        context: data shared by all sessions.
         producer: the producer's side, connected.
         upstream: the broker's side, not connected yet.
         tasks: tasks that are cancelled at the end of the session.
         opened: called once, when both sides are open.
-        log: logger of the session.
         refusal: reason for refusing the producer; None if it is admitted.
     """
 
@@ -66,7 +64,7 @@ class Opening:
         self._negotiation = reuse.negotiation() if reuse is not None else None
         self._connecting = False
         self._adopting = False
-        #: result of a failed handshake, if the handshake itself can't determine it
+        #: result of a failed handshake, if the handshake itself can't determine the result
         self._failure = ""
 
     def from_producer(self, data: bytes) -> None:
@@ -181,7 +179,7 @@ class Opening:
             link.pause("adopting", paused)
 
     def _consult(self, negotiation: LeaseNegotiation) -> None:
-        """Let the lease negotiation answer on the broker's behalf if it can."""
+        """Let the lease negotiation answer on the broker's behalf if possible."""
         handshake, reuse = self._handshake, self._shared.reuse
         while handshake.to_upstream:
             answer = negotiation.take(handshake.to_upstream)
@@ -191,7 +189,7 @@ class Opening:
             handshake.receive_from_upstream(answer)
 
     def _send(self) -> bool:
-        """Send the handshake's output to both sides. Return whether the handshake needs a connection to the broker."""
+        """Send the handshake's output to both sides; return True if a connection to the broker is needed."""
         handshake, negotiation = self._handshake, self._negotiation
         source: Handshake | LeaseNegotiation = handshake
         if negotiation is not None:
@@ -204,7 +202,7 @@ class Opening:
         return source.wants_upstream
 
     def _go_on(self) -> None:
-        """Send the handshake's output to both sides, and carry out what it requests."""
+        """Send the handshake's output to both sides, and act on the new state of the handshake."""
         handshake = self._handshake
         if self._send() and not self._connecting:
             self._connecting = True

@@ -1,8 +1,7 @@
 """One producer connection and the upstream connection that it leases: sockets, heartbeats, back-pressure and closing.
 
-During the handshake, `opening` handles the received bytes. After the handshake, `relay.relay` handles the bytes, and
-decides what to send and when to close. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec,
-4.2.7.
+During the handshake, `opening` handles the received bytes. Then, `relay.relay` handles the bytes, and decides what to
+send and when to close. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ class Session:
     """One producer connection.
 
     Args:
-        context: data shared by all sessions.
         ended: called once when both sockets are closed.
         refusal: reply text with which the producer is refused after the handshake; None if it is admitted.
     """
@@ -218,9 +216,7 @@ class Session:
             self._opening.from_upstream(data)
 
     def _flush(self, relay: Relay, now: float) -> None:
-        """Send the relay's output to both sides, start its requests, and close the socket of each side that has
-        finished.
-        """
+        """Send the relay's output to both sides, start its requests, and close the sockets that are done."""
         connection = relay.connection
         if connection.to_upstream:
             self._heartbeats.wrote_upstream_at = now
@@ -254,7 +250,7 @@ class Session:
             self._flush(self.relay, monotonic())
 
     def audit_durable(self, sequence: int) -> None:
-        """Release confirms that waited for audit lines, since the lines up to this number are on disk now."""
+        """Release confirms that waited for audit lines up to this number, which are now on disk."""
         if self.relay is not None and (delayed_confirms := self.relay.connection.delayed_confirms):
             delayed_confirms.durable(sequence)
             self._flush(self.relay, monotonic())
@@ -266,9 +262,7 @@ class Session:
             self._flush(self.relay, monotonic())
 
     def audit_full(self, full: bool) -> None:
-        """While the audit log is full, pause the producer if it has published. Connections that only consume
-        continue.
-        """
+        """Pause the producer while the audit log is full, unless the connection only consumes."""
         if self.relay is not None and (not full or self.relay.connection.published):
             self._pause_producer("audit", full)
 
@@ -321,7 +315,7 @@ class Session:
 
     def _ending(self, relay: Relay) -> None:
         if self._throttle is not None:
-            self._throttle.end()  # its final frames must be read
+            self._throttle.end()  # the producer's final frames must be read
         phase = relay.connection.lifecycle.phase
         if phase is Phase.PRODUCER_CLOSES:
             return  # the broker is still processing earlier frames; the producer decides how long to wait
@@ -336,9 +330,7 @@ class Session:
             self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self.abort)
 
     def _close_producer(self, relay: Relay) -> None:
-        """Close the producer's socket after everything is sent. If the producer has to close it, leave it open until
-        the deadline.
-        """
+        """Close the producer's socket once everything is sent, unless the producer must close it by the deadline."""
         if not relay.connection.close_is_delayed and not relay.connection.lifecycle.producer_ends:
             self.producer.close()
 

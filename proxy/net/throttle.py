@@ -1,8 +1,8 @@
-"""Slows down producers that exceed the rate limits of their user or spend regex budgets.
+"""Slows down producers that exceed their user's rate limits or spend regex budgets.
 
 `Throttle` charges each read to the user (`relay.rate_limits`). While the user is in debt, the producer's socket is not
 read; RabbitMQ's flow control works in the same way. If the debt lasts longer than the configured patience, a timer or
-the next read closes the channel or connection with the reason. Without limits there is no `Throttle`.
+the next read closes the channel or connection with the reason. If there are no limits, no `Throttle` is created.
 
 Sources: architecture, "One publish in, one publish out" (back-pressure); RabbitMQ guide "Flow Control".
 """
@@ -25,9 +25,9 @@ _WORDS = {"publish_rate": "publishes per second", "publish_bytes": "bytes per se
 
 
 class RegexPacing:
-    """Limits producers whose publishes spend regex budgets to a tenth of the total time.
+    """Limits the decisions that spend regex budgets to a tenth of the total time.
 
-    Each decision for such a publish takes milliseconds, during which no other connection is served.
+    Each of these decisions takes milliseconds, during which no other connection is served.
     """
 
     __slots__ = ("_next",)
@@ -52,7 +52,6 @@ class Throttle:
     Args:
         allowance: rate limit of the producer's user.
         relay: counts publishes, and closes the channel or connection.
-        counters: counters of limits.
         pause: pauses or resumes reading the producer.
         refused: called when the relay has closed the channel or connection.
     """

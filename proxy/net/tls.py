@@ -4,8 +4,7 @@ Contexts are created when the sidecar starts and again at each reload; establish
 Neither keys nor the contents of files are ever shown.
 
 The expiry of our own certificates is read from their PEM text, since Python's `ssl` provides it only for peers'
-certificates. The parser gets only certificates that OpenSSL has accepted, so it validates only the fields that it
-reads.
+certificates. OpenSSL has already accepted these certificates, so the parser validates only the fields that it reads.
 
 Sources: RFC 5246, RFC 8446; RabbitMQ "TLS Support"; Python's `ssl`; RFC 5280, 4.1 and 4.1.2.5; X.690, 8.1 (DER).
 """
@@ -121,7 +120,7 @@ class ClientTls:
     """TLS settings for connections to a broker.
 
     Args:
-        ca: file of trusted CA certificates; None for the system's.
+        ca: file with trusted CA certificates; None for the system's CA certificates.
         server_name: name that the certificate must have; None for the host name.
         certificate: our client certificate; None if there is none.
         key: private key of the certificate.
@@ -135,11 +134,7 @@ class ClientTls:
     verify: bool = True
 
     def context(self) -> ssl.SSLContext:
-        """Read the files.
-
-        Raises:
-            ConfigError: a file can't be used; the message contains the reason.
-        """
+        """Read the files; see `ServerTls.context`."""
         context = ssl.create_default_context() if self.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = _OLDEST
         if self.ca is not None:
@@ -152,7 +147,7 @@ class ClientTls:
         return context
 
     def words(self, error: BaseException) -> str:
-        """Describe an error of a connection with these settings, without the peer's address."""
+        """Describe a connection error that occurred with these settings, without the peer's address."""
         if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNTRUSTED:
             trusted = "the system's CA certificates" if self.ca is None else f"the CA certificates in {self.ca}"
             return f"{words(error)} (not signed by {trusted})"
@@ -160,7 +155,7 @@ class ClientTls:
 
 
 class TlsContexts:
-    """The contexts in use, one for each TLS setting. All contexts are replaced together."""
+    """The contexts in use, one for each set of TLS settings. All contexts are replaced together."""
 
     def __init__(self) -> None:
         self._made: dict[ServerTls | ClientTls, ssl.SSLContext] = {}

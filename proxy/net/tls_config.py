@@ -2,8 +2,7 @@
 
 `SidecarTls` translates settings for `net.tls` and the control plane. `check_settings` and `broker_tls` create contexts
 to find unusable files, report each file at the line that names it, and discard the contexts. The contents of files are
-never shown. Sources: the interface of the configuration and of rules files; RabbitMQ "TLS Support", "Management Plugin"
-(TLS).
+never shown. Sources: RabbitMQ "TLS Support", "Management Plugin" (TLS).
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class SidecarTls:
         self._remote: list[ClientTls] = []
 
     def read(self, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
-        """Read all files, including those of brokers named by the rules (by virtual host and name).
+        """Read all TLS files, including the files of the given brokers (by virtual host and name).
 
         Returns:
             A function that puts the contexts into use for new connections.
@@ -98,8 +97,7 @@ class SidecarTls:
     def management(self) -> TlsSettings | None:
         """Return the TLS settings for the management API.
 
-        These are the settings for the broker, but `server_name` is used only if the API and the broker have the same
-        host.
+        The broker's settings are used, but `server_name` only if the API and the broker have the same host.
         """
         parts = urlsplit(self._management or "")
         if self.upstream is None or parts.scheme != "https":

@@ -1,12 +1,11 @@
 """Opens connections to RabbitMQ, and keeps idle connections for reuse.
 
-`Upstream` tries the addresses in turn, resolves names for each connection, uses TLS if configured, and has a timeout
-for each address.
+`Upstream` tries the addresses in turn, each with a timeout, and resolves names for each connection.
 
 `UpstreamPool` keeps connections that are in their initial state when their producer disconnects. The next producer with
 the same login, virtual host and limits leases one of them (`relay.handshake.lease` decides which). Until then,
 heartbeats are exchanged. If the broker sends any other frame, the connection is unusable and is closed silently.
-Connections are kept only if this is configured.
+Connections are kept only if `upstream.reuse` is set.
 
 Sources: AMQP 0-9-1 spec, 4.2.7; architecture, "One publish in, one publish out".
 """
@@ -29,8 +28,7 @@ from proxy.net.tls import ClientTls, TlsContexts
 from proxy.relay.counters import Counters
 from proxy.relay.handshake.lease import Lease, LeaseNegotiation
 
-#: Timeout for closing a TLS connection, which includes sending buffered bytes and receiving the peer's answer. Sessions
-#: close the connection earlier.
+#: Timeout for closing a TLS connection, including sending buffered bytes. Sessions close the connection earlier.
 LONGEST_CLOSE_SECONDS = 3600.0
 
 
@@ -42,7 +40,6 @@ class Upstream:
         addresses: (host, port), tried in turn.
         connect_seconds: timeout for each address, including TLS.
         tls: None for plain TCP.
-        contexts: the TLS contexts in use.
     """
 
     addresses: Sequence[tuple[str, int]]
@@ -125,7 +122,6 @@ class UpstreamPool:
 
         Args:
             link: the session's link, from which the socket is detached.
-            lease: the lease of the connection.
             heartbeat_seconds: interval negotiated with the broker; 0: no heartbeats.
         """
         transport = link.release()
@@ -142,7 +138,7 @@ class UpstreamPool:
         kept.wait(self._seconds)
 
     async def stop(self) -> None:
-        """Close all kept connections; no more connections are kept."""
+        """Close all kept connections, and keep no more of them."""
         self._stopped = True
         for kept in tuple(self._kept.values()):
             self._drop(kept)
@@ -172,7 +168,6 @@ class _Kept(asyncio.Protocol):
     """One connection without a producer.
 
     Args:
-        transport: the connection's transport.
         heartbeat_seconds: interval negotiated with the broker; 0: no heartbeats.
         over: called when the connection can't be kept any longer.
     """

@@ -2,9 +2,8 @@
 
 Virtual hosts that no rules name also have plans, which are created when the first producer logs in.
 
-Destinations chosen by a client's bindings must be within that client's permissions, which can be checked only on one of
-the client's connections. Any of these connections can be used. The producer whose message chose the destination is
-often a different client.
+Destinations chosen by a client's bindings must be within that client's permissions, which can be checked on any of the
+client's connections, but not on others. The producer whose message chose the destination is often a different client.
 
 Source: architecture, "The control plane"; `relay.token_table`.
 """
@@ -55,7 +54,7 @@ class ClientConnections:
         return any(name == vhost for name, _ in self._open)
 
     async def ask(self, vhost: str, asked: Iterable[PermissionCheck]) -> None:
-        """Check what clients may bind. A client without a connection is refused until it opens a connection."""
+        """Check permissions on clients' connections. A client without a connection is refused until it opens one."""
         waiting = []
         for check in asked:
             client_connections = self._open.get((vhost, check.reach.client))
@@ -113,7 +112,7 @@ class ControlPlane(Protocol):
         """Look up an exchange on the broker; return its type, or None if it does not exist or is an open exchange."""
 
     def changed(self, vhost: str, exchange: bytes) -> None:
-        """Record that a client has declared, deleted, bound or unbound the exchange."""
+        """Record that a client has changed an exchange or its bindings."""
 
 
 class Vhosts:
@@ -122,7 +121,6 @@ class Vhosts:
     Args:
         states: virtual hosts named by rules.
         control: the control plane; None if no rules need it.
-        counters: counters of the process.
         sources: clocks and random numbers.
         rules: settings for client declarations.
         journal: the audit log, if there is one.

@@ -28,8 +28,8 @@ from prometheus_client.registry import Collector
 from proxy.observe.metrics import METRICS, MetricKind, MetricSpec, Row
 from proxy.relay.counters import Counters, Histogram
 
-#: In OpenMetrics, the family name of a counter has no `_total`. The family name of this counter would clash with the
-#: gauge `connections`, so the counter is exposed as a metric of unknown type with unchanged sample names.
+#: In OpenMetrics, a counter's family name has no `_total`. This counter's family name would clash with the gauge
+#: `connections`, so the counter is exposed as a metric of unknown type with unchanged sample names.
 _CLASHING = "oxproxy_connections_total"
 
 
@@ -37,7 +37,6 @@ class Exposition:
     """All metrics of one process.
 
     Args:
-        counters: counters of the process.
         worker: number of this worker, which becomes a label of all metrics; None without workers.
     """
 
@@ -47,13 +46,10 @@ class Exposition:
         self._one_at_a_time = asyncio.Lock()
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Write the page.
+        """Return the page and its content type. The values are not an atomic snapshot.
 
         Args:
             accept: the request's Accept header, which selects OpenMetrics or, by default, the plain text format.
-
-        Returns:
-            The page and its content type. The values are not an atomic snapshot.
         """
         encoder, content_type = choose_encoder(accept)
         openmetrics = content_type.startswith("application/openmetrics-text")
@@ -68,7 +64,6 @@ class SidecarCollector(Collector):
     """Collects every metric of the page.
 
     Args:
-        counters: counters of the process.
         labels: additional labels for all series.
         openmetrics: whether the page is in the OpenMetrics format.
     """

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 MASK = "***"
 #: Values of keys that contain one of these words are never logged.
 _SECRET_KEY = re.compile(r"passw|secret|authorization|credential", re.IGNORECASE)
-#: user:password@ in an address. The match is greedy, since a password may contain an unescaped @ and masking too much
-#: is safe.
+#: user:password@ in an address. Greedy, since a password may contain an unescaped @, and masking too much is safe.
 _ADDRESS = re.compile(r"(://[^\s:/@]*):\S*@")
 #: Maximum number of tracked keys of repeated events; the least recently seen key is dropped first.
 _REPEAT_KEYS = 1024
@@ -55,7 +54,6 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Set up logging for the whole process. Can be called again to change the settings.
 
     Args:
-        settings: the settings.
         stream: output; standard error by default.
     """
     level = _LEVELS[settings.level]
@@ -84,12 +82,7 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
 
 
 class RepeatLimit:
-    """Drops an event with ``repeat=<key>`` if the same event and key were last logged less than `seconds` ago.
-
-    Args:
-        seconds: the interval.
-        clock: returns seconds.
-    """
+    """Drops an event with ``repeat=<key>`` if the same event and key were last logged less than `seconds` ago."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -98,7 +91,7 @@ class RepeatLimit:
         self._lock = Lock()
 
     def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        """Pass the event on, with the number of suppressed events, or drop it."""
+        """Return the event with the number of suppressed events, or drop it."""
         if "repeat" not in event:
             return event
         key = (event.get("event"), event.pop("repeat"))

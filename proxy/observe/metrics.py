@@ -3,7 +3,7 @@
 The names are a documented interface (docs/reference/metrics.md). Label values come from closed sets or from the rules
 files, never from routing keys, users, peers or queues named by producers.
 
-This module only reads counters. The counters are read without a lock, and not in the thread that modifies them.
+This module reads counters without a lock, in a different thread from the event loop, which modifies the counters.
 Dictionaries that may grow are therefore copied first, which is atomic in CPython.
 """
 
@@ -152,10 +152,8 @@ class MetricSpec:
 
     Args:
         name: full name as Prometheus shows it, without the suffixes of a histogram.
-        kind: its type.
-        labels: names of its labels.
-        help: its help text, one sentence.
-        rows: reads its values; not used for a histogram.
+        help: help text, one sentence.
+        rows: reads the values; not used for a histogram.
         histogram: for HISTOGRAM, returns the observations.
     """
 
@@ -175,8 +173,7 @@ def _histogram(name: str, about: str) -> MetricSpec:
     return MetricSpec(f"oxproxy_{name}", MetricKind.HISTOGRAM, (), about, lambda _counters: (), attrgetter(name))
 
 
-#: All metrics of the sidecar, in the order in which the page lists them. prometheus_client adds `process_*` and
-#: `python_info`.
+#: All metrics of the sidecar, in the order of the page. prometheus_client adds `process_*` and `python_info`.
 METRICS: tuple[MetricSpec, ...] = (
     _metric(
         "build_info",

@@ -115,7 +115,7 @@ class Chart(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A named value. The length of its bar is a percentage of the longest bar."""
+    """A named value; ``length`` is a percentage of the longest bar."""
 
     name: str
     value: float
@@ -135,7 +135,7 @@ def rounds(most: float) -> list[float]:
 
 
 def decades(least: float, most: float) -> list[float]:
-    """Return two or more powers of ten, which enclose the two given values."""
+    """Return two or more powers of ten that enclose the two given values."""
     low = math.floor(math.log10(least))
     high = max(low + 1, math.ceil(math.log10(most)))
     return [10.0**power for power in range(low, high + 1)]
@@ -184,7 +184,6 @@ def lines(span: Span, several: Sequence[Series], upright: Upright, title: str) -
 
 
 def bars(items: Sequence[tuple[str, float]]) -> list[Bar]:
-    """Return a bar for each named value."""
     most = max((value for _, value in items), default=0) or 1
     return [Bar(name, value, max(0.3, 100 * value / most)) for name, value in items]
 

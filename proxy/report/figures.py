@@ -52,7 +52,7 @@ class Figures:
     #: publishes by the upper bound of their size class; None for the last class
     sizes: list[tuple[int | None, int]] = field(default_factory=list)
     anomalies: list[Row] = field(default_factory=list)
-    #: message id and steps (see `sql/tables.sql`) for messages that passed through several sidecars
+    #: message id and steps (see `sql/tables.sql`) of each message that passed through several sidecars
     ways: list[tuple[str, list[Row]]] = field(default_factory=list)
     results: dict[str, int] = field(default_factory=dict)  # results other than a plain ack
     rejected: dict[str, int] = field(default_factory=dict)  # invalid lines, by reason

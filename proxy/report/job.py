@@ -192,9 +192,7 @@ class _Run:
         return self.request.wants(day) or self.request.wants(day - _ONE_DAY)
 
     def _is_asked(self, segment: Segment) -> bool:
-        """Return True if a segment belongs to a requested day, or may contain returns for publishes from the last hour
-        of that day.
-        """
+        """Return True if a segment belongs to a requested day, or may contain returns for the day's last publishes."""
         if segment.folder is None or self.request.wants(segment.folder):
             return True
         return _FIRST_HOUR in segment.path

@@ -1,8 +1,7 @@
 """Creates the tables for one day from the partials of its segments.
 
 Each table is created by one statement on the views ``p_NAME`` (see `proxy.report.store`). Sums and histograms are
-added, percentiles are computed from the histograms, ranges of numbers are joined, and returns are matched to publishes
-across segments.
+added, percentiles are computed from histograms, ranges of numbers are joined, and returns are matched to publishes.
 """
 
 from __future__ import annotations
@@ -25,11 +24,9 @@ HISTORY_DAYS, LEAST_DAYS = 28, 3
 #: A value whose modified z-score exceeds the limit is an outlier. The factor makes the median absolute deviation
 #: comparable to a standard deviation. Source: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993.
 LIMIT, _FACTOR = 3.5, 1.4826
-#: A value that deviates from the median by less than this fraction of the median is not an outlier, even if earlier
-#: days were very regular.
+#: Even if earlier days were very regular, an outlier deviates from the median by more than this fraction of the median.
 _LEAST_SHARE = 0.05
-#: Maximum number of messages whose path through several sidecars is kept for the page, and maximum number of steps in
-#: each path.
+#: Maximum number of messages whose path through several sidecars is kept for the page, and of steps in each path.
 WAYS, STEPS = 10, 50
 #: Returns for the publishes of a day may arrive until this long after the end of the day.
 _LATE = timedelta(hours=1)
@@ -79,11 +76,7 @@ class Merge:
         duck.execute("INSERT INTO m_known SELECT" + ", ".join([" unnest(?::VARCHAR[])"] * len(columns)), columns)
 
     def day(self, day: date) -> dict[str, Any]:
-        """Write the tables for a day to the staging directory.
-
-        Returns:
-            Data for the page that is not in any table.
-        """
+        """Write the tables for a day to the staging directory; return the page's data that is in no table."""
         end = datetime.combine(day, time()) + timedelta(days=1) + _LATE
         self._values |= {
             "day": f"DATE '{day}'",
@@ -123,7 +116,7 @@ class Merge:
         }
 
     def _compare_with(self, day: date) -> None:
-        """Load the hours of earlier days from the tables for these days."""
+        """Load the hours of the earlier days with which a day is compared."""
         for other in self._tables.days(names.TRAFFIC):
             if 0 < (day - other).days <= HISTORY_DAYS and other not in self._hours:
                 self._hours.add(other)

@@ -1,7 +1,6 @@
 """Renders pages: self-contained HTML files without network access, scripts or other files.
 
-The page's content security policy prevents browsers from loading anything. The templates escape all data, including
-data from the log.
+The page's content security policy prevents browsers from loading anything. The templates escape all data.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ def render(figures: Figures, days: Days = Days()) -> str:
 
 
 def render_index(rows: Sequence[Mapping[str, Any]], ranges: Sequence[str]) -> str:
-    """Return the index of the pages for single days (rows with the page's name and counts) and for ranges of days."""
+    """Return the index of all pages. Each row contains the name and counts of the page for one day."""
     return _TEMPLATES.get_template("index.html").render(days=rows, ranges=ranges, subject="index")
 
 
 def relinked(page: str, days: Days) -> str:
-    """Return an existing page with new links to days. Text from the log is escaped, so it is never taken for a link."""
+    """Return an existing page with new links to days. Text from the log is escaped, so it can't contain links."""
     navigation = _TEMPLATES.get_template("days.html").render(days=days)
     return _NAVIGATION.sub(lambda _: navigation, page, count=1)
 

@@ -3,12 +3,11 @@
 A segment is read only once: its partial contains all the data that the tables and the page need later. DuckDB parses
 and aggregates (see the measurements in tests/bench/README.md), while Spark only delivers the bytes and collects the
 result. A partial is a set of small tables (`PARTIALS`). Sums, minima and maxima can be merged directly. Times and sizes
-are stored as histograms of rounded values, which are merged by adding counts. A channel's publish numbers are stored as
-ranges. The number of examples is limited.
+are stored as histograms of rounded values, which are merged by adding counts. Publish numbers are stored as ranges.
 
 A publish and the settle record of its return may be in different segments. A partial therefore keeps all settle records
 of returns, the publishes to which the settle records in the same segment refer, and the last publishes in the segment
-(`TAIL`). If a return in a later segment refers to a publish before the tail, it is counted as unmatched.
+(`TAIL`). If a return in a later segment refers to a publish before the tail, the return is counted as unmatched.
 """
 
 from __future__ import annotations
@@ -34,18 +33,17 @@ import duckdb
 
 #: Directory of partials in an output directory. The number identifies the format of the partials.
 FOLDER = "_partials/1"
-#: Supported version of records; new fields do not change it.
+#: Supported version of records; new fields do not change the version.
 VERSION = 1
 #: Reasons why lines are invalid: truncated by a crash, not a record, or written by a newer sidecar.
 TORN, FOREIGN, NEWER = "torn", "foreign", "version"
-#: Maximum number of characters kept per invalid line, and maximum number of invalid lines kept per segment. All invalid
-#: lines are counted.
+#: Maximum numbers of characters kept per invalid line, and of invalid lines kept per segment. All lines are counted.
 LINE_CHARACTERS, KEPT_LINES = 8192, 1000
 #: Publishes at the end of a segment that can still be matched to a return in a later segment. These are the last 2,000
 #: publishes or, if there were more in the last 60 seconds, all publishes of that period, up to 20,000.
 TAIL, TAIL_SECONDS, LONGEST_TAIL = 2_000, 60, 20_000
-#: Number of publishes per segment whose whole path is kept. Publishes with the smallest hashes of the message id are
-#: chosen, so that all segments choose the same messages.
+#: Number of publishes per segment whose whole path through several sidecars is kept: the publishes with the smallest
+#: hashes of the message id, so that the same messages are chosen in all segments.
 SAMPLE = 1_000
 #: Significant digits of times and sizes. Rounding errors are then at most 0.05 % and 0.5 %, respectively.
 TIME_DIGITS, SIZE_DIGITS = 4, 3
@@ -56,8 +54,7 @@ BLOOM_BITS, BLOOM_HASHES = 10, 4
 
 #: Number of bytes of text aggregated in one step, and number of bytes decompressed in one step.
 _GROUP, _CHUNK = 96 << 20, 4 << 20
-#: Longer lines are truncated. DuckDB must accept this length plus a chunk, and three times as much if the text is not
-#: UTF-8.
+#: Longer lines are truncated. DuckDB must accept this length plus a chunk, or three times as much if not UTF-8.
 _LONGEST_LINE, _LONGEST_OBJECT = 8 << 20, 3 * (8 << 20) + 3 * _CHUNK + 2
 _BLANK = b" \t\r\n"
 _LINES_AT_ONCE = 4096
@@ -147,9 +144,8 @@ def texts(pieces: Iterable[bytes]) -> Iterator[str]:
 class Reader:
     """Reads segments in sequence; `pieces` yields the partials of a group of segments.
 
-    The text of a segment is written to a file, since DuckDB's reader for JSON files needs a third of the time that
-    DuckDB's string functions need, and does not hold the text in memory. Each group is read in one transaction, which
-    halves the cost of inserting.
+    The text of a segment is written to a file, since DuckDB's JSON reader is three times as fast as DuckDB's string
+    functions, and does not hold the text in memory. A transaction per group halves the cost of inserting.
 
     Args:
         traced: whether the trace table is requested.
@@ -241,12 +237,12 @@ def bloom_place(of: str, number: int, size: str) -> str:
 
 
 def bloom_size(ids: int) -> int:
-    """Return the number of bits of a bloom filter for a number of message ids."""
+    """Return the size of a bloom filter, in bits, for a number of message ids."""
     return 1 << max(6, (ids * BLOOM_BITS - 1).bit_length())
 
 
 def folder_day(path: str) -> date | None:
-    """Return the day of the date directory in a segment's path; None if the path has no such directory."""
+    """Return the day of the date directory in a segment's path; None if there is no such directory."""
     for part in path.split("/")[-2::-1]:
         if part.startswith("date="):
             try:
@@ -257,7 +253,7 @@ def folder_day(path: str) -> date | None:
 
 
 def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[Piece]:
-    """Read the segments of a task (path, time of modification, content) and yield their partials."""
+    """Read a task's segments, given as (path, time of modification, content), and yield their partials."""
     whole = (
         (path, modified, len(content), inflated(bytes(content), path.endswith(".gz")), _digest(content))
         for path, modified, content in segments
@@ -266,7 +262,7 @@ def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[P
 
 
 def read_lines(lines: Iterable[tuple[str, int, int, bytes]], traced: bool) -> Iterator[Piece]:
-    """Read segments of any size, line by line (path, time of modification, size, line), and yield their partials."""
+    """Read segments of any size from rows of (path, time of modification, size, line), and yield their partials."""
 
     def ended(rows: Iterable[tuple[str, int, int, bytes]], digest: hashlib.blake2b) -> Iterator[bytes]:
         while piece := b"".join(bytes(row[3]) + b"\n" for row in itertools.islice(rows, _LINES_AT_ONCE)):

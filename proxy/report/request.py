@@ -1,7 +1,6 @@
 """Parameters of a report.
 
-This module is independent of Spark, since the command line builds a request before it checks whether Spark is
-installed.
+This module does not import Spark, since the command line builds a request before it checks for Spark.
 """
 
 from __future__ import annotations

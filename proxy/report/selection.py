@@ -1,6 +1,4 @@
-"""Selects the rows for a page from the tables. A page contains only the rows with the greatest values; the tables
-contain all rows.
-"""
+"""Selects the rows for a page from the tables: only the rows with the greatest values."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ from proxy.report.partials import statements
 MOST_ROWS, MOST_FINDINGS = 20, 60
 #: Maximum number of messages whose path through several sidecars is shown.
 MOST_WAYS = 10
-#: Maximum number of columns in the chart over time, so that each column is visible, and possible widths of a column in
-#: minutes.
+#: Maximum number of columns in the chart over time (each must be visible), and possible widths of a column in minutes.
 MOST_STEPS, _STEPS = 150, (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 10080)
 #: Tables on the page.
 SHOWN = tuple(name for name in names.TABLES if name != names.TRACE)

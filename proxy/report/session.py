@@ -2,8 +2,7 @@
 
 By default, Spark uses all cores of this machine, listens only on loopback and has no web page. On a cluster,
 spark-submit or ``--master`` determines the master and all other settings. The JVM only lists files and moves bytes to
-and from Python. A small heap, the serial collector and the C1 compiler are therefore sufficient, whether the log has 7
-records or 20 million.
+and from Python. A small heap, the serial collector and the C1 compiler are therefore sufficient for 20 million records.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ FIXED = {
     "spark.sql.parquet.compression.codec": "uncompressed",
     # The driver already has the names of the segments, so no job is needed to list them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
-    # DuckDB's memory is released before the tables are created.
+    # The end of the worker processes releases DuckDB's memory before the tables are created.
     "spark.python.worker.reuse": "false",
     # Retention may remove a segment between listing and reading.
     "spark.sql.files.ignoreMissingFiles": "true",
@@ -82,9 +81,7 @@ def session(request: Request) -> Iterator[SparkSession]:
 
 
 def chosen(request: Request, environment: Mapping[str, str]) -> dict[str, str]:
-    """Choose the initial settings. The choice depends on whether spark-submit started this process, according to the
-    environment.
-    """
+    """Choose the initial settings; ``environment`` shows whether spark-submit started this process."""
     wanted = dict(FIXED)
     local = request.master is None and _SUBMITTED not in environment
     if local or (request.master or "").startswith("local"):

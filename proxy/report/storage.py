@@ -5,8 +5,7 @@ tables in place, and writing the page. A path without a scheme is on Hadoop's de
 
 `find_segments` finds closed segments of the audit log. The log's directories ``date=YYYY-MM-DD`` may be in the input
 directory itself or in subdirectories, such as one for each sidecar. Names that begin with ``_`` or ``.`` are skipped,
-since a segment that is being written has such a name. Files outside the date directories are *loose*: their day can be
-determined only from their lines.
+since a segment that is being written has such a name. Files outside the date directories are *loose*.
 
 Source: Hadoop's FileSystem API, used through Spark's gateway to the JVM.
 """
@@ -195,7 +194,7 @@ class Storage:
                 stream.close()
 
     def read_json(self, path: str) -> dict[str, Any]:
-        """Read a JSON object. It is empty if the file does not exist, or if a killed run left the file incomplete."""
+        """Read a JSON object; return {} if the file does not exist or was left incomplete by a killed run."""
         try:
             content: dict[str, Any] = json.loads(self.read(path)) if self.exists(path) else {}
         except ValueError:

@@ -30,11 +30,10 @@ PACKING = 12
 #: Approximate limit, in bytes, of the text read by one Spark job. A killed run loses at most the results of one job.
 _JOB_TEXT = 8 << 30
 #: Each core runs one task, or up to three tasks if each of them reads at least this number of stored bytes. Starting a
-#: task takes about as long as reading 1 MiB. In a long job with several tasks per core, all cores finish at about the
-#: same time.
+#: task takes as long as reading 1 MiB, but with several tasks per core, all cores finish at about the same time.
 _TASK_BYTES, _TASKS_PER_CORE = 12 << 20, 3
 #: Stored segments up to this size are held in memory, one per core; larger segments are read line by line. A sidecar's
-#: segments contain at most 128 MiB of text, and have about a tenth of this size when compressed.
+#: segment contains at most 128 MiB of text, which compression reduces to about a tenth.
 _WHOLE_BYTES = 24 << 20
 #: Maximum size of files that are joined, and number of such files above which the files are joined.
 _SMALL_FILE, _MOST_FILES = 8 << 20, 60
@@ -176,8 +175,7 @@ class Partials:
     def _rewrite(self, paths: Sequence[str], condition: str) -> None:
         """Write the effective partials that meet a condition to one new file, which replaces the given files.
 
-        The partials get new numbers. If the process is killed before the old files are removed, `load` therefore uses
-        only one of the two versions.
+        The partials get new numbers, so that `load` uses only one version even if a killed run left the old files.
         """
         batches = [batch for batch, local in self._batches.items() if local in {self._files[path] for path in paths}]
         if not batches:

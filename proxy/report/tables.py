@@ -1,9 +1,9 @@
 """Defines the names of a report's tables, and replaces the tables for a day.
 
 The new tables for a day are first written next to the old tables; then each old directory is removed, and the new
-directory is moved into place. The inputs of a day's tables are recorded in ``_days/``. This record is removed before
-the replacement and written again afterwards. If a run is killed in between, the next run therefore creates the tables
-again. Concurrent runs with the same output are not supported.
+directory is moved into place. The inputs of a day's tables are recorded in ``_days/``. The record is deleted before the
+replacement and written again afterwards. If a run is killed in between, the next run creates the tables again.
+Concurrent runs with the same output are not supported.
 
 A day with records has a directory in each table, possibly with a file without rows, so that readers always find the
 columns. A day without records has no directory.

@@ -1,7 +1,7 @@
 """Finds all records of one message in the audit log, for ``oxproxy trace``.
 
-The segments are read directly. A segment is skipped if its partial in a report (time, bloom filter) shows that it can't
-contain the message. Spark is started only for file systems that require it, and runs no jobs.
+The segments are read directly. A segment is skipped if the bloom filter in its partial shows that the segment can't
+contain the message. Spark is started only for file systems that require Spark, and runs no jobs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Found:
 
 
 def trace(message_id: str, request: Request, report: str | None) -> Found:
-    """Find all records of a message. The partials in a report's output show which segments can be skipped.
+    """Find all records of a message. If the output directory of a report is given, some segments can be skipped.
 
     Raises:
         ConfigError: the directory does not exist or can't be read.

@@ -32,7 +32,7 @@ _TESTS_ENDINGS = ("_test.yaml", "_test.yml")
 
 
 def is_tests_file(name: str) -> bool:
-    """Return True if this is the name of a test file, which no sidecar loads."""
+    """Return True if the file is a test file, which no sidecar loads."""
     return name.endswith(_TESTS_ENDINGS)
 
 
@@ -74,7 +74,6 @@ class Faults:
         self.warnings.append(ConfigWarning(place, key, message))
 
     def check(self) -> None:
-        """Raise ConfigErrors if any error was added."""
         if self.errors:
             raise ConfigErrors(self.errors)
 
@@ -147,8 +146,7 @@ class Mapping:
 
 
 Node: TypeAlias = Scalar | Sequence | Mapping
-#: Returns the replacement for an item of ``exchanges[].bindings``, given the item and the indexes of exchange and
-#: binding.
+#: Returns the replacement for an item of ``exchanges[].bindings``, given the item and the two indexes.
 BindingReader: TypeAlias = Callable[[Node, int, int], Any]
 
 
@@ -241,16 +239,13 @@ _QUOTE = "put a value in quotes if it begins with one of # * & ! | > % @ ` [ { o
 def read_document(
     data: str | bytes, source: str, faults: Faults, read_binding: BindingReader | None = None
 ) -> Node | None:
-    """Read the single document of a file.
+    """Return the root node of a file's single document; None if the file is empty or has a syntax error.
 
     Args:
         data: the file's content; bytes must be UTF-8.
         source: the file's name for error messages.
         faults: receives all errors. Reading stops at a syntax error.
         read_binding: replaces bindings during reading, to keep the tree small, since there may be 100,000 bindings.
-
-    Returns:
-        The root node; None if the file is empty or has a syntax error.
     """
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data.removeprefix(_MARK)
     try:
@@ -265,7 +260,7 @@ def read_document(
             return _Composer(parser.get_event, source, faults, read_binding).document()
         finally:
             parser.dispose()
-    # No partial tree is returned, since its errors would only be consequences of this error.
+    # No partial tree is returned, since errors found in it would only be consequences of this error.
     except ConfigError as error:
         faults.errors.append(error)
     except yaml.YAMLError as error:

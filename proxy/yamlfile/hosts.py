@@ -53,7 +53,7 @@ def parse_address(text: str, least: int = 1) -> HostPort:
 
 
 def is_own_address(host: str, port: int, listening: Collection[tuple[str, int]]) -> bool:
-    """Return True if, judging by its text, an address is one of our listening addresses.
+    """Return True if an address is one of our listening addresses. Host names are not resolved.
 
     Args:
         listening: our listening addresses as (host, port).
@@ -82,7 +82,7 @@ def _is_any(host: str) -> bool:
 
 
 def listen_conflict(first: HostPort, second: HostPort) -> bool:
-    """Return True if, judging by their text, two listen addresses conflict. Port 0 means any free port."""
+    """Return True if two listen addresses conflict. Host names are not resolved. Port 0 means any free port."""
     if first.port != second.port or not first.port:
         return False
     ours, theirs = _bound(first.host), _bound(second.host)
@@ -90,7 +90,7 @@ def listen_conflict(first: HostPort, second: HostPort) -> bool:
 
 
 def _bound(host: str) -> frozenset[IPv4Address | IPv6Address | str]:
-    """Return the addresses that are occupied by listening on a host, judging by the text of the host."""
+    """Return the addresses that a listener on a host occupies. No host name other than localhost is resolved."""
     if host.lower() == "localhost":
         return frozenset((ip_address("127.0.0.1"), ip_address("::1")))
     try:

@@ -1,8 +1,7 @@
 """Reads YAML files with pydantic models: defines types of values, and reports invalid values.
 
-`read_model` is the adapter. It validates a tree of nodes with a model and reports every pydantic error at the file,
-line, column and key of its node. Invalid values are replaced by their defaults, so that later checks report their
-errors in the same run.
+`read_model` is the adapter. It validates a tree of nodes with a model and reports every pydantic error with the file,
+line, column and key of its node. Invalid values are replaced by defaults, so that later checks also run.
 
 A type states which values it expects, with `Expected` or one of the types below. No message contains a secret.
 """
@@ -118,7 +117,7 @@ def read_model(model: type[M], node: Node, faults: Faults, path: str = "") -> M 
         node: the mapping, or the node that the file contains instead of a mapping.
 
     Returns:
-        The model without the invalid values; None if required values are then missing.
+        The model without the invalid values; None if a required value is missing or invalid.
     """
     data = _plain(node)
     reported = False
@@ -143,10 +142,9 @@ def _causes(details: list[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _plain(node: Node) -> object:
-    """Convert a tree to input for pydantic. Nodes that no type accepts remain nodes.
+    """Convert a tree to input for pydantic. Nodes that no type accepts are not converted.
 
-    These are local tags, floats, and nodes for missing values. Types accept floats only as results of converting
-    durations and times.
+    These are local tags, floats, and nodes for missing values. Floats are valid only as converted durations and times.
     """
     if isinstance(node, Mapping):
         return {key.text: _plain(child) for key, child in node.entries}
@@ -306,9 +304,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def warn_of_variables(node: Node, path: str, faults: Faults) -> None:
-    """Warn about strings that look like shell or template variables, which are not expanded. The text is never
-    shown.
-    """
+    """Warn, without showing the text, about strings that look like shell or template variables."""
     if isinstance(node, Mapping):
         for key, child in node.entries:
             warn_of_variables(child, join(path, key.text), faults)
@@ -441,7 +437,6 @@ def _address(least: int) -> Parsed:
 
 
 def fault(message: str) -> PydanticCustomError:
-    """Return an error with a complete message."""
     return PydanticCustomError("fault", "{message}", {"message": message})
 
 

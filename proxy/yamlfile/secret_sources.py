@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class MissingSecret(Exception):  # noqa: N818 - an operator's error, not an error of the program
-    """A secret that can't be read; the message contains no part of it."""
+    """A secret can't be read; the message contains no part of the secret."""
 
 
 def read_secret_source(source: str | Path, environ: Mapping[str, str]) -> bytes:

@@ -274,7 +274,7 @@ def test_a_new_certificate_is_shown_by_all_workers_and_one_without_its_key_by_no
         ),
         (
             "{workers: 2, admin: {address: 127.0.0.1:65535}}",
-            "1:22: admin.address: workers: 2 needs ports up to 65536, expected at most 65535",
+            "1:22: admin.address: 2 workers need ports up to 65536, expected at most 65535",
         ),
         (
             "{workers: 2, listen: [{address: 127.0.0.1:0}]}",

@@ -1,6 +1,6 @@
-"""Run the benchmark against a private broker: `python -m tests.bench`, and `--help` for its options.
+"""Run the benchmark against a private broker: `python -m tests.bench`; `--help` lists the options.
 
-Prints the table, writes the JSON file, and exits with 0 whatever was reached: it is never a gate.
+Prints the table and writes the JSON file. The exit status does not depend on the results.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def measure(session: Session, rounds: int) -> None:
 
 def main() -> int:
     options = arguments()
-    # SIGTERM ends the children too, as a KeyboardInterrupt does.
+    # On SIGTERM, the child processes are also ended, as on a KeyboardInterrupt.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     terms = Terms(seconds=options.seconds, producers=options.producers)
     command = shlex.join(["python", "-m", "tests.bench", *sys.argv[1:]])

@@ -1,6 +1,6 @@
-"""Who takes part in a benchmark? Starts the ways to the broker and the producers when first asked for.
+"""Starts the relays and producers of a benchmark when they are first used.
 
-What failed to start is not tried again, so that one broken way costs one deadline and the other cases go on.
+A process that failed to start is not started again, so that the failure costs only one deadline and other cases run.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from tests.private_broker import PrivateBroker, free_port
 OXPROXY = str(Path(sys.executable).with_name("oxproxy"))
 FOLLOWERS = 1_000
 REST_SECONDS = 0.003
-"""Of the resting relay: long enough for many confirms."""
+"""Pause of the resting relay after a read, which is long enough for many confirms to arrive."""
 FILL_SECONDS = 0.05
-"""How long a queue is filled for each message of the consumer's prefetch: where that is one, each is a round trip."""
+"""How long a queue is filled per message of the consumer's prefetch. With a prefetch of 1, each message takes a round
+trip."""
 PING_WARM_UP = 5
-"""Publishes at the head of each block of pings that are not counted: they wake three processes."""
+"""Publishes at the start of each block of pings that are not counted, since they wake three processes."""
 
 Key = TypeVar("Key")
 Found = TypeVar("Found")
@@ -40,17 +41,17 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How long and how hard each case is run."""
+    """Duration of each case, and number of producers."""
 
     seconds: float = 1.5
     warm_up_seconds: float = 0.5
     producers: int = 1
     wrap: tuple[str, ...] = ()
-    """A command to run the sidecar under, such as a profiler's."""
+    """A command that runs the sidecar, such as a profiler."""
 
 
 class Arena:
-    """A private broker and what stands in front of it, for as long as the context lasts."""
+    """A private broker, and the processes in front of it, until the context ends."""
 
     def __init__(self, broker: PrivateBroker, folder: Path, terms: Terms) -> None:
         self.broker = broker
@@ -71,7 +72,7 @@ class Arena:
         self._children.close()
 
     def run(self, case: Case) -> Sample:
-        """One sample of a case at full speed, with the CPU time of every way and of the broker."""
+        """Run a case once at full speed; the sample contains the CPU time of every process."""
         return self._consume(case) if case.prefetch else self._publish(case)
 
     def _publish(self, case: Case) -> Sample:
@@ -93,7 +94,7 @@ class Arena:
         return Sample(per_second, cpu)
 
     def _consume(self, case: Case) -> Sample:
-        """Fill the queue at the broker itself, then let a consumer take all of it through the way of the case."""
+        """Fill the queue directly at the broker, then let a consumer read all messages through the case's process."""
         consumer, filler = self.consumer(case), self.producers(replace(case, name=CONSUMED, way=Way.BROKER))[0]
         with Link(self.broker.host, self.broker.port) as link:
             link.call(commands.Queue.Purge(queue=CONSUMED), commands.Queue.PurgeOk)
@@ -106,22 +107,21 @@ class Arena:
         return Sample(run["confirmed"] / run["seconds"], cpu)
 
     def consumer(self, case: Case) -> Producer:
-        """The consumer of a case, waiting."""
+        """Return the consumer of a case, which waits for commands."""
         plan: dict[str, object] = {"port": self.port(case.way), "queue": CONSUMED, "prefetch": case.prefetch}
         make = partial(Producer, case.name, self.folder, plan, "consumer")
         return once(self._producers, f"{case.name} (consumer)", lambda: [self._children.enter_context(make())])[0]
 
     def ping(self, case: Case, count: int) -> list[float]:
-        """Seconds to each confirm of `count` publishes, one at a time."""
+        """Send `count` publishes one by one; return the seconds from each publish to its confirm."""
         times: list[float] = self.producers(case)[0].ask({"ping": count + PING_WARM_UP})
         return times[PING_WARM_UP:]
 
     def producers(self, case: Case) -> list[Producer]:
-        """The generators of a case, connected and waiting."""
+        """Return the generators of a case, which are connected and wait for commands."""
         return once(self._producers, case.name, lambda: self._start_producers(case))
 
     def port(self, way: Way) -> int:
-        """The port at which this way to the broker listens."""
         return self._way(way)[0]
 
     def pid(self, way: Way) -> int:
@@ -130,14 +130,13 @@ class Arena:
     def start_sidecar(
         self, name: str, rules: Path, wrap: tuple[str, ...] = (), settings: str = "", admin_port: int = 0
     ) -> tuple[int, int]:
-        """A sidecar with this rules file; returns its port and its process id once it says it is ready.
+        """Start a sidecar with a rules file; return its port and its process id once it is ready.
 
         Args:
-            name: of its files.
-            rules: its rules file.
-            wrap: a command to run it by.
-            settings: lines of its configuration beside what each has.
-            admin_port: where its pages are, 0 for any port.
+            name: name of the sidecar's files.
+            wrap: a command that runs the sidecar.
+            settings: additional lines of the configuration.
+            admin_port: port of the admin address; 0 for any port.
         """
         port, admin_port = free_port(), admin_port or free_port()
         config = arrangement.sidecar_config(
@@ -154,7 +153,7 @@ class Arena:
         return port, child.pid
 
     def end_sidecar(self, pid: int) -> None:
-        """End a sidecar before the others, with everything that it asks of the broker."""
+        """End a sidecar before the others, so that it no longer queries the broker."""
         self._sidecars[pid].stop()
 
     def _way(self, way: Way) -> tuple[int, int]:
@@ -236,7 +235,7 @@ class Arena:
 
 
 def once(known: dict[Key, Found | ChildError], key: Key, start: Callable[[], Found]) -> Found:
-    """What `start` gives, or raises as ChildError, the first time that `key` is asked for."""
+    """Return the result of `start` for a key, or raise its ChildError again. `start` is called only once per key."""
     if key not in known:
         try:
             known[key] = start()
@@ -249,7 +248,7 @@ def once(known: dict[Key, Found | ChildError], key: Key, start: Callable[[], Fou
 
 
 def listens(port: int) -> bool:
-    """Whether somebody accepts connections at this port of the loopback."""
+    """Return True if a process accepts connections at this port on loopback."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:

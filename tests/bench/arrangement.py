@@ -1,7 +1,7 @@
-"""Which exchanges, queues and rules do the cases publish to? Declares them, and writes the sidecar's files.
+"""Declares the exchanges and queues of the cases, and writes the sidecar's files.
 
-In every case each message ends in exactly one of ten short queues, taken in turn, so that what the broker has
-to do after routing is equal; but for those that are about eight queues at once. Measures nothing.
+Except in the cases with eight queues per message, each message reaches exactly one of ten short queues, in turn, so
+that the broker's work after routing is the same in all cases.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from tests.bench.link import Link
 from tests.rabbitmq import Broker
 
 MAX_LENGTH = 1_000
-"""Messages a queue keeps; older ones are dropped, so that the broker's memory is never what is measured."""
+"""Length limit of a queue. Older messages are dropped, so that the broker's memory does not affect the results."""
 NOWHERE = "bench.nowhere"
-"""An ordinary exchange without bindings, and a kind that no rule names: what is sent there is dropped."""
+"""An ordinary exchange without bindings, which drops messages. Also used as a kind that no rule names."""
 
 Arguments = Callable[[int], str]
 
@@ -44,7 +44,7 @@ def queue(number: int) -> str:
 
 
 def declare(broker: Broker) -> None:
-    """Make the queues and the ordinary exchange that the direct and the pass-through cases use."""
+    """Declare the queues, and the ordinary exchanges used by the direct and the pass-through cases."""
     with Link(broker.host, broker.port) as link:
         for name in ("bench.direct", "bench.direct-eight", "bench.remote", NOWHERE):
             link.call(commands.Exchange.Declare(exchange=name, durable=True), commands.Exchange.DeclareOk)
@@ -72,7 +72,7 @@ def eight_queues(number: int) -> list[str]:
 
 
 def declare_as_client(broker: Broker, port: int) -> None:
-    """Make the open exchange that no rules file has, through the sidecar at a port."""
+    """Declare the open exchange that is in no rules file, through the sidecar at a port."""
     with Link(broker.host, port) as link:
         declare = commands.Exchange.Declare(exchange="bench.declared", exchange_type="x-open", durable=True)
         link.call(declare, commands.Exchange.DeclareOk)
@@ -111,7 +111,7 @@ def by_amount(number: int) -> str:
 
 
 def mixed(number: int) -> str:
-    """The first ten bindings are true for the messages of the cases; all others for none."""
+    """Return the arguments of a binding. Only the first ten bindings match messages of the cases."""
     if number in MIXED_REGEXES:
         return by_pattern(number)
     ways = (by_kind, by_key, by_amount, lambda at: f'"x-?hkv= region": region.{at}', lambda at: f"x-?rkta: bill.{at}.*")
@@ -119,7 +119,7 @@ def mixed(number: int) -> str:
 
 
 def exchange_rules(name: str, count: int, arguments: Arguments) -> str:
-    """One open exchange of a rules file, its bindings spread over the queues."""
+    """Return an open exchange for a rules file, with its bindings distributed over the queues."""
     bindings = (
         f"      - queue: {queue(number)}\n        arguments: {{{arguments(number)}}}\n" for number in range(count)
     )
@@ -132,7 +132,7 @@ def rules_file(path: Path, exchanges: Iterable[str], addresses: Iterable[str] = 
 
 
 def address_rules(broker: Broker, count: int) -> Iterable[str]:
-    """An address table with ``count`` rules that no publish meets but the last one, and the broker as another one."""
+    """Yield an address table with ``count`` rules, of which three match publishes, and with a link to the broker."""
     yield f"brokers:\n  other: {{address: '{broker.address}', username: {broker.username}, "
     yield f"password: {broker.password}, vhost: /}}\naddresses:\n"
     yield "  - {pattern: /exchange/bench.local/*, translation: /exchange/bench.direct/$1}\n"
@@ -168,7 +168,7 @@ def large_rules(folder: Path, broker: Broker) -> Path:
 
 
 def real_rules(folder: Path) -> Path:
-    """The exchanges of the cases of real traffic, without an address table."""
+    """Write the exchanges used by the cases with real traffic, without an address table."""
     return rules_file(
         folder / "real.yaml",
         (
@@ -181,12 +181,11 @@ def real_rules(folder: Path) -> Path:
 
 
 def many_rules(folder: Path) -> Path:
-    """10,000 bindings of one exchange: the file whose loading is timed."""
+    """Write one exchange with 10,000 bindings, the file whose loading is timed."""
     return rules_file(folder / "many.yaml", (exchange_rules("bench.load", MANY, by_kind),))
 
 
 def sidecar_config(path: Path, broker: Broker, port: int, admin_port: int, rules: Path) -> Path:
-    """A configuration of the sidecar with one rules file."""
     lines = [
         "listen:",
         f"  - address: 127.0.0.1:{port}",
@@ -217,6 +216,6 @@ listen amqp
 
 
 def haproxy_config(path: Path, broker: Broker, port: int) -> Path:
-    """HAProxy as Debian ships it, in TCP mode, on one thread as the sidecar is."""
+    """Write a configuration for HAProxy in TCP mode with one thread, like the sidecar."""
     path.write_text(HAPROXY_CONFIG.format(port=port, address=broker.address))
     return path

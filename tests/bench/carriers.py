@@ -1,11 +1,11 @@
-"""What messages cost the broker on carriers of each type, by the number of their bindings.
+"""Measures the broker's cost of messages on each type of carrier, by the number of bindings.
 
-``python -m tests.bench.carriers`` measures two things on a private broker. First straight at the broker: CPU of the
-broker per message with one token and with three in ``BCC``, by type of the carrier and form of the tokens; where the
-lines cross is `proxy.relay.tokens.FEW_DESTINATIONS`. Then through the sidecar: publishes a second to an exchange with
-so many destinations, relative to publishes straight to an exchange of the broker with as many bindings: a topic
-exchange where RabbitMQ compares all bindings of a direct one, else a direct one. Rounds alternate, the table has
-medians.
+``python -m tests.bench.carriers`` measures two things on a private broker. The first is measured without the sidecar:
+the broker's CPU time per message with one or three tokens in ``BCC``, by carrier type and form of the tokens.
+`proxy.relay.tokens.FEW_DESTINATIONS` is the number of bindings at which two types cost the same. The second is the
+publish rate through the sidecar, relative to the rate without the sidecar to an ordinary exchange with the same number
+of bindings. This is a topic exchange if RabbitMQ compares each message with all bindings of a direct exchange,
+otherwise a direct exchange. Rounds alternate, and the table contains medians.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from tests.sidecar import Sidecar
 
 CROSSING = (10, 20, 50, 100, 200, 400, 1_000, 10_000)
 DESTINATIONS = (10, 100, 1_000, 10_000)
-#: Least publishes through the sidecar, of those straight to the broker.
+#: Minimum publish rate through the sidecar, as a fraction of the rate without the sidecar.
 TARGET = 0.80
 #: Publishes sent before their confirms are read.
 WINDOW = 400
-#: Seconds in which a sidecar binds the tokens of all exchanges.
+#: Time limit for a sidecar to bind the tokens of all exchanges, in seconds.
 READY_SECONDS = 150.0
-#: Destinations that messages go to in turn.
+#: Number of destinations to which messages are sent in turn.
 IN_TURN = 10
 FORMS = {"direct": ("direct", "{}.{}"), "one word": ("topic", "{}-{}"), "eight words": ("topic", "a.b.c.d.e.f.{}.{}")}
 
@@ -51,7 +51,7 @@ def names(form: str, count: int) -> list[bytes]:
 
 
 def beam(broker: Broker) -> int:
-    """Find the process of the broker: the one that has the socket which listens on its port."""
+    """Find the broker's process by its listening socket."""
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     inode = listening_inode(broker.port)
     for pid in pids:
@@ -63,7 +63,7 @@ def beam(broker: Broker) -> int:
 
 
 def listening_inode(port: int) -> str:
-    """Find the socket that listens on a port of loopback."""
+    """Return the inode of the socket that listens on a port of loopback."""
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
@@ -72,12 +72,11 @@ def listening_inode(port: int) -> str:
 
 
 class Stream:
-    """Publishes in turn, confirmed, over one connection.
+    """Sends publishes in turn, with confirms, over one connection.
 
     Args:
-        port: of the broker or the sidecar.
-        vhost: virtual host.
-        publishes: whole frames of each publish.
+        port: port of the broker or the sidecar.
+        publishes: the frames of each publish.
     """
 
     def __init__(self, port: int, vhost: str, publishes: Sequence[bytes]) -> None:
@@ -86,7 +85,7 @@ class Stream:
         self._sent = 0
 
     def run(self, seconds: float) -> tuple[int, float]:
-        """Publish for so long; give the number of publishes and the seconds."""
+        """Publish for the given time; return the number of publishes and the actual time in seconds."""
         wire: socket.socket = self._producer.socket
         began_at = time.perf_counter()
         before = self._sent
@@ -97,7 +96,7 @@ class Stream:
         return self._sent - before, time.perf_counter() - began_at
 
     def _await_confirms(self, wire: socket.socket) -> None:
-        """Read until all publishes are confirmed: acks of 21 bytes, in any order where they are for several queues."""
+        """Read acks of 21 bytes until all publishes are confirmed. With several queues, acks arrive in any order."""
         waiting = set(range(self._sent - WINDOW + 1, self._sent + 1))
         received = b""
         while waiting:
@@ -117,7 +116,7 @@ def frames(exchange: str, key: str, table: Table) -> bytes:
 
 
 def crossing(broker: Broker, vhost: str, seconds: float, rounds: int) -> None:
-    """Print microseconds of the broker's CPU per message: one token / three tokens."""
+    """Print the broker's CPU time per message in microseconds: with one token / with three tokens."""
     pid = beam(broker)
     broker.create_queue(vhost, "all", True, **{"x-max-length": 1})
     print(f"| bindings | {' | '.join(FORMS)} |\n|---|{'---|' * len(FORMS)}")
@@ -159,7 +158,7 @@ def bind_all(control: Producer, rows: Sequence[tuple[str, str, bytes]]) -> None:
 
 
 def routed(broker: Broker, vhost: str, kind: str, seconds: float, rounds: int, destinations: Sequence[int]) -> bool:
-    """Print publishes a second through the sidecar and straight to the broker; say whether the target is reached."""
+    """Print publish rates through the sidecar and without it; return whether the target is reached."""
     reached = True
     print(f"| destinations | through the sidecar | straight, {kind} exchange | ratio |\n|---|---|---|---|")
     with ExitStack() as stack:

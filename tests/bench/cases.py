@@ -1,7 +1,7 @@
-"""What is compared with what? The cases that are run, and the rows of the table that are made from them.
+"""Defines the cases that are run, and the rows of the table, which are computed from the cases.
 
-A case is a stream of publishes through one way to the broker; a row is a number made of one round of cases,
-with what it must reach. Starts nothing and measures nothing.
+A case is a stream of publishes over one path to the broker. A row is a number computed from one round of cases, with
+its target.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ MICROSECONDS = 1e6
 
 
 class Way(StrEnum):
-    """How a case reaches the broker."""
+    """The path from the producer to the broker."""
 
     BROKER = "broker"
     HAPROXY = "haproxy"
     SIDECAR = "sidecar"
     LOADED = "loaded sidecar"
-    """The same program with the big rules file, so that a case pays for its own bindings only."""
+    """A sidecar with the large rules file, so that other cases do not bear the cost of its bindings."""
     WORKERS = "two workers"
-    """The sidecar as two processes; CPU time is told of the one that starts them, which does nearly nothing."""
+    """A sidecar with two workers. The CPU time is the supervisor's, which is close to zero."""
     AUDITED = "audited sidecar"
-    """The same program and rules, with an audit log in its default mode."""
+    """The sidecar with the same rules, and an audit log in its default mode."""
     RULES = "rules only"
-    """The same program with rules and no address table."""
+    """A sidecar with rules but no address table."""
     RULES_AUDITED = "rules, audited"
     FLOODED = "flooded sidecar"
-    """The same program and rules, while 1,000 clients ask for events, again and again where they are refused."""
+    """A sidecar while 1,000 clients request event streams; refused clients retry."""
     COPYING = "copying relay"
-    """A relay that copies bytes and looks at none: what a relay in Python costs at least."""
+    """A relay that copies bytes without parsing them, which is the minimum cost of a relay in Python."""
     RESTING = "resting relay"
-    """The same; it reads the broker's socket every 3 ms at most."""
+    """The copying relay, which reads the broker's socket at most once every 3 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,16 @@ class Case:
     way: Way
     shape: Shape
     producers: int = 0
-    """Processes; 0: as many as the command line says."""
+    """Number of processes; 0: as given on the command line."""
     window: int = 0
-    """Publishes that may be unconfirmed; 0: as many as the generator allows by itself."""
+    """Maximum number of unconfirmed publishes; 0: the generator's default."""
     prefetch: int = 0
-    """Of the consumer that is measured; the publishes only fill the queue before. 0: no consumer."""
+    """Prefetch count of the measured consumer, for which publishes fill the queue beforehand. 0: no consumer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One case in one round; `cpu_us` is microseconds of CPU per message, by process."""
+    """One case in one round; `cpu_us` is the CPU time per message in microseconds, by process."""
 
     per_second: float
     cpu_us: Mapping[str, float]
@@ -69,7 +69,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Round:
-    """What one round gave: samples at full speed and seconds to each confirm, by case."""
+    """The results of one round, by case: samples at full speed, and the seconds to each confirm."""
 
     samples: dict[str, Sample] = field(default_factory=dict)
     confirm_seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table; `value` makes it of one round and raises KeyError where a case of it failed."""
+    """A row of the table; `value` computes it from one round, and raises KeyError if one of its cases failed."""
 
     name: str
     label: str
@@ -89,7 +89,7 @@ class Row:
     value: Callable[[Round], float] = lambda _: float("nan")
 
     def reached(self, value: float) -> bool | None:
-        """Whether the value is as good as it must be; None where nothing is demanded."""
+        """Return True if the value reaches the target; None if there is no target."""
         if self.target is None:
             return None
         return value >= self.target if self.at_least else value <= self.target
@@ -121,9 +121,9 @@ RULES_EXCHANGE, MIXED_EXCHANGE, TOPIC_EXCHANGE, AMOUNT_EXCHANGE = (
 )
 MIXED, MIXED_REGEXES = 1_000, (100, 400, 700)
 CONSUMED = "bench.consumed"
-"""Queue, and routing key that leads to it."""
+"""Name of a queue, and of the routing key bound to it."""
 FEW_AT_A_TIME = (100, 1)
-"""Prefetch counts of consumers that wait for what they acknowledge to be followed by more."""
+"""Prefetch counts of consumers that can receive more messages only after acknowledging earlier messages."""
 DIFFERING: dict[str, tuple[str, tuple[str, ...]]] = {
     "same": ("nothing differs", ()),
     "id": ("message_id differs", ("message_id",)),
@@ -131,12 +131,12 @@ DIFFERING: dict[str, tuple[str, tuple[str, ...]]] = {
     "key": ("the routing key differs", ("key",)),
     "all": ("all three differ", FACTS),
 }
-"""What differs from message to message in the cases of real traffic, by the end of their names."""
+"""Differences between successive messages in the cases with real traffic, by suffix of the case's name."""
 
 
 def real(name: str, way: Way, differs: tuple[str, ...], exchange: str = RULES_EXCHANGE) -> Case:
-    """Publishes as applications send them: one producer, 2,000 of them unconfirmed."""
-    # At the broker itself the exchange is an ordinary one, to which ten keys are bound.
+    """Return a case with publishes as sent by applications: one producer, up to 2,000 unconfirmed publishes."""
+    # Without a sidecar, the exchange is an ordinary exchange with ten bound keys.
     keys = [routing_key(number) if exchange == "bench.direct" else f"order.{number:08}" for number in range(QUEUES)]
     shape = Shape(exchange, tuple(keys), tuple(map(kind, range(QUEUES))), differs=differs)
     return Case(name, way, shape, producers=1, window=REAL_WINDOW)
@@ -196,7 +196,7 @@ CASES = {
 
 
 def ratio(name: str, label: str, case: str, base: str, target: float | None) -> Row:
-    """Confirmed messages per second of `case` as a part of those of `base`."""
+    """Return a row: the confirm rate of `case` divided by that of `base`."""
 
     def value(measured: Round) -> float:
         return measured.samples[case].per_second / measured.samples[base].per_second
@@ -205,7 +205,7 @@ def ratio(name: str, label: str, case: str, base: str, target: float | None) -> 
 
 
 def cpu(name: str, label: str, case: str, target: float | None) -> Row:
-    """CPU per message of the sidecar as a multiple of HAProxy's."""
+    """Return a row: the sidecar's CPU time per message divided by HAProxy's."""
 
     def value(measured: Round) -> float:
         ours = measured.samples[case].cpu_us[Way.SIDECAR]
@@ -215,7 +215,7 @@ def cpu(name: str, label: str, case: str, target: float | None) -> Row:
 
 
 def latency(name: str, label: str, case: str, target: float | None) -> Row:
-    """Median time to the confirm, one publish at a time, beyond that at the broker itself."""
+    """Return a row: how much longer a confirm takes than without the sidecar (median, single publishes)."""
 
     def value(measured: Round) -> float:
         through, direct = (statistics.median(measured.confirm_seconds[one]) for one in (case, "direct"))
@@ -225,7 +225,7 @@ def latency(name: str, label: str, case: str, target: float | None) -> Row:
 
 
 def spent(name: str, label: str, case: str, target: float | None) -> Row:
-    """CPU per message of what stands between producer and broker."""
+    """Return a row: the CPU time per message of the process between producer and broker."""
     way = CASES[case].way
 
     def value(measured: Round) -> float:
@@ -235,7 +235,7 @@ def spent(name: str, label: str, case: str, target: float | None) -> Row:
 
 
 def above(label: str, case: str, target: float) -> Row:
-    """CPU per message beyond that of a relay that only copies."""
+    """Return a row: the CPU time per message in excess of the resting relay's."""
     way = CASES[case].way
 
     def value(measured: Round) -> float:
@@ -246,11 +246,11 @@ def above(label: str, case: str, target: float) -> Row:
 
 
 MOST_ABOVE, MOST_AUDIT = (1.2 if BUILD == "compiled" else 4.5), 1.5
-"""Microseconds that a publish may cost beyond copying, and what an audit line may add."""
+"""Targets in microseconds: cost of a publish in excess of copying, and additional cost of an audit line."""
 
 
 def real_rows() -> Iterator[Row]:
-    """Rows of publishes as applications send them: part of the direct rate, and CPU."""
+    """Yield rows for publishes as sent by applications: the fraction of the direct rate, and the CPU time."""
     base = "real-direct"
     for case, label in (
         ("real-haproxy", "HAProxy in TCP mode"),
@@ -306,7 +306,7 @@ ROWS = (
     *real_rows(),
     ratio("console", "1,000 clients ask for event streams / none", "flooded", "real-all", 0.95),
 )
-"""Rows that are measured in rounds; those of `memory` stand apart."""
+"""Rows that are measured in rounds. The rows of other modules are measured separately."""
 
 EXTRA_ROWS = (
     ratio("workers", "open exchange, 4 producers, 2 workers / 1 worker", "workers-2", "workers-1", None),
@@ -314,4 +314,4 @@ EXTRA_ROWS = (
     ratio("turn", "10,000 x-?rk= bindings, 10,000 keys in turn / direct", "rk-turn", "direct", None),
     ratio("haproxy", "HAProxy in TCP mode / direct", "haproxy", "direct", None),
 )
-"""Asked for by name: nothing is demanded of them, but they tell where the time goes."""
+"""Rows that are measured only on request. They have no target, but show where time is spent."""

@@ -1,8 +1,8 @@
-"""How many publishes has the broker confirmed? Counts acks in the bytes that it sends.
+"""Counts confirmed publishes by the acks in the bytes received from the broker.
 
-Runs of ack frames are counted without an object per frame; every other frame is looked at alone. A nack, a
-return or a close is an error here: a benchmark in which messages are lost has measured nothing.
-Source: AMQP 0-9-1, 2.3.5; RabbitMQ's publisher confirms (`multiple`).
+Successive ack frames are counted without creating an object for each frame; other frames are parsed individually. A
+nack, a return or a close is an error, since results are meaningless if messages are lost. Source: AMQP 0-9-1, 2.3.5;
+RabbitMQ's publisher confirms (`multiple`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ HEARTBEAT = 8
 
 
 class ConfirmError(Exception):
-    """The broker said something other than an ack; the text names the frame."""
+    """The broker sent a frame other than an ack; the text contains the frame."""
 
 
 class ConfirmCounter:
-    """Feed it what arrives on channel 1; `confirmed` counts messages, whatever the order of their acks."""
+    """Counts the messages confirmed on channel 1, regardless of the order of the acks."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -66,7 +66,7 @@ class ConfirmCounter:
         return position
 
     def _step_over(self, data: bytes, position: int) -> int:
-        """The end of the heartbeat at `position`, or `position` itself where no frame is whole yet."""
+        """Return the end of the heartbeat at `position`, or `position` itself if the frame is not complete yet."""
         if len(data) - position < 7:
             return position
         kind, _, size = struct.unpack_from(">BHI", data, position)

@@ -1,7 +1,7 @@
-"""What can one consumer take? A process that reads deliveries of a queue that was filled before, and acknowledges them.
+"""Measures a consumer's rate: a process that reads and acknowledges the deliveries from a queue filled beforehand.
 
-All deliveries are equally long, so that they are counted by bytes and looked at no further: it has to be far cheaper
-than what it measures. Commands come as JSON lines on standard input, each answered by one line. Ends at end of file.
+All deliveries have the same length, so they are only counted by bytes, which costs far less than the measured process.
+Each command is a line of JSON on standard input, and gets one line as the answer. The process ends at end of file.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tests.bench.link import Link
 from tests.bench.publishes import frame
 
 ACKS = 4
-"""Acknowledgements for as many deliveries as the prefetch allows."""
-#: How long nothing may arrive.
+"""Number of acknowledgements per prefetch window."""
+#: Maximum time without a delivery.
 SILENCE_SECONDS = 30.0
 
 
 def consume(port: int, queue: str, prefetch: int, count: int, watch: dict[str, int]) -> Run:
-    """Read a number of deliveries; time and CPU count from the first one."""
+    """Read a number of deliveries. Elapsed time and CPU time are measured from the first delivery."""
     with Link("127.0.0.1", port) as link:
         link.call(commands.Basic.Qos(prefetch_count=prefetch), commands.Basic.QosOk)
         link.socket.settimeout(SILENCE_SECONDS)
@@ -54,7 +54,7 @@ def consume(port: int, queue: str, prefetch: int, count: int, watch: dict[str, i
 
 
 def delivery_bytes(data: bytes) -> int:
-    """Length of the first delivery (method, header and one body frame); 0 as long as it is not there."""
+    """Return the length of the first delivery (method, header and one body frame); 0 until it is complete."""
     at = 0
     for _ in range(3):
         if len(data) < at + 8:

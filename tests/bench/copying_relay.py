@@ -1,9 +1,9 @@
-"""The least that a relay in Python can cost: copies bytes between two sockets on uvloop, and looks at none of them.
+"""A relay of minimum cost in Python, which copies bytes between two sockets on uvloop without parsing them.
 
     python -m tests.bench.copying_relay PORT BROKER_PORT REST_SECONDS
 
-RabbitMQ sends each confirm in a segment of its own. A relay that rests after each read of the broker's socket reads
-many of them together, and sends them on together, which spares the producer more than the relay costs.
+RabbitMQ sends each confirm in a separate segment. A relay that pauses after each read from the broker's socket reads
+and forwards many confirms together, which saves the producer more CPU time than the relay uses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Side(asyncio.Protocol):
     """One of the two sockets of a connection.
 
     Args:
-        rest_seconds: pause after each read, 0 for none.
+        rest_seconds: pause after each read; 0 for no pause.
     """
 
     def __init__(self, rest_seconds: float = 0.0) -> None:

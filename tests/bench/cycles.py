@@ -1,7 +1,7 @@
-"""How many producers a second can connect, publish one message with its confirm, and leave?
+"""Measures how many producers per second can connect, publish one message with its confirm, and disconnect.
 
-One after the other, by one client, with and without `upstream.reuse`, over TCP and over TLS on both sides; and at the
-broker itself. A broker of its own, since that of the other rows has no TLS.
+One client runs the cycles in sequence: through sidecars with and without `upstream.reuse`, and directly at the broker,
+each over TCP and over TLS. A separate broker is used, since the other rows' broker has no TLS.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from tests.private_broker import PrivateBroker, free_port
 from tests.producer import Producer
 from tests.sidecar import Sidecar, SidecarFailed
 
-#: Parts of a measurement, and seconds of each: the ways take turns, as a drift of the machine then meets all.
+#: Number and duration of the parts of a measurement. The paths alternate, so that a change in the machine's speed
+#: affects all of them.
 PARTS, PART_SECONDS = 4, 1.0
 RULES = "vhost: /\nqueues: [cycles]\nexchanges:\n  - name: bench.cycles\n    bindings: [{queue: cycles}]\n"
 
@@ -43,7 +44,7 @@ CYCLE_ROWS = (
 
 
 def measure_cycles(arena: Arena) -> list[list[float]]:
-    """The values of `CYCLE_ROWS`: cycles a second in each part."""
+    """Return the values of `CYCLE_ROWS`: cycles per second in each part."""
     if shutil.which("openssl") is None:
         raise ChildError("openssl is not installed")
     folder = arena.folder / "cycles"
@@ -97,7 +98,6 @@ def secured(authority: Authority, files: tuple[Path, Path], port: int) -> list[s
 
 
 def cycle(port: int, tls: ssl.SSLContext | None) -> None:
-    """Connect, publish one message, wait for its confirm, close channel and connection."""
     producer = Producer(port, tls=tls).open(confirm=True)
     producer.publish("bench.cycles")
     producer.settle()
@@ -106,7 +106,7 @@ def cycle(port: int, tls: ssl.SSLContext | None) -> None:
 
 
 def per_second(work: Callable[[], None]) -> float:
-    """How often something can be done in a second."""
+    """Return how many times per second a function can be called."""
     count, start = 0, time.perf_counter()
     while (spent := time.perf_counter() - start) < PART_SECONDS:
         work()

@@ -1,7 +1,7 @@
-"""What do the events of the console cost while somebody looks, and the samples while nobody does?
+"""Measures the cost of the console's events with clients, and of the samples without clients.
 
-In this process, without a broker: tallies that all count between two samples, and the CPU time of a sample with its
-event. It is told for each publish of 50,000 in a second, which is what one process may have.
+Runs in this process, without a broker. All tallies change between two samples. The result is the CPU time of a sample
+and its event, divided by the number of publishes at 50,000 per second, a rate that one process may reach.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EVENT_ROWS = (
 
 
 def counted(bindings: int) -> tuple[Counters, list[Tally]]:
-    """Return counters with a tally for each of some bindings."""
+    """Return counters with a tally for each binding."""
     names = [f"binding {number}" for number in range(bindings)]
     queues = [b"queue %d" % number for number in range(bindings)]
     counters = Counters(bindings)
@@ -48,7 +48,7 @@ def counted(bindings: int) -> tuple[Counters, list[Tally]]:
 
 
 async def sample_seconds(bindings: int, followed: bool) -> list[float]:
-    """Return the CPU seconds of each sample, with its event where somebody follows."""
+    """Return the CPU seconds of each sample; if `followed` is set, including its event."""
     counters, tallies = counted(bindings)
     sampler = TrafficSampler(counters)
     await sampler.sample(followed)
@@ -65,7 +65,6 @@ async def sample_seconds(bindings: int, followed: bool) -> list[float]:
 
 
 def measure_events(_arena: Arena | None = None) -> list[list[float]]:
-    """The values of `EVENT_ROWS`."""
     rows = ((FEW, True, SAMPLE_SECONDS), (MANY_BINDINGS, True, SAMPLE_SECONDS), (MANY_BINDINGS, False, QUIET_SECONDS))
     return [
         [spent / seconds / PER_SECOND * MICROSECONDS for spent in asyncio.run(sample_seconds(bindings, followed))]

@@ -1,6 +1,6 @@
-"""Clients that ask for the events of the console: ``python -m tests.bench.followers PORT COUNT``.
+"""Clients that request the console's events: ``python -m tests.bench.followers PORT COUNT``.
 
-Each reads what it gets. One that is refused asks again after the time that the sidecar gives.
+Each client reads its events. A refused client retries after the time given by the sidecar.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import sys
 
 REQUEST = b"GET /api/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
-#: As `Retry-After` has it.
+#: The value of `Retry-After`.
 AGAIN_SECONDS = 5.0
 AT_ONCE = 50
 

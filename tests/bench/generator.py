@@ -1,8 +1,9 @@
-"""What can one producer push through? A process that publishes pre-built frames and counts the acks.
+"""Measures a producer's rate: a process that publishes pre-built frames and counts the acks.
 
-It has to be far cheaper than what it measures, so it sleeps between ticks: each tick reads all acks that have
-come and sends as many bytes as the window and the socket take. Commands come as JSON lines on standard input,
-each answered by one line: `run` at full speed, `ping` with one publish at a time. Ends at end of file.
+The process must cost far less than the measured process, so it sleeps between ticks. In each tick, it reads all acks
+that have arrived, and sends as many bytes as the window and the socket accept. Each command is a line of JSON on
+standard input and is answered with one line. `run` publishes at full speed, `ping` one message after another. The
+process ends at end of file.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ WINDOW_MESSAGES = 10_000
 TICK_SECONDS = 0.001
 CHUNK_BYTES = 262_144
 SETTLE_SECONDS = 30.0
-"""How long the last acks of a run may take; beyond it the run fails."""
+"""Timeout for the last acks of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run at full speed measured between warm-up and end."""
+    """The result of one run at full speed, without the warm-up."""
 
     confirmed: int
     seconds: float
@@ -39,7 +40,7 @@ class Run:
 
 
 class Generator:
-    """A producer on one connection: sends a ring of publishes, at most a window of them unconfirmed."""
+    """A producer on one connection, which sends a ring of publishes, with at most `window` of them unconfirmed."""
 
     def __init__(self, link: Link, ring: Ring, window: int = WINDOW_MESSAGES) -> None:
         self._socket = link.socket
@@ -54,7 +55,7 @@ class Generator:
         return self._counter.confirmed
 
     def run(self, seconds: float, warm_up_seconds: float, watch: dict[str, int]) -> Run:
-        """Publish at full speed; CPU time is that of the processes in `watch` over the counted interval."""
+        """Publish at full speed, and measure the CPU time of the processes in `watch` after the warm-up."""
         self._socket.setblocking(False)
         self._until(time.perf_counter() + warm_up_seconds)
         before, confirmed, start = cpu_of(watch), self.confirmed, time.perf_counter()
@@ -64,7 +65,7 @@ class Generator:
         return Run(counted, end - start, {name: after[name] - before[name] for name in watch})
 
     def ping(self, count: int) -> list[float]:
-        """Publish one at a time; returns the seconds from each publish to its confirm."""
+        """Publish messages one by one; return the seconds from each publish to its confirm."""
         self._socket.settimeout(SETTLE_SECONDS)
         stride = self._ring.stride
         times = []
@@ -82,12 +83,12 @@ class Generator:
     def _until(self, deadline: float) -> None:
         while time.perf_counter() < deadline:
             self._receive()
-            # A window kept full in steps of a tick: the socket's buffers hold many ticks' worth of publishes.
+            # Filling the window once per tick is enough, since the socket's buffers hold publishes for many ticks.
             self._send((self.confirmed + self._window) * self._ring.stride - self._sent_bytes)
             time.sleep(TICK_SECONDS)
 
     def _drain(self) -> None:
-        """Send the rest of a publish that is half out, then wait for every confirm."""
+        """Send the rest of a publish that has been partially sent, then wait for all confirms."""
         stride = self._ring.stride
         deadline = time.perf_counter() + SETTLE_SECONDS
         while self._sent_bytes > self.confirmed * stride:
@@ -145,7 +146,7 @@ def answer(generator: Generator, command: dict[str, object]) -> object:
 
 
 def serve(generator: Generator, lines: Iterable[str]) -> None:
-    """Answer each command line with one line of JSON; the first line says that the connection is up."""
+    """Answer each command with one line of JSON. The first line reports that the connection is open."""
     print(json.dumps("ready"), flush=True)
     for line in lines:
         print(json.dumps(answer(generator, json.loads(line))), flush=True)

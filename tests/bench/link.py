@@ -1,7 +1,7 @@
-"""How does the benchmark talk to a broker? A blocking connection: handshake, channel 1, synchronous methods.
+"""A blocking connection to a broker: handshake, channel 1, synchronous methods.
 
-Used to set up, never while something is timed; the generator takes over the socket after that.
-Source: AMQP 0-9-1, 2.2.4 (connection negotiation).
+Used only for preparation, not while anything is timed; the generator then takes over the socket. Source: AMQP 0-9-1,
+2.2.4 (connection negotiation).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Link:
         )
         tune = self.call(start_ok, commands.Connection.Tune, channel=0)
         frame_max = min(tune.frame_max or FRAME_MAX_BYTES, FRAME_MAX_BYTES)
-        # No heartbeats: nobody tends the socket between two rounds.
+        # No heartbeats, since the socket is not read between two rounds.
         self.send(commands.Connection.TuneOk(tune.channel_max, frame_max, 0), channel=0)
         self.call(commands.Connection.Open("/"), commands.Connection.OpenOk, channel=0)
         self.call(commands.Channel.Open(), commands.Channel.OpenOk)
@@ -61,7 +61,7 @@ class Link:
         self.close()
 
     def take_rest(self) -> bytes:
-        """Give what has arrived and was not asked for yet."""
+        """Return the received bytes that have not been processed yet."""
         rest, self._buffer = self._buffer, b""
         return rest
 
@@ -76,7 +76,7 @@ class Link:
         return self.expect(answer)
 
     def expect(self, answer: type[Answer]) -> Answer:
-        """The next method that arrives; it has to be an `answer`."""
+        """Return the next method, which must be an `answer`."""
         seen = self.next_frame()
         if not isinstance(seen, answer):
             wanted = answer.__name__
@@ -86,7 +86,7 @@ class Link:
         return seen
 
     def next_frame(self) -> object:
-        """The next frame but heartbeats, decoded."""
+        """Return the next frame other than a heartbeat, decoded."""
         while True:
             if len(self._buffer) >= 7:
                 size = int.from_bytes(self._buffer[3:7], "big") + 8

@@ -1,7 +1,7 @@
-"""What does a look-up in the address table cost that nobody has made before? In this process, without a broker.
+"""Measures the first look-up of an address in the address table, in this process and without a broker.
 
-Each table has 1,000 rules, and only its last one fits: no order of trying them could be worse. Each address is new, so
-that nothing remembered helps, and leads to another exchange here, which is part of what a publish pays.
+Each table has 1,000 rules, of which only the last one matches: the worst case for any order of evaluation. Each address
+is new, so caches do not help. The result includes the translation to another exchange on the same broker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.bench.arena import Arena
 from tests.bench.cases import ADDRESS_RULES, Row
 
 LOOKUPS = 2_000
-#: Ordinary patterns by kind: that of rule N, and an address that the last rule fits, of which there are many.
+#: By kind, the pattern of rule N, and the form of the addresses that match the last rule.
 KINDS = {
     "a beginning": ("part.{rule}/*", "part.{rule}/{number}"),
     "an end": ("*.part{rule}", "{number}.part{rule}"),
@@ -29,14 +29,13 @@ MISS_ROWS = (MISS,)
 
 
 def book(kind: str) -> AddressBook:
-    """A table with rules of one kind."""
     pattern, _ = KINDS[kind]
     rules = [AddressRule(pattern.format(rule=rule).encode(), b"/exchange/to/$1") for rule in range(ADDRESS_RULES)]
     return AddressBook(AddressTable(rules))
 
 
 def publishes(kind: str) -> list[tuple[bytes, bytes]]:
-    """Exchange and key of publishes that have addresses of one kind, all different."""
+    """Return the exchanges and keys of publishes whose addresses are of one kind and all different."""
     found = []
     for number in range(LOOKUPS):
         address = KINDS[kind][1].format(rule=ADDRESS_RULES - 1, number=number)
@@ -46,7 +45,7 @@ def publishes(kind: str) -> list[tuple[bytes, bytes]]:
 
 
 def microseconds(kind: str) -> float:
-    """Mean time of one look-up that nothing remembered helps."""
+    """Return the mean time of a look-up that is not cached."""
     table, wanted = book(kind), publishes(kind)
     gc.collect()
     begin = perf_counter()
@@ -57,5 +56,5 @@ def microseconds(kind: str) -> float:
 
 
 def measure_miss(_: Arena) -> list[list[float]]:
-    """The value of `MISS_ROWS`: that of the kind which takes longest."""
+    """Return the value of `MISS_ROWS`, for the slowest kind."""
     return [[max(map(microseconds, KINDS))]]

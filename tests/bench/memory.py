@@ -1,6 +1,6 @@
-"""How much memory does the sidecar take: idle, for one more connection, hostile or not, for one very large message?
+"""Measures the sidecar's memory: idle, for an additional connection (idle or hostile), and for a very large message.
 
-Asks a sidecar that has carried nothing yet, and looks at its resident set from outside.
+The resident set of a new sidecar is read from outside the process.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from tests.bench.publishes import content_header, frame, publish_method, text_en
 WARM_CONNECTIONS = 20
 CONNECTIONS = 200
 HOSTILE_CONNECTIONS = 1_000
-"""10,000 need 20,000 descriptors of each side, which few machines allow; what one adds is asked for, and it is flat."""
+"""10,000 connections would need 20,000 descriptors on each side, which few machines permit. The memory per connection
+does not depend on the number of connections."""
 HOSTILE_HEADER_BYTES, HOSTILE_LARGE, HOSTILE_KEYS = 60_000, 4, 64
-"""What each of them publishes: large headers, and keys and values that no other publish has."""
+"""Publishes of each hostile connection: large headers, and keys and values that no other publish has."""
 LARGE_BODY_BYTES = 1 << 30
 LOAD_RUNS = 3
 STEADY_SECONDS = 1.0
@@ -47,7 +48,7 @@ LOAD_ROWS = (LOAD,)
 
 
 def measure_idle(arena: Arena) -> list[list[float]]:
-    """The values of `IDLE_ROWS`: a sidecar that did nothing yet, and what one more connection adds."""
+    """Return the values of `IDLE_ROWS`: the memory of a new sidecar, and of an additional connection."""
     port, pid = arena.start_sidecar("idle sidecar", arrangement.small_rules(arena.folder, arena.broker))
     idle = steady_memory_kib(pid)
     with contextlib.ExitStack() as links:
@@ -61,7 +62,7 @@ def measure_idle(arena: Arena) -> list[list[float]]:
 
 
 def measure_hostile(arena: Arena) -> list[list[float]]:
-    """The value of `HOSTILE_ROWS`: what a connection leaves in memory that has sent what no cache is made for."""
+    """Return the value of `HOSTILE_ROWS`: the memory of a connection whose publishes defeat all caches."""
     port, pid = arena.start_sidecar(
         "sidecar with hostile producers", arrangement.small_rules(arena.folder, arena.broker)
     )
@@ -76,7 +77,7 @@ def measure_hostile(arena: Arena) -> list[list[float]]:
 
 
 def send_hostile(link: Link, number: int) -> None:
-    """Publish messages of which none equals another, and wait until all are confirmed."""
+    """Publish messages that all differ, and wait until all are confirmed."""
     fill = "x" * (HOSTILE_HEADER_BYTES // HOSTILE_LARGE)
     sizes = [HOSTILE_LARGE] * HOSTILE_LARGE + [0] * HOSTILE_KEYS
     for turn, fillers in enumerate(sizes):
@@ -93,12 +94,12 @@ def send_hostile(link: Link, number: int) -> None:
 
 
 def measure_large_pass(arena: Arena) -> list[list[float]]:
-    """The value of `LARGE_PASS_ROWS`: the peak of a fresh sidecar above what it had before."""
+    """Return the value of `LARGE_PASS_ROWS`: the increase in a new sidecar's memory during a large publish."""
     return measure_large(arena, "sidecar for a large pass-through", arrangement.NOWHERE)
 
 
 def measure_large_open(arena: Arena) -> list[list[float]]:
-    """The value of `LARGE_OPEN_ROWS`: the same, where the sidecar has to change the content header."""
+    """Return the value of `LARGE_OPEN_ROWS`: the same for a publish whose content header the sidecar changes."""
     return measure_large(arena, "sidecar for a large open publish", "bench.hkv-10")
 
 
@@ -108,7 +109,7 @@ def measure_large(arena: Arena, name: str, exchange: str) -> list[list[float]]:
 
 
 def steady_memory_kib(pid: int) -> int:
-    """The resident set once it has not grown for a second, as a start's last steps still may."""
+    """Return the resident set once it has not grown for a second, since the last steps of the start need memory."""
     deadline = time.monotonic() + STEADY_DEADLINE_SECONDS
     seen = memory_kib(pid)
     since = time.monotonic()
@@ -122,10 +123,10 @@ def steady_memory_kib(pid: int) -> int:
 
 
 def large_message_kib(port: int, pid: int, exchange: str) -> int:
-    """How far the peak rises above what is in use before, while one very large message passes.
+    """Return by how much the sidecar's memory increases at most while it relays one very large message.
 
-    RabbitMQ takes such a message in whole before it says that it is larger than its limit (512 MiB at most,
-    whatever is configured), so its refusal is an answer as good as an ack here: every byte went through.
+    RabbitMQ receives such a message completely before it refuses the message as larger than its limit (at most 512 MiB,
+    regardless of the configuration). A refusal therefore proves, like an ack, that all bytes have been relayed.
     """
     with Link("127.0.0.1", port, confirms=True) as link:
         send_large(link, exchange, body_size_bytes=FRAME_MAX_BYTES)
@@ -138,7 +139,7 @@ def large_message_kib(port: int, pid: int, exchange: str) -> int:
 
 
 def send_large(link: Link, exchange: str, body_size_bytes: int) -> None:
-    """Stream one publish that no queue gets; the body is made of one frame, sent again and again."""
+    """Send one publish that reaches no queue. The body consists of one frame that is sent repeatedly."""
     method = publish_method(exchange, arrangement.NOWHERE)
     link.socket.sendall(method + content_header(arrangement.NOWHERE, body_size_bytes))
     largest = FRAME_MAX_BYTES - 8
@@ -157,7 +158,7 @@ def expect_settled(link: Link) -> None:
 
 
 def measure_load(arena: Arena) -> list[list[float]]:
-    """The values of `LOAD_ROWS`: wall time of `oxproxy check`, the interpreter's start included."""
+    """Return the values of `LOAD_ROWS`: the elapsed time of `oxproxy check`, including the interpreter's start."""
     path = arrangement.many_rules(arena.folder)
     return [[check_seconds(path) for _ in range(LOAD_RUNS)]]
 

@@ -1,7 +1,7 @@
-"""How long do publishes wait while rules are replaced, or metrics read? One publish at a time, with its confirm.
+"""Measures how long publishes wait while rules are reloaded or metrics are read, with single publishes and confirms.
 
-The longest confirm is told, with whatever else the machine did meanwhile in it: broker and producer share its cores.
-Beside it stands the longest one in as long a time right after, so that what the machine adds can be seen.
+The result is the longest confirm. It includes other activity on the machine, since broker and producer use the same
+cores. The longest confirm in a period of the same length directly afterwards shows the share of this activity.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.private_broker import free_port
 NAME = "sidecar that reloads"
 RELOADS = 5
 DEADLINE_SECONDS = 30.0
-#: Reads the page, and prints how many bindings are on it.
+#: Reads the page, and prints the number of bindings on the page.
 SCRAPE_CODE = """
 import sys, urllib.request
 with urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/metrics", timeout=30) as page:
@@ -40,7 +40,7 @@ PAUSE_ROWS = (PAUSE, STILL)
 
 SCRAPED_NAME = "sidecar that is scraped"
 SCRAPES = 20
-#: As many series as there can be of 10,000 bindings.
+#: Permits a series for each of the 10,000 bindings.
 SCRAPED_SETTINGS = f"metrics: {{bindings: {MANY}}}\n"
 
 SCRAPE = Row("metrics", "longest confirm while /metrics is read, 10,000 bindings", "ms", 10, at_least=False)
@@ -49,7 +49,7 @@ SCRAPE_ROWS = (SCRAPE, UNREAD)
 
 
 def measure_pause(arena: Arena) -> list[list[float]]:
-    """The values of `PAUSE_ROWS`: of each reload the longest time from publish to confirm."""
+    """Return the values of `PAUSE_ROWS`: the longest time from publish to confirm, for each reload."""
     rules = arrangement.many_rules(arena.folder).rename(arena.folder / "reloaded.yaml")
     port, pid = arena.start_sidecar(NAME, rules)
     log = arena.folder / f"{NAME.replace(' ', '-')}.log"
@@ -59,7 +59,7 @@ def measure_pause(arena: Arena) -> list[list[float]]:
 
 
 def compared(link: Link, measure: Callable[[], float], times: int) -> list[list[float]]:
-    """What `measure` gives, and beside each the longest confirm in milliseconds in as long a time after it."""
+    """Return the results of `measure` and, for comparison, the longest confirm in ms in an equal time after each."""
     found: list[list[float]] = [[], []]
     for _ in range(times):
         begin = time.monotonic()
@@ -73,7 +73,7 @@ def compared(link: Link, measure: Callable[[], float], times: int) -> list[list[
 
 
 def longest_ms(link: Link, rules: Path, pid: int, log: Path) -> float:
-    """Have the rules reloaded, publish until they are."""
+    """Request a reload, and publish until it is done; return the longest confirm."""
     before = reloads(log)
     with rules.open("a") as file:
         file.write(f"# after {before} reloads\n")
@@ -84,13 +84,13 @@ def longest_ms(link: Link, rules: Path, pid: int, log: Path) -> float:
         if time.monotonic() > deadline:
             raise ChildError(f"no reload within {DEADLINE_SECONDS:g} s")
         longest = max(longest, *(confirm_seconds(link) for _ in range(10)))
-    # What is left to do behind a reload counts too.
+    # The cleanup after a reload is included.
     longest = max(longest, *(confirm_seconds(link) for _ in range(100)))
     return longest * 1e3
 
 
 def measure_scrape(arena: Arena) -> list[list[float]]:
-    """The values of `SCRAPE_ROWS`: of each scrape the longest time from publish to confirm."""
+    """Return the values of `SCRAPE_ROWS`: the longest time from publish to confirm, for each scrape."""
     admin_port = free_port()
     rules = arrangement.many_rules(arena.folder).rename(arena.folder / "scraped.yaml")
     port, _ = arena.start_sidecar(SCRAPED_NAME, rules, settings=SCRAPED_SETTINGS, admin_port=admin_port)
@@ -100,9 +100,9 @@ def measure_scrape(arena: Arena) -> list[list[float]]:
 
 
 def scraped_ms(link: Link, admin_port: int) -> float:
-    """Have the metrics read once, publish until they are."""
+    """Let another process read the metrics, and publish until it is done; return the longest confirm."""
     longest = 0.0
-    # In a process of its own: in this one it would take turns with the producer.
+    # A separate process, since a thread in this process would delay the producer.
     with subprocess.Popen([sys.executable, "-c", SCRAPE_CODE, str(admin_port)], stdout=subprocess.PIPE) as scrape:
         while scrape.poll() is None:
             longest = max(longest, *(confirm_seconds(link) for _ in range(10)))
@@ -121,7 +121,7 @@ def confirm_seconds(link: Link) -> float:
 
 
 def reloads(log: Path) -> int:
-    """How many reloads the log tells of."""
+    """Return the number of reloads in the log."""
     text = log.read_text(errors="replace")
     if "reload failed" in text:
         raise ChildError(f"a reload failed: {text[-600:]}")

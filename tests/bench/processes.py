@@ -1,7 +1,7 @@
-"""What does a process cost, and how are the processes of the benchmark started and ended?
+"""Reads the CPU time and memory of processes, and starts and ends the benchmark's child processes.
 
-Reads CPU time and memory from the kernel; starts HAProxy, the sidecar and generators as children, and ends
-just these. Must not know what is compared with what. Source: proc(5), clock_getcpuclockid(3).
+The child processes are HAProxy, the sidecar and generators. This module does not depend on the cases. Source: proc(5),
+clock_getcpuclockid(3).
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from typing import Any, Self
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 90.0
-"""How long a child may take to get ready: the sidecar loads and binds 20,000 bindings in that time."""
+"""Time limit for a child process to become ready. The sidecar loads and binds 20,000 bindings in this time."""
 STOP_SECONDS = 15.0
 POLL_SECONDS = 0.05
 
 
 class ChildError(Exception):
-    """A child ended too early, did not get ready in time, or answered with nothing."""
+    """A child process ended too early, was not ready in time, or did not answer."""
 
 
 def end_with_parent() -> None:
-    """Runs in the child: let the kernel end it when the benchmark itself is killed. Source: prctl(2)."""
+    """In the child process, request a signal from the kernel when the benchmark is killed. Source: prctl(2)."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, all threads, in nanosecond steps where /proc has ticks of 10 ms."""
+    """Return the user and system time of all threads of a process, in nanosecond steps (/proc has ticks of 10 ms)."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def memory_kib(pid: int, field: str = "VmRSS") -> int:
-    """A line of /proc/PID/status in KiB: VmRSS is now, VmHWM the peak."""
+    """Return a line of /proc/PID/status in KiB: VmRSS for the current memory, VmHWM for the peak."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1])
@@ -49,12 +49,12 @@ def memory_kib(pid: int, field: str = "VmRSS") -> int:
 
 
 def reset_peak(pid: int) -> None:
-    """Let VmHWM start again from what is in use now."""
+    """Reset VmHWM to the memory that is currently in use."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 class Child:
-    """A child process whose output goes to a file; ended with SIGTERM, then SIGKILL."""
+    """A child process whose output is written to a file. It is ended with SIGTERM, then SIGKILL."""
 
     def __init__(self, name: str, command: list[str], folder: Path, **options: Any) -> None:  # Popen's own options
         self.name = name
@@ -88,7 +88,7 @@ class Child:
             self.process.wait()
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Ask `ready` until it says yes; its end or a deadline is an error with the log's tail."""
+        """Wait until `ready` returns True. If the process ends or the deadline expires, raise an error with the log."""
         deadline = time.monotonic() + START_SECONDS
         while not ready():
             if self.process.poll() is not None:
@@ -102,7 +102,7 @@ class Child:
 
 
 class Producer(Child):
-    """A generator process; `ask` sends one command and waits for its answer."""
+    """A generator process; `ask` sends one command and waits for the answer."""
 
     def __init__(self, name: str, folder: Path, plan: dict[str, object], module: str = "generator") -> None:
         command = [sys.executable, "-m", f"tests.bench.{module}", json.dumps(plan)]
@@ -126,7 +126,7 @@ class Producer(Child):
         return self.answer()
 
     def answer(self) -> Any:  # JSON
-        """The answer to the command that was told; waits for it."""
+        """Wait for the answer to the last command."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -136,7 +136,7 @@ class Producer(Child):
 
 
 def answers(url: str) -> bool:
-    """Whether a GET of this URL is answered with 200."""
+    """Return True if a GET request for this URL succeeds with status 200."""
     try:
         with urllib.request.urlopen(url, timeout=5) as response:
             return bool(response.status == 200)

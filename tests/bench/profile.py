@@ -1,9 +1,9 @@
-"""Where does the sidecar spend its time? Runs one case for some seconds, with the sidecar under a profiler.
+"""Runs one case for a few seconds, with the sidecar under a profiler.
 
     python -m tests.bench.profile open --seconds 10 --wrap "py-spy record -o build/profile.svg --"
     python -m tests.bench.profile open --wrap "python -m cProfile -o build/profile.out"
 
-It prints the rate and the CPU per message as well; under a profiler those are the profiler's.
+The printed rate and CPU time per message include the profiler's overhead.
 """
 
 from __future__ import annotations

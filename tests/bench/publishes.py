@@ -1,8 +1,8 @@
-"""What bytes does a producer send? Builds whole publishes as one buffer, before anything is timed.
+"""Builds whole publishes in one buffer, before anything is timed.
 
-Every publish in a ring has the same length, so a position in the byte stream says how many messages
-are out, and a field of all messages is changed with one strided assignment. Knows nothing of sockets.
-Source: AMQP 0-9-1, 2.3.5 and 4.2 (frames, content header), 4.2.5.5 (field tables).
+All publishes in a ring have the same length, so the number of messages sent can be computed from a position in the byte
+stream, and one strided assignment changes a field of all messages. Source: AMQP 0-9-1, 2.3.5 and 4.2 (frames, content
+header), 4.2.5.5 (field tables).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ FRAME_END = b"\xce"
 CONTENT_TYPE, HEADERS, DELIVERY_MODE, MESSAGE_ID, TIMESTAMP = 1 << 15, 1 << 13, 1 << 12, 1 << 7, 1 << 6
 MIN_RING = 1_000
 DISTINCT_RING = 1 << 16
-"""Messages in a ring whose messages are all different; no more fit, as the index has two bytes of the
-timestamp for itself and the turn the others."""
+"""Number of messages in a ring whose messages all differ. It can't be higher, since the index uses only two bytes of
+the timestamp, and the turn uses the others."""
 FIRST_TURN = 1_760_000_000 >> 16
 """Turn number of the first timestamp, in units of 65,536 seconds: a date in 2025."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the messages of one case look like; keys and kinds are taken in turn, and are equally long."""
+    """The form of the messages of one case. Keys and kinds are used in turn, and have the same length."""
 
     exchange: str
     routing_keys: tuple[str, ...]
@@ -31,14 +31,14 @@ class Shape:
     distinct: bool = False
     body_size_bytes: int = 100
     differs: tuple[str, ...] | None = None
-    """Which of `FACTS` (and "amount") differ from message to message; then each message has all of these fields. None:
-    it has none of them, and `distinct` applies."""
+    """Which of `FACTS` (and "amount") differ from message to message; all messages then have all of these fields. None:
+    messages have none of these fields, and `distinct` applies."""
 
 
 FACTS = ("message_id", "header", "key")
-"""What real messages differ in: their id, a header that no rule mentions, and the routing key."""
+"""Differences between real messages: the message id, a header that no rule mentions, and the routing key."""
 DIFFERENT = 50_000
-"""Different messages that are sent in turn: more than any cache of decisions may keep."""
+"""Number of different messages that are sent in turn, which exceeds the size of every decision cache."""
 
 
 def frame(kind: int, payload: bytes, channel: int = 1) -> bytes:
@@ -60,7 +60,7 @@ def text_entry(name: str, value: str) -> bytes:
 
 
 def header_table(kind: str) -> bytes:
-    """Four headers: the one that rules look at stands third, as it has to be looked for."""
+    """Return four headers. The header used by rules is the third, so that it must be searched for."""
     entries = (
         text_entry("source", "billing-service")
         + short("attempt")
@@ -73,7 +73,7 @@ def header_table(kind: str) -> bytes:
 
 
 def content_header(kind: str, body_size_bytes: int, identity: bytes = b"") -> bytes:
-    """The content header frame; `identity` is message id and timestamp as they stand in it, or nothing."""
+    """Return the content header frame; `identity` is the encoded message id and timestamp, or empty."""
     flags = CONTENT_TYPE | HEADERS | DELIVERY_MODE | (MESSAGE_ID | TIMESTAMP if identity else 0)
     properties = short("application/json") + header_table(kind) + b"\x01" + identity
     return frame(2, struct.pack(">HHQH", 60, 0, body_size_bytes, flags) + properties)
@@ -84,9 +84,9 @@ def identity_bytes(turn: int, index: int) -> bytes:
 
 
 def real_publish(shape: Shape, index: int) -> bytes:
-    """A publish as applications send it: message id, timestamp, a trace id and an amount among its headers.
+    """Return a publish as sent by applications: with message id, timestamp, and headers such as a trace id and amount.
 
-    Its routing key has the number of the message at its end where keys differ.
+    If keys differ, the routing key ends with the number of the message.
     """
     differs = shape.differs or ()
     number = {name: index if name in differs else 0 for name in (*FACTS, "amount")}
@@ -110,10 +110,10 @@ def real_publish(shape: Shape, index: int) -> bytes:
 
 
 class Ring:
-    """Publishes laid end to end, to be sent round and round.
+    """A sequence of publishes that is sent repeatedly.
 
-    `data` is the buffer and `stride` the length of one publish. Call `next_turn` when the whole buffer is
-    out: where the shape asks for distinct messages it gives each of them a new message id and timestamp.
+    `data` is the buffer, and `stride` is the length of one publish. `next_turn` must be called when the whole buffer
+    has been sent. If the shape requires distinct messages, it gives each message a new message id and timestamp.
     """
 
     def __init__(self, shape: Shape, distinct_count: int = DISTINCT_RING, different_count: int = DIFFERENT) -> None:
@@ -148,7 +148,7 @@ class Ring:
         old = identity_bytes(self.turn, 0)
         self.turn += 1
         new = identity_bytes(self.turn, 0)
-        # The index part is equal in both: only bytes of the turn differ, and those are the same in all.
+        # Only bytes of the turn differ, and they are the same in all messages.
         for offset, (before, after) in enumerate(zip(old, new, strict=True), self._identity_offset):
             if before != after:
                 self.data[offset :: self.stride] = bytes([after]) * self.count

@@ -1,8 +1,8 @@
-"""What does a publish cost the relay itself? Microbenchmark without sockets: ``python -m tests.bench.relay``.
+"""Measures the cost of a publish in the relay alone, without sockets: ``python -m tests.bench.relay``.
 
-One producer connection gets reads of 64 publishes, one exchange has ten `x-?hkv=` bindings. CPU of what the relay does
-for the producer's bytes, per publish; what the broker confirms is fed between the measured parts. Prints which build it
-measures; ``PURE_PYTHON=1`` measures the sources.
+Each read of a producer connection contains 64 publishes, to an exchange with ten `x-?hkv=` bindings. The result is the
+relay's CPU time for the producer's bytes, per publish; the broker's confirms are processed between the measured parts.
+The output names the measured build. With ``PURE_PYTHON=1``, the Python sources are measured.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.routing.building import NOW, Plain, exchange, to_queue
 
 PER_READ = 64
 BINDINGS = 10
-#: Reads of a round, and rounds, of which the quickest counts: others have met somebody else on the same core.
+#: Number of reads per round, and number of rounds. The fastest round counts, since others shared the core.
 READS, ROUNDS = 200, 7
 KINDS = tuple(f"kind.{number:04}" for number in range(BINDINGS))
 KEYS = tuple(f"order.{number:08}" for number in range(BINDINGS))
 
-#: Conditions beside that on the kind, by exchange.
+#: Conditions in addition to the condition on the kind, by exchange.
 CONDITIONS: dict[str, dict[str, Plain]] = {"xo": {}, "topic": {"x-?rkta": "order.*"}, "amount": {"x-?hkv>= amount": 0}}
 #: What differs from message to message, and the exchange, by the name of the row.
 ROWS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -41,7 +41,7 @@ ROWS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def rules() -> VhostState:
-    """The exchanges of the rows."""
+    """Return a state with the exchanges of the rows."""
     made = [
         exchange(
             *(to_queue(f"q{number}", {"x-?hkv= kind": kind, **more}) for number, kind in enumerate(KINDS)), name=name
@@ -52,7 +52,7 @@ def rules() -> VhostState:
 
 
 def wire(audited: bool) -> Wire:
-    """A connection with a channel in confirm mode."""
+    """Return a connection with a channel in confirm mode."""
     made = Wire(rules())
     if audited:
         journal = PublishLog(LineRenderer("bench"), _ignore, lambda: "v1", lambda: NOW, ruled_only=False)
@@ -64,18 +64,18 @@ def wire(audited: bool) -> Wire:
 
 
 def _ignore(_lines: bytes, _count: int) -> None:
-    """Take lines of the audit log."""
+    """Discard audit lines."""
 
 
 def reads(differs: tuple[str, ...], name: str) -> list[bytes]:
-    """Whole reads of different messages, or of the same in turn."""
+    """Return reads that contain whole publishes."""
     ring = Ring(Shape(name, KEYS, KINDS, differs=differs), different_count=DIFFERENT)
     size = ring.stride * PER_READ
     return [bytes(ring.data[at : at + size]) for at in range(0, len(ring.data) - size + 1, size)]
 
 
 def microseconds(data: list[bytes], audited: bool = False) -> float:
-    """CPU of a publish."""
+    """Return the CPU time of a publish."""
     made = wire(audited)
     best, tag, at = float("inf"), 0, 0
     for _ in range(ROUNDS):

@@ -1,7 +1,4 @@
-"""How is the outcome shown? Medians over the rounds, a table, and a JSON file with every number behind it.
-
-Judges nothing beyond "reached or not": the benchmark is never a gate.
-"""
+"""Reports results: medians over the rounds, a table, and a JSON file with all values."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from tests.bench.cases import Round, Row
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A row with its value in each round; `failure` says why there is none."""
+    """A row with its value in each round; `failure` is the reason for missing values."""
 
     row: Row
     values: Sequence[float] = ()
@@ -38,7 +35,7 @@ class Outcome:
 
 
 def outcome(row: Row, rounds: Iterable[Round], failures: dict[str, str]) -> Outcome:
-    """The row over all rounds in which each of its cases gave a sample, and its base confirmed anything."""
+    """Return a row's outcome for the rounds in which all of its cases have a sample and its base is not zero."""
     values = []
     for measured in rounds:
         try:
@@ -69,7 +66,7 @@ def spread(values: Sequence[float], unit: str) -> str:
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """A table with a ruler under its first line; the first column to the left, the others to the right."""
+    """Format a table with a ruler under the first line. Only the first column is left-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines = [lines[0], ["-" * width for width in widths], *lines[1:]]
     return "\n".join(
@@ -82,7 +79,7 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """The rows with what each must reach; each reason for a failure is told once, below the table."""
+    """Return the table of rows with their targets. Each reason for a failure appears once, below the table."""
     lines = [[f"case ({BUILD})", "median", "must reach", "", "lowest .. highest round"]]
     notes: dict[str, None] = {}
     for one in outcomes:
@@ -95,7 +92,7 @@ def table(outcomes: Iterable[Outcome]) -> str:
 
 
 def rates(rounds: Sequence[Round]) -> str:
-    """What lies behind the ratios: messages per second and microseconds of CPU per message, by process."""
+    """Return the values used for the ratios: the message rate, and the CPU time per message by process."""
     names = list(dict.fromkeys(name for measured in rounds for name in measured.samples))
     ways = list(dict.fromkeys(way for one in rounds for sample in one.samples.values() for way in sample.cpu_us))
     lines = [["messages per second; CPU us per message", "msg/s", *ways]]
@@ -108,7 +105,7 @@ def rates(rounds: Sequence[Round]) -> str:
 
 
 def machine() -> dict[str, object]:
-    """The machine's shape, as far as it bears on the numbers."""
+    """Return the properties of the machine that affect the results."""
     model = ""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -125,7 +122,7 @@ def machine() -> dict[str, object]:
 
 
 def write_json(path: Path, command: str, broker: str, outcomes: Iterable[Outcome], rounds: Sequence[Round]) -> None:
-    """Everything that was measured, with the date, the machine and the command."""
+    """Write all results, with the date, the machine and the command."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [
         {

@@ -1,6 +1,6 @@
-"""What do 100,000 bindings cost? Loading them, deciding with them, reloading them, reading them back from the broker.
+"""Measures the cost of 100,000 bindings: loading, decisions, reloading, and reading them back from the broker.
 
-Every binding of the rules files has an equality and a comparison, `x-?hkv= kind` and `x-?hkv>= amount`.
+Every binding in the rules files has two conditions, `x-?hkv= kind` and `x-?hkv>= amount`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CHECK = Row("check", "load a rules file of 100,000 bindings (oxproxy check), CPU
 CHECK_MEMORY = Row("check", "the same, peak memory", "MiB", 250, at_least=False)
 CHECK_ROWS = (CHECK, CHECK_MEMORY)
 
-#: What the condition of a binding looks at.
+#: The part of a message that a binding's condition tests.
 FAMILIES = ("header", "routing key", "property", "topic")
 DECIDE_ROWS = (
     *tuple(
@@ -78,20 +78,19 @@ def by_kind_and_amount(number: int) -> str:
 
 
 def rules(folder: Path) -> Path:
-    """100,000 bindings of one exchange."""
+    """Write one exchange with 100,000 bindings."""
     return arrangement.rules_file(
         folder / "scale.yaml", (arrangement.exchange_rules("bench.load", BINDINGS, by_kind_and_amount),)
     )
 
 
 def measure_check(arena: Arena) -> list[list[float]]:
-    """The values of `CHECK_ROWS`."""
     path = rules(arena.folder)
     return [list(values) for values in zip(*(checked(path) for _ in range(CHECKS)), strict=True)]
 
 
 def checked(path: Path) -> tuple[float, float]:
-    """CPU seconds and peak MiB of `oxproxy check`."""
+    """Return the CPU time in seconds and the memory peak in MiB of `oxproxy check`."""
     process = subprocess.Popen([OXPROXY, "check", str(path)], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -101,7 +100,7 @@ def checked(path: Path) -> tuple[float, float]:
 
 
 def declared_arguments(family: str, number: int) -> dict[str, Plain]:
-    """Arguments of a binding that looks at something."""
+    """Return the arguments of a binding that tests the given part of a message."""
     if family == "header":
         return {"x-?hkv= kind": f"kind.{number:06}", "x-?hkv>= amount": 10}
     if family == "property":
@@ -110,7 +109,7 @@ def declared_arguments(family: str, number: int) -> dict[str, Plain]:
 
 
 def facts(family: str, number: int) -> Facts:
-    """A message that one binding is true for, whatever the number of bindings."""
+    """Return a message that matches one binding, regardless of the number of bindings."""
     if family == "header":
         return Facts(b"", ((b"kind", Value("S", b"kind.%06d" % number)), (b"amount", Value("I", 17))))
     if family == "property":
@@ -123,7 +122,7 @@ def open_exchange(family: str, size: int) -> Exchange:
 
 
 def decision_us(router: Router, messages: list[Facts]) -> float:
-    """CPU of a decision; the quickest round counts, since others have met somebody else on the same core."""
+    """Return the CPU time of a decision. The fastest round counts, since others shared the core."""
     best, queues = float("inf"), QueueNames()
     gc.collect()
     gc.freeze()
@@ -137,7 +136,7 @@ def decision_us(router: Router, messages: list[Facts]) -> float:
 
 
 def look_up_us(size: int) -> float:
-    """CPU of looking up a key, in random order, and of nothing else."""
+    """Return the CPU time of looking up a key in random order, without the loop around it."""
     table = {b"kind.%06d" % number: [number] for number in range(size)}
     keys = [b"kind.%06d" % number for number in drawn(size)]
     best, nothing = float("inf"), float("inf")
@@ -159,10 +158,10 @@ def drawn(size: int) -> list[int]:
 
 
 def measure_decisions(_: Arena) -> list[list[float]]:
-    """The values of `DECIDE_ROWS`.
+    """Return the values of `DECIDE_ROWS`.
 
-    The same ten messages have a decision touch the same memory at each size. In random order what it touches is in no
-    cache of the processor; so are the keys of a plain dict, which shows the part that memory alone takes.
+    With the same ten messages, decisions use the same memory at each size. In random order, this memory is not in the
+    CPU's caches. The same applies to the keys of a plain dict, which shows the cost of memory accesses alone.
     """
     found: list[list[float]] = []
     for family in FAMILIES:
@@ -179,10 +178,10 @@ def measure_decisions(_: Arena) -> list[list[float]]:
 
 
 def measure_reload(arena: Arena) -> list[list[float]]:
-    """The values of `RELOAD_ROWS`: of each reload the longest time from publish to confirm, and the longest turn.
+    """Return the values of `RELOAD_ROWS`: for each reload, the longest confirm, and the longest turn of the event loop.
 
-    On two cores sidecar, broker and producer share what they run on, so the first one has the scheduler in it. The last
-    one has not: it is the CPU time that the process, its threads included, takes between two turns of the event loop.
+    If sidecar, broker and producer share two cores, the longest confirm includes delays by the scheduler. The longest
+    turn is not affected, because it is measured as CPU time of the process and its threads.
     """
     path = rules(arena.folder).rename(arena.folder / "reloaded-many.yaml")
     name = "sidecar that reloads many"
@@ -197,7 +196,7 @@ def measure_reload(arena: Arena) -> list[list[float]]:
 
 
 class NoBroker:
-    """What a reload asks of the control plane, without one."""
+    """The methods of the control plane that a reload calls, without a broker."""
 
     def follows(self, vhost: str) -> bool:
         return bool(vhost)
@@ -206,11 +205,11 @@ class NoBroker:
         """Declare nothing."""
 
     def swap(self, *_: object) -> None:
-        """Let no relay use the new rules."""
+        """Do nothing, since there are no relays."""
 
 
 async def longest_turns_ms(path: Path) -> list[float]:
-    """Reload a file several times, and give for each the longest CPU time between two turns of the loop."""
+    """Reload a file several times; return for each reload the longest CPU time between two turns of the event loop."""
     loaded = load_rules([path])
     gc.freeze()
     state, topology = VhostState("/", Router(())), cast("Topology", NoBroker())
@@ -234,7 +233,7 @@ async def longest_turns_ms(path: Path) -> list[float]:
 
 
 def measure_restore(arena: Arena) -> list[list[float]]:
-    """The values of `RESTORE_ROWS`: time from the start of a sidecar until it is ready."""
+    """Return the values of `RESTORE_ROWS`: time from the start of a sidecar until it is ready."""
     without_rules = arrangement.rules_file(
         arena.folder / "no-bindings.yaml", (arrangement.exchange_rules("bench.none", 1, by_kind_and_amount),)
     )

@@ -1,6 +1,6 @@
-"""In what order is everything measured? In interleaved rounds: a drift of the machine then meets all cases.
+"""Runs all measurements in interleaved rounds, so that a change in the machine's speed affects all cases.
 
-A case that failed is told and left out; the others go on.
+A failed case is reported and then omitted; the other cases continue.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 PING_BLOCKS, PINGS = 8, 50
-"""Pings of a round: the cases take turns in short blocks, as an added latency is a small difference."""
+"""Pings in a round. The cases alternate in short blocks, since the added latency is a small difference."""
 SINGLES = (
     (memory.IDLE_ROWS, memory.measure_idle),
     (memory.HOSTILE_ROWS, memory.measure_hostile),
@@ -36,14 +36,14 @@ SINGLES = (
     (turns.HELD_ROWS, turns.measure_turns),
     (events.EVENT_ROWS, events.measure_events),
 )
-"""What is measured once, beside the rounds: rows, and what gives the values of each."""
+"""Measurements that are made once, outside the rounds: rows, and the function that returns their values."""
 EXTRA_SINGLES = (
     (scale.CHECK_ROWS, scale.measure_check),
     (scale.DECIDE_ROWS, scale.measure_decisions),
     (scale.RELOAD_ROWS, scale.measure_reload),
     (scale.RESTORE_ROWS, scale.measure_restore),
 )
-"""The same where asked for by name: 100,000 bindings take some minutes."""
+"""Single measurements that are made only on request, since 100,000 bindings take several minutes."""
 STANDARD = unique(row.name for row in (*ROWS, *(rows[0] for rows, _ in SINGLES)))
 EXTRA = unique(row.name for row in (*EXTRA_ROWS, *(rows[0] for rows, _ in EXTRA_SINGLES)))
 
@@ -51,7 +51,7 @@ Found = TypeVar("Found")
 
 
 class Session:
-    """One benchmark: `prepare`, then `round` as often as wanted, then `singles`, then `outcomes`."""
+    """One benchmark. Call `prepare`, then `round` any number of times, then `singles`, then `outcomes`."""
 
     def __init__(self, arena: Arena, names: Sequence[str]) -> None:
         self._arena = arena
@@ -62,13 +62,13 @@ class Session:
         self.failures: dict[str, str] = {}
 
     def prepare(self) -> None:
-        """Start everything before the first round, so that no start disturbs another case."""
+        """Start all processes before the first round, so that no start disturbs another case."""
         for name in unique(case for row in self._rows for case in (*row.cases, *row.pings)):
             case = CASES[name]
             self._guarded(name, partial(self._arena.consumer if case.prefetch else self._arena.producers, case))
 
     def round(self) -> None:
-        """Every case once at full speed, then the pings."""
+        """Run every case once at full speed, then the pings."""
         measured = Round()
         self.rounds.append(measured)
         for name in unique(case for row in self._rows for case in row.cases):
@@ -82,7 +82,7 @@ class Session:
                 measured.confirm_seconds.setdefault(name, []).extend(times)
 
     def singles(self) -> None:
-        """Memory and load time, where asked for."""
+        """Make the requested single measurements."""
         for rows, measure in (*SINGLES, *EXTRA_SINGLES):
             if rows[0].name in self._names:
                 label = rows[0].label

@@ -20,12 +20,12 @@ OPEN_CASES = [case for case in CASES.values() if case.shape.exchange.startswith(
 ADDRESSED = [case for case in CASES.values() if case.name in ("local", "remote", "table-10", "table-many")]
 BROKER = Broker("127.0.0.1", 1234, "http://127.0.0.1:1235")
 CHECKED = 20
-"""Messages of a case that are looked at: ten queues, twice."""
+"""Number of checked messages per case: two for each of the ten queues."""
 
 
 @pytest.fixture(scope="module")
 def routers(tmp_path_factory: pytest.TempPathFactory) -> dict[Way, Router]:
-    """The rules of each sidecar, compiled; once, as the big file takes its time."""
+    """Return the compiled rules of each sidecar. They are compiled once, since the large file takes long."""
     folder = tmp_path_factory.mktemp("rules")
     small = load_rules([arrangement.small_rules(folder, BROKER)]).routers["/"]
     large = load_rules([arrangement.large_rules(folder, BROKER)]).routers["/"]

@@ -17,7 +17,7 @@ WINDOW = 50
 
 
 class Acknowledging:
-    """The broker's end: acks every whole publish, a lot at a time, until the producer's end is closed."""
+    """The broker's end of a connection, which acks all complete publishes after each read."""
 
     def __init__(self, ring: Ring) -> None:
         self.ours, self.theirs = socket.socketpair()
@@ -44,7 +44,7 @@ class Acknowledging:
 
 
 class Wire:
-    """What a generator needs of a link."""
+    """The part of a link that a generator needs."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end

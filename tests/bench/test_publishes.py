@@ -10,7 +10,7 @@ DISTINCT = Shape("bench", ("key.0",), ("kind.0",), distinct=True)
 
 
 def messages(ring: Ring, count: int) -> list[tuple[commands.Basic.Publish, header.ContentHeader, bytes]]:
-    """The first publishes of a ring as an independent library reads them."""
+    """Return the first publishes of a ring, decoded by an independent library."""
     found = []
     for start in range(0, count * ring.stride, ring.stride):
         rest = bytes(ring.data[start : start + ring.stride])

@@ -63,7 +63,7 @@ def test_a_failed_case_shows_its_reason_once_below_the_table() -> None:
 
 
 class HalfBrokenArena:
-    """Direct works; whatever else is asked for has no sidecar."""
+    """An arena in which only the case `direct` works."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

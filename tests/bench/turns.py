@@ -1,8 +1,8 @@
-"""For how long does the sidecar itself hold its event loop while the page of metrics is read?
+"""Measures how long the sidecar blocks its event loop while the metrics page is read.
 
-In this process, without a broker: an admin server with a series for each of 10,000 bindings, scraped by another process
-over HTTP, and a task that asks at each turn of the loop how much CPU time the process has used since the last. So
-neither the broker nor others on the machine are in it, unlike in the longest confirm of `pauses`.
+Runs in this process, without a broker: another process scrapes an admin server with a series for each of 10,000
+bindings, and a task measures the CPU time that the process uses in each turn of the event loop. Unlike the longest
+confirm in `pauses`, the result includes no activity of the broker or other processes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HELD_ROWS = (HELD,)
 
 
 async def longest_turn_seconds(counters: Counters) -> tuple[float, int]:
-    """Have the page read once: the longest turn meanwhile, and how many series of bindings were on it."""
+    """Let the page be read once; return the longest turn, and the number of bindings' series on the page."""
     admin = AdminServer(Exposition(counters), list, dict)
     try:
         _, port = await admin.start("127.0.0.1", 0)
@@ -48,7 +48,7 @@ async def longest_turn_seconds(counters: Counters) -> tuple[float, int]:
 
 
 def measure_turns(arena: Arena) -> list[list[float]]:
-    """The values of `HELD_ROWS`: of each scrape the longest turn in milliseconds."""
+    """Return the values of `HELD_ROWS`: the longest turn during each scrape, in milliseconds."""
     loaded = load_rules([arrangement.many_rules(arena.folder).rename(arena.folder / "turns.yaml")])
     counters = Counters(MANY)
     counters.traffic.name(traffic_labels(counters, loaded))

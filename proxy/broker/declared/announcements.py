@@ -2,8 +2,8 @@
 
 Announcements are sent to a fanout exchange on the broker, to which each sidecar binds a queue. A message contains only
 the names of the changed exchanges; the changes themselves are read from the broker. Changes made within a short time
-share one message. If an announcement is lost, other sidecars detect the change in their next regular pass. Source:
-RabbitMQ's guide on exchanges.
+are announced in one message. If an announcement is lost, other sidecars detect the change in their next regular pass.
+Source: RabbitMQ's guide on exchanges.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from proxy.errors import UpstreamError
 from proxy.values import RESERVED_PREFIX
 
 EXCHANGE = (RESERVED_PREFIX + b"announce").decode()
-#: Changes within this time share one message.
+#: Changes made within this time are announced in one message.
 _GATHER_SECONDS = 0.05
 #: Maximum number of names in one message. If there are more, the message contains no names, which means "everything".
 _NAMES = 100
@@ -124,11 +124,7 @@ def encode_announcement(sender: bytes, names: set[bytes]) -> bytes:
 
 
 def decode_announcement(body: bytes) -> tuple[bytes, set[bytes] | None] | None:
-    """Decode a message.
-
-    Returns:
-        The sender and the exchanges (None for "everything"); None if the message is invalid.
-    """
+    """Return a message's sender and exchanges (None for "everything"), or None if the message is invalid."""
     sender, rest = body[:_SENDER_BYTES], body[_SENDER_BYTES:]
     if len(sender) < _SENDER_BYTES:
         return None

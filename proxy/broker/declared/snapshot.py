@@ -3,12 +3,12 @@
 The file is needed for exchanges with ``delivery: queue``, which are not stored on the broker. If there is no management
 API, it is needed for all client declarations, since they can't be read back from the broker.
 
-The first line contains the format, version and checksum; each of the other lines is a JSON list. The file is replaced
+The first line contains the format, version and checksum; every other line is a JSON array. The file is replaced
 atomically. A damaged file is rejected and renamed, but not deleted, since it may be the only copy.
 
-`Recorder` decides when the file is written. A change is written at once, unless a write or the pause that follows it is
-in progress. Changes made during this time are written together after the pause. Each pause is proportional to the
-duration of the write, so that bursts of changes do not delay producers.
+`Recorder` decides when the file is written. Each write is followed by a pause that is proportional to the duration of
+the write, so that bursts of changes do not delay producers. A change is written at once, unless a write or a pause is
+in progress. Changes made during this time are written together after the pause.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class BindingRecord(NamedTuple):
 
 
 class GrantRecord(NamedTuple):
-    """A destination that a client is known to have permission to bind.
+    """A destination that a client is known to be permitted to bind.
 
     Args:
         key: hash computed from the client's name and the destination.
@@ -200,7 +200,7 @@ def _rows(records: SnapshotRecords) -> Iterator[Iterable[object]]:
             _text(binding.routing_key),
         )
         copies = (binding.sequences, binding.clients, binding.marks)
-        # Written as numbers, since version 0.1 expects only lists of numbers after the list of clients.
+        # Written as numbers, since version 0.1 expects that all lists after the list of clients contain numbers.
         more = (tuple(map(_number, binding.signatures)), tuple(map(_number, binding.keys)))
         yield "binding", binding.vhost, *names, _packed(binding.entries), *copies, *more
     for grant in records.grants:

@@ -10,9 +10,9 @@ The module consists of these parts, in this order:
 - conversion of the raw bytes stored on the broker or in a snapshot (`relay.declare.storage`) into exchanges and
   bindings; damaged bytes raise a ``ValueError`` with the reason;
 - `BindingListings`: applies listings of an exchange's bindings. There may be ten thousand bindings, so only new
-  bindings are decoded, and relays run between two steps;
-- `inherit`: carries declarations over to new rules. Client exchanges are unchanged unless a rules file now declares the
-  same name. In this case, the file's declaration applies, and the clients' bindings are kept;
+  bindings are decoded, and relays may run between two steps;
+- `inherit`: carries declarations over to new rules. A client exchange is unchanged unless a rules file now declares an
+  exchange with the same name. In this case, the file's declaration applies, and clients' bindings are kept;
 - `DeclarationStore`: the state itself.
 
 Source: architecture, "The broker is the store".
@@ -62,11 +62,7 @@ from proxy.values import RESERVED_WORD, Destination, Table
 
 
 def parse_kept(text: str) -> StoredArguments:
-    """Parse the ``x-oxproxy`` argument.
-
-    Raises:
-        ValueError: the argument is damaged.
-    """
+    """Parse the ``x-oxproxy`` argument."""
     return unpack(text.encode())
 
 
@@ -90,11 +86,7 @@ def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo) -> tuple[Owned
 def declared_exchange(
     name: bytes, declared: DeclaredExchange, delivery: Delivery, local_time: tzinfo
 ) -> tuple[OwnedExchange, Exchange]:
-    """Create an open exchange from a client's declaration.
-
-    Raises:
-        ValueError: the arguments are damaged.
-    """
+    """Create an open exchange from a client's declaration."""
     try:
         return open_exchange(name, declared, delivery, local_time)
     except ProtocolError as error:
@@ -144,9 +136,6 @@ def stored_binding(
     Args:
         copies: all copies; empty if they are added later.
         one_word: whether the carrier is a topic exchange, where storage keys consist of one word.
-
-    Raises:
-        ValueError: the arguments are damaged.
     """
     ordered = sorted_copies(copies)
     binding = Binding(
@@ -234,7 +223,7 @@ class BindingListings:
         return self._state.router.exchanges.get(owned.name) is exchange and owned.changes == changes
 
     def before(self, owned: OwnedExchange) -> BindingsBefore | None:
-        """Return the input for `take`; None if the exchange is not in use. Must be called before the request."""
+        """Return the input for `take`; None if the exchange is not in use. Must be called before requesting a list."""
         if self._state.exchanges.get(owned.name) is not owned:
             return None
         exchange = self._state.router.exchanges[owned.name]
@@ -257,9 +246,8 @@ class BindingListings:
         """Apply a listing of a carrier's bindings, including additions and removals made by other sidecars.
 
         Returns:
-            Superfluous copies, which have to be removed. Such copies exist if two sidecars received the same arguments
-            in different orders. The stored data then differ in more than the sequence number, and a client's unbind
-            would not match these copies.
+            Superfluous copies, which have to be removed, since a client's unbind would not match them. Such copies
+            exist if two sidecars received the same arguments in different orders.
         """
         if before is None:
             return []
@@ -355,7 +343,6 @@ def _row(info: BindingInfo) -> _Row:
 
 
 def why_unsigned(info: BindingInfo) -> str:
-    """Return why the signature of a binding is invalid."""
     return "not signed by any configured secret" if info.signature else "no signature"
 
 
@@ -422,7 +409,7 @@ Refused: TypeAlias = tuple[StoredBinding, str]
 
 
 def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> list[Refused]:
-    """Carry clients' exchanges and bindings over to new rules. A further call updates what was carried over.
+    """Carry clients' exchanges and bindings over to new rules. Another call carries over changes made since then.
 
     Args:
         state: the state with the old rules and the declarations.
@@ -487,7 +474,6 @@ class DeclarationStore:
 
     def __init__(self, state: VhostState, local_time: tzinfo = UTC) -> None:
         self.state = state
-        #: Processes listings of bindings.
         self.listings = BindingListings(self)
         #: Number of changes that passes have found.
         self.changes = 0
@@ -504,7 +490,7 @@ class DeclarationStore:
     # -- exchanges ---------------------------------------------------------------------------------------------
 
     def exchanges_before(self) -> ExchangesBefore:
-        """Return the input for `exchanges_listed`. Must be called before the request."""
+        """Return the input for `exchanges_listed`. Must be called before the listing is requested."""
         known = {
             name: owned
             for name, owned in self.state.exchanges.items()
@@ -605,7 +591,7 @@ class DeclarationStore:
         binding = stored.binding
         if self.state.router.exchanges[binding.exchange].has(binding):
             return False  # the rules file has the same binding and takes precedence
-        # Sequence numbers of unsigned bindings are not trusted. Those of exchanges do not determine an order.
+        # Sequence numbers of unsigned bindings are not trusted; sequence numbers of exchanges determine no order.
         signed = [copy.sequence for copy in stored.copies if copy.signed]
         self.state.last_sequence = max(self.state.last_sequence, *signed, 0)
         try:
@@ -622,10 +608,10 @@ class DeclarationStore:
         self.changes += 1
 
     async def remember(self, records: SnapshotRecords, *, carriers: bool) -> None:
-        """Apply the snapshot of this virtual host. Existing state takes precedence.
+        """Apply a snapshot's records for this virtual host. Existing state takes precedence.
 
         Args:
-            carriers: whether to include exchanges with a carrier; True if they can't be read from the broker.
+            carriers: whether to include exchanges with a carrier; True if these can't be read from the broker.
         """
         for exchange in records.exchanges:
             if exchange.vhost == self.state.name and exchange.name not in self.state.exchanges:

@@ -1,17 +1,15 @@
 """Selects the types of carriers, and the form of the tokens on topic carriers.
 
-An existing carrier keeps its type, for three reasons: the broker refuses to declare an existing exchange with a
-different type, the carrier stores clients' bindings, and other sidecars publish to the carrier. A new carrier gets the
-type that costs the broker less.
+An existing carrier keeps its type: the broker refuses to declare an existing exchange with a different type, the
+carrier stores clients' bindings, and other sidecars publish to it. A new carrier gets the type that costs less.
 
 Messages from a sidecar have several routing keys. RabbitMQ before 3.13 compares each of these keys with every binding
-of a direct exchange. Measurements show that a topic exchange costs less if there are more destinations than
-`FEW_DESTINATIONS` (docs/explanation/performance.md). `relay.tokens.TokenForm` describes the forms.
+of a direct exchange. Measurements show that a topic exchange costs less if there are more than `FEW_DESTINATIONS`
+destinations (docs/explanation/performance.md). `relay.tokens.TokenForm` describes the forms.
 
 A carrier is migrated from one-word to eight-word tokens in three steps: each destination is bound with both kinds of
 token; messages are then sent with eight-word tokens; after `FORMER_LOOKS` passes, the one-word tokens are unbound
-(`token_migration`). By then, other sidecars have also switched, since their next pass detects bindings with eight-word
-tokens.
+(`token_migration`). By then, other sidecars have also switched, since their passes detect the eight-word tokens.
 """
 
 from __future__ import annotations
@@ -62,7 +60,6 @@ class CarrierBindings(NamedTuple):
 
     Args:
         exchange: the exchange to which the carrier belongs.
-        bindings: number of bindings.
         scans: whether the broker compares every message with all bindings of a direct exchange.
     """
 
@@ -98,7 +95,6 @@ def adopt_types(state: VhostState, desired: DesiredState, listed: Mapping[bytes,
 
     Args:
         state: the shared state, which records whether the broker scans bindings.
-        desired: the desired state, which contains the carriers.
         listed: the exchanges on the broker; None if they are unknown.
     """
     for exchange in desired.carriers:
@@ -122,9 +118,10 @@ def adopt_types(state: VhostState, desired: DesiredState, listed: Mapping[bytes,
 class CarrierForms:
     """The types and forms of the carriers of one virtual host.
 
+    If the connection is lost, methods raise `UpstreamError`. A switch that has started continues in the next pass.
+
     Args:
         state: the shared state; the forms of its exchanges are set here.
-        executor: binds tokens.
     """
 
     def __init__(self, state: VhostState, executor: Executor) -> None:
@@ -137,11 +134,7 @@ class CarrierForms:
         """Switch carriers to eight-word tokens as needed, after their bindings have been listed.
 
         Args:
-            desired: the desired state, which contains the carriers.
             changed: returns True if a carrier has eight-word tokens because another sidecar needs them.
-
-        Raises:
-            UpstreamError: the connection was lost. A switch that has started continues in the next pass.
         """
         for exchange in desired.carriers:
             needed = exchange.form is TokenForm.CHANGING
@@ -151,15 +144,10 @@ class CarrierForms:
                 await self.change(exchange)
 
     async def change(self, exchange: OwnedExchange) -> None:
-        """Switch a topic carrier to eight-word tokens.
-
-        Raises:
-            UpstreamError: the connection was lost.
-        """
+        """Switch a topic carrier to eight-word tokens."""
         if exchange.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS):
             return
-        # Rules that are being prepared have their own exchange object for the carrier, in addition to the current
-        # object.
+        # While rules are being prepared, the carrier has two exchange objects: for the current and for the new rules.
         now = self._state.exchanges.get(exchange.name)
         in_use = [now] if now is not None and now is not exchange and now.tokens is exchange.tokens else []
         for sharing in (exchange, *in_use):
@@ -197,5 +185,4 @@ class CarrierForms:
 
 
 def has_eight_words(bindings: Iterable[BindingInfo]) -> bool:
-    """Return True if there are bindings with eight-word tokens."""
     return any(is_eight_words(info.routing_key) for info in bindings)

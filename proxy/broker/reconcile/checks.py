@@ -1,8 +1,7 @@
 """Finds exchanges, queues and bindings on the broker that contradict the rules or change their effect.
 
 Conflicts, which the operator must resolve, prevent the rules from being loaded; warnings do not. Conflicts and warnings
-are returned as text for the operator. All functions are pure. Sources: architecture, "The control plane", and the
-measured behaviour of RabbitMQ 3.10.
+are returned as text for the operator. All functions are pure. Source: architecture, "The control plane".
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from proxy.values import RESERVED_PREFIX, Destination
 
 _WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
 _UNKEYED = Tokens()
-#: Possible words of a token before its hash. They show whether the token is keyed, and whether it is for a queue or an
-#: exchange.
+#: Possible words of a token before its hash. They depend on the kind of token and the type of the destination.
 _TOKEN_WORDS = tuple(
     (*prefix.rstrip(b".").split(b"."), letter) for prefix in (RESERVED_PREFIX, GRANTS) for letter in (b"q", b"e")
 )
@@ -91,9 +89,9 @@ class CarrierTokens(NamedTuple):
     """The tokens bound on a carrier.
 
     Args:
-        rows: rows with tokens that publishes carry, by destination.
+        rows: rows with the tokens that publishes carry, by destination.
         incomplete: destinations in `rows` for which at least one of these tokens is not bound.
-        former: bindings with former tokens, if no destination depends on these bindings.
+        former: bindings with former tokens on which no destination depends.
         unkeyed: number of bindings with unkeyed tokens.
         previous: number of bindings with tokens of previous secrets.
     """
@@ -106,7 +104,7 @@ class CarrierTokens(NamedTuple):
 
     @property
     def bound(self) -> Set[Destination]:
-        """Destinations with at least one bound token that publishes use."""
+        """Destinations with at least one bound token that publishes carry."""
         return self.rows.keys()
 
 
@@ -116,10 +114,8 @@ def carrier_tokens(
     """Return which tokens are bound on a carrier.
 
     Args:
-        bindings: bindings of the carrier.
         tokens: computes tokens in the form that the carrier uses.
-        leftover: destinations that stay bound with former tokens, since they can't be bound again. Publishes also carry
-            these former tokens.
+        leftover: destinations that can't be bound again. Publishes also carry their former tokens.
     """
     bound_keys: dict[Destination, set[bytes]] = {}
     rows: dict[Destination, set[Row]] = {}

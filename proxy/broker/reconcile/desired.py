@@ -38,14 +38,12 @@ class DesiredState:
     """The desired state; see the module docstring.
 
     Args:
-        made: exchanges whose carriers we declare, since a rules file owns them.
+        made: exchanges in rules files, whose carriers we declare.
         tokens: destinations that need a token on the carrier of an exchange, by exchange name.
-        plain: destinations in `tokens` needed by rules files, not only by clients' bindings, by exchange name.
+        plain: destinations in `tokens` that a rules file needs, by exchange name.
         holders: exchanges on whose carrier a destination needs a token, by destination.
-        existing: destinations that must exist but need no token, with their role in the rules; "" for a plain
-            destination.
-        published: exchanges to which the sidecar itself publishes. The value is the exchange in a rules file on whose
-            behalf the sidecar publishes.
+        existing: destinations that must exist but need no token, with a role in the rules; "" for a plain destination.
+        published: exchanges to which the sidecar itself publishes, each with the exchange in the rules that needs this.
         regex: whether a rule chooses queues by a regular expression.
         translated: destinations that the address table redirects, and that therefore need not exist. Their
             replacements on this broker are in `existing`.
@@ -147,9 +145,7 @@ class TokenRights:
         return names
 
     def holders(self, exchanges: Mapping[bytes, OwnedExchange], router: Router, queue: bytes) -> list[OwnedExchange]:
-        """Find the exchanges that need the token of a queue. This is fast even if rules name thousands of other
-        queues.
-        """
+        """Find the exchanges that need a queue's token. Fast even if rules name thousands of other queues."""
         return self._above(exchanges, router, self.names, ("queue", queue))
 
     def waiting(self, exchanges: Mapping[bytes, OwnedExchange], router: Router, queue: bytes) -> list[OwnedExchange]:

@@ -76,7 +76,7 @@ class RemoveBinding:
 
 
 class UnbindRows(NamedTuple):
-    """Unbinds rows with the tokens of a destination.
+    """Unbinds rows that have a destination's tokens.
 
     Args:
         rows: identities of the rows (`relay.token_table`).
@@ -100,7 +100,7 @@ class Observation(NamedTuple):
     Args:
         tokens: destinations whose tokens are all bound on the carrier, by exchange. If a carrier could not be listed,
             its tokens are assumed to be bound.
-        conflicts: exchanges whose carrier conflicts with an exchange on the broker. Nothing is changed for them.
+        conflicts: exchanges without actions, since their carrier conflicts with an exchange on the broker.
     """
 
     names: ObservedState
@@ -116,8 +116,7 @@ def diff(
     """Return the actions that establish the desired state, in the order of execution.
 
     Args:
-        declare_all: whether existing carriers are also declared, so that the broker compares them with our
-            declarations.
+        declare_all: whether existing carriers are also declared, so that the broker reports differences.
     """
     names = observed.names
     queue_actions = [
@@ -236,8 +235,7 @@ def lost_bindings(
     """Find clients' bindings whose destination does not exist.
 
     Args:
-        listed: exchanges whose bindings were listed. These are skipped, since a deleted binding is absent from a
-            listing.
+        listed: exchanges to skip, since their bindings were listed, and a deleted binding is absent from a listing.
     """
     return [
         stored
@@ -247,7 +245,7 @@ def lost_bindings(
 
 
 def retired_tokens(old: DesiredState, new: DesiredState) -> tuple[BindToken, ...]:
-    """Find the tokens that only the old rules need. These are removed after the rules have been swapped."""
+    """Find the tokens that only the old rules need. They are removed after the rules have been swapped."""
     coming = _by_carrier(new)
     return tuple(
         BindToken(exchange, destination)

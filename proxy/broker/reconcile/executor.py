@@ -1,9 +1,8 @@
 """Carries out the actions returned by `diff` on the broker, and tracks failures.
 
-A failed action is retried in the next pass, and then at increasing intervals while `diff` still returns it. If a
-destination does not exist or belongs to another connection, this is an expected result and not a failure. A limited
-number of such destinations is checked again in each pass. `desired` and `diff` decide which actions are needed, and
-`vhost_loop` decides when they are run.
+A failed action is retried in the next pass, and then at increasing intervals while `diff` still returns the action. A
+destination that does not exist or belongs to another connection is an expected result, not a failure. In each pass, a
+limited number of such destinations is checked again.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Failure(NamedTuple):
 
 
 class Executor:
-    """Executes the control user's declarations in one virtual host."""
+    """Executes declarations in one virtual host. If the connection is lost, methods raise `UpstreamError`."""
 
     def __init__(
         self,
@@ -87,9 +86,6 @@ class Executor:
 
         Args:
             stop_at: called before tokens are bound, with the reasons why carriers could not be declared; may raise.
-
-        Raises:
-            UpstreamError: the connection was lost; some actions may have been carried out.
         """
         due = self._due(actions)
         await self._make_queues([action for action in due if isinstance(action, MakeQueue)])
@@ -107,7 +103,7 @@ class Executor:
                 break  # the management API does not answer
 
     def failing(self) -> list[str]:
-        """Return failures that are retried, except expected failures such as missing destinations."""
+        """Describe the failures that are retried, except expected failures such as missing destinations."""
         return [
             f"{action}: {failure.why} ({failure.attempts} attempts)"
             for action, failure in self.failures.items()
@@ -205,9 +201,6 @@ class Executor:
 
         Returns:
             Existing destinations that the broker refused to bind.
-
-        Raises:
-            UpstreamError: the connection was lost.
         """
         table, done, refused = exchange.tokens, set[Destination](), list[Destination]()
         # Repeated, since relays may bind destinations in the meantime.
@@ -242,14 +235,13 @@ class Executor:
         return self._state.next_pin(time.time())
 
     async def bind_rows(self, carrier: bytes, rows: Sequence[tuple[Destination, bytes, bytes]]) -> list[Refusal | None]:
-        """Bind destinations with keys and raw entries of argument tables; return the refusals."""
         return await self._connection.call_all([Bind(carrier, *row) for row in rows])
 
     async def hand_over(self, tokens: Sequence[BindToken]) -> list[UnbindRows]:
         """Unbind the plain rows of tokens that this sidecar's rules no longer need.
 
-        The rules of other sidecars may still need the tokens. If there are other sidecars, pins replace the rows until
-        those sidecars have run a pass (`relay.token_table`).
+        Other sidecars' rules may still need the tokens. If there may be other sidecars, pins replace the rows until
+        these sidecars have run a pass (`relay.token_table`).
 
         Returns:
             The actions that unbind the pins.
@@ -267,11 +259,7 @@ class Executor:
         return pins
 
     async def unbind(self, actions: Iterable[UnbindRows]) -> None:
-        """Unbind rows. Relays stop publishing with unneeded tokens before the tokens are unbound.
-
-        Raises:
-            UpstreamError: the connection was lost.
-        """
+        """Unbind rows. Relays stop publishing with unneeded tokens before the tokens are unbound."""
         actions = list(actions)
         needless = [action for action in actions if action.needless]
         for action in needless:

@@ -89,10 +89,7 @@ class ObservedState:
 
 
 def with_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Return a new version with a name added, or `last` if it already contains the name.
-
-    This is cheap even with thousands of names.
-    """
+    """Return a new version with a name added, or `last` if it contains the name. Cheap even with thousands of names."""
     at = bisect_left(last.names, name)
     if at < len(last.names) and last.names[at] == name:
         return last

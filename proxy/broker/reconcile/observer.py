@@ -1,7 +1,7 @@
 """Observes the queues, exchanges, tokens and unwanted bindings of one virtual host.
 
 The management API is used if it is configured. If a listing fails, the pass continues without its result. In each pass,
-a limited number of objects that could not be listed are looked up by name. Nothing is declared or removed here.
+up to a fixed number of objects that could not be listed are looked up by name. Nothing is declared or removed here.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ T = TypeVar("T")
 #: Number of concurrent listings of bindings.
 _READERS = 4
 #: RabbitMQ's time for a list grows faster than the list, so at least `_MANY_BINDINGS` of a carrier are requested by
-#: destination. Each request scans all of them, which limits the number of destinations. Before the first list, the number
-#: of bindings is unknown; then at most `_FIRST_REQUESTS` are sent for all carriers together.
+#: destination. Each request scans all bindings, so there is a limit to the number of destinations. Before the first
+#: list, the number of bindings is unknown; then at most `_FIRST_REQUESTS` are sent for all carriers together.
 _MANY_BINDINGS, _DESTINATIONS, _FIRST_REQUESTS = 20_000, 64, 128
-#: If listing the bindings of an exchange takes longer than `_LONG_SECONDS`, the list is not requested in every pass. It
-#: is requested again after `_SHARE` times the duration of the last listing.
+#: If listing an exchange's bindings takes longer than `_LONG_SECONDS`, the list is not requested in every pass, but
+#: only after `_SHARE` times the duration of the last listing.
 _LONG_SECONDS, _SHARE = 1.0, 9
 #: Maximum number of names in one log line.
 _SHOWN = 20
@@ -74,7 +74,7 @@ class _Reading(NamedTuple):
 
 
 class _Turns:
-    """Returns successive parts of a list in rotation."""
+    """Returns consecutive parts of a list in turn, starting over at the end."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -93,11 +93,7 @@ Find: TypeAlias = Callable[[Iterable[Destination]], Awaitable[dict[Destination, 
 
 
 class Observer:
-    """Observes one virtual host.
-
-    Args:
-        share: maximum number of names queried in one pass.
-    """
+    """Observes one virtual host; `share` is the maximum number of names queried in one pass."""
 
     def __init__(
         self,
@@ -108,11 +104,9 @@ class Observer:
         store: DeclarationStore | None = None,
         share: int = 256,
     ) -> None:
-        #: The client declarations.
         self.store = store
         self._readings: dict[bytes, _Reading] = {}
-        #: For each exchange whose list of bindings is long and contained nothing new, the time until which the list
-        #: need not be requested again.
+        #: For each exchange with a long, unchanged list of bindings, the time until which it need not be listed again.
         self._current_until: dict[bytes, float] = {}
         #: Number of announcements received.
         self._announcements = 0
@@ -145,12 +139,11 @@ class Observer:
         return last.carrier_tokens if last is not None and last.exchange is exchange else CarrierTokens()
 
     def has_eight_words(self, exchange: OwnedExchange) -> bool:
-        """Return True if the carrier of an exchange had eight-word tokens in the last listing."""
         last = self._readings.get(exchange.carrier)
         return last is not None and last.exchange is exchange and last.eight_words
 
     def binding_count(self, exchange: OwnedExchange) -> int:
-        """Return the number of bindings on a carrier in the last listing."""
+        """Return the number of bindings on the carrier of an exchange in the last listing."""
         last = self._readings.get(exchange.carrier)
         return last.size if last is not None and last.exchange is exchange else 0
 
@@ -183,7 +176,7 @@ class Observer:
         )
 
     async def find_absent(self, desired: DesiredState, *, thorough: bool) -> list[Destination]:
-        """Query needed objects individually if they could not be listed; return the destinations that do not exist.
+        """Query needed objects that could not be listed; return the destinations that do not exist.
 
         Args:
             thorough: whether earlier results are ignored.
@@ -213,8 +206,7 @@ class Observer:
         """Return exchanges whose bindings need not be listed in this pass.
 
         RabbitMQ needs 10 s to list 100,000 bindings, so listing them in every pass would occupy one CPU core of the
-        broker. If rules rely on rows of a carrier, the carrier's bindings are nevertheless listed in every pass, since
-        other sidecars may hand over rows.
+        broker. However, carriers with rows that rules need are always listed, since other sidecars may hand over rows.
         """
         now = asyncio.get_running_loop().time()
         return frozenset(
@@ -327,7 +319,7 @@ class Observer:
             )
         exchange.tokens.listed(look, last.carrier_tokens.rows, clock())
         if answer is None:
-            # No binding is foreign or unverified; otherwise, the answer would not have been compared with the last one.
+            # No binding is foreign or unverified; otherwise, the last answer's digest would not have been used.
             took_seconds, left = answered_at - look.began_at, last.carrier_tokens
             changing = self.superfluous.get(exchange.carrier) or left.incomplete or left.former
             if took_seconds > _LONG_SECONDS and announcements == self._announcements and not changing:

@@ -59,8 +59,7 @@ class OrphanTokens:
     def needed_again(self, unbound: Iterable[UnbindRows]) -> list[BindToken]:
         """Return unbound tokens that are needed again.
 
-        Bindings made through other sidecars in the meantime are not affected, since those sidecars have bound their own
-        marks or pins.
+        Bindings made through other sidecars are not affected, since these sidecars bind their own marks or pins.
         """
         return [
             BindToken(action.exchange, action.destination)

@@ -5,8 +5,7 @@
     diff      the actions that change the observed state to the desired state
     execute   carries out the actions; stores results in `ObservedState` and `TokenTable`, which the relays use
 
-Listed tokens are trusted. Without listings, some tokens are bound again in each pass; binding an existing token has no
-effect. `vhost_loop` decides when a pass is due.
+Listed tokens are trusted. Without listings, some tokens are bound again in each pass. `vhost_loop` schedules passes.
 
 Source: docs/explanation/architecture.md.
 """
@@ -54,7 +53,7 @@ from proxy.values import QUEUE, Destination
 #: Tokens that only the old rules need, and that are therefore retired after a swap.
 Retired: TypeAlias = tuple[BindToken, ...]
 
-#: Number of pass intervals for which pins stay bound for other sidecars. Meanwhile, each of these sidecars runs a pass.
+#: Number of pass intervals for which pins stay bound for other sidecars, all of which run a pass in the meantime.
 HANDOVER_LOOKS = 3
 #: Number of client bindings carried over to new rules between two pauses in which other tasks may run.
 _STEP = 64
@@ -130,7 +129,7 @@ class Reconciler:
         return self._desired
 
     def count_unnamed(self) -> int:
-        """On the carriers of exchanges in rules files, count the tokens that no rule needs."""
+        """Count the tokens that no rule needs on the carriers of exchanges in rules files."""
         return sum(len(item.bound - self.desired.tokens_of(item)) for item in self.desired.made)
 
     @property
@@ -173,8 +172,7 @@ class Reconciler:
             announced: whether other sidecars announce changes, so that a long list of bindings can be reused.
 
         Raises:
-            UpstreamError: REFUSED if there are conflicts (the message lists all conflicts); otherwise, the connection
-                was lost.
+            UpstreamError: see `reconcile`.
         """
         async with self._one_at_a_time:
             before = {name: set(exchange.bound) for name, exchange in self._state.exchanges.items()}
@@ -236,7 +234,7 @@ class Reconciler:
         remove_foreign: bool = False,
         announced: bool = False,
     ) -> dict[Destination, str]:
-        """Observe, and correct differences; return the destinations that remain unreachable, with the reasons.
+        """Observe and correct differences; return the destinations that remain unreachable, with the reasons.
 
         Args:
             wanted: returns the desired state. Called again after each step that may find client declarations.
@@ -246,8 +244,7 @@ class Reconciler:
             announced: see `look`.
 
         Raises:
-            UpstreamError: REFUSED if there are conflicts (the message lists all conflicts); otherwise, the connection
-                was lost.
+            UpstreamError: REFUSED if there are conflicts, all of which are listed; otherwise, the connection was lost.
         """
         last = self._undeclared
         if queues is not None:
@@ -258,9 +255,9 @@ class Reconciler:
             kept = self.observer.current(wanted()) if announced and queues is None else frozenset[bytes]()
             missing = await self._reconcile(wanted, remove_foreign, thorough=queues is not None, kept=kept)
             if queues is not None and self._clock() > began_at + self._state.handover_seconds / HANDOVER_LOOKS:
-                # Other sidecars may have handed over rows since the rows were listed, so another pass is run first. It
-                # lists only the bindings of exchanges that rules need, since other rows are never handed over, and
-                # RabbitMQ needs 10 s to list 100,000 bindings.
+                # Other sidecars may have handed over rows since the rows were listed, so another pass is run first.
+                # Only rows that rules need are handed over, and RabbitMQ needs 10 s to list 100,000 bindings, so this
+                # pass lists only the bindings of exchanges that rules need.
                 plain = wanted().plain
                 kept = frozenset(name for name in self._listed if not plain.get(name))
                 missing = await self._reconcile(wanted, remove_foreign, thorough=False, kept=kept)
@@ -398,7 +395,7 @@ class Reconciler:
     async def prepare(
         self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
     ) -> Retired:
-        """Before new rules replace the old rules, declare and bind everything that the new rules need.
+        """Declare and bind everything that new rules need, before the new rules replace the old rules.
 
         Args:
             exchanges: the new exchanges, to which token tables and client declarations are added.
@@ -407,8 +404,7 @@ class Reconciler:
             Tokens to remove after the swap.
 
         Raises:
-            UpstreamError: REFUSED if there are conflicts; otherwise, the broker is unreachable. In both cases, the
-                rules must not be swapped.
+            UpstreamError: REFUSED if there are conflicts; otherwise, the broker is unreachable. Do not call `swap`.
         """
         async with self._one_at_a_time:
             old = self._wanted()
@@ -440,7 +436,7 @@ class Reconciler:
         self._wanted()
 
     def release(self, tokens: Retired) -> None:
-        """Start to retire tokens. From now on, relays request these tokens before they use them."""
+        """Start to retire tokens. From now on, relays request these tokens before using them."""
         desired = self._wanted()
         for token in tokens:
             if not needed_again(desired, token):
@@ -448,12 +444,10 @@ class Reconciler:
         self._state.changed()
 
     async def unbind(self, tokens: Retired) -> list[UnbindRows]:
-        """Finish retiring tokens. Tokens that have been requested in the meantime, or that prepared rules need, stay
-        bound.
+        """Finish retiring tokens. Tokens that relays have requested or that prepared rules need stay bound.
 
         Returns:
-            The actions that unbind the pins with which the tokens were replaced for other sidecars. These actions must
-            be run after `handover_seconds`.
+            The actions that unbind the tokens' replacements (pins), to be run after `handover_seconds`.
         """
         # Waits while new rules are being prepared, since `prepare` may have just bound these tokens.
         async with self._one_at_a_time:

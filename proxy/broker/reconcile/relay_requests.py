@@ -1,11 +1,9 @@
-"""Handles requests and reports from relays between two passes: destinations to bind on demand, and created or deleted
-queues and exchanges.
+"""Handles relays' requests to bind destinations and their reports of created or deleted queues, between two passes.
 
-Producers and regex routes can choose any number of destinations that no rule names. The work for such destinations is
-therefore limited: attempts to bind the same destination never run concurrently, and limits apply to the number of
-destinations bound on demand and to the cache of destinations that can't be bound. Declares and deletes through a relay
-are applied at once. Applying them must stay cheap with thousands of bindings, so the desired state is not recomputed
-for every declare in a long series. The broker is not observed here.
+Producers and regex routes can choose any number of destinations that no rule names. Attempts to bind the same
+destination therefore never run concurrently, and both the number of destinations bound on demand and the size of the
+cache of failed destinations are limited. Declares and deletes through a relay are applied at once. This must stay cheap
+with thousands of bindings, so the desired state is not recomputed for every declare in a long series.
 
 Source: architecture, "The control plane".
 """
@@ -102,8 +100,7 @@ class RelayRequests:
         if not exchange.takes_exchanges and any(kind == EXCHANGE for kind, _ in wanted):
             flights.add(self._flight(exchange, _FORM, partial(self._change_form, exchange)))
         if flights:
-            # If this caller is cancelled, asyncio.wait does not cancel the attempts, since other callers may be waiting
-            # for the same attempts.
+            # If this caller is cancelled, the attempts continue (asyncio.wait), since others may be waiting for them.
             await asyncio.wait(flights, timeout=self._settings.deadline_seconds)
         return wanted & exchange.bound
 
@@ -277,7 +274,7 @@ class RelayRequests:
             state.changed()
 
     def exchange_deleted(self, name: bytes) -> None:
-        """Record that an exchange was deleted, with all bindings from and to the exchange."""
+        """Record that an exchange was deleted, along with all bindings from and to the exchange."""
         owned = self._state.exchanges.get(name)
         if owned is not None and owned.declared is not None:
             self._store.exchange_gone(name)

@@ -1,10 +1,10 @@
 """Migrates a virtual host from old destination tokens to current tokens, and removes the old tokens.
 
-Version 0.1 binds unkeyed tokens, and while a secret is being replaced, sidecars that have only the old secret are still
-running. Until the operator finishes the migration, all kinds of tokens are therefore bound and used by publishes
+Version 0.1 binds unkeyed tokens, and while a secret is being replaced, some sidecars still have only the old secret.
+Until the operator finishes the migration, all kinds of tokens are therefore bound and used by publishes
 (`relay.tokens.Tokens`). The end of the migration is recorded on the broker by a marker exchange, whose name is a hash
 keyed with the current secret. A virtual host that has never had a carrier needs no unkeyed tokens, unless another
-virtual host on the broker still needs them.
+virtual host on the broker still needs unkeyed tokens.
 
 Invariant: a token is removed only if the current token of the same destination has been seen on the same carrier.
 """
@@ -108,7 +108,7 @@ class TokenMigration:
         if len(self._state.tokens.keys) < 2 or any(info.marked for info in self._observed.exchanges.values()):
             return False
         secrets = [key for key in self._state.tokens.keys if key != UNKEYED]
-        # This can't be determined later: once we have declared a carrier, a new virtual host looks like an old one.
+        # This can't be determined later: once we have declared a carrier, a new virtual host looks like an old host.
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
                 return not await self._management.in_transition(secrets)
@@ -124,9 +124,8 @@ def former_bindings(
 ) -> list[RemoveBinding]:
     """Find the bindings to remove from a carrier because their tokens are no longer used.
 
-    If such a binding stores a client's binding, the client's binding is first stored under its storage key. Only the
-    connection that owns an exclusive queue can unbind the queue, so bindings of exclusive queues stay until the queue
-    is deleted.
+    If such a binding stores a client's binding, the client's binding is first stored under its storage key. Bindings of
+    exclusive queues stay until the queue is deleted, since only the owner's connection can unbind an exclusive queue.
 
     Args:
         former: bindings with former tokens, to destinations whose current token is bound.
@@ -168,9 +167,8 @@ async def lacking_tokens(management: ManagementApi, tokens: Tokens) -> list[tupl
 async def retire_tokens(management: ManagementApi, tokens: Tokens) -> int:
     """Record on the broker that, from now on, only the current tokens of a virtual host are bound.
 
-    Sidecars detect this in their next pass. They then publish only with the current tokens, and remove the other
-    tokens. Before this call, all sidecars must have the current secret, none may run version 0.1, and `lacking_tokens`
-    must return an empty list.
+    In their next pass, sidecars detect this, publish only with the current tokens, and remove the other tokens. Before
+    this call, all sidecars must have the current secret, none may run version 0.1, and `lacking_tokens` must be empty.
 
     Returns:
         Number of remaining bindings with other tokens.

@@ -40,11 +40,7 @@ _SHARE = 9
 
 
 class RefreshSchedule:
-    """Schedules passes.
-
-    Args:
-        refresh_seconds: maximum delay until external changes are detected.
-    """
+    """Schedules passes; `refresh_seconds` is the maximum delay until external changes are detected."""
 
     def __init__(self, refresh_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -120,11 +116,7 @@ class Health:
 
 
 class VhostTopology:
-    """The control plane of one virtual host.
-
-    Args:
-        record: called when client declarations have changed.
-    """
+    """The control plane of one virtual host; `record` is called when client declarations have changed."""
 
     def __init__(
         self,
@@ -257,11 +249,7 @@ class VhostTopology:
         self._schedule.looked(began_at, everything=False)
 
     async def refresh(self, *, thorough: bool = False) -> None:
-        """Run a pass and update the relays.
-
-        Raises:
-            UpstreamError: the connection was lost.
-        """
+        """Run a pass and update the relays. For errors, see `Reconciler.reconcile`."""
         began_at, changes = time.monotonic(), self.reconciler.store.changes
         state, reconciler, requests = self.state, self.reconciler, self.requests
         result = await reconciler.look(thorough=thorough, announced=self._announcements.active)
@@ -284,7 +272,7 @@ class VhostTopology:
         self._after_changes(changes)
 
     def _after_changes(self, changes: int) -> None:
-        """Follow up on a pass that may have found changes."""
+        """Record client declarations that a pass has changed."""
         store = self.reconciler.store
         if store.changes != changes:
             self.reconciler.changed()
@@ -295,7 +283,7 @@ class VhostTopology:
     # -- requests and reports from relays -----------------------------------------------------------------------
 
     def changed(self, exchange: bytes) -> None:
-        """Record that a client has declared, deleted, bound or unbound an exchange through this sidecar."""
+        """Record that a client has changed an exchange or its bindings through this sidecar."""
         self.reconciler.changed()
         if exchange not in self.state.exchanges:
             self.requests.exchange_deleted(exchange)
@@ -319,9 +307,8 @@ class VhostTopology:
         """Look up an exchange on the broker.
 
         Returns:
-            The type of an exchange that no client declared. None if the exchange does not exist, or if a client
-            declared the exchange, which is then in the state. Also None if there is no management API; the broker then
-            compares types.
+            The type of an exchange that no client declared. None if the exchange does not exist, if a client declared
+            it (it is then added to the state), or if there is no management API (the broker then compares types).
 
         Raises:
             UpstreamError: the management API did not answer.

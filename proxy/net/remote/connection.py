@@ -42,10 +42,6 @@ class RemoteConnection:
     """One link, from its first use to its end.
 
     Args:
-        endpoint: the target of the link.
-        counters: counters for the link.
-        version: version of this program.
-        contexts: the TLS contexts in use.
         ourselves: returns True if the two addresses of a socket show that the socket is connected to this process.
         changed: called when `full` has changed.
     """
@@ -211,7 +207,7 @@ class RemoteConnection:
         self._end(self._link.failure or text if self._link is not None else text)
 
     def _end(self, reason: str) -> None:
-        """End the link; `run` makes the next attempt."""
+        """Close the link, after which `run` reconnects."""
         if self._over.is_set():
             return
         self.failure = reason
@@ -278,7 +274,7 @@ class RemoteConnection:
             await asyncio.sleep(min(1.0, deadline / 10))
             now = monotonic()
             link = self._link
-            why = self.failure or ("that broker is blocking publishes" if link and link.paused else "no channel")
+            why = self.failure or ("the broker is blocking publishes" if link and link.paused else "no channel")
             for lane in tuple(self._lanes):
                 lane.expire(now - deadline, why)
             for lane in tuple(self._leaving):

@@ -67,7 +67,6 @@ def endpoint(remote: Remote, brokers: Mapping[bytes, RemoteBroker], vhost: str) 
     """Return the endpoint of a target, or the reason why there is none. The reason contains no credentials.
 
     Args:
-        remote: the target.
         brokers: the brokers configured for the virtual host.
         vhost: virtual host of the producer.
     """

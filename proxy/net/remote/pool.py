@@ -1,7 +1,7 @@
 """Manages the links to other brokers, which all producers share.
 
-Messages for the same broker and login share a link, on which each producer's channel has its own lane. Producers that
-use a full link must wait; other producers need not.
+Messages for the same broker and login share a link, on which each channel has its own lane. If a link is full, only the
+producers that use this link must wait.
 
 Source: the messenger-addressing specification, sections 3.2 (pooling) and 3.4.
 """
@@ -34,10 +34,7 @@ class RemotePool:
 
     Args:
         brokers: configured brokers, by virtual host and name.
-        counters: counters of the process.
-        version: version of this program.
         tasks: runs the links.
-        contexts: the TLS contexts in use.
     """
 
     def __init__(
@@ -136,9 +133,7 @@ class RemotePool:
 
 
 class ProducerRemotes:
-    """The other brokers that one producer's connection uses. `full` is called when the producer must wait or may
-    continue.
-    """
+    """The other brokers used by one producer; calls `full` when the producer must wait or may continue."""
 
     def __init__(self, pool: RemotePool, vhost: str, full: Callable[[bool], None]) -> None:
         self._pool = pool
