@@ -313,7 +313,7 @@ class ManagementApi:
 
         Args:
             digest: digest of the last response; b"" if there is none.
-            destinations: if given, the bindings to these destinations are listed, with one request for each destination.
+            destinations: if given, the bindings to these destinations are listed, with one request for each.
                 RabbitMQ then needs 8 s instead of 28 s for 100,000 bindings to 10 queues.
             read_ahead: called with each part of the list as soon as it has arrived, if `digest` is b"".
 

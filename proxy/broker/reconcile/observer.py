@@ -300,9 +300,7 @@ class Observer:
             if store is not None and known is not None:
                 await store.listings.read_ahead(exchange, bindings)
 
-        answer = await management.changed_bindings(
-            self._vhost, exchange.carrier, last.digest, destinations, read_ahead
-        )
+        answer = await management.changed_bindings(self._vhost, exchange.carrier, last.digest, destinations, read_ahead)
         answered_at = clock()
         if answer is not None:
             digest, bindings = answer
