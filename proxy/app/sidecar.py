@@ -52,6 +52,7 @@ from proxy.broker.topology import Topology
 from proxy.config.loader import STANDARD_INPUT, changed_since, load_settings, rules_files
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError, UpstreamFailure
+from proxy.garbage import without_collection
 from proxy.native import BUILD
 from proxy.net.context import SessionContext
 from proxy.net.listener import Listener, ListenError, admitted_connections
@@ -281,8 +282,10 @@ class Sidecar:
     async def _control(self, tasks: Tasks, listener: Listener) -> None:
         """Synchronise the broker with the rules, then accept producers."""
         if self._following is None:
+            gc.collect()  # before the client declarations are loaded, which contain no reference cycles
             try:
-                await self._topology.start()
+                with without_collection():
+                    await self._topology.start()
             except UpstreamError as error:
                 if error.failure is UpstreamFailure.REFUSED:
                     self._refused = error
@@ -293,7 +296,6 @@ class Sidecar:
         while not self._topology.ready:  # noqa: ASYNC110 -- no single event makes the sidecar ready
             await asyncio.sleep(0.05)
         # The loaded objects are permanent. Excluding them from garbage collection avoids pauses.
-        gc.collect()
         gc.freeze()
         try:
             bound = await listener.start()

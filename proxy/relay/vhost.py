@@ -385,10 +385,15 @@ class VhostState:
         self._derive()
         self.changed()
 
-    def add_binding(self, stored: StoredBinding, compiled: CompiledBinding | None = None) -> bool:
-        """Add a client's binding, or merge its copies; return whether the binding or its effective copy is new."""
+    def add_binding(
+        self, stored: StoredBinding, compiled: CompiledBinding | None = None, identity: Hashable = None
+    ) -> bool:
+        """Add a client's binding, or merge its copies; return whether the binding or its effective copy is new.
+
+        The identity and the compiled form of the binding are computed if not given.
+        """
         owned, exchange = self.exchanges[stored.binding.exchange], self.router.exchanges[stored.binding.exchange]
-        identity = stored.binding.identity
+        identity = identity or stored.binding.identity
         known = owned.clients.get(identity)
         if known is not None:
             merged_with = known.merged_with(stored)

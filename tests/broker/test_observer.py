@@ -263,7 +263,7 @@ async def test_a_list_by_destination_equals_the_whole_list(
     assert sorted(changed[1]) == sorted(await management.bindings(vhost, b"c"))
 
 
-async def test_few_carriers_with_few_possible_destinations_are_first_read_by_destination(
+async def test_with_few_possible_destinations_first_lists_and_long_lists_are_requested_by_destination(
     management: ManagementApi,
     observer: Observer,
     observed: ObservedState,
@@ -288,10 +288,13 @@ async def test_few_carriers_with_few_possible_destinations_are_first_read_by_des
     assert len(observer.foreign[b"c"]) == len(STRANGE_NAMES) + 1
     await observer.read_bindings([carrier], names_listed=True)  # it is known to be short
     await observer.read_bindings([carrier])
-    [first, *others] = asked
+    monkeypatch.setattr("proxy.broker.reconcile.observer._MANY_BINDINGS", 10)
+    await observer.read_bindings([carrier], names_listed=True)
+    [first, *others, last] = asked
     assert first is not None
     assert first >= {*queues(*STRANGE_NAMES), *exchanges("after/wards", "amq.topic"), created_since}
     assert others == [None, None]
+    assert last == first
 
 
 @pytest.mark.parametrize("others", [[f"more {number}" for number in range(60)], ["not UTF-8 \ufffd"], ["."], [".."]])

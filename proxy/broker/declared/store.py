@@ -108,16 +108,18 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
     owned = state.exchanges.get(exchange)
     one_word = info.routing_key.startswith(RESERVED_WORD) or (owned is not None and owned.is_topic)
     copy = BindingCopy(kept.sequence, kept.client, info.routing_key, info.signature.encode())
+    copy = verified(state, carrier, destination, kept.routing_key, kept.entries, copy)
     stored = stored_binding(exchange, *destination, kept.routing_key, kept.entries, [copy], one_word=one_word)
     if not info.under_token and stored.key != info.routing_key:
         raise ValueError("it belongs to another binding")
-    return stored._replace(copies=(verified(state, carrier, stored, copy),))
+    return stored
 
 
-def verified(state: VhostState, carrier: bytes, stored: StoredBinding, copy: BindingCopy) -> BindingCopy:
+def verified(
+    state: VhostState, carrier: bytes, destination: Destination, routing_key: bytes, entries: bytes, copy: BindingCopy
+) -> BindingCopy:
     """Verify the signature of a binding's copy; return the copy with its `secret` attribute set."""
-    signed = copy.client, copy.sequence, stored.binding.routing_key, stored.entries
-    fields = signed_fields(state.name, carrier, stored.destination, *signed)
+    fields = signed_fields(state.name, carrier, destination, copy.client, copy.sequence, routing_key, entries)
     return copy._replace(secret=state.secrets.verify(copy.signature, *fields))
 
 
@@ -394,10 +396,10 @@ class _Join:
             if self.disturbed and identity not in self._believed:
                 self.unverified.add(identity)
             else:
-                self._store.add_binding(stored)
+                self._store.add_binding(stored, identity)
         elif known is self._before.clients.get(identity) and known.copies != stored.copies:
             self._store.remove_binding(known)
-            self._store.add_binding(stored)
+            self._store.add_binding(stored, identity)
 
     def _lose(self, identity: Hashable, stored: StoredBinding) -> None:
         if self._owned.clients.get(identity) is stored:
@@ -586,8 +588,8 @@ class DeclarationStore:
 
     # -- bindings ----------------------------------------------------------------------------------------------
 
-    def add_binding(self, stored: StoredBinding) -> bool:
-        """Add a client's binding; return False if it can't be added."""
+    def add_binding(self, stored: StoredBinding, identity: Hashable = None) -> bool:
+        """Add a client's binding (`identity` is computed if not given); return False if it can't be added."""
         binding = stored.binding
         if self.state.router.exchanges[binding.exchange].has(binding):
             return False  # the rules file has the same binding and takes precedence
@@ -595,7 +597,7 @@ class DeclarationStore:
         signed = [copy.sequence for copy in stored.copies if copy.signed]
         self.state.last_sequence = max(self.state.last_sequence, *signed, 0)
         try:
-            self.state.add_binding(stored)
+            self.state.add_binding(stored, identity=identity)
         except ProtocolError as error:
             shown = f"{binding.destination_type} {_text(binding.destination)}"
             self.log_fault(binding.exchange, f"the binding to {shown} is not valid here: {error}")
@@ -644,7 +646,8 @@ class DeclarationStore:
         stored = stored_binding(*names, key, record.entries, [], one_word=owned.is_topic)
         copies = record.copies(token(*stored.destination), stored.key)
         if owned.delivery is Delivery.CARRIER:
-            copies = [verified(self.state, owned.carrier, stored, copy) for copy in copies]
+            signed = owned.carrier, stored.destination, key, record.entries
+            copies = [verified(self.state, *signed, copy) for copy in copies]
         return with_copies(stored, copies)
 
     def bindings(self) -> list[StoredBinding]:
