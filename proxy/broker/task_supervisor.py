@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 
 def end_if_cancelled() -> None:
-    """Raise a cancellation that was lost. aiormq uses `asyncio.wait_for`, which can lose cancellations in Python 3.11.
+    """Raise a lost cancellation again. aiormq uses `asyncio.wait_for`, which can lose cancellations in Python 3.11.
 
     Raises:
         asyncio.CancelledError: the task has been cancelled.

@@ -55,9 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--broker",
         metavar="URL",
-        help="also check conflicts and destinations on a broker: amqp(s)://USER:PASSWORD@HOST:5672, or, for an "
-        "administrator, http(s)://USER:PASSWORD@HOST:15672, which also prints the changes at startup and the missing "
-        "permissions of the control user. TLS settings are taken from upstream.tls",
+        help="also check conflicts and destinations on a broker: amqp(s)://USER:PASSWORD@HOST:5672 or "
+        "http(s)://USER:PASSWORD@HOST:15672. With http(s), the user must be an administrator, and the command also "
+        "prints what the sidecar would declare at startup and which permissions the control user lacks. TLS settings "
+        "are taken from upstream.tls",
     )
 
 

@@ -6,7 +6,8 @@ the maximum number of connections is derived from RLIMIT_NOFILE at startup.
 
 A TLS handshake has a deadline and uses the context that is current when the connection is accepted.
 
-Drain: stop accepting, wait for confirms until the deadline, close every producer with 320, then abort the rest.
+Drain: stop accepting, wait for confirms until the deadline, close every producer with 320, then abort connections that
+are still open.
 
 Sources: asyncio "Event Loop", `connect_accepted_socket`; RFC 8446, 6.2 (alerts); getrlimit(2), RLIMIT_NOFILE.
 """

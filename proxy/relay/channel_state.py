@@ -73,7 +73,7 @@ class ChannelEvent(Enum):
 
 
 class ChannelMode(Enum):
-    """How publishes on a channel are answered; the value describes the mode in messages."""
+    """How publishes on a channel are answered; error texts name the mode by its value."""
 
     PLAIN = "plain"
     CONFIRM = "confirm"
@@ -251,7 +251,7 @@ def next_mode(mode: ChannelMode, selected: ChannelMode) -> ChannelMode:
     """Return the mode of a channel after Confirm.Select or Tx.Select. Once selected, the mode never changes.
 
     Raises:
-        ProtocolError: the other mode was selected before; 406 on the channel, with RabbitMQ's text.
+        ProtocolError: the other mode is already selected; 406 on the channel, with RabbitMQ's text.
     """
     if mode is not PLAIN and mode is not selected:
         text = f"cannot switch from {mode.value} to {selected.value} mode"

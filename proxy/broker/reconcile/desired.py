@@ -159,7 +159,7 @@ class TokenRights:
         asks: Callable[[OwnedExchange, Exchange, Destination], bool],
         destination: Destination,
     ) -> list[OwnedExchange]:
-        """Find the exchanges that have a carrier and name a destination, directly or through other exchanges."""
+        """Find the exchanges with a carrier that can route to a destination, directly or through other exchanges."""
         pairs = [(owned, router.exchanges[name]) for name, owned in exchanges.items()]
         names = {owned.name for owned, exchange in pairs if asks(owned, exchange, destination)}
         size = 0

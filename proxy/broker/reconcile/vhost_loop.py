@@ -307,7 +307,7 @@ class VhostTopology:
         """Look up an exchange on the broker.
 
         Returns:
-            The type of an exchange that no client declared. None if the exchange does not exist, if a client declared
+            The type of the exchange if no client declared it. None if the exchange does not exist, if a client declared
             it (it is then added to the state), or if there is no management API (the broker then compares types).
 
         Raises:

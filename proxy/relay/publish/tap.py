@@ -1,6 +1,6 @@
 """Observers of the publish path: shadow rules (`Tap`) and the list of failed publishes (`FailureSink`).
 
-While a tap is set, each plan for publishes that the tap observes refers to the tap (`Plan.tap`). The tap receives each
+If a tap observes publishes with a plan, the plan has a reference to the tap (`Plan.tap`). The tap receives each
 of these publishes together with the decision. The outgoing publish does not change.
 """
 
