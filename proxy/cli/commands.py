@@ -133,7 +133,7 @@ COMMANDS = {
         "show the last publishes that were unroutable, rejected, nacked or returned",
         "Prints the last 200 failed publishes of a running sidecar with exchange, routing key, size, reason and header "
         "names. Header values are included only if audit.headers lists the header. Unroutable publishes are recorded "
-        "only from the first call until five minutes after the last call.",
+        "only from the first request to the sidecar until five minutes after the last one.",
         (
             ("oxproxy tail --follow", "runs until Ctrl-C"),
             ("oxproxy tail --json", "one JSON object per line, for a script"),

@@ -123,7 +123,7 @@ class Bar(NamedTuple):
 
 
 def rounds(most: float) -> list[float]:
-    """Return round numbers for ticks, from 0 to the given value or more."""
+    """Return round numbers for ticks, from 0 up to at least the given value."""
     if most <= 0:
         return [0.0, 1.0]
     rough = max(1.0, most / 5)

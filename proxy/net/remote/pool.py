@@ -151,7 +151,7 @@ class ProducerRemotes:
         return _LanePublisher(driver, driver.lane())
 
     def look(self) -> None:
-        """Check whether a link in use is full, and report a change."""
+        """Check whether any link in use is full, and report a change."""
         full = any(driver.full for driver in self._used)
         if full != self._was_full:
             self._was_full = full

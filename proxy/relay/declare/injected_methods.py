@@ -79,7 +79,7 @@ def inject(
 def inject_and_reply(
     connection: ConnectionState, channel: Channel, steps: Sequence[bytes], done: Callable[[], bytes]
 ) -> None:
-    """Run methods like `inject`, then answer the client with the result of `done` and process its held frames."""
+    """Run methods as `inject` does; then answer the client with the result of `done` and process its held frames."""
     inject(connection, channel, steps, lambda: reply_and_resume(connection, channel, done()))
 
 

@@ -14,9 +14,9 @@ match could begin, and between two steps a repeat may scan the rest of the subje
 2. The *counted* form is the pattern preceded by a lazy repeat over the offsets, anchored and without automatic
    possessification. It is a single search from one offset, in which each scanned character that backtracking releases
    counts as a match step. The limit applies to the whole search. Only the interpreter counts in this way: machine code
-   skips, without counting, scanned characters that the next literal can't follow (measured: 3 s for ``[a-y]*z|q`` on
-   131,000 bytes). Constructs that scan without match steps (``_UNCOUNTED``) have no counted form; the worst case of the
-   plain form is charged for them.
+   does not count scanned characters that the next literal can't follow (measured: 3 s for ``[a-y]*z|q`` on 131,000
+   bytes). Constructs that scan without match steps (``_UNCOUNTED``) have no counted form; the worst case of the plain
+   form is charged for them.
 
 **Cost of a decision.** A `Budget` has the same unit as the match limit: one match step, about 10 ns. A search is tried
 with increasing limits, each of which is charged. The charge therefore exceeds the actual cost by at most a constant
