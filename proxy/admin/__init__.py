@@ -7,7 +7,7 @@
   from the files on disk; ``GET /api/routes``, which returns the exchanges, bindings and destinations in the rules.
 - `live`: ``GET /api/live``, which sends changes as events, and ``GET /api/traffic``. `traffic` samples the counters for
   both.
-- `console`: ``GET /``, a page for browsers that uses the other pages. Its files are in ``static``.
+- `console`: ``GET /``, a page that uses the other pages and is displayed in a browser. Its files are in ``static``.
 - `recent`: ``GET /api/recent``, which returns the last publishes that were unroutable, rejected, nacked or returned.
 
 `proxy.app.reload` and `proxy.app.shadow` provide ``POST /-/reload`` and ``/-/shadow``.

@@ -6,7 +6,7 @@ recognizes refused logins. If the client has announced the capability ``authenti
 closes the connection with 403; otherwise, it just drops the connection.
 
 The connection is a plain aio-pika connection, and `vhost_loop` reconnects after a loss. A robust aio-pika connection
-would redeclare objects that may no longer be desired. aiormq, aio-pika's basis, is used only here and in `methods`:
+would redeclare objects that may be obsolete. aiormq, on which aio-pika is based, is used only here and in `methods`:
 
 - `_Transport`: aiormq drops a Channel.CloseOk if ten frames are already waiting to be written, and the broker then
   refuses this channel number until the connection is closed. aio-pika has no option for the length of this write

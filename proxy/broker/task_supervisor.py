@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 
 def end_if_cancelled() -> None:
-    """Raise a lost cancellation again. aiormq uses `asyncio.wait_for`, which can lose cancellations in Python 3.11.
+    """Re-raise a lost cancellation. aiormq uses `asyncio.wait_for`, which can lose cancellations in Python 3.11.
 
     Raises:
         asyncio.CancelledError: the task has been cancelled.

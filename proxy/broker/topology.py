@@ -243,7 +243,7 @@ class Topology:
         return [vhost.state for vhost in self._vhosts.values()]
 
     def _is_bearable(self, name: str, outcome: BaseException) -> bool:
-        """Return True if startup can continue, since only a virtual host without rules is affected by a refusal."""
+        """Return True if startup can continue, since a refusal affects only a virtual host without rules."""
         if (
             name in self._ruled
             or not isinstance(outcome, UpstreamError)

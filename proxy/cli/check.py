@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the findings. Return 2 if there are errors, or 1 if a test, ``--strict`` or ``--fail-under`` fails."""
+    """Print the findings. Return 2 for errors, and 1 if a test fails or ``--strict`` or ``--fail-under`` is not met."""
     findings = check_files(options.files, os.environ, lambda path: read_bytes(str(path)))
     if findings.uses_tls:
         _check_tls_files(findings)

@@ -1,4 +1,4 @@
-"""``oxproxy cleanup``: lists everything that sidecars created on the broker, and removes it with ``--yes``."""
+"""``oxproxy cleanup``: lists and, with ``--yes``, removes everything that sidecars created on the broker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """List our objects, and remove them with ``--yes``. Return NO if some could not be removed.
+    """List our objects and, with ``--yes``, remove them. Return NO if some could not be removed.
 
     Raises:
         ConfigErrors: the management API is not configured, is unreachable or refuses a request; a virtual host does not

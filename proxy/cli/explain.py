@@ -1,4 +1,4 @@
-"""``oxproxy explain``: explains how one message is routed, as a tree, as text or as JSON.
+"""``oxproxy explain``: explains the routing of one message, as a tree, text or JSON.
 
 The rules are read from files, or all workers of a running sidecar are queried and their answers compared.
 """
@@ -202,7 +202,7 @@ def _quoted(text: str) -> str:
 
 
 def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argparse.Namespace) -> int:
-    """Print all distinct answers. Also return NO if answers differ or a worker can't be queried."""
+    """Print all distinct answers. Return NO as `run` does, and also if answers differ or a worker can't be queried."""
     answers: dict[AdminClient, dict[str, Any]]  # Any: JSON
     answers, complete = ask_workers(clients, lambda client: json.loads(client.request("POST", "/explain", question)))
     distinct = list({_outcome(answer): client for client, answer in reversed(answers.items())}.values())[::-1]

@@ -13,7 +13,7 @@ from typing import Protocol
 class LineTemplate:
     """Renders the audit lines for one decision.
 
-    This is not a protocol, since compiled code looks up the methods of protocols by name.
+    This is not a protocol, since compiled code looks up a protocol's methods by name, which is slower.
     """
 
     __slots__ = ()
@@ -53,7 +53,7 @@ class AuditSink(Protocol):
         """Return the beginning of every line for the publishes in the current read."""
 
     def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
-        """Return the fields for a channel that follow the opening of a line and precede the number of the publish."""
+        """Return a channel's fields, which follow the opening of a line and precede the number of the publish."""
 
     def template(
         self,

@@ -214,7 +214,7 @@ class BrokerMethods:
 
 
 def _naming_the_request(channel: Channel, close: bytes) -> bytes:
-    """Return the broker's close, naming the producer's method if the close refuses our passive declare."""
+    """Return the broker's close; if it refuses our passive declare, name the producer's method in it."""
     request_method = channel.replies.next.request_method if channel.replies else 0
     if not request_method or U32.unpack_from(close, len(close) - 1 - U32.size)[0] not in _LOOKS:
         return close

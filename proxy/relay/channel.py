@@ -170,7 +170,7 @@ class ProducerOutput:
 
     @property
     def holds_back(self) -> bool:
-        """True if `held_back` is not None. Compiled code does not reread a narrowed attribute after a call."""
+        """True if frames are held back. After a call, compiled code rereads a property but not a narrowed attribute."""
         return self.held_back is not None
 
     def hold_back(self, frame: bytes) -> None:

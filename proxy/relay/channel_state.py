@@ -22,7 +22,7 @@ from proxy.errors import ProtocolError, Scope
 
 
 class ChannelState(Enum):
-    """State of a channel; the value describes the state in messages."""
+    """State of a channel; error texts use the value as a description."""
 
     #: no channel has this number
     CLOSED = "closed"
@@ -49,7 +49,7 @@ class ChannelState(Enum):
 
 
 class ChannelEvent(Enum):
-    """An event on a channel; the value describes the event in messages."""
+    """An event on a channel; error texts use the value as a description."""
 
     PRODUCER_OPEN = "Channel.Open from the producer"
     #: any method except open, close and close-ok
@@ -73,7 +73,7 @@ class ChannelEvent(Enum):
 
 
 class ChannelMode(Enum):
-    """How publishes on a channel are answered; error texts name the mode by its value."""
+    """How publishes on a channel are answered; error texts use the value as the name of the mode."""
 
     PLAIN = "plain"
     CONFIRM = "confirm"

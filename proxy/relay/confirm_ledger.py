@@ -111,7 +111,7 @@ class Ledger:
 
         Args:
             copies: number of copies sent to the producer's own broker.
-            apart: number of copies sent to other brokers, which `settle_remote` settles.
+            apart: number of copies sent to other brokers; `settle_remote` settles these copies.
         """
         entry = _Entry(producer_tag, copies + apart)
         if apart:

@@ -54,7 +54,7 @@ class AuditCommits(Protocol):
         """Number of the last appended line."""
 
     def commit_point(self) -> int:
-        """Request that all appended lines be written; return the value that `durable` reaches when this is done."""
+        """Request that all appended lines be written; return the value that `durable` then reaches."""
 
 
 class DelayedConfirms:
@@ -108,7 +108,7 @@ class DelayedConfirms:
             self._last = None
 
     def waits(self, channel: Channel) -> bool:
-        """Return True if a confirm on a channel has to wait now. All lines must have been appended."""
+        """Return True if a confirm on a channel has to wait now. All rendered lines must have been appended."""
         return channel.audit.line > self._lines.durable or channel.number in self._waiting
 
     def keep(self, channel: Channel, frames: bytes) -> None:

@@ -129,7 +129,7 @@ class TokenRecord:
 
 
 class Look(NamedTuple):
-    """The table's event count and the time when a listing was requested."""
+    """The time at which a listing was requested, and the table's event count at that time."""
 
     events: int
     began_at: float
@@ -419,7 +419,7 @@ class TokenTable:
         return outdated
 
     def unbinding_marks(self, destination: Destination, marks: Collection[int]) -> None:
-        """Record that marks of a destination are about to be unbound. Assertions must be verified before use."""
+        """Record that a destination's marks are being unbound. New bindings must not rely on earlier assertions."""
         record = self._change(destination)
         record.marks.difference_update(marks)
         record.withdrawn = self.events

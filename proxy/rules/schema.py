@@ -281,7 +281,7 @@ class ParsedBinding:
 
 @dataclass(slots=True)
 class ParsedExchange:
-    """One exchange. `fields` contains the positions of its keys, and `bindings` the rule's bindings with positions."""
+    """One exchange. `fields` contains the positions of its keys; `bindings` adds positions to the rule's bindings."""
 
     fields: Keys
     rule: ExchangeRule

@@ -411,7 +411,7 @@ Refused: TypeAlias = tuple[StoredBinding, str]
 
 
 def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> list[Refused]:
-    """Carry clients' exchanges and bindings over to new rules. Another call carries over changes made since then.
+    """Carry clients' exchanges and bindings over to new rules. A further call carries over later changes.
 
     Args:
         state: the state with the old rules and the declarations.

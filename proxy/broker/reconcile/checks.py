@@ -178,7 +178,7 @@ def grants_bound(bindings: Iterable[BindingInfo]) -> dict[bytes, Destination]:
 
 
 def dead_letter_warnings(queues: Iterable[QueueInfo]) -> list[str]:
-    """Find destinations of exchanges with `delivery: queue` whose dead letters would be routed to another queue."""
+    """For exchanges with `delivery: queue`, find destinations whose dead letters would be routed to another queue."""
     return [
         f"queue {queue.name.decode(errors='replace')} dead-letters to the default exchange without "
         "x-dead-letter-routing-key; with delivery: queue, a dead letter is sent to the first queue "

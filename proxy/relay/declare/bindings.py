@@ -154,7 +154,7 @@ class ClientReach:
 
     @staticmethod
     def refusal(refusals: Refusals, named: Iterable[Destination]) -> ProtocolError | None:
-        """Return the first refusal for a destination that the client named itself; None if there is none."""
+        """Return the first refusal for a destination that the client itself named; None if there is none."""
         for destination in named:
             text = refusals.get(destination, "")
             if text.startswith(_REFUSED):
@@ -573,7 +573,7 @@ class ClientBindings:
     # -- state -------------------------------------------------------------------------------------------------
 
     def _owned(self, request: BindRequest) -> OwnedExchange | None:
-        """Return the source exchange if its bindings are handled here and not by the broker's own exchange."""
+        """Return the source exchange if the sidecar, and not the broker's own exchange, evaluates its bindings."""
         owned = self._state.exchanges.get(request.source)
         return None if owned is None or owned.unmatched_pass else owned
 

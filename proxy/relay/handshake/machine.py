@@ -47,7 +47,7 @@ WAITING_BYTES = 131072
 
 
 class HandshakeState(Enum):
-    """The awaited method; the value describes the method in messages."""
+    """The awaited method; error texts use the value as a description."""
 
     AWAITING_HEADER = "protocol header"
     AWAITING_START = "Connection.Start"
@@ -122,7 +122,7 @@ _HTTP_METHODS = (b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"CONN", 
 
 
 class Handshake:
-    """One handshake, both sides.
+    """Both sides of one handshake.
 
     Args:
         peer: the producer's address, sent to the broker as ``oxproxy_peer``.

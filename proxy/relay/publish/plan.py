@@ -216,7 +216,7 @@ class Plans:
 
     @property
     def passes_unknown(self) -> bool:
-        """True if there is no address table and no tap, so that all publishes to exchanges not evaluated here pass."""
+        """True if publishes to exchanges not evaluated here pass, since there is no address table and no tap."""
         return self.state.addresses is None and self.tap is None
 
     def find(self, exchange: bytes, routing_key: bytes) -> Plan | None:

@@ -221,7 +221,7 @@ class PublishPass:
         self._look()
 
     def _look(self) -> None:
-        """Update the values that a frame handled outside the pass may have changed."""
+        """Update the values that may have changed while a frame was handled outside the pass."""
         connection = self._connection
         self._known = self._plans.current()
         self._passes_unknown = self._plans.passes_unknown

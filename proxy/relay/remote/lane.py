@@ -99,7 +99,7 @@ class LaneTransport(Protocol):
     paused: bool
 
     def release_channel(self, number: int) -> None:
-        """Release the number of a channel that we closed. The broker has not answered the close yet."""
+        """Release the number of a channel that we closed. It stays in use until the broker answers the close."""
 
 
 class Lane:
