@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         findings.strict = True
     if options.fail_under is not None and findings.coverage < options.fail_under:
         seen, expected = _percent(findings.coverage), _percent(options.fail_under)
-        findings.coverage_fault = f"seen tests that match {seen} of the bindings, expected {expected} or more"
+        findings.coverage_fault = f"tests match {seen} of the bindings, expected {expected} or more"
     _print(findings, options)
     if findings.errors:
         return WRONG

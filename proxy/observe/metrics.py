@@ -189,7 +189,7 @@ METRICS: tuple[MetricSpec, ...] = (
         lambda counters: [((counters.rules.version,), 1)],
         "Version (short hash) of the rules in force; always 1.",
     ),
-    _metric("rules_reload_total", COUNTER, "result", reloads, "Loads of the rules files by result: ok or error."),
+    _metric("rules_reload_total", COUNTER, "result", reloads, "Attempts to load rules files by result: ok or error."),
     _metric(
         "rules_last_reload_success_timestamp_seconds",
         GAUGE,
@@ -384,7 +384,7 @@ METRICS: tuple[MetricSpec, ...] = (
         GAUGE,
         "vhost type fits",
         lambda counters: list(counters.carrier_bindings.items()),
-        "Bindings on carriers by carrier type (direct or topic); the label fits is no if the other type is configured "
+        "Bindings on carriers by carrier type (direct or topic); `fits` is `no` if the other type is configured "
         "or costs RabbitMQ less.",
     ),
     _metric(

@@ -1,8 +1,8 @@
 """Carries out the actions returned by `diff` on the broker, and tracks failures.
 
-A failed action is retried in the next pass, and then at increasing intervals while `diff` still returns the action. A
-destination that does not exist or belongs to another connection is an expected result, not a failure. In each pass, a
-limited number of such destinations is checked again.
+A failed action is retried in the next pass, and then at increasing intervals while `diff` still returns the action. If
+a destination does not exist or belongs to another connection, a refusal is expected and not treated as a failure. In
+each pass, a limited number of such destinations is checked again.
 """
 
 from __future__ import annotations

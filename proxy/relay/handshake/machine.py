@@ -186,7 +186,7 @@ class Handshake:
 
     @property
     def waiting_for(self) -> HandshakeSide | None:
-        """The side that is expected to send. The driver needs it when a deadline has passed."""
+        """The side that is expected to send. It determines what the driver does at the deadline."""
         if self.state in PRODUCERS_TURN:
             return HandshakeSide.PRODUCER
         return HandshakeSide.UPSTREAM if self.state in BROKERS_TURN else None
