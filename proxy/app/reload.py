@@ -298,7 +298,7 @@ def _nothing() -> None:
 def _beside_traffic() -> Iterator[None]:
     """Let a thread compile rules without delaying publishes.
 
-    Threads switch after a short time, since each confirm waits for two or three switches to the event loop. Garbage
+    The thread switch interval is short, since each confirm waits for two or three switches to the event loop. Garbage
     collection is disabled, since it would stop all threads while it traverses all rules. Objects that exist at the end
     are permanently excluded from garbage collection.
     """

@@ -120,7 +120,7 @@ def _output(admins: Sequence[AdminClient], options: argparse.Namespace) -> Itera
 
 
 def rates(before: _Reading, now: _Reading) -> dict[str, Any]:
-    """Return rates per second between two readings, highest first. A counter that has decreased was reset."""
+    """Return rates per second between two readings, highest first. A decreased counter is treated as reset."""
     seconds = max(now.at - before.at, 1e-9)
     lists: dict[str, list[dict[str, Any]]] = {_EXCHANGES: [], _BINDINGS: [], _DESTINATIONS: []}
     total = 0.0

@@ -69,7 +69,7 @@ class Link(asyncio.Protocol):
     Args:
         received: called with received bytes.
         lost: called once when the socket is lost, with the error if there is one.
-        writable: called with False when the write buffer is full, with True when it has drained.
+        writable: called with False when the write buffer is full, and with True when it has drained.
         made: called when the socket is connected.
     """
 

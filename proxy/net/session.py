@@ -330,7 +330,7 @@ class Session:
             self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self.abort)
 
     def _close_producer(self, relay: Relay) -> None:
-        """Close the producer's socket once everything is sent, unless the producer must close it by the deadline."""
+        """Close the producer's socket once everything is sent, unless we wait for the producer to close it."""
         if not relay.connection.close_is_delayed and not relay.connection.lifecycle.producer_ends:
             self.producer.close()
 

@@ -2,8 +2,8 @@
 
 Virtual hosts that no rules name also have plans, which are created when the first producer logs in.
 
-Destinations chosen by a client's bindings must be within that client's permissions, which can be checked on any of the
-client's connections, but not on others. The producer whose message chose the destination is often a different client.
+Destinations chosen by a client's bindings must be within that client's permissions, which can be checked only on the
+client's own connections. The producer whose message chose the destination is often a different client.
 
 Source: architecture, "The control plane"; `relay.token_table`.
 """

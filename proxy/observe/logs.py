@@ -110,7 +110,7 @@ class RepeatLimit:
 
 
 def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Mask values of secret keys and passwords in addresses, at any depth; put time, level and event first."""
+    """Mask the values of secret keys, and passwords in addresses, at any depth; put time, level and event first."""
     first = [key for key in ("ts", "level", "event") if key in event]
     return {key: _masked(key, event[key]) for key in dict.fromkeys((*first, *event))}
 

@@ -419,7 +419,7 @@ class TokenTable:
         return outdated
 
     def unbinding_marks(self, destination: Destination, marks: Collection[int]) -> None:
-        """Record that a destination's marks are being unbound. New bindings must not rely on earlier assertions."""
+        """Record that a destination's marks are being unbound. New bindings can't rely on earlier assertions."""
         record = self._change(destination)
         record.marks.difference_update(marks)
         record.withdrawn = self.events

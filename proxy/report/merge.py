@@ -97,7 +97,7 @@ class Merge:
         return self.rejected(day) | self._aside()
 
     def rejected(self, day: date | None) -> dict[str, Any]:
-        """Write and count the invalid lines from the log directory of a day."""
+        """Count the invalid lines from the log directory of a day, and write them to a table."""
         self._values["here"] = "folder IS NULL" if day is None else f"folder = DATE '{day}'"
         file = self._tables.staging(names.REJECTED, day) / "part-0.json.gz"
         if not self._write("rejected", file, "FORMAT json, COMPRESSION gzip"):
@@ -116,7 +116,7 @@ class Merge:
         }
 
     def _compare_with(self, day: date) -> None:
-        """Load the hours of the earlier days with which a day is compared."""
+        """Load the hourly values of the earlier days with which a day is compared."""
         for other in self._tables.days(names.TRAFFIC):
             if 0 < (day - other).days <= HISTORY_DAYS and other not in self._hours:
                 self._hours.add(other)

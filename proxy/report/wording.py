@@ -1,4 +1,4 @@
-"""Formats numbers, times and names for people."""
+"""Formats numbers, times and names for display."""
 
 from __future__ import annotations
 

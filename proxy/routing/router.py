@@ -77,7 +77,7 @@ class Router:
         )
 
     def may_choose(self, exchange: bytes, destination: Destination) -> bool:
-        """Return True if messages to `exchange` can reach a destination outside the router, named by rules or not."""
+        """Return True if `exchange` can lead to a destination outside the router, even if no rule names it."""
         kind, name = destination
         if kind == EXCHANGE and name in self._exchanges:
             return False
@@ -185,7 +185,7 @@ class Router:
 
 
 class _Reach:
-    """The router's exchanges that are reachable from one of its exchanges."""
+    """The exchanges in the router that messages to one exchange can reach."""
 
     __slots__ = ("_changes", "_destinations", "_owned", "_start", "exchanges", "interest")
 

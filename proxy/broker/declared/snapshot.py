@@ -81,7 +81,7 @@ class BindingRecord(NamedTuple):
 
 
 class GrantRecord(NamedTuple):
-    """A destination that a client is known to be permitted to bind.
+    """Records that a client may bind a destination.
 
     Args:
         key: hash computed from the client's name and the destination.

@@ -100,7 +100,7 @@ class Observation(NamedTuple):
     Args:
         tokens: destinations whose tokens are all bound on the carrier, by exchange. If a carrier could not be listed,
             its tokens are assumed to be bound.
-        conflicts: exchanges without actions, since their carrier conflicts with an exchange on the broker.
+        conflicts: exchanges for which nothing is done, since their carrier conflicts with an exchange on the broker.
     """
 
     names: ObservedState

@@ -208,7 +208,7 @@ class VhostTopology:
         stays open in the meantime, so that destinations can still be bound for publishes.
 
         Args:
-            is_gone: returns True if the virtual host no longer needs to be managed. Called after refused logins.
+            is_gone: returns True if the virtual host no longer needs to be managed. Called after a refused login.
         """
         settings = self._settings
         pause_seconds = settings.retry_seconds
