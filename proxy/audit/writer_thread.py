@@ -1,7 +1,7 @@
 """Writes batches of audit lines to the current segment, in a thread, and handles disk errors.
 
 The thread takes all batches from its queue and writes them as one group, with one system call and, in strict mode, one
-sync (group commit). If lines may be lost, the lines of a failed write are reported as lost; otherwise, the write is
+sync (group commit). If lines may be dropped, a failed write drops and reports its lines; otherwise, the write is
 retried until the thread has to give up. A failed write leaves no partially written lines.
 
 Every line is written to the directory of its hour, which is read from the line's first field. A segment is closed when

@@ -1,7 +1,7 @@
 """Client for RabbitMQ's management HTTP API: lists and looks up objects, and removes bindings.
 
 Only cheap and reliable listings are requested: queues and exchanges with a few columns, and the bindings of one
-exchange. On RabbitMQ 3.10, listing the bindings of all exchanges fails because of a single unusual routing key.
+exchange. On RabbitMQ 3.10, a single unusual routing key makes a listing of the bindings of all exchanges fail.
 
 `QueueInfo`, `ExchangeInfo` and `BindingInfo` are the rows of these listings. Before the first producer is accepted,
 `VhostDiscovery` finds the virtual hosts with client declarations, since the sidecar needs the declarations for routing.

@@ -62,7 +62,7 @@ def route_traced(
     Args:
         entries: all bindings in visiting order.
         steps: receives an entry for each visit.
-        candidates: bindings that `route` would visit; None for all. All other bindings count as false, at no charge.
+        candidates: bindings that `route` would visit; None for all. Other bindings count as false and use no budget.
     """
     routed: set[Destination] = set()
     floor = 0

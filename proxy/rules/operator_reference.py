@@ -1,8 +1,8 @@
 """Describes each operator, effect, permission and filter of an open exchange, with an example.
 
-This module is the single source: ``oxproxy operators`` prints it, ``python -m deploy.reference`` writes the tables in
-docs/reference/rules.md from it, and messages and the JSON Schema for rules files are derived from it. A test compares
-the keys with the keys that `routing` reads, and compiles every example.
+The entries have several uses: ``oxproxy operators`` prints them, ``python -m deploy.reference`` generates the tables in
+docs/reference/rules.md, and messages and the JSON Schema for rules files are derived from them. A test compares the
+keys with the keys that `routing` reads, and compiles every example.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads YAML files with pydantic models: defines types of values, and reports invalid values.
 
-`read_model` is the adapter. It validates a tree of nodes with a model and reports every pydantic error with the file,
-line, column and key of its node. Invalid values are replaced by defaults, so that later checks also run.
+`read_model` validates a tree of nodes with a model and reports every pydantic error with the file, line, column and
+key of its node. Invalid values are replaced by defaults, so that later checks also run.
 
 A type states which values it expects, with `Expected` or one of the types below. No message contains a secret.
 """
