@@ -3,7 +3,7 @@
 `deploy/native.py` compiles the publish path modules that are listed in ``pyproject.toml`` with mypyc. It writes a
 manifest and the extension modules, which are named after the full module names, to ``proxy/_native``. The extension
 modules are loaded only if the digest in the manifest matches the current sources, so a build is no longer used after a
-source has been edited. If the digests differ, Python runs the sources; only the speed differs.
+source file has been edited. If the digests differ, Python runs the sources; only the speed differs.
 
 ``PURE_PYTHON=1`` in the environment always selects the sources.
 """

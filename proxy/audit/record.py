@@ -318,7 +318,7 @@ class PublishLog:
         self.headers = records.headers
 
     def opening(self) -> str:
-        """Return the start of the lines for all publishes in the current read from the socket."""
+        """Return the prefix that the lines of all publishes in the current read from the socket share."""
         return opening(self._text(self._wall()))
 
     def template(

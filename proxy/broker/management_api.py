@@ -198,7 +198,7 @@ ReadAhead: TypeAlias = Callable[[list[BindingInfo]], Awaitable[None]]
 
 
 class _Part(NamedTuple):
-    """An answer with a part of a list, either as bytes or parsed."""
+    """A response that contains part of a list, as bytes or parsed."""
 
     path: str
     digest: bytes

@@ -118,8 +118,8 @@ COMMANDS = {
     ),
     "top": CommandEntry(
         "show live rates of a running sidecar by exchange, binding and destination",
-        "Reads the metrics of a running sidecar every few seconds and shows publishes, binding matches and "
-        "publishes to destinations per second, highest first. In a terminal, the display is updated until Ctrl-C; "
+        "Reads the metrics of a running sidecar every few seconds and shows the rates of publishes, binding matches "
+        "and publishes to destinations, highest first. In a terminal, the display is updated until Ctrl-C; "
         "otherwise one table is printed per interval.",
         (
             ("oxproxy top", "runs until Ctrl-C"),
@@ -130,7 +130,7 @@ COMMANDS = {
         interrupted="interrupted by Ctrl-C before the first table",
     ),
     "tail": CommandEntry(
-        "show the last publishes that were unroutable, rejected, nacked or returned",
+        "show the most recent publishes that were unroutable, rejected, nacked or returned",
         "Prints the last 200 failed publishes of a running sidecar with exchange, routing key, size, reason and header "
         "names. Header values are included only if audit.headers lists the header. Unroutable publishes are recorded "
         "only from the first request to the sidecar until five minutes after the last one.",

@@ -29,7 +29,7 @@ class Finding:
         column: column, counting from 1; 0 if unknown.
         key: dotted path of the key; empty if there is none.
         message: what was found and what was expected.
-        walk: for a failed test, the explanation of its message.
+        walk: for a failed test, the evaluation of the test's message.
         fails: whether the finding makes the check fail.
     """
 

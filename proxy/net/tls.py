@@ -214,7 +214,7 @@ def words(error: BaseException) -> str:
 
 
 def _ends(tls: ServerTls | ClientTls) -> dict[tuple[str, str], float]:
-    """Return the expiry of our certificate by side and file; empty if there is no certificate."""
+    """Return the expiry of our certificate, by side (downstream or upstream) and file; empty without a certificate."""
     if tls.certificate is None:
         return {}
     side = "downstream" if isinstance(tls, ServerTls) else "upstream"

@@ -363,7 +363,7 @@ METRICS: tuple[MetricSpec, ...] = (
         GAUGE,
         "",
         single(lambda counters: counters.foreign_bindings),
-        "Bindings on carriers that were not created by a sidecar and bypass the rules.",
+        "Foreign bindings on carriers, which were not created by a sidecar and bypass the rules.",
     ),
     _metric(
         "topology_unkeyed_tokens",

@@ -146,7 +146,7 @@ class HeldFrames:
 
 
 class ProducerOutput:
-    """Output for the producer that is not simply copied."""
+    """Output for the producer other than frames copied from the broker."""
 
     __slots__ = ("_backlog", "close_oks", "deferred", "held_back", "returned", "swallowed")
 
@@ -334,5 +334,5 @@ class Channel:
 
     @property
     def needs_inspection(self) -> bool:
-        """True if the broker's frames on the channel are not simply copied."""
+        """True if the broker's frames on the channel can't just be copied to the producer."""
         return self.state in DISCARDING or bool(self.output)

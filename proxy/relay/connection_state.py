@@ -478,7 +478,7 @@ class ConnectionState:
         return True
 
     def end_confirms(self, channel: Channel) -> None:
-        """Prepare to close a channel. If possible, the close is sent after the waiting confirms."""
+        """Prepare to close a channel. If possible, the close is sent after the delayed confirms."""
         if self.delayed_confirms is not None:
             self.delayed_confirms.end(channel.number, channel.number in self.deliveries.unfinished)
 

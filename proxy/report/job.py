@@ -96,7 +96,7 @@ class Summary:
         if figures.duplicates:
             yield f"segments with the same content, counted once: {', '.join(figures.duplicates)}"
         if self.gone:
-            yield f"days that no longer have records, removed: {_listed(self.gone)}"
+            yield f"removed days that no longer have records: {_listed(self.gone)}"
         yield f"{self.output}/{PAGE}"
 
 

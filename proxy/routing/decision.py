@@ -1,7 +1,7 @@
 """Input and result of a decision, and its trace.
 
-``Facts`` is the part of a message that rules can test. ``Interest`` specifies which facts the rules of an exchange
-test, so that no other facts are extracted or become part of a cache key. ``Decision`` is the result. All three are
+``Facts`` is the part of a message that rules can test. ``Interest`` specifies which facts are tested by the rules
+of an exchange; no other facts are extracted or included in a cache key. ``Decision`` is the result. All three are
 immutable and independent of the wire format. ``Facts`` and ``Decision`` are created for every message whose decision is
 not cached. They are not frozen dataclasses, since creating a frozen instance takes four times as long.
 

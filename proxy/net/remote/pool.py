@@ -133,7 +133,10 @@ class RemotePool:
 
 
 class ProducerRemotes:
-    """The other brokers used by one producer; calls `full` when the producer must wait or may continue."""
+    """The other brokers that one producer uses.
+
+    `full` is called with True to pause the producer, and with False to resume it.
+    """
 
     def __init__(self, pool: RemotePool, vhost: str, full: Callable[[bool], None]) -> None:
         self._pool = pool

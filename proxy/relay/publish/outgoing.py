@@ -344,7 +344,7 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
     """Rewrite the entries of a message's header table for one upstream publish.
 
     Returns:
-        The producer's entries without BCC and the headers that are reserved for us, followed by our entries.
+        The producer's entries except BCC and headers reserved for us, followed by our entries.
     """
     if copy.plain:
         kept = without(entries, 0, len(entries), OURS) if b"x-original-" in entries else entries
