@@ -10,7 +10,7 @@ from pathlib import Path
 from proxy.broker.adoption import Adoption, UnsignedBinding
 from proxy.broker.management_api import ManagementApi
 from proxy.cli.cleanup import control_of
-from proxy.cli.console import DONE, NO, print_json, print_line, read_settings
+from proxy.cli.console import DONE, NO, counted, print_json, print_line, read_settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 
 
@@ -82,8 +82,8 @@ async def _adopt_vhost(adoption: Adoption, vhost: str, options: argparse.Namespa
             left.append(binding)
     unsigned = sum(binding.secret is None for binding in left)
     print_text(
-        f"vhost {vhost}: {len(bindings) - len(left)} bindings signed, {unsigned} still without a valid signature, "
-        f"{len(left) - unsigned} still signed with a previous secret"
+        f"vhost {vhost}: {counted(len(bindings) - len(left), 'binding')} signed, "
+        f"{unsigned} still without a valid signature, {len(left) - unsigned} still signed with a previous secret"
     )
     finished, notes = await _finish(adoption, vhost, options) if options.finish else (True, [])
     for note in notes:
@@ -105,7 +105,7 @@ async def _finish(adoption: Adoption, vhost: str, options: argparse.Namespace) -
             for carrier, (kind, name) in lacking
         ]
     old = await adoption.retire_tokens(vhost)
-    return True, [f"transition finished; running sidecars will remove {old} bindings with old tokens"]
+    return True, [f"transition finished; running sidecars will remove {counted(old, 'binding')} with old tokens"]
 
 
 async def _sign(adoption: Adoption, binding: UnsignedBinding, options: argparse.Namespace) -> str | None:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from collections.abc import Mapping as Environment
 from pathlib import Path
 
-from proxy.cli.console import DONE, NO, WRONG, print_errors, print_json, print_line, read_bytes
-from proxy.cli.findings import Findings, counted
+from proxy.cli.console import DONE, NO, WRONG, counted, print_errors, print_json, print_line, read_bytes
+from proxy.cli.findings import Findings
 from proxy.config.loader import read_settings, rules_files, tests_files
 from proxy.config.settings import Settings
 from proxy.errors import ConfigErrors

@@ -44,6 +44,10 @@ def output_width() -> int:
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """Escape control characters, since a name or a message could use them to control the terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
+from proxy.cli.console import counted
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError
 from proxy.rules.file_tests import TestFailure
@@ -167,7 +168,3 @@ class Findings:
 
 def _fault(file: str, line: int, column: int, key: str, message: str) -> dict[str, object]:
     return {"file": file, "line": line, "column": column, "key": key, "message": message}
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

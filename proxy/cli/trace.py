@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from proxy.cli.console import DONE, NO, print_errors, print_line
+from proxy.cli.console import DONE, NO, counted, print_errors, print_line
 from proxy.cli.report import add_days_and_spark, faults_of
 from proxy.report.request import Request, day, setting
 
@@ -34,6 +34,6 @@ def run(options: argparse.Namespace) -> int:
     for record in result.records:
         print_line(json.dumps(record))
     if not result.records:
-        print_errors([f"no record found: {result.read} segments read, {result.skipped} skipped"])
+        print_errors([f"no record found: {counted(result.read, 'segment')} read, {result.skipped} skipped"])
         return NO
     return DONE
