@@ -223,7 +223,8 @@ EFFECTS = OperatorSection(
         _ENTRY(
             ("x-order",),
             "100 to 999999",
-            "is visited after bindings with lower values (default: 10000); ties are visited from top to bottom",
+            "is visited after bindings with lower values (default: 10000); bindings with equal values are visited "
+            "from top to bottom",
             "x-order: 200",
         ),
         _ENTRY(
