@@ -342,7 +342,7 @@ def _percent_decoded(text: bytes) -> bytes:
 
 def _some(text: bytes) -> bytes:
     if not text:
-        raise _NowhereError("an empty exchange or queue in a name")
+        raise _NowhereError("an address with an empty exchange or queue name")
     return text
 
 

@@ -245,7 +245,7 @@ class Shadow:
                     await asyncio.sleep(0)
 
     def _example(self, observed: ObservedDecision) -> dict[str, object]:
-        """Return the parts of a message that may be shown, as in an audit line."""
+        """Return the parts of a message that may be shown; the settings for audit lines apply."""
         privacy = self._records.privacy
         key = text(observed.routing_key)
         if "rk" in privacy.hashed:

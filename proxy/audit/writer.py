@@ -169,7 +169,7 @@ class AuditWriter:
         self._thread.start()
 
     def append(self, lines: bytes, count: int = 1) -> None:
-        """Append lines. Called once for up to 256 publishes in one read from the socket, and for each settle line.
+        """Append the lines of up to 256 publishes from one read of the socket, or one settle line.
 
         Args:
             lines: lines that begin with the same ``ts`` and end with a line break.

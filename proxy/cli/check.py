@@ -250,7 +250,7 @@ def _rules(
 
 
 def _warn_of_unused_tests(given: Sequence[Path], findings: Findings) -> None:
-    """Report test files that no checked rules file names."""
+    """Report test files that are not named in any of the checked rules files."""
     faults = Faults()
     if not findings.files:
         for path in given:

@@ -3,7 +3,7 @@
 While every publish from the producer results in one upstream publish, the tags on both sides are equal, the broker's
 acks are relayed, and `Settled` counts them. `Ledger` takes over on a channel with the first publish that needs several
 upstream publishes. From then on, the tags differ. A producer's tag is settled when all copies of its publish are
-settled, and it is nacked if at least one copy was nacked. `Returns` relays a return once every copy has been returned.
+settled, and it is nacked if at least one copy was nacked. `Returns` relays a return when all copies have been returned.
 A return has no tag, so it is identified by its content, which also works on channels without confirms.
 
 `broker_methods` handles the broker's acks and nacks, records them here and relays them.

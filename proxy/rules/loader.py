@@ -36,7 +36,7 @@ class LoadedRules:
 
     Args:
         routers: the compiled rules by virtual host.
-        books: the address tables by virtual host, without virtual hosts whose table is empty.
+        books: the address tables by virtual host; empty tables are omitted.
         contents: name and bytes of each file. They are not in the repr, since addresses may contain passwords.
     """
 

@@ -100,7 +100,7 @@ def test_what_stands_in_place_of_a_destination_before_there_is_a_message() -> No
     assert found("queue", b"plain") is None
     assert found("queue", b"moved") == (("queue", b"new"), None, "")
     assert found("queue", b"far") == (None, (b"", b"far"), "")
-    assert found("queue", b"lost") == (None, None, "an empty exchange or queue in a name")
+    assert found("queue", b"lost") == (None, None, "an address with an empty exchange or queue name")
     assert found("queue", b"loop") == (None, None, EVALUATED_HERE)
     assert found("exchange", b"whole") == (None, (b"there", b"a"), "")
     assert found("exchange", b"kept") == (None, (b"kept", b"a"), "")

@@ -202,7 +202,7 @@ def test_tests_of_a_rules_file_see_where_the_table_leads(test: str) -> None:
 def test_a_translation_that_leads_nowhere_fails_a_test_that_does_not_expect_it() -> None:
     test = "{name: t, publish: {exchange: '', routing_key: lost}, expect: {}}"
     (failure,) = load(f"{TABLE}  - {test}\n").failures()
-    assert failure.differences == ("a translation failed: an empty exchange or queue in a name",)
+    assert failure.differences == ("a translation failed: an address with an empty exchange or queue name",)
 
 
 def test_a_rule_is_numbered_as_in_explain_and_audit_and_the_file_of_the_one_that_hides_it_is_named() -> None:
@@ -231,7 +231,7 @@ def test_a_host_that_nearly_is_the_name_of_a_broker_is_warned_of() -> None:
 @pytest.mark.parametrize(
     ("translation", "reason"),
     [
-        ("/exchange//k", "an empty exchange or queue in a name"),
+        ("/exchange//k", "an address with an empty exchange or queue name"),
         ("/queues/$1/x", "too many parts in a name"),
         ("/queues/a%2", "a malformed percent escape in a name"),
         (f"/queue/{'q' * 256}", "exchange or routing key longer than 255 bytes"),

@@ -157,7 +157,7 @@ def _row(binding: BindingInfo) -> Row:
 
 
 def _may_go(binding: BindingInfo, tokens: Tokens, bound_keys: Mapping[Destination, Set[bytes]]) -> bool:
-    """Return True if a former token is not needed to reach a destination."""
+    """Return True if a former token is no longer needed to reach a destination."""
     destination = (binding.destination_type, binding.destination)
     if (
         tokens.form is TokenForm.EIGHT_WORDS

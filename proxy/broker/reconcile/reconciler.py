@@ -196,7 +196,7 @@ class Reconciler:
             return LookResult(missing, changed, any(action.needless for action in orphans))
 
     async def look_at(self, names: Collection[bytes]) -> None:
-        """Observe only the given exchanges, which were announced as changed."""
+        """Observe only the given exchanges, for which changes were announced."""
         async with self._one_at_a_time:
             for name in sorted(names):
                 try:

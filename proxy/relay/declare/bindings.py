@@ -408,7 +408,7 @@ class ClientBindings:
         inject(self._connection, channel, steps, marked, request.method)
 
     def _reached(self, planned: _Bind, refusals: Refusals, fresh: list[Destination], since: int) -> None:
-        """Store or refuse the binding after the checks are answered."""
+        """Store or refuse the binding once the checks have been answered."""
         channel, owned, user = planned.channel, planned.owned, self._connection.terms.user
         refusal = self._reach.refusal(refusals, planned.named)
         held = channel.state is DECLARING

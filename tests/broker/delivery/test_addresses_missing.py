@@ -68,7 +68,7 @@ def missing(site: Site) -> dict[str, str]:
 def test_only_what_messages_go_to_is_reported_here_and_at_other_brokers(site: Site, far: Far) -> None:
     elsewhere = {"queue nowhere at broker far": ABSENT, "exchange unknown at broker far": ABSENT}
     expected = elsewhere | {
-        "queue broken": "its translation by the address table fails: an empty exchange or queue in a name",
+        "queue broken": "its translation by the address table fails: an address with an empty exchange or queue name",
         "queue first": ABSENT,
         "queue second": ABSENT,
         "queue final": ABSENT,  # of what the table itself has sent to `entered`
