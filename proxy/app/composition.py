@@ -111,7 +111,8 @@ def secrets_of(settings: Settings) -> Secrets:
     """Return the secrets that sign clients' bindings.
 
     Without `declared.secrets`, the only secret is derived from the control user's password, so that all sidecars with
-    this user have the same secret. The derivation is slow, since guessed passwords can be tested against signatures.
+    this user have the same secret. The derivation is deliberately slow, since guessed passwords can be tested against
+    signatures.
     """
     given = [source.value for source in settings.declared.secrets]
     if given:

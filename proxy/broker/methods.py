@@ -217,7 +217,7 @@ def unnameable(name: bytes) -> str | None:
     except UnicodeDecodeError:
         return "the name is not UTF-8"  # RabbitMQ closes the connection if it receives such a name
     if len(name) > _QUOTABLE_BYTES and not name.isascii():
-        return f"the name is not ASCII and is longer than {_QUOTABLE_BYTES} bytes"
+        return f"the name contains non-ASCII characters and is longer than {_QUOTABLE_BYTES} bytes"
     return None
 
 

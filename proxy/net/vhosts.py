@@ -1,4 +1,4 @@
-"""Data about virtual hosts that sessions need: plans, control plane, connections for checking permissions.
+"""Data that sessions need for each virtual host: plans, control plane, and connections for checking permissions.
 
 Virtual hosts that no rules name also have plans, which are created when the first producer logs in.
 

@@ -404,7 +404,7 @@ class Reconciler:
             Tokens to remove after the swap.
 
         Raises:
-            UpstreamError: REFUSED if there are conflicts; otherwise, the broker is unreachable. Do not call `swap`.
+            UpstreamError: there are conflicts (REFUSED), or the broker is unreachable. Do not call `swap`.
         """
         async with self._one_at_a_time:
             old = self._wanted()

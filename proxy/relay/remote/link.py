@@ -66,7 +66,7 @@ class RemoteLink:
     Attributes:
         to_send: output for the socket, in order; the driver sends and clears it.
         open: whether the login has been completed and the link has not ended.
-        paused: whether nothing can be sent now, because the broker has an alarm or the socket is full.
+        paused: whether sending is paused because of an alarm on the broker or a full socket.
         failure: why the link ended, without credentials; None until then.
         channel_max: highest channel number; 0 until the broker has proposed its limits.
         frame_max: largest frame in bytes.
