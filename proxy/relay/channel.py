@@ -124,8 +124,9 @@ class HeldFrames:
         self._backlog = backlog
         self._size_bytes = 0
         self.frames: list[bytes] = []
-        #: identities of the unanswered binds. If the channel waits for nothing else, further binds need not wait.
-        self.binds: set[Hashable] = set()
+        #: unanswered binds in order, by identity: the answer if the bind is done, otherwise None. If the channel waits
+        #: for nothing else, further binds need not wait.
+        self.binds: dict[Hashable, bytes | None] = {}
         #: (exchange, destination) of those unanswered binds that also bind the destination's token
         self.marking: set[Hashable] = set()
 

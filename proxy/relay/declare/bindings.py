@@ -354,15 +354,23 @@ class ClientBindings:
             self._confirm(planned, relies, since, bound)
 
         def bound() -> None:
-            channel.held.binds.discard(planned.identity)
-            ok = self._bound(planned)
-            if channel.held.binds:
+            channel.held.binds[planned.identity] = self._bound(planned)
+            self._answer_binds(channel)
+
+        channel.held.binds[planned.identity] = None
+        inject(self._connection, channel, steps, answered)
+
+    def _answer_binds(self, channel: Channel) -> None:
+        """Answer finished binds in the order of the requests. A bind that needs pins ends after later binds."""
+        binds = channel.held.binds
+        for identity, ok in list(binds.items()):
+            if ok is None:
+                return
+            del binds[identity]
+            if binds:
                 self._connection.send_to_producer(channel, ok)
             else:
                 reply_and_resume(self._connection, channel, ok)
-
-        channel.held.binds.add(planned.identity)
-        inject(self._connection, channel, steps, answered)
 
     def _may_rely(self, place: tuple[OwnedExchange, Destination], channel: Channel) -> bool:
         """Return True if a binding may rely on an assertion that this connection has made or is making."""

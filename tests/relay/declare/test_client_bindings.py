@@ -306,6 +306,24 @@ def test_a_bind_that_relied_on_what_somebody_unbinds_meanwhile_binds_the_token(s
     assert ("queue", b"b") in made.state.exchanges[b"xo"].bound
 
 
+def test_a_bind_that_needs_the_token_again_is_answered_before_those_behind_it() -> None:
+    first = bound()
+    made = Wire(first.state, rules=ClientRules()).open()
+    made.produce(numbered(1))
+    made.answer(BIND_OK * 2)
+    made.produce(queue_unbind(1, b"b", b"xo", b"", encode_table(((b"x-?hkv= n", Value("I", 1)),))))
+    made.answer(UNBIND_OK)
+    relying, behind = numbered(2), exchange_bind(1, b"amq.fanout", b"xo", b"", ENTRIES)
+    assert names(made.produce(relying, behind)) == ["Queue.Bind", "Exchange.Bind"]
+    first.produce(queue_unbind(1, b"b", b"xo", b"", ENTRIES))
+    first.answer(UNBIND_OK * 2)
+    assert made.answer(BIND_OK) == b""
+    assert keys(split(made.upstream())) == [token("queue", b"b")]
+    assert made.answer(say(1, commands.Exchange.BindOk())) == b""
+    assert names(made.answer(BIND_OK)) == ["Queue.BindOk", "Exchange.BindOk"]
+    assert made.produce(client.method(1, commands.Queue.Declare(queue="d"))) != b""
+
+
 def test_a_token_that_took_a_bindings_place_goes_when_the_others_went_meanwhile() -> None:
     made = bound()
     made.produce(queue_bind(1, b"b", b"xo", b"", OTHER))
