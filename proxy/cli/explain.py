@@ -136,8 +136,8 @@ def _check_usage(options: argparse.Namespace) -> None:
     parts += [f"--{name}" for name in ("header", "property", "queue") if getattr(options, name)]
     subjects = [f"--{name}" for name in ("message", "exchange", "address") if getattr(options, name) is not None]
     if len(subjects) != 1:
-        seen = " and ".join(subjects) or "none of them"
-        options.usage_error(f"expected one of --message, --exchange and --address, seen {seen}")
+        seen = " and ".join(subjects) or "none"
+        options.usage_error(f"seen {seen}, expected exactly one of --message, --exchange and --address")
     if options.vhost is not None and options.message is not None:
         options.usage_error("--vhost: not allowed with --message; name the virtual host in the message, under vhost")
     if parts and options.exchange is None:

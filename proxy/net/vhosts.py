@@ -3,7 +3,7 @@
 Virtual hosts that no rules name also have plans, which are created when the first producer logs in.
 
 Destinations chosen by a client's bindings must be within that client's permissions, which can be checked only on the
-client's own connections. The producer whose message chose the destination is often a different client.
+client's own connections. The message that is routed to the destination often comes from a different client.
 
 Source: architecture, "The control plane"; `relay.token_table`.
 """

@@ -76,7 +76,7 @@ class Merge:
         duck.execute("INSERT INTO m_known SELECT" + ", ".join([" unnest(?::VARCHAR[])"] * len(columns)), columns)
 
     def day(self, day: date) -> dict[str, Any]:
-        """Write the tables for a day to the staging directory; return the page's data that is in no table."""
+        """Write the tables for a day to the staging directory; return the page data that no table contains."""
         end = datetime.combine(day, time()) + timedelta(days=1) + _LATE
         self._values |= {
             "day": f"DATE '{day}'",

@@ -521,7 +521,7 @@ class ClientBindings:
         inject(self._connection, channel, [], partial(sidecar_channel.run, frames, bound))
 
     def _drop(self, pending: _Unbind) -> None:
-        """Unbind a binding on which nothing relies."""
+        """Unbind a binding that nothing else relies on."""
         channel, stored, receiver = pending.channel, pending.stored, pending.request.receiver
         owned = self._state.now(pending.owned) or pending.owned
         known = owned.clients.get(stored.binding.identity)

@@ -138,7 +138,7 @@ def _settle(
     content: tuple[bytes, bytes] | None,
     acked: bool,
 ) -> None:
-    """Join the result of one copy; `content` is the header and body if the copy counts as returned."""
+    """Record the result of one copy of a publish; `content` is the header and body if the copy counts as returned."""
     channel = publish.channel
     if connection.lifecycle.phase is not Phase.OPEN or channel.state not in CONFIRMABLE:
         return
