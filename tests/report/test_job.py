@@ -182,7 +182,7 @@ def test_a_day_is_replaced_or_goes_and_no_other_is_touched(place: Place) -> None
     for path in more.parents[1].rglob("*.gz"):
         path.unlink()
     assert place.run(since=D20, until=D20).startswith("2 publishes")
-    assert "removed: 2026-11-20" in place.run(since=D20, until=D20, forget=True)
+    assert "removed days that no longer have records: 2026-11-20" in place.run(since=D20, until=D20, forget=True)
     assert place.publishes() == {D19: 1}
     assert [name for name in place.files() if "date=2026-11-20/" in name] == []
     assert of_the_other_day() == before
