@@ -96,7 +96,6 @@ def _topology(talk: Record) -> None:
     talk.ask(2, commands.Queue.Purge(0, "q"), commands.Queue.PurgeOk(2))
     talk.say(P, 2, commands.Queue.Purge(0, "q", True))
     talk.ask(2, commands.Queue.Delete(0, "q2", True, True), commands.Queue.DeleteOk(0))
-    talk.say(P, 2, commands.Queue.Delete(0, "q3", nowait=True))
     talk.ask(2, commands.Exchange.Delete(0, "e2", True), commands.Exchange.DeleteOk())
     talk.say(P, 2, commands.Exchange.Delete(0, "e2", nowait=True))
     talk.ask(0, commands.Connection.UpdateSecret("secret", "due"), commands.Connection.UpdateSecretOk())

@@ -55,17 +55,19 @@ class ClientQueues:
         return True
 
     def delete(self, channel: Channel, frame: bytes) -> bool:
+        """Handle queue.delete; return whether it is forwarded unchanged."""
         request = read_method(QueueDelete, frame[7:-1])
-        queue = request.queue or channel.last_queue
+        deleted = partial(self._deleted, request, request.queue or channel.last_queue)
+        channel.replies.append(ExpectedReply(methods.QUEUE_DELETE_OK, deleted))
         if request.nowait:
-            self._connection.terms.inventory.queue_deleted(queue)
-        else:
-            channel.replies.append(ExpectedReply(methods.QUEUE_DELETE_OK, partial(self._deleted, queue)))
-        return True
+            # A reply is requested, since the broker may refuse to delete the queue, which then keeps its bindings.
+            with_reply = request._replace(nowait=False)
+            self._connection.to_upstream.append(method_frame(channel.number, methods.QUEUE_DELETE, 0, *with_reply))
+        return not request.nowait
 
-    def _deleted(self, queue: bytes, frame: bytes) -> bool:
+    def _deleted(self, request: QueueDelete, queue: bytes, frame: bytes) -> bool:
         self._connection.terms.inventory.queue_deleted(queue)
-        return True
+        return not request.nowait
 
     def _declared(self, channel: Channel, request: QueueDeclare, frame: bytes) -> bool:
         """Hold back a declare-ok until the tokens of the queue are bound."""

@@ -40,7 +40,6 @@ REQUESTS: list[base.Frame] = [
     commands.Queue.Purge(0, "q"),
     commands.Queue.Purge(0, "q", True),
     commands.Queue.Delete(0, "q", True, True),
-    commands.Queue.Delete(0, "q", nowait=True),
     commands.Basic.Qos(0, 10, False),
     commands.Basic.Consume(0, "q", "c", False, False, True, False, {"x-priority": 5}),
     commands.Basic.Consume(0, "q", "c", nowait=True),
@@ -336,13 +335,23 @@ def test_a_refusal_of_such_a_declare_is_the_brokers_own() -> None:
     assert wire.heard == []
 
 
-def test_a_delete_without_answer_is_told_at_once_and_names_the_queue_declared_last() -> None:
+def test_a_delete_without_answer_names_the_queue_declared_last_and_is_told_when_the_broker_has_done_it() -> None:
     wire = Wire(ears=Ears()).open()
-    wire.produce(say(1, commands.Queue.Delete(0, "q", nowait=True)))
-    wire.produce(say(1, commands.Queue.Declare(0, "last")))
+    declare = say(1, commands.Queue.Declare(0, "last"))
+    sent = wire.produce(declare, say(1, commands.Queue.Delete(0, "", True, nowait=True)))
+    assert sent == declare + say(1, commands.Queue.Delete(0, "", True))
     wire.answer(say(1, commands.Queue.DeclareOk("last", 0, 0)))
-    wire.produce(say(1, commands.Queue.Delete(0, "", nowait=True)))
-    assert wire.heard == [("deleted", b"q"), ("declared", b"last", False), ("deleted", b"last")]
+    assert wire.heard == [("declared", b"last", False)]
+    assert wire.answer(say(1, commands.Queue.DeleteOk(0))) == b""
+    assert wire.heard == [("declared", b"last", False), ("deleted", b"last")]
+
+
+def test_a_delete_without_answer_that_the_broker_refuses_leaves_the_queue() -> None:
+    wire = Wire(ears=Ears()).open()
+    wire.produce(say(1, commands.Queue.Delete(0, "q", if_unused=True, nowait=True)))
+    in_use = say(1, commands.Channel.Close(406, "PRECONDITION_FAILED", 50, 40))
+    assert wire.answer(in_use) == in_use
+    assert wire.heard == []
 
 
 def test_delivery_tags_count_from_the_publish_behind_confirm_select() -> None:
