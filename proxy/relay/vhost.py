@@ -157,6 +157,8 @@ class OwnedExchange:
     grants: dict[bytes, Destination] = field(default_factory=dict)
     #: increases with every binding that a client makes, makes again or removes
     changes: int = 0
+    #: increases whenever a client declares the exchange again. The broker may have deleted it in the meantime.
+    declares: int = 0
     #: number of regular expressions in clients' bindings, by user
     regexes: Counter[str] = field(default_factory=Counter)
     #: requested type of its carrier if the carrier has to be declared

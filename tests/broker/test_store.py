@@ -45,6 +45,20 @@ def test_a_listing_brings_exchanges_and_takes_them(store: DeclarationStore, know
     assert not store.has_unverified
 
 
+@pytest.mark.parametrize("one", [False, True], ids=["of all exchanges", "of one exchange"])
+def test_a_listing_from_before_an_exchange_was_declared_again_does_not_take_it(
+    store: DeclarationStore, known: VhostState, one: bool
+) -> None:
+    store.exchanges_listed(store.exchanges_before(), listed("a"))
+    before = store.exchanges_before()
+    known.exchanges[b"a"].declares += 1
+    if one:
+        store.exchange_found(before, b"a", None)
+    else:
+        store.exchanges_listed(before, listed())
+    assert set(known.exchanges) == {b"a"}
+
+
 def test_an_exchange_with_other_arguments_or_another_age_is_another(store: DeclarationStore, known: VhostState) -> None:
     store.exchanges_listed(store.exchanges_before(), listed("a", sequence=1))
     first = known.exchanges[b"a"]

@@ -465,10 +465,19 @@ _LOGGED_FAULTS = 1000
 
 
 class ExchangesBefore(NamedTuple):
-    """The state when a listing was requested: the client exchanges that have a carrier, and the epoch."""
+    """The state when a listing was requested.
 
-    exchanges: Mapping[bytes, OwnedExchange]
+    Args:
+        exchanges: the client exchanges that have a carrier, each with its `declares`.
+        epoch: the epoch of the virtual host.
+    """
+
+    exchanges: Mapping[bytes, tuple[OwnedExchange, int]]
     epoch: int
+
+    def has(self, owned: OwnedExchange | None) -> bool:
+        """Return True if an exchange was known when the listing was requested, and was not declared again since."""
+        return owned is not None and self.exchanges.get(owned.name) == (owned, owned.declares)
 
 
 class DeclarationStore:
@@ -494,7 +503,7 @@ class DeclarationStore:
     def exchanges_before(self) -> ExchangesBefore:
         """Return the input for `exchanges_listed`. Must be called before the listing is requested."""
         known = {
-            name: owned
+            name: (owned, owned.declares)
             for name, owned in self.state.exchanges.items()
             if owned.declared is not None and owned.delivery is Delivery.CARRIER
         }
@@ -507,15 +516,15 @@ class DeclarationStore:
         for name, info in listed.items():
             if info.kept:
                 self._found(before, info, believed=believed or name in unverified)
-        for name, owned in before.exchanges.items():
+        for name in before.exchanges:
             info_now = listed.get(name)
-            if self.state.exchanges.get(name) is owned and (info_now is None or not info_now.kept):
+            if before.has(self.state.exchanges.get(name)) and (info_now is None or not info_now.kept):
                 self.exchange_gone(name)
 
     def exchange_found(self, before: ExchangesBefore, name: bytes, info: ExchangeInfo | None) -> None:
         if info is not None and info.kept:
             self._found(before, info, believed=True)
-        elif name in before.exchanges and self.state.exchanges.get(name) is before.exchanges[name]:
+        elif before.has(self.state.exchanges.get(name)):
             self.exchange_gone(name)
 
     def exchange_gone(self, name: bytes) -> None:
@@ -539,7 +548,7 @@ class DeclarationStore:
             return  # a rules file owns it
         elif now.delivery is Delivery.QUEUE:
             self.log_fault(name, "an exchange with delivery: queue was declared with a carrier through another sidecar")
-        elif now is before.exchanges.get(name) and self._kept.get(name) != info.kept:
+        elif before.has(now) and self._kept.get(name) != info.kept:
             self._compare(now, info)
 
     def _compare(self, now: OwnedExchange, info: ExchangeInfo) -> None:

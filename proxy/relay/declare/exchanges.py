@@ -138,7 +138,8 @@ class ClientExchanges:
                 return self._again(channel, request, owned)
             if owned.is_carrier:
                 return pass_on(channel, methods.EXCHANGE_DECLARE, request.nowait)
-            self._run_and_reply(channel, request, [])
+            declare_ok = partial(answer, channel, methods.EXCHANGE_DECLARE, request.nowait)
+            inject_and_reply(self._connection, channel, [], declare_ok)
             return False
         if request.exchange_type != OPEN.encode() or request.passive:
             return pass_on(channel, methods.EXCHANGE_DECLARE, request.nowait)
@@ -185,15 +186,26 @@ class ClientExchanges:
         """Redeclare a known exchange, whose properties must match."""
         table = decode_table(request.arguments, 0, len(request.arguments))
         refuse_inequivalent(owned, request, table, self._state.name)
+        declared = owned.declared
         # The broker compares the flags and the alternate exchange, and checks the client's permission.
-        self._run_and_reply(
-            channel, request, [self._carrier_frame(channel, request, owned, 0)] if owned.is_carrier else []
-        )
-        return False
+        sequence = declared.sequence if declared is not None else 0
+        steps = [self._carrier_frame(channel, request, owned, sequence)] if owned.is_carrier else []
+        owned.declares += 1
 
-    def _run_and_reply(self, channel: Channel, request: ExchangeDeclare, steps: list[bytes]) -> None:
-        declare_ok = partial(answer, channel, methods.EXCHANGE_DECLARE, request.nowait)
-        inject_and_reply(self._connection, channel, steps, declare_ok)
+        def done() -> bytes:
+            owned.declares += 1
+            if declared is not None and owned.name not in self._state.exchanges:
+                # The broker had deleted the exchange with its last binding, and a listing has shown this.
+                new, exchange = open_exchange(
+                    owned.name, declared, owned.delivery, self._connection.plans.rules.local_time
+                )
+                new.form = owned.form
+                self._state.add_exchange(new, exchange)
+                self._connection.terms.inventory.changed(owned.name)
+            return answer(channel, methods.EXCHANGE_DECLARE, request.nowait)
+
+        inject_and_reply(self._connection, channel, steps, done)
+        return False
 
     @staticmethod
     def _carrier_frame(channel: Channel, request: ExchangeDeclare, owned: OwnedExchange, sequence: int) -> bytes:

@@ -108,6 +108,28 @@ def test_declaring_the_same_again_is_left_to_the_broker_to_permit(entries: bytes
     assert names(wire.answer(say(1, commands.Exchange.DeclareOk()))) == ["Exchange.DeclareOk"]
 
 
+def test_declaring_again_stores_the_same_on_a_broker_that_has_deleted_the_exchange() -> None:
+    wire = declared()
+    first = wire.state.exchanges[b"mine"].declared
+    assert first is not None
+    (frame,) = split(wire.produce(declare()))
+    arguments = read_method(ExchangeDeclare, frame.payload).arguments
+    kept = dict(decode_table(arguments, 0, len(arguments)))[KEPT].value
+    assert isinstance(kept, bytes)
+    assert unpack(kept).sequence == first.sequence
+
+
+def test_an_exchange_that_a_listing_took_while_it_was_declared_again_is_there_after_the_answer() -> None:
+    wire = declared()
+    first = wire.state.exchanges[b"mine"]
+    wire.produce(declare())
+    wire.state.remove_exchange(b"mine")
+    assert names(wire.answer(DECLARE_OK)) == ["Exchange.DeclareOk"]
+    now = wire.state.exchanges[b"mine"]
+    assert (now.declared, now.form, now.clients) == (first.declared, first.form, {})
+    assert b"mine" in wire.state.router.exchanges
+
+
 def test_declaring_something_else_is_refused_with_406() -> None:
     wire = declared()
     wire.produce(declare(OTHER_LIMIT))
