@@ -426,10 +426,12 @@ class TokenTable:
         record.binder = None
 
     def forget_assertions(self) -> None:
-        """Forget this process's assertions. Called when the tokens of the carrier change."""
+        """Forget this process's assertions, except which marks it made. Called when the carrier's tokens change."""
         for record in self._records.values():
+            marks = set(record.marks)
             self.events += 1
             self._withdraw(record)
+            record.marks = marks  # no binding made through another sidecar relies on them
 
     def _settled(self, record: TokenRecord, rows: Collection[Row], seconds: float = LEASE_SECONDS) -> bool:
         """Return True if all bindings that rely on the given listed rows are known (points 3 and 5 above)."""

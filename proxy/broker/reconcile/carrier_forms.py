@@ -170,8 +170,11 @@ class CarrierForms:
     def removable(self, exchange: OwnedExchange, former: Collection[BindingInfo]) -> list[BindingInfo]:
         """Return the bindings with former tokens that may be removed at the end of a pass.
 
-        One-word tokens stay bound until the other sidecars have also switched to eight-word tokens.
+        One-word tokens stay bound until the other sidecars have also switched to eight-word tokens, except on an
+        exchange without bindings, which routes nothing but which the broker considers in use.
         """
+        if exchange.declared is not None and not exchange.clients:
+            return list(former)
         one_word = [
             info for info in former if not is_eight_words(info.routing_key) and exchange.form is TokenForm.EIGHT_WORDS
         ]

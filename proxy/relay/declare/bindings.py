@@ -491,13 +491,21 @@ class ClientBindings:
             inject(self._connection, channel, [], lambda: self._reach.check(owned, [request.receiver], permitted))
             return False
         needed = self._reach.needed_besides(owned, stored)
-        plan = owned.tokens.unbind_plan(request.receiver, stored.marks, needed=needed)
+        plan = owned.tokens.unbind_plan(request.receiver, self._marks(owned, stored), needed=needed)
         if plan.pin:
             self._replace(pending._replace(handed_over=plan.handed_over))
         else:
             self._connection.change(channel, ChannelEvent.DECLARE)
             self._drop(pending)
         return False
+
+    def _marks(self, owned: OwnedExchange, stored: StoredBinding) -> frozenset[int]:
+        """Return the marks of a binding whose keys publishes carry; no binding relies on a mark with a former token."""
+        receiver, tokens = stored.destination, self._state.tokens_of(owned)
+        keys = tokens.of(*receiver)
+        if receiver in owned.leftover:
+            keys += tokens.former(*receiver)
+        return frozenset(copy.sequence for copy in stored.copies if copy.key in keys)
 
     def _replace(self, pending: _Unbind) -> None:
         """Bind a pin before removing a binding on which other bindings rely or may rely."""
@@ -567,12 +575,20 @@ class ClientBindings:
         self._reach.remove_unneeded(owned, known.client, (pending.request.receiver,), partial(self._gone, pending))
 
     def _gone(self, pending: _Unbind) -> None:
-        owned = pending.owned
-        # The broker has deleted the exchange with its last binding, unless a pin remains. In that case, a later listing
-        # shows the deletion.
-        if owned.ends and not pending.handed_over and self._state.exchanges.get(owned.name) is owned:
-            self._state.remove_exchange(owned.name)
-        self._unbind_ok(pending)
+        """Remove an auto-delete exchange that the broker has deleted with its last binding."""
+        owned, sidecar_channel = pending.owned, self._connection.upstream.sidecar_channel
+        if not owned.ends or self._state.exchanges.get(owned.name) is not owned:
+            self._unbind_ok(pending)
+            return
+
+        def looked(refusal: str | None) -> None:
+            # While rows of other sidecars or tokens bound on demand remain, the broker keeps the exchange. If it were
+            # removed here, the broker would answer binds, and its own exchange would route messages without the rules.
+            if refusal is not None and owned.ends and self._state.exchanges.get(owned.name) is owned:
+                self._state.remove_exchange(owned.name)
+            self._unbind_ok(pending)
+
+        sidecar_channel.run([look_for(sidecar_channel.number or 0, (EXCHANGE, owned.carrier))], looked)
 
     def _unbind_ok(self, pending: _Unbind) -> None:
         request = pending.request

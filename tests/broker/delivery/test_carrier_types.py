@@ -54,6 +54,17 @@ def copies(outside: Outside) -> None:
     outside.bind("copies", "one-word", "*")
 
 
+def pass_runs(sidecar: Sidecar, vhost: str) -> None:
+    """Wait until the next pass of a virtual host has ended."""
+
+    def refreshed() -> str:
+        hosts = json.loads(sidecar.get("/status"))["vhosts"]
+        return str(next(host["refreshed_at"] for host in hosts if host["vhost"] == vhost))
+
+    seen = refreshed()
+    until(lambda: refreshed() != seen)
+
+
 def scans(broker: Broker) -> bool:
     return broker.version < (3, 13)
 
@@ -271,6 +282,30 @@ def test_an_exclusive_queue_gets_its_messages_before_and_after_the_tokens_change
         assert producer.send_settled("letters", "a.key", {"copy": 1}, b"3", mandatory=True) == (True, [])
         assert [message.body for message in owner.take("mine")] == [b"1", b"2"]
         assert site.bodies("copied", "one-word") == [[b"3"], []]
+
+
+@pytest.mark.parametrize("exclusive", [False, True], ids=["a queue", "an exclusive queue"])
+@pytest.mark.parametrize("looks", [0, 2], ids=["at once", "after two passes"])
+def test_an_auto_delete_exchange_goes_with_its_last_binding_after_the_tokens_changed(
+    broker: Broker, vhost: str, exclusive: bool, looks: int
+) -> None:
+    outside = Outside(broker, vhost)
+    outside.make_queues("a")
+    copies(outside)
+    with Sidecar(broker, settings=REFRESH) as sidecar, Application(sidecar.port, vhost) as app:
+        app.declare("mine", exclusive=True)
+        queue = "mine" if exclusive else "a"
+        app.exchange("letters", {"x-carrier-type": "topic"}, auto_delete=True)
+        app.bind(queue, "letters", {"x-?hkex": "n"})
+        app.chain("copies", "letters", {"x-?hkex": "copy"})
+        app.publish("letters", "a.key", {"copy": 1}, mandatory=True)
+        assert app.settle() == (True, [])
+        assert any(map(EIGHT_WORDS.fullmatch, keys(outside, "letters")))
+        for _ in range(looks):
+            pass_runs(sidecar, vhost)
+        app.unbind(queue, "letters", {"x-?hkex": "n"})
+        app.unchain("copies", "letters", {"x-?hkex": "copy"})
+        assert app.refused(app.declaring("letters", passive=True)).code == 404
 
 
 def test_another_sidecar_changes_its_tokens_with_the_first(broker: Broker, tmp_path: Path) -> None:
