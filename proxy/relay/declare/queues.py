@@ -21,6 +21,7 @@ from proxy.relay.connection_state import ConnectionState, EnsureQueue
 from proxy.relay.declare.injected_methods import count_unanswerable
 from proxy.relay.declare.storage import refuse_nested, refuse_own_arguments
 from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
+from proxy.relay.vhost import Delivery
 from proxy.values import QUEUE, reserved_prefix
 
 _DEAD_LETTER_KEY = b"x-dead-letter-routing-key"
@@ -56,17 +57,29 @@ class ClientQueues:
 
     def delete(self, channel: Channel, frame: bytes) -> bool:
         """Handle queue.delete; return whether it is forwarded unchanged."""
+        connection = self._connection
         request = read_method(QueueDelete, frame[7:-1])
-        deleted = partial(self._deleted, request, request.queue or channel.last_queue)
+        queue = request.queue or channel.last_queue
+        # Only this process stores these bindings, so the client's next frames wait until they have been removed.
+        waits = any(
+            (QUEUE, queue) in owned.receivers
+            for owned in connection.plans.state.exchanges.values()
+            if owned.delivery is Delivery.QUEUE
+        )
+
+        def deleted(_: bytes) -> bool:
+            connection.terms.inventory.queue_deleted(queue)
+            if waits:
+                connection.pending.resumable.append(channel)
+            return not request.nowait
+
+        if waits:
+            connection.change(channel, ChannelEvent.DECLARE)
         channel.replies.append(ExpectedReply(methods.QUEUE_DELETE_OK, deleted))
         if request.nowait:
             # A reply is requested, since the broker may refuse to delete the queue, which then keeps its bindings.
             with_reply = request._replace(nowait=False)
-            self._connection.to_upstream.append(method_frame(channel.number, methods.QUEUE_DELETE, 0, *with_reply))
-        return not request.nowait
-
-    def _deleted(self, request: QueueDelete, queue: bytes, frame: bytes) -> bool:
-        self._connection.terms.inventory.queue_deleted(queue)
+            connection.to_upstream.append(method_frame(channel.number, methods.QUEUE_DELETE, 0, *with_reply))
         return not request.nowait
 
     def _declared(self, channel: Channel, request: QueueDeclare, frame: bytes) -> bool:

@@ -553,6 +553,20 @@ def test_in_queue_delivery_a_queue_that_is_not_there_is_refused_as_the_bind_it_w
     assert not made.state.exchanges[b"xo"].clients
 
 
+@pytest.mark.parametrize("nowait", [False, True], ids=["with a reply", "without a reply"])
+def test_in_queue_delivery_what_follows_the_delete_of_a_bound_queue_waits_for_it(nowait: bool) -> None:
+    made = unkept()
+    made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES))
+    found(made)
+    made.answer(say(OWN, commands.Channel.Close(404, "NOT_FOUND - no exchange", 50, 50)))
+    made.upstream()
+    delete, later = say(1, commands.Queue.Delete(0, "b", nowait=nowait)), say(1, commands.Queue.Declare(0, "b"))
+    assert made.produce(delete, later) == say(1, commands.Queue.Delete(0, "b"))
+    delete_ok = say(1, commands.Queue.DeleteOk(0))
+    assert made.answer(delete_ok) == (b"" if nowait else delete_ok)
+    assert made.upstream() == later
+
+
 def test_in_queue_delivery_a_client_without_the_right_is_refused() -> None:
     made = unkept()
     made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES))
