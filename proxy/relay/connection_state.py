@@ -193,6 +193,8 @@ class UpstreamLink:
     may_be_kept: bool = False
     #: whether the connection is kept after the producer has left
     kept: bool = False
+    #: the exclusive queues declared on the connection; only this connection can bind them
+    exclusive_queues: set[bytes] = field(default_factory=set)
 
     @property
     def as_new(self) -> bool:

@@ -33,10 +33,12 @@ from proxy.relay.declare.injected_methods import answer, inject, pass_on, reply_
 from proxy.relay.declare.storage import identity_key, kept_rows, refuse_nested, refuse_own_arguments, shown, signed_copy
 from proxy.relay.declare.token_bindings import (
     Pin,
+    bind_tokens,
     check_permission,
     check_tokens,
     new_pin,
     note_pin,
+    own_tokens,
     row_frames,
     withdraw,
 )
@@ -353,10 +355,12 @@ class ClientBindings:
             self._note_pins(pins)
             self._confirm(planned, relies, since, bound)
 
-        def bound() -> None:
-            channel.held.binds[planned.identity] = self._bound(planned)
-            self._answer_binds(channel)
+        def finished(ok: bytes) -> None:
+            if planned.identity in channel.held.binds:  # not if the channel has been closed in the meantime
+                channel.held.binds[planned.identity] = ok
+                self._answer_binds(channel)
 
+        bound = partial(self._bound, planned, finished)
         channel.held.binds[planned.identity] = None
         inject(self._connection, channel, steps, answered)
 
@@ -429,16 +433,14 @@ class ClientBindings:
         routes = tuple(name for name in planned.routes if name in allowed or name in planned.tokens)
         reached = planned._replace(routes=routes)
 
-        def bound() -> None:
-            reply_and_resume(self._connection, channel, self._bound(planned))
-
+        bound = partial(self._bound, planned, partial(reply_and_resume, self._connection, channel))
         if planned.keep:
             inject(self._connection, channel, planned.keep, partial(self._confirm, reached, [], since, bound))
         else:
             bound()
 
-    def _bound(self, planned: _Bind) -> bytes:
-        """Record the binding, and return the answer for the client."""
+    def _bound(self, planned: _Bind, then: Callable[[bytes], None]) -> None:
+        """Record the binding, bind tokens on further carriers, and call `then` with the answer for the client."""
         state, stored = self._state, planned.stored
         owned = state.now(planned.owned)
         if owned is not None:
@@ -448,7 +450,9 @@ class ClientBindings:
                 state.not_missing(destination)
             if stored is not None and self._is_clients(owned, planned) and state.add_binding(stored, planned.compiled):
                 self._connection.terms.inventory.changed(owned.name)
-        return answer(planned.channel, planned.request.method, planned.request.nowait)
+        ok = answer(planned.channel, planned.request.method, planned.request.nowait)
+        wanted = own_tokens(self._connection, planned.compiled.binding)
+        bind_tokens(self._connection, wanted, partial(then, ok))
 
     # -- pins --------------------------------------------------------------------------------------------------
 

@@ -69,6 +69,7 @@ class ClientQueues:
 
         def deleted(_: bytes) -> bool:
             connection.terms.inventory.queue_deleted(queue)
+            connection.upstream.exclusive_queues.discard(queue)
             if waits:
                 connection.pending.resumable.append(channel)
             return not request.nowait
@@ -88,6 +89,8 @@ class ClientQueues:
         queue = read_method(QueueDeclareOk, frame[7:-1]).queue
         channel.last_queue = queue
         exclusive = request.exclusive and not request.passive
+        if exclusive:
+            connection.upstream.exclusive_queues.add(queue)
         connection.terms.inventory.queue_declared(queue, exclusive)
         if connection.upstream.closing or not connection.terms.inventory.interested(queue):
             return True
@@ -112,6 +115,7 @@ class ClientQueues:
         go_on = partial(connection.pending.resumable.append, channel)
 
         def declared(_: bytes) -> bool:
+            connection.upstream.exclusive_queues.add(request.queue)
             connection.terms.inventory.queue_declared(request.queue, True)
             bind_tokens(connection, tokens_of(connection.plans.state, request.queue), go_on)
             return False

@@ -20,6 +20,7 @@ from proxy.relay.declare.storage import pin_entries
 from proxy.relay.token_table import PLAIN
 from proxy.relay.tokens import Tokens, grant_key
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
+from proxy.routing.bindings.binding import Binding
 from proxy.values import QUEUE, Destination
 
 #: prefix of a refusal if the source or destination does not exist, which the broker checks after the permissions
@@ -87,6 +88,21 @@ def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Dest
     """Return (exchange, destination) for each carrier on which a queue needs its tokens."""
     destination = (QUEUE, queue)
     return [(owned, destination) for owned in state.carried() if state.router.names(owned.name, destination)]
+
+
+def own_tokens(connection: ConnectionState, binding: Binding) -> list[tuple[OwnedExchange, Destination]]:
+    """Return the tokens of the connection's exclusive queues that a new binding makes necessary on further carriers.
+
+    A binding of an exclusive queue may route messages that other exchanges evaluated here pass on to its exchange. A
+    binding between two such exchanges may route messages to exclusive queues bound to the second one.
+    """
+    queues = connection.upstream.exclusive_queues
+    if binding.destination_type == QUEUE:
+        queues = queues & {binding.destination}
+    elif binding.destination not in connection.plans.state.exchanges:
+        return []
+    wanted = [place for queue in sorted(queues) for place in tokens_of(connection.plans.state, queue)]
+    return [(owned, destination) for owned, destination in wanted if destination not in owned.bound]
 
 
 def bind_tokens(

@@ -372,6 +372,22 @@ def test_an_open_exchange_behind_an_open_one_is_evaluated_once_for_a_message(app
     assert app.reached("ox", {"n": 1, "more": 1}, "a", "b") == ["b"]
 
 
+@pytest.mark.parametrize("chained_first", [True, False], ids=["bound after the exchanges", "bound before them"])
+def test_an_exclusive_queue_behind_two_open_exchanges_gets_messages_of_the_first(
+    app: Application, chained_first: bool
+) -> None:
+    app.exchange("behind")
+    app.declare("mine", exclusive=True)
+    if chained_first:
+        app.chain("behind", "ox", {"x-?hkex": "on"})
+    app.bind("mine", "behind", {"x-?hkex": "n"})
+    if not chained_first:
+        app.chain("behind", "ox", {"x-?hkex": "on"})
+    assert app.reached("ox", {"on": 1, "n": 1}, "mine") == ["mine"]
+    assert app.reached("ox", {"on": 1}, "mine") == []
+    assert app.reached("behind", {"n": 1}, "mine") == ["mine"]
+
+
 def test_a_real_exchange_behind_an_open_one_gets_the_original_key(app: Application, outside: Outside) -> None:
     outside.make_exchange("real", "topic")
     app.bind("a", "real", key="one.*")
