@@ -251,8 +251,13 @@ class ClientBindings:
         request = self._read(channel, frame)
         owned = self._owned(request)
         if owned is None:
-            self._refuse_real_source(request)
-            return pass_on(channel, request.method, request.nowait)
+            refusal = self._real_source_refusal(request)
+            if refusal is None:
+                return pass_on(channel, request.method, request.nowait)
+            # If the source does not exist, the broker closes the channel with 404.
+            look = look_for(channel.number, (EXCHANGE, request.source))
+            inject(self._connection, channel, [look], partial(self._connection.fail, refusal), request.method)
+            return False
         planned = self._planned(channel, request, owned)
         if planned.chosen:
             self._check_first(planned)
@@ -622,14 +627,16 @@ class ClientBindings:
     def _evaluated_destination(self, request: BindRequest) -> OwnedExchange | None:
         return self._state.exchanges.get(request.destination) if request.kind == EXCHANGE else None
 
-    def _refuse_real_source(self, request: BindRequest) -> None:
+    def _real_source_refusal(self, request: BindRequest) -> ProtocolError | None:
+        """Return the error for a bind from one of the broker's own exchanges to an exchange that is evaluated here."""
         owned = self._evaluated_destination(request)
-        if owned is not None and (owned.declared is not None or owned.carrier == owned.name):
-            text = (
-                f"exchange '{shown(request.destination)}' is evaluated by the proxy, but the broker would route "
-                f"messages from '{shown(request.source)}' to it without the proxy"
-            )
-            raise ProtocolError(540, text)
+        if owned is None or (owned.declared is None and owned.carrier != owned.name):
+            return None
+        text = (
+            f"exchange '{shown(request.destination)}' is evaluated by the proxy, but the broker would route "
+            f"messages from '{shown(request.source)}' to it without the proxy"
+        )
+        return ProtocolError(540, text).about(request.method)
 
     def _refuse_unkept(self, request: BindRequest, owned: OwnedExchange) -> None:
         """Refuse a binding that the broker can't store: from a carrier to an exchange that is not on the broker."""

@@ -413,6 +413,13 @@ def test_an_open_exchange_behind_a_real_one_is_refused_with_the_reason(
     assert outside.bindings(source) == set()
 
 
+def test_a_bind_from_an_exchange_that_is_not_there_is_the_brokers_404(app: Application) -> None:
+    close = app.refused(app.chaining("ox", "nowhere"))
+    assert (close.code, close.method) == (404, (40, 30))
+    assert close.text.startswith("NOT_FOUND - no exchange 'nowhere'")
+    assert app.reached("ox", None) == []
+
+
 def test_a_real_exchange_behind_a_real_one_is_the_brokers(app: Application, outside: Outside) -> None:
     outside.make_exchange("one", "fanout")
     outside.make_exchange("two", "fanout")

@@ -595,7 +595,8 @@ def test_an_open_exchange_behind_a_real_one_is_refused(exists: bool) -> None:
     if not exists:
         assert left == frame
         return
-    assert closed(made)[0] == 540
+    assert names(left) == ["Exchange.Declare"]
+    assert closed(made, made.answer(say(1, commands.Exchange.DeclareOk())))[0] == 540
 
 
 def test_an_open_exchange_behind_an_open_one_needs_no_token() -> None:
