@@ -167,7 +167,7 @@ class BrokerMethods:
         refusal = _naming_the_request(channel, frame)
         if refusal != frame:
             connection.send_to_producer(channel, refusal)
-        channel.replies.clear()  # no further answers will arrive
+        channel.replies.drop()
         connection.take_held_again(channel)
         return refusal == frame
 

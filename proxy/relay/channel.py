@@ -247,6 +247,8 @@ class ExpectedReply(NamedTuple):
     request_method: int = 0
     #: number of requests that count as answered with this answer, including earlier requests that get no reply
     weight: int = 1
+    #: called if the channel is closed before the answer arrives
+    dropped: Callable[[], None] | None = None
 
 
 class Replies:
@@ -275,9 +277,12 @@ class Replies:
         self._backlog.unanswered -= expected.weight
         return expected
 
-    def clear(self) -> None:
-        self._backlog.unanswered -= sum([expected.weight for expected in self._expected])
-        self._expected.clear()
+    def drop(self) -> None:
+        """Expect no further answers, since the channel is closed."""
+        while self._expected:
+            dropped = self.popleft().dropped
+            if dropped is not None:
+                dropped()
 
 
 class Channel:
@@ -325,7 +330,7 @@ class Channel:
         self.confirms = PendingConfirms()
         self.audit = ChannelAudit()
         self.remote_publishers = {}
-        self.replies.clear()
+        self.replies.drop()
 
     @property
     def interruptible(self) -> bool:

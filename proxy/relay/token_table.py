@@ -297,6 +297,12 @@ class TokenTable:
         if record.state is TokenState.UNBINDING:
             self._set(destination, record, TokenState.UNKNOWN)
 
+    def not_unbound(self, destination: Destination) -> None:
+        """Record that the broker has not carried out the unbind announced by `unbinding`, so the rows still exist."""
+        record = self._records.get(destination)
+        if record is not None and record.state is TokenState.UNBINDING:
+            self._set(destination, self._change(destination), TokenState.BOUND)
+
     def deleted(self, destination: Destination) -> bool:
         """Record that a queue or exchange was deleted together with its rows; return whether its token was bound."""
         record = self._records.get(destination)

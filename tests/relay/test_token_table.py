@@ -40,6 +40,7 @@ EVENTS: dict[str, tuple[Callable[[TokenTable], object], tuple[TokenState, ...]]]
     "not bound": (lambda table: table.not_bound(A), (U, U, U, U, U)),
     "unbinding": (lambda table: table.unbinding(A), (N, N, N, N, N)),
     "unbound": (lambda table: table.unbound(A), (U, G, OK, U, M)),
+    "not unbound": (lambda table: table.not_unbound(A), (U, G, OK, OK, M)),
     "deleted": (lambda table: table.deleted(A), (U, U, U, U, U)),
     "declared": (lambda table: table.declared(A), (U, G, OK, N, U)),
     "listed": (lambda table: table.listed(table.look(0.0), {A: frozenset({PLAIN})}, 0.0), (OK, OK, OK, N, OK)),

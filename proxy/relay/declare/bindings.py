@@ -557,7 +557,9 @@ class ClientBindings:
         moved = [copy._replace(key=stored.key) for copy in stored.copies if copy.key not in stays]
         copies = stored._replace(copies=(*stored.copies, *moved))
         steps += [unbind(channel.number, receiver, owned.carrier, *row) for row in kept_rows(copies)]
-        inject(self._connection, channel, steps, partial(self._unbound, pending))
+        # If the channel is closed first, because of an earlier request, the rows still exist.
+        dropped = partial(table.not_unbound, receiver)
+        inject(self._connection, channel, steps, partial(self._unbound, pending), dropped=dropped)
 
     def _permitted(self, pending: _Unbind, refusals: Refusals) -> None:
         """Unbind from an exchange with queue delivery, unless the check has shown that the client may not do this."""

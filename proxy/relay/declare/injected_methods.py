@@ -52,6 +52,7 @@ def inject(
     steps: Sequence[bytes],
     then: Callable[[], None],
     request_method: int = 0,
+    dropped: Callable[[], None] | None = None,
 ) -> None:
     """Run methods in order on a client's channel; the client's frames wait until `reply_and_resume`.
 
@@ -61,6 +62,7 @@ def inject(
             earlier requests of the client are answered first.
         then: called when all methods have been answered; must eventually lead to a call of `reply_and_resume`.
         request_method: class id << 16 | method id of the client's request, if steps are passive declares.
+        dropped: called instead of `then` if the channel is closed before all methods have been answered.
     """
 
     def answered(_: bytes, last: bool) -> bool:
@@ -72,8 +74,11 @@ def inject(
     steps = steps or [_nothing(channel)]
     for index, frame in enumerate(steps, 1):
         connection.to_upstream.append(frame)
-        taken = partial(answered, last=index == len(steps))
-        channel.replies.append(ExpectedReply(reply_to(frame), taken=taken, request_method=request_method))
+        last = index == len(steps)
+        reply = ExpectedReply(
+            reply_to(frame), partial(answered, last=last), request_method, dropped=dropped if last else None
+        )
+        channel.replies.append(reply)
 
 
 def inject_and_reply(

@@ -234,6 +234,16 @@ def test_an_unbind_takes_all_away_the_binding_last_and_is_answered_once() -> Non
     assert not made.state.exchanges[b"xo"].clients
 
 
+def test_an_unbind_that_the_broker_never_sees_leaves_the_token() -> None:
+    made = bound()
+    message = publish(headers=KIND_B)
+    made.produce(publish(to="nowhere"), queue_unbind(1, b"b", b"xo", b"", ENTRIES))
+    made.answer(say(1, commands.Channel.Close(404, "NOT_FOUND - no exchange 'nowhere'", 60, 40)))
+    made.produce(say(1, commands.Channel.CloseOk(), commands.Channel.Open()))
+    made.answer(say(1, commands.Channel.OpenOk()))
+    assert made.produce(message) == with_tokens(message, "b")
+
+
 def test_the_token_stays_while_another_binding_needs_it() -> None:
     made = bound()
     made.produce(queue_bind(1, b"b", b"xo", b"", OTHER))
