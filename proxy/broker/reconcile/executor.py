@@ -180,16 +180,19 @@ class Executor:
     async def bind_one(self, token: BindToken) -> str | None:
         """Bind one token without waiting for bulk work; return the reason if it was refused."""
         exchange, destination = token
-        exchange.tokens.binding(destination)
-        tokens = self._state.tokens_of(exchange)
-        for key in tokens.of(*destination):
-            refusal = await self._connection.call(Bind(exchange.carrier, destination, key))
-            if refusal is not None:
-                why = reason(refusal.code, refusal.text, destination[0])
-                exchange.tokens.refused(destination, why, keeps=True)
-                return why
-        self._bound(exchange, destination, tokens)
-        return None
+        while True:
+            exchange.tokens.binding(destination)
+            tokens = self._state.tokens_of(exchange)
+            for key in tokens.of(*destination):
+                refusal = await self._connection.call(Bind(exchange.carrier, destination, key))
+                if refusal is not None:
+                    why = reason(refusal.code, refusal.text, destination[0])
+                    exchange.tokens.refused(destination, why, keeps=True)
+                    return why
+            self._bound(exchange, destination, tokens)
+            # Repeated if the carrier has switched to other tokens, since a publish is waiting for the destination.
+            if tokens.lead_to(self._state.tokens_of(exchange)):
+                return None
 
     def _bound(self, exchange: OwnedExchange, destination: Destination, tokens: Tokens) -> None:
         exchange.tokens.bind_ok(destination)

@@ -264,6 +264,22 @@ def test_a_client_may_bind_an_exchange_to_a_topic_carrier_under_load(broker: Bro
             assert [len(beside.take(queue)) for queue in ("copied", "one-word")] == [20, 0]
 
 
+def test_the_first_message_for_a_queue_and_an_exchange_reaches_both(broker: Broker, vhost: str) -> None:
+    """The queue is bound on demand while the exchange makes the tokens change."""
+    outside = Outside(broker, vhost)
+    outside.make_queues("a")
+    copies(outside)
+    with Sidecar(broker, settings=REFRESH) as sidecar, Application(sidecar.port, vhost) as app:
+        for number in range(5):
+            first, behind = f"first.{number}", f"behind.{number}"
+            for name in (first, behind):
+                app.exchange(name, {"x-carrier-type": "topic"})
+            app.chain(behind, first, {"x-?hkex": "n"})
+            app.bind("a", behind, {"x-?hkex": "n"})
+            app.chain("copies", behind, {"x-?hkex": "n"})
+            assert app.reached(first, {"n": 1}, "a", "copied", key="a.key") == ["a", "copied"]
+
+
 def test_an_exclusive_queue_gets_its_messages_before_and_after_the_tokens_change(
     broker: Broker, tmp_path: Path
 ) -> None:
