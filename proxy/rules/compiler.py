@@ -11,9 +11,10 @@ from collections.abc import Hashable
 
 from proxy.errors import ProtocolError
 from proxy.routing.bindings.binding import Binding
+from proxy.routing.bindings.operators import TEXT_PROPERTIES
 from proxy.routing.bindings.patterns import why_invalid
 from proxy.routing.exchange import Exchange
-from proxy.rules.message import PROPERTIES, TEXT_PROPERTIES, text
+from proxy.rules.message import PROPERTIES, text
 from proxy.rules.operator_reference import OPERATORS
 from proxy.rules.ruleset import ExchangeRule
 from proxy.rules.schema import OPEN, ParsedBinding, ParsedExchange

@@ -14,13 +14,12 @@ key with a value of the wrong type".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from operator import attrgetter
-from typing import Final, TypeAlias, cast
+from typing import Final, cast
 
-from proxy.errors import ProtocolError
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.operators import (
     ABSENT,
@@ -35,10 +34,8 @@ from proxy.routing.bindings.operators import (
     IndexKey,
     Operator,
 )
-from proxy.routing.bindings.patterns import InvalidPattern, Pattern, compile_pattern
-from proxy.routing.bindings.producer_routes import NAMED_ROUTES, PATTERN_ROUTES, begins_with_character, invalid_regex
+from proxy.routing.bindings.producer_routes import NAMED_ROUTES, PATTERN_ROUTES
 from proxy.routing.bindings.routes import Effects, EffectsDraft
-from proxy.routing.error_texts import format_binary, precondition_failed
 from proxy.routing.message import Message
 from proxy.values import EXCHANGE, Destination, Table, Value
 
@@ -264,41 +261,6 @@ class Draft:
         if draft is None:
             draft = self.effects[result] = EffectsDraft()
         return draft
-
-
-#: Reads a value, or one element of a list, into the draft; also receives the whole key.
-Reader: TypeAlias = Callable[[Draft, bytes, Value], None]
-#: Like `Reader`, for keys that contain the name of a header. The name is the last argument.
-HeaderReader: TypeAlias = Callable[[Draft, bytes, Value, bytes], None]
-
-
-def unknown_key(key: bytes) -> ProtocolError:
-    """Return the error for an unknown key or a value of the wrong type."""
-    opening = "Unknown or invalid argument's key '"
-    return precondition_failed(f"{opening}{format_binary(key, len(opening))}'")
-
-
-def text_of(key: bytes, value: Value) -> bytes:
-    """Return the bytes of a long string; reject all other types."""
-    if value.letter != "S":
-        raise unknown_key(key)
-    return cast("bytes", value.value)
-
-
-def name_of(key: bytes, value: Value) -> bytes:
-    """Return a name: a long string with at least one character."""
-    text = text_of(key, value)
-    if not begins_with_character(text):
-        raise unknown_key(key)
-    return text
-
-
-def pattern_of(key: bytes, value: Value) -> Pattern:
-    source = text_of(key, value)
-    try:
-        return compile_pattern(source)
-    except InvalidPattern as error:
-        raise precondition_failed(invalid_regex(source, str(error))) from error
 
 
 def count_regexes(arguments: Table) -> int:

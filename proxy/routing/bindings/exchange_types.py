@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import tzinfo
 from typing import TypeAlias, cast
 
-from proxy.routing.bindings.arguments import DEFAULT_ORDER, read_arguments, refuse_unreal_numbers
+from proxy.routing.bindings.arguments import DEFAULT_ORDER, match_of, read_arguments, refuse_unreal_numbers
 from proxy.routing.bindings.binding import Binding, by_name
 from proxy.routing.bindings.compiled import CompiledBinding, Draft, Match, MatchAll, MatchAny, count_regexes
 from proxy.routing.bindings.operators import (
@@ -46,8 +46,8 @@ def compile_open(binding: Binding, local_time: tzinfo) -> CompiledBinding:
     return CompiledBinding(
         binding,
         draft.order or DEFAULT_ORDER,
-        match_type.name,
-        match_type.fold(draft),
+        match_type,
+        match_of(match_type, draft),
         (*draft.others, *draft.headers),
         None if draft.queue_of_routing_key else destination,
         effects.get(True),
