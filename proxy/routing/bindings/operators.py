@@ -27,21 +27,22 @@ from proxy.routing.error_texts import format_binary, precondition_failed
 from proxy.routing.message import Message, spelled_integer
 from proxy.values import Value
 
-_ANY_WORDS: Final = b"#"
-_ONE_WORD: Final = b"*"
+ANY_WORDS: Final = b"#"
+ONE_WORD: Final = b"*"
 #: Case folding as in regular expressions, byte by byte in Latin-1. In UTF-8 strings, only the case of ASCII letters is
 #: ignored.
 _FOLD: Final = latin1_tables()[:256]
 
 
-def _words(text: bytes) -> list[bytes]:
+def words_of(text: bytes) -> list[bytes]:
+    """Split a topic or a routing key."""
     # For the broker, the empty string contains no words, so `*` does not match the empty routing key.
     return text.split(b".") if text else []
 
 
 def _run_matches(run: tuple[bytes, ...], words: list[bytes], start: int) -> bool:
     for expected in run:
-        if expected != words[start] and expected != _ONE_WORD:
+        if expected != words[start] and expected != ONE_WORD:
             return False
         start += 1
     return True
@@ -60,11 +61,11 @@ class Topic:
     def __init__(self, pattern: bytes, ignore_case: bool = False) -> None:
         self.pattern = pattern
         self.ignores_case = ignore_case
-        words = _words(pattern.translate(_FOLD) if ignore_case else pattern)
+        words = words_of(pattern.translate(_FOLD) if ignore_case else pattern)
         runs: list[tuple[bytes, ...]] = []
         run: list[bytes] = []
         for word in words:
-            if word == _ANY_WORDS:
+            if word == ANY_WORDS:
                 runs.append(tuple(run))
                 run = []
             else:
@@ -72,7 +73,7 @@ class Topic:
         self._first = tuple(run) if not runs else runs[0]
         self._last = tuple(run) if runs else None
         self._middle = tuple(part for part in runs[1:] if part)
-        self._least = sum(word != _ANY_WORDS for word in words)
+        self._least = sum(word != ANY_WORDS for word in words)
 
     def matches(self, key: bytes) -> bool:
         """Return True if the routing key matches.
@@ -81,7 +82,7 @@ class Topic:
         """
         if self.ignores_case:
             key = key.translate(_FOLD)
-        words = _words(key)
+        words = words_of(key)
         count = len(words)
         if self._last is None:
             return count == self._least and _run_matches(self._first, words, 0)
