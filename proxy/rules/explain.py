@@ -22,9 +22,9 @@ from proxy.errors import ConfigError, ConfigErrors
 from proxy.relay.vhost import VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
-from proxy.routing.decision import BindingStep, ExchangeStep, FilterStep, OperatorStep, Trace
+from proxy.routing.decision import BindingStep, Decision, ExchangeStep, FilterStep, OperatorStep, Trace
 from proxy.rules import wire
-from proxy.rules.evaluation import PASSED, RoutingResult, decide, mentioned_queues, routing_result, translate_publish
+from proxy.rules.evaluation import PASSED, RoutingResult, decide, evaluate, mentioned_queues
 from proxy.rules.file_tests import Time
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import (
@@ -257,70 +257,58 @@ def explain(
     Raises:
         ConfigErrors: several virtual hosts have the exchange, and the request does not name a virtual host.
     """
-    name = request.message.exchange
-    homes = [
-        vhost
-        for vhost in loaded.rules.vhosts.values()
-        if request.vhost in (None, vhost.vhost) and any(exchange.name == name for exchange in vhost.exchanges)
-    ]
-    if len(homes) > 1:
-        names = ", ".join(sorted(vhost.vhost for vhost in homes))
-        message = f"missing, expected one of {names}: each of these virtual hosts has an exchange {text(name)}"
-        raise ConfigErrors([ConfigError(request.source, 0, "vhost", message)])
-    if not homes:
-        return _outside(loaded, request, at, live)
-    return _evaluated(loaded, homes[0], request.message, request, at, (), live)
+    name, message, trace = _vhost_of(loaded, request), request.message, Trace()
+    vhost, state = loaded.rules.vhosts.get(name, VhostRules(name)), live.get(name)
+    # A copy with empty caches, since publishes use the original's caches.
+    book = loaded.books[name].with_empty_cache() if name in loaded.books else None
 
+    def decision_of(received: DescribedMessage) -> Decision:
+        router = loaded.routers[name]
+        budget = DEFAULT_BUDGET if state is None else state.regex_budget
+        return decide(router, received, at, mentioned_queues(vhost, router) | request.queues, trace, budget)
 
-def _outside(loaded: LoadedRules, request: ExplainRequest, at: float, live: Mapping[str, VhostState]) -> Explanation:
-    """Explain a message to an exchange that no rules file names. The address table may still translate the address."""
-    message, version = request.message, loaded.rules.version
-    name = request.vhost or (next(iter(loaded.books)) if len(loaded.books) == 1 else "/")
-    book, vhost = _book(loaded, name), loaded.rules.vhosts.get(name)
-    if book is not None and vhost is not None:
-        translated = translate_publish(message, vhost, book)
-        lookups = tuple(matching_lookups(book, [Publication(message.exchange, message.facts.routing_key)]))
-        if isinstance(translated, RoutingResult):
-            return Explanation(name, version, at, message, translated, (), (), lookups, wire.translated(message, book))
-        if translated is not None:
-            return _evaluated(loaded, vhost, translated, request, at, lookups, live)
-    nowhere = RoutingResult((), (text(message.exchange),), (), PASSED, None)
-    return Explanation(name, version, at, message, nowhere, (), (), (), wire.translated(message))
-
-
-def _evaluated(
-    loaded: LoadedRules,
-    vhost: VhostRules,
-    message: DescribedMessage,
-    request: ExplainRequest,
-    at: float,
-    lookups: tuple[Lookup, ...],
-    live: Mapping[str, VhostState],
-) -> Explanation:
-    router = loaded.routers[vhost.vhost]
-    trace = Trace()
-    state = live.get(vhost.vhost)
-    budget = DEFAULT_BUDGET if state is None else state.regex_budget
-    decision = decide(router, message, at, mentioned_queues(vhost, router) | request.queues, trace, budget)
-    # A translated message is not looked up again.
-    book = None if lookups else _book(loaded, vhost.vhost)
+    evaluation = evaluate(message, vhost, book, decision_of)
+    decision, redirected = evaluation.decision, evaluation.message is not message
+    if decision is None:
+        leaves = wire.translated(message, None if evaluation.untouched else book)
+    else:
+        context = wire.WireContext(vhost, loaded.routers[name], book, state)
+        leaves = wire.evaluated(context, evaluation.message, decision, message if redirected else None)
     key = message.facts.routing_key
-    context = wire.WireContext(vhost, router, _book(loaded, vhost.vhost), state)
-    leaves = wire.evaluated(context, message, decision, request.message if lookups else None)
-    result = routing_result(decision, vhost, book, key)
-    if book is not None:
+    if decision is None or redirected:
+        wanted = [Publication(message.exchange, key)]
+    else:
         wanted = [Publication(b"", queue) for queue in decision.queues]
         wanted += [Publication(exchange, key) for exchange in decision.exchanges]
-        lookups = tuple(matching_lookups(book, wanted))
-    walk = tuple(trace.exchanges)
-    version = loaded.rules.version
-    return Explanation(vhost.vhost, version, at, request.message, result, decision.matched, walk, lookups, leaves)
+    lookups = () if book is None or evaluation.untouched else tuple(matching_lookups(book, wanted))
+    return Explanation(
+        name,
+        loaded.rules.version,
+        at,
+        message,
+        evaluation.result,
+        () if decision is None else decision.matched,
+        tuple(trace.exchanges),
+        lookups,
+        leaves,
+    )
 
 
-def _book(loaded: LoadedRules, vhost: str) -> AddressBook | None:
-    """Return a copy of a virtual host's address table with empty caches, since publishes use the original's caches."""
-    book = loaded.books.get(vhost)
-    return None if book is None else book.with_empty_cache()
+def _vhost_of(loaded: LoadedRules, request: ExplainRequest) -> str:
+    """Return the virtual host of a message; without its exchange, that of the only address table."""
+    exchange = request.message.exchange
+    homes = [
+        vhost.vhost
+        for vhost in loaded.rules.vhosts.values()
+        if request.vhost in (None, vhost.vhost) and any(rule.name == exchange for rule in vhost.exchanges)
+    ]
+    if len(homes) > 1:
+        names = ", ".join(sorted(homes))
+        message = f"missing, expected one of {names}: each of these virtual hosts has an exchange {text(exchange)}"
+        raise ConfigErrors([ConfigError(request.source, 0, "vhost", message)])
+    if homes:
+        return homes[0]
+    return request.vhost or (next(iter(loaded.books)) if len(loaded.books) == 1 else "/")
 
 
 def explain_address(loaded: LoadedRules, address: bytes, vhost: str | None = None) -> Lookup:

@@ -19,10 +19,9 @@ from proxy.routing.bindings.binding import typed_arguments
 from proxy.routing.bindings.compiled import CompiledBinding, is_regex_key
 from proxy.routing.bindings.patterns import Budget, InvalidPattern, compile_pattern
 from proxy.routing.bindings.routes import STOP
-from proxy.rules.evaluation import decide, mentioned_queues, translate_publish
+from proxy.rules.file_tests import evaluate_tests
 from proxy.rules.lint.satisfiability import always_true, unsatisfiable_reason
 from proxy.rules.loader import LoadedRules
-from proxy.rules.message import DescribedMessage
 from proxy.rules.schema import PackedPlaces, ParsedBinding, ParsedFile, binding_path
 from proxy.values import strings
 from proxy.yamlfile.document import ConfigWarning, Place
@@ -239,14 +238,8 @@ def untested_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[
 
 def _tested(loaded: LoadedRules) -> set[tuple[str, bytes, str]]:
     """Return virtual host, exchange and id of every binding that is true in at least one test."""
-    known = {name: mentioned_queues(vhost, loaded.routers[name]) for name, vhost in loaded.rules.vhosts.items()}
     touched = set()
-    for test in loaded.tests:
-        router, vhost, book = loaded.routers[test.vhost], loaded.rules.vhosts[test.vhost], loaded.books.get(test.vhost)
-        message: object = test.message
-        if test.message.exchange not in router.exchanges:
-            message = None if book is None else translate_publish(test.message, vhost, book)
-        if isinstance(message, DescribedMessage):
-            decision = decide(router, message, test.at or 0.0, known[test.vhost] | test.queues)
-            touched |= {(test.vhost, exchange, ident) for exchange, ident in decision.matched}
+    for test, evaluation in evaluate_tests(loaded.tests, loaded.rules, loaded.routers, loaded.books):
+        if evaluation.decision is not None:
+            touched |= {(test.vhost, exchange, ident) for exchange, ident in evaluation.decision.matched}
     return touched
