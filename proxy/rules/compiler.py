@@ -19,7 +19,7 @@ from proxy.rules.operator_reference import OPERATORS
 from proxy.rules.ruleset import ExchangeRule
 from proxy.rules.schema import OPEN, ParsedBinding, ParsedExchange
 from proxy.values import Table, Value, strings
-from proxy.yamlfile.document import Faults, join
+from proxy.yamlfile.document import Faults
 from proxy.yamlfile.models import short_fault
 
 _MATCH = b"x-match"
@@ -51,7 +51,6 @@ def compile_exchange(parsed: ParsedExchange, faults: Faults) -> Exchange:
 
 def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
     """Find the invalid arguments of a rejected exchange by trying each argument alone, and report them."""
-    path = parsed.fields.at("arguments")
     reported = False
     for name, value in parsed.rule.arguments:
         try:
@@ -59,9 +58,9 @@ def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
         except ProtocolError as error:
             reported = True
             message = f"{text(error.text)} Expected a whole number, 0 or more"
-            faults.error(parsed.argument_place(name), join(path, name.decode()), message)
+            faults.error(*parsed.argument_at(name), message)
     if not reported:
-        faults.error(parsed.fields.place_of("arguments"), path, "these arguments can't be combined")
+        parsed.fields.error("arguments", "these arguments can't be combined")
 
 
 def _bind(exchange: Exchange, parsed: ParsedBinding, owner: ExchangeRule, faults: Faults) -> bool:
@@ -79,7 +78,7 @@ def _reserved(parsed: ParsedBinding, faults: Faults) -> None:
     for key, name in parsed.named_routes():
         fault = short_fault(name)
         if fault:
-            faults.error(parsed.argument_place(key), parsed.argument_path(key), f"seen {fault}")
+            faults.error(*parsed.argument_at(key), f"seen {fault}")
 
 
 def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ExchangeRule, faults: Faults) -> None:
@@ -94,9 +93,8 @@ def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ExchangeR
     refusal = _refusal(owner, binding, b"", match) if match else None
     if refusal:
         reported = True
-        key = _MATCH.decode()
         message = f"seen {_shown(match[0][1])}, expected {_MATCH_TYPES[owner.type]}"
-        faults.error(parsed.argument_place(key), parsed.argument_path(key), message)
+        faults.error(*parsed.argument_at(_MATCH), message)
         match = ()
     for entry in binding.arguments:
         if entry[0] == _MATCH:
@@ -104,8 +102,7 @@ def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ExchangeR
         refusal = _refusal(owner, binding, b"", (*match, entry))
         if refusal:
             reported = True
-            key = entry[0].decode()
-            faults.error(parsed.argument_place(key), parsed.argument_path(key), _reworded(refusal, *entry))
+            faults.error(*parsed.argument_at(entry[0]), _reworded(refusal, *entry))
     if not reported:
         faults.error(parsed.place, parsed.path, text(error.text))
 

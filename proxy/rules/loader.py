@@ -136,7 +136,7 @@ def _compile(
     for name, parsed_files in by_vhost.items():
         check_vhost(parsed_files, faults)
         vhosts[name], routers[name] = _compile_vhost(name, parsed_files, faults)
-        book = address_book([rule for file in parsed_files for rule in file.addresses], vhosts[name].brokers, faults)
+        book = address_book([rule for file in parsed_files for rule in file.addresses], vhosts[name].brokers)
         if book.table:
             books[name] = book
     tests = [test for file in files for test in file.tests]
