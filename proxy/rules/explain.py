@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Annotated, TypeAlias
@@ -182,8 +182,8 @@ class Explanation:
     result: RoutingResult
     matched: tuple[tuple[bytes, str], ...]
     walk: tuple[ExchangeStep, ...]
-    lookups: tuple[Lookup, ...] = ()
-    wire: wire.Wire = field(default_factory=wire.Wire)
+    lookups: tuple[Lookup, ...]
+    wire: wire.Wire
 
 
 _Vhost: TypeAlias = Annotated[str, Expected("the name of a virtual host")]
@@ -258,13 +258,13 @@ def explain(
         ConfigErrors: several virtual hosts have the exchange, and the request does not name a virtual host.
     """
     name, message, trace = _vhost_of(loaded, request), request.message, Trace()
-    vhost, state = loaded.rules.vhosts.get(name, VhostRules(name)), live.get(name)
+    vhost = loaded.rules.vhosts.get(name, VhostRules(name))
     # A copy with empty caches, since publishes use the original's caches.
     book = loaded.books[name].with_empty_cache() if name in loaded.books else None
 
     def decision_of(received: DescribedMessage) -> Decision:
         router = loaded.routers[name]
-        budget = DEFAULT_BUDGET if state is None else state.regex_budget
+        budget = live[name].regex_budget if name in live else DEFAULT_BUDGET
         return decide(router, received, at, mentioned_queues(vhost, router) | request.queues, trace, budget)
 
     evaluation = evaluate(message, vhost, book, decision_of)
@@ -272,8 +272,8 @@ def explain(
     if decision is None:
         leaves = wire.translated(message, None if evaluation.untouched else book)
     else:
-        context = wire.WireContext(vhost, loaded.routers[name], book, state)
-        leaves = wire.evaluated(context, evaluation.message, decision, message if redirected else None)
+        state = wire.publish_state(vhost, loaded.routers[name], book, live.get(name))
+        leaves = wire.evaluated(state, evaluation.message, decision, message if redirected else None)
     key = message.facts.routing_key
     if decision is None or redirected:
         wanted = [Publication(message.exchange, key)]
