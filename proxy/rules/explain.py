@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Annotated, TypeAlias
 
-from proxy.addressing.address import without_password
+from proxy.addressing.address import password_span, without_password
 from proxy.addressing.targets import AddressBook, FailedTranslation, Publication, address_of, publication_at
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.relay.vhost import VhostState
@@ -74,7 +74,8 @@ def look_up(book: AddressBook, address: bytes) -> Lookup:
         return Lookup(shown)
     rule = book.table.rules[translation.rule]
     original = publication_at(address) or Publication(b"", address)
-    secret = _secret(address)
+    span = password_span(address)
+    secret = address[slice(*span)] if span else b""
 
     def hidden(shown: bytes) -> str:
         return text(shown.replace(secret, _HIDDEN.encode()) if secret else shown)
@@ -110,15 +111,6 @@ def _target(book: AddressBook, rule: int, result: bytes | None, original: Public
     link = "" if remote.tls is None else ", TLS" if remote.tls else ", plain"
     user = "" if remote.user is None else f", user {text(remote.user)}"
     return f"{publication} at {remote.label}{link}{user}"
-
-
-def _secret(address: bytes) -> bytes:
-    """Return the password exactly as written in an address; b"" if there is no password."""
-    shown = without_password(address)
-    if shown == address:
-        return b""
-    start = shown.index(b":" + _HIDDEN.encode() + b"@") + 1 if b":***@" in shown else 0
-    return address[start : len(address) - (len(shown) - start - len(_HIDDEN))]
 
 
 def as_lines(lookup: Lookup) -> Iterator[str]:
