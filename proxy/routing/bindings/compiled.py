@@ -116,10 +116,9 @@ class MatchAny(Match):
 class MatchEq(Match):
     """True if the other operators match and the header operators describe the header table exactly."""
 
-    __slots__ = ("_headers", "_rest", "_walk")
+    __slots__ = ("_rest", "_walk")
 
     def __init__(self, headers: Sequence[HeaderOperator], others: Sequence[Operator]) -> None:
-        self._headers: Final = tuple(headers)
         self._walk: Final = _arranged(headers)
         self._rest: Final = MatchAll(tuple(others))
 
@@ -128,7 +127,7 @@ class MatchEq(Match):
 
     @property
     def required(self) -> tuple[IndexKey, ...]:
-        return self._rest.required + _index_keys([operator for operator in self._headers if not operator.optional])
+        return self._rest.required + _index_keys([operator for operator in self._walk if not operator.optional])
 
     @property
     def fact_names(self) -> tuple[FactName, ...]:
@@ -138,10 +137,9 @@ class MatchEq(Match):
 class MatchSet(Match):
     """True if at least `least` header operators match, none mismatches a header, and all other operators match."""
 
-    __slots__ = ("_headers", "_least", "_rest", "_walk")
+    __slots__ = ("_least", "_rest", "_walk")
 
     def __init__(self, headers: Sequence[HeaderOperator], others: Sequence[Operator], least: int) -> None:
-        self._headers: Final = tuple(headers)
         self._walk: Final = _arranged(headers)
         self._rest: Final = MatchAll(tuple(others))
         self._least: Final = least
@@ -153,7 +151,7 @@ class MatchSet(Match):
     def required(self) -> tuple[IndexKey, ...]:
         """Equalities in mandatory operators, including header operators if all of them must match."""
         if self._least >= len(self._walk):
-            return self._rest.required + _index_keys(self._headers)
+            return self._rest.required + _index_keys(self._walk)
         return self._rest.required
 
     @property
