@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.routing.bindings.binding import Binding
+from proxy.routing.bindings.exchange_types import compile_topic
 from proxy.routing.decision import Facts
 from proxy.routing.exchange import Exchange
+from proxy.routing.index import TopicTree
 from proxy.routing.router import Router
 from proxy.values import Value
 from tests.routing.building import NOW, exchange, facts, many, message, queues, to_queue
@@ -151,3 +154,13 @@ def test_found_and_always_visited_bindings_are_put_in_one_order() -> None:
         to_queue("fourth", {"x-order": 400, "x-?rk=": "k"}),
     )
     assert found(made, facts("k", {"a": 1})) == ["first", "second", "third", "fourth"]
+
+
+@pytest.mark.parametrize("hashes", [5, 60])
+def test_many_hashes_do_not_multiply_the_work(hashes: int) -> None:
+    tree = TopicTree()
+    pattern = b".".join([b"#", b"a"] * hashes)
+    entry = compile_topic(to_queue("q", key=pattern.decode()), UTC)
+    tree.add(pattern, entry)
+    assert tree.find(b".".join([b"a"] * 200 + [b"b"])) == []
+    assert tree.find(b".".join([b"a"] * 200)) == [[entry]]
