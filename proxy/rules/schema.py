@@ -21,7 +21,8 @@ from pydantic import ConfigDict, Field
 
 from proxy.garbage import without_collection
 from proxy.routing.bindings.binding import Binding, binding_hash
-from proxy.routing.filters import ARGUMENTS, argument_faults
+from proxy.routing.bindings.exchange_types import OPEN
+from proxy.routing.filters import ALTERNATE, ARGUMENTS, argument_faults
 from proxy.rules.addresses import AddressModel, BrokerModel, ParsedAddress, read_address, read_broker
 from proxy.rules.field_values import SystemZone, read_table, zone
 from proxy.rules.file_tests import FileTestModel, RulesTest, read_test
@@ -57,10 +58,8 @@ from proxy.yamlfile.models import Table as TableModel
 
 T = TypeVar("T")
 
-OPEN: Final = "x-open"
 TYPES = (OPEN, "headers", "topic", "direct", "fanout")
 CARRIER: Final = "carrier"
-ALTERNATE = b"alternate-exchange"
 #: Routing operators that name their destinations.
 NAMED_ROUTES = (b"x-addq-", b"x-adde-", b"x-delq-", b"x-dele-")
 #: Arguments that the proxy itself adds to exchanges and bindings on the broker.

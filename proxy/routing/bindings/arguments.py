@@ -61,7 +61,7 @@ LEAST_ORDER, GREATEST_ORDER = 100, 999_999
 #: Common prefix of all keys of the property family.
 PROPERTY_PREFIX = b"x-?pr"
 
-_X_MATCH = b"x-match"
+X_MATCH = b"x-match"
 _SET = re.compile(rb"set(?: ([+-]?)([0-9]+))?")
 #: A count that no binding reaches. It replaces larger numbers in ``set N``.
 _OUT_OF_REACH = 10**18
@@ -317,11 +317,11 @@ def read_arguments(arguments: Table, draft: Draft) -> str:
     Raises:
         ProtocolError: an argument is not valid; 406 on the channel, with the first error in the specified order.
     """
-    match_type = next((_match_type(value) for key, value in arguments if key == _X_MATCH), "all")
+    match_type = next((_match_type(value) for key, value in arguments if key == X_MATCH), "all")
     if any(value.letter == "A" for _, value in arguments):
         _refuse_lists(arguments, match_type == "any")
     for key, value in arguments:
-        if key == _X_MATCH:
+        if key == X_MATCH:
             continue
         if value.letter == "A":
             for element in cast("tuple[Value, ...]", value.value):

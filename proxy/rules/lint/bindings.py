@@ -22,6 +22,7 @@ from proxy.routing.bindings.routes import STOP
 from proxy.rules.file_tests import evaluate_tests
 from proxy.rules.lint.satisfiability import always_true, unsatisfiable_reason
 from proxy.rules.loader import LoadedRules
+from proxy.rules.message import text
 from proxy.rules.schema import PackedPlaces, ParsedBinding, ParsedFile, binding_path
 from proxy.values import strings
 from proxy.yamlfile.document import ConfigWarning
@@ -174,7 +175,7 @@ def _patterns(parsed: ParsedBinding) -> Iterator[ConfigWarning]:
         for source in strings(value):
             subject = exceeds_match_limit(source)
             if subject is not None:
-                shown = f"{subject[:12].decode('utf-8', 'backslashreplace')}... ({len(subject)} bytes)"
+                shown = f"{text(subject[:12])}... ({len(subject)} bytes)"
                 message = f"this pattern reaches the match limit on {shown}, which counts as no match"
                 yield ConfigWarning(*parsed.argument_at(name), message)
 

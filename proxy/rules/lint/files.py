@@ -11,9 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm
+from proxy.routing.bindings.arguments import X_MATCH
 from proxy.routing.bindings.binding import typed_arguments
+from proxy.routing.bindings.exchange_types import OPEN
+from proxy.routing.filters import ALTERNATE
 from proxy.rules.operator_reference import OPERATORS
-from proxy.rules.schema import ALTERNATE, CARRIER, OPEN, ParsedBinding, ParsedExchange, ParsedFile, ParsedQueue
+from proxy.rules.schema import CARRIER, ParsedBinding, ParsedExchange, ParsedFile, ParsedQueue
 from proxy.values import EXCHANGE, Value
 from proxy.yamlfile.document import Faults, Place
 
@@ -221,7 +224,7 @@ def _clocks(exchange: ParsedExchange, faults: Faults) -> None:
 
 
 def _tests_x_headers(parsed: ParsedBinding) -> bool:
-    match = next((value.value for name, value in parsed.binding.arguments if name == b"x-match"), b"")
+    match = next((value.value for name, value in parsed.binding.arguments if name == X_MATCH), b"")
     return isinstance(match, bytes) and match.endswith(b"-with-x")
 
 
