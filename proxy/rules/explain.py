@@ -37,7 +37,7 @@ from proxy.rules.message import (
     text,
 )
 from proxy.rules.ruleset import VhostRules
-from proxy.yamlfile.document import Faults, Node, Place, read_document
+from proxy.yamlfile.document import Faults, Place, read_document
 from proxy.yamlfile.document import Mapping as MappingNode
 from proxy.yamlfile.models import LISTED, NOTHING, Expected, FileModel, read_model
 
@@ -203,25 +203,17 @@ def read_question(data: bytes, source: str) -> ExplainRequest | AddressRequest:
         ConfigErrors: the text is invalid; all errors are reported.
     """
     faults = Faults()
-    root = _document(data, source, faults)
-    if not isinstance(root, MappingNode) or root.entry("address") is None:
-        return _message(root, source, faults)
-    model = read_model(_AddressModel, root, faults)
-    if model is None or faults.errors:
-        raise ConfigErrors(faults.errors)
-    return AddressRequest(model.address.encode(), model.vhost)
-
-
-def _document(data: bytes, source: str, faults: Faults) -> Node:
     root = read_document(_ESCAPE.sub(_joined, data) if data.lstrip()[:1] == b"{" else data, source, faults)
-    if root is None and not faults.errors:
-        faults.error(Place(source, 0), "", "the file is empty, expected a message: exchange, routing_key, headers, ...")
     if root is None:
+        if not faults.errors:
+            expected = "expected a message: exchange, routing_key, headers, ..."
+            faults.error(Place(source, 0), "", f"the file is empty, {expected}")
         raise ConfigErrors(faults.errors)
-    return root
-
-
-def _message(root: Node, source: str, faults: Faults) -> ExplainRequest:
+    if isinstance(root, MappingNode) and root.entry("address") is not None:
+        asked = read_model(_AddressModel, root, faults)
+        if asked is None or faults.errors:
+            raise ConfigErrors(faults.errors)
+        return AddressRequest(asked.address.encode(), asked.vhost)
     model = read_model(_RequestModel, root, faults)
     message = None if model is None else described_message(model, root, "", faults)
     if model is None or message is None or faults.errors:
