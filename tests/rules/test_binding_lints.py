@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from proxy.cli.check import check_files
 from proxy.cli.findings import Findings
 from proxy.routing.bindings.compiled import CompiledBinding
-from proxy.routing.decision import ExchangeStep, QueueNames
+from proxy.routing.decision import ExchangeStep
 from proxy.routing.exchange import Exchange
-from proxy.routing.message import Message
 from proxy.rules.lint.bindings import exceeds_match_limit, invalid_gotos, redundant, unreachable
-from tests.routing.building import NOW, Plain, to_queue
+from tests.routing.building import Plain, draw_last, message, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
 
 STOP: dict[str, Plain] = {"x-stop-ontrue": ""}
@@ -114,10 +113,10 @@ def test_what_is_said_to_be_in_vain_is(data: st.DataObject) -> None:
             without.bind(one.binding)
     for facts in data.draw(st.lists(messages, min_size=1, max_size=6)):
         step = ExchangeStep(b"xo", "x-open")
-        routed = exchange.route(Message(facts, NOW, QUEUES, lambda _: 0), [], step)
+        routed = exchange.route(message(facts, QUEUES, draw_last), [], step)
         assert not never & {(b"xo", visit.id) for visit in step.visits}
         if vain:
-            assert without.route(Message(facts, NOW, QueueNames(), lambda _: 0), []) == routed
+            assert without.route(message(facts), []) == routed
 
 
 @pytest.fixture
