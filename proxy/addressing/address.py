@@ -122,24 +122,26 @@ def _port(text: bytes) -> int | None:
     return int(number[1])
 
 
-def _scheme_end(address: bytes) -> int:
-    scheme = _SCHEME.match(address)
-    return scheme.end() if scheme else 0
-
-
-def without_password(address: bytes) -> bytes:
-    """Return an address or a translation in which everything that could be a password is masked.
+def password_span(address: bytes) -> tuple[int, int] | None:
+    """Return the start and end of everything that could be a password in an address or a translation.
 
     Accepts any text. If ``parse_address`` would reject the text because of an unescaped slash in the password, the
     password is assumed to end at the last ``@``.
     """
-    start = _scheme_end(address)
+    scheme = _SCHEME.match(address)
+    start = scheme.end() if scheme else 0
     domain = address[start:].partition(b"/")[0]
     if b"@" in domain:
         at = start + domain.rindex(b"@")
     elif domain.startswith(b"[") or _PORT.fullmatch(domain.partition(b":")[2]):
-        return address
+        return None
     else:
         at = max(address.rfind(b"@"), start)
     colon = address.find(b":", start, at)
-    return address if colon < 0 else address[: colon + 1] + _HIDDEN + address[at:]
+    return None if colon < 0 else (colon + 1, at)
+
+
+def without_password(address: bytes) -> bytes:
+    """Return an address or a translation with its password masked."""
+    span = password_span(address)
+    return address if span is None else address[: span[0]] + _HIDDEN + address[span[1] :]

@@ -11,7 +11,6 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from ipaddress import ip_address
 
 from proxy.addressing.address import Address, InvalidAddress, parse_address
 from proxy.addressing.table import (
@@ -22,6 +21,7 @@ from proxy.addressing.table import (
     has_variable_domain,
     with_placeholders,
 )
+from proxy.yamlfile.hosts import is_loopback
 
 _ODD_DOLLAR = re.compile(rb"\$(?![0-9$])")
 _DOLLAR = re.compile(rb"\$\$")
@@ -116,14 +116,6 @@ def _check_domain(
         if near:
             message = f"names a host that is not a configured broker; did you mean the broker {near[0]}?"
             yield Severity.WARNING, "translation", message
-    if address.password is not None and not address.tls and not _is_loopback(address.host):
+    if address.password is not None and not address.tls and not is_loopback(address.host.decode("ascii", "replace")):
         if address.scheme is not None or address.host not in brokers:
             yield Severity.WARNING, "translation", "sends a password in plain text; write amqps://"
-
-
-def _is_loopback(host: bytes) -> bool:
-    text = host.decode("ascii", "replace")
-    try:
-        return ip_address(text).is_loopback
-    except ValueError:
-        return text.lower() == "localhost"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from proxy.addressing.address import Address, InvalidAddress, parse_address, without_password
+from proxy.addressing.address import Address, InvalidAddress, parse_address, password_span
 from proxy.addressing.table import AddressPattern, AddressTable, TranslationTemplate, fixed_domain
 from proxy.values import EXCHANGE, QUEUE, Destination
 
@@ -212,7 +212,7 @@ class AddressBook:
         translation = self.table.translate(address)
         if translation is None:
             return None
-        if b"@" in address and without_password(address) != address:
+        if b"@" in address and password_span(address) is not None:
             self._exposing.setdefault(translation.rule, False)
         return self.resolve(translation.rule, translation.address, publication)
 

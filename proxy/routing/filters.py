@@ -25,10 +25,10 @@ _MAX_DEPTH = b"max-headers-depth"
 _MAX_SIZE = b"max-headers-size"
 _PAYLOAD = frozenset((_MIN_PAYLOAD, _MIN_PAYLOAD + _SILENT, _MAX_PAYLOAD, _MAX_PAYLOAD + _SILENT))
 _HEADERS = {_MAX_DEPTH: 2, _MAX_SIZE: 16384}
-_ALTERNATE = b"alternate-exchange"
+ALTERNATE = b"alternate-exchange"
 _BOUNDS = (*sorted(_PAYLOAD), *sorted(_HEADERS))
 #: Known arguments of an open exchange.
-ARGUMENTS = (_ALTERNATE, *_BOUNDS)
+ARGUMENTS = (ALTERNATE, *_BOUNDS)
 
 #: Types of values that can be sizes. A timestamp can be compared as an integer, but cannot be a size.
 _SIZES = INTEGERS - {"T"}
@@ -142,7 +142,7 @@ def argument_faults(arguments: Table, also_known: Collection[bytes] = ()) -> Ite
         if name not in known:
             yield _unknown(name, known)
             continue
-        if name == _ALTERNATE and value.letter != "S":
+        if name == ALTERNATE and value.letter != "S":
             yield ArgumentFault(name, "seen a value that is not a string, expected the name of an exchange")
         size = value.value
         if name not in _BOUNDS or value.letter not in _SIZES or not isinstance(size, int):

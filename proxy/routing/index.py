@@ -21,11 +21,19 @@ from itertools import chain
 from typing import Final, TypeAlias, cast
 
 from proxy.routing.bindings.compiled import ALWAYS_VISITED, UNDER_EITHER, CompiledBinding
-from proxy.routing.bindings.operators import HEADER, PROPERTY, ROUTING_KEY, TOPIC, IndexKey, canonical
+from proxy.routing.bindings.operators import (
+    ANY_WORDS,
+    HEADER,
+    ONE_WORD,
+    PROPERTY,
+    ROUTING_KEY,
+    TOPIC,
+    IndexKey,
+    canonical,
+    words_of,
+)
 from proxy.routing.message import Message, spelled_integer
 
-_ONE_WORD: Final = b"*"
-_ANY_WORDS: Final = b"#"
 _EXPIRATION: Final = "expiration"
 
 _Bucket: TypeAlias = list[CompiledBinding]
@@ -34,19 +42,19 @@ _Table: TypeAlias = dict[Hashable, CompiledBinding | _Bucket]
 
 
 class _Node:
-    __slots__ = ("any_words", "entries", "one_word", "repeats", "words")
+    __slots__ = ("entries", "following", "repeats")
 
     def __init__(self, repeats: bool = False) -> None:
-        self.words: dict[bytes, _Node] = {}
-        self.one_word: _Node | None = None
-        self.any_words: _Node | None = None
+        #: The next nodes by word of the pattern. A wildcard also matches the routing key's word that is equal to it, so
+        #: the words of patterns and of routing keys need not be distinguished.
+        self.following: dict[bytes, _Node] = {}
         self.entries: _Bucket = []
         #: Whether the node follows `#`, so that every further word leads to the same node.
         self.repeats = repeats
 
     @property
     def is_empty(self) -> bool:
-        return not (self.words or self.entries or self.one_word or self.any_words)
+        return not (self.following or self.entries)
 
 
 class TopicTree:
@@ -62,73 +70,48 @@ class TopicTree:
 
     def add(self, pattern: bytes, entry: CompiledBinding) -> None:
         node = self._root
-        for word in _words(pattern):
-            node = _child(node, word)
+        for word in words_of(pattern):
+            child = node.following.get(word)
+            if child is None:
+                child = node.following[word] = _Node(repeats=word == ANY_WORDS)
+            node = child
         insort(node.entries, entry)
 
     def remove(self, pattern: bytes, entry: CompiledBinding) -> None:
         """Remove an entry, and the nodes that no other entry needs."""
         path = [self._root]
-        words = _words(pattern)
+        words = words_of(pattern)
         for word in words:
-            path.append(_child(path[-1], word))
+            path.append(path[-1].following[word])
         entries = path[-1].entries
         del entries[bisect_left(entries, entry)]
         for word, parent, child in reversed(list(zip(words, path, path[1:], strict=False))):
             if not child.is_empty:
                 break
-            _cut(parent, word)
+            del parent.following[word]
 
     def find(self, key: bytes) -> list[_Bucket]:
         places = _with_skipped({self._root: None})
-        for word in _words(key):
+        for word in words_of(key):
             following: dict[_Node, None] = {}
             for node in places:
                 if node.repeats:
                     following[node] = None
-                if (child := node.words.get(word)) is not None:
+                if (child := node.following.get(word)) is not None:
                     following[child] = None
-                if node.one_word is not None:
-                    following[node.one_word] = None
+                if (child := node.following.get(ONE_WORD)) is not None:
+                    following[child] = None
             places = _with_skipped(following)
         return [node.entries for node in places if node.entries]
-
-
-def _words(text: bytes) -> list[bytes]:
-    return text.split(b".") if text else []
-
-
-def _child(node: _Node, word: bytes) -> _Node:
-    if word == _ONE_WORD:
-        if node.one_word is None:
-            node.one_word = _Node()
-        return node.one_word
-    if word == _ANY_WORDS:
-        if node.any_words is None:
-            node.any_words = _Node(repeats=True)
-        return node.any_words
-    child = node.words.get(word)
-    if child is None:
-        child = node.words[word] = _Node()
-    return child
-
-
-def _cut(node: _Node, word: bytes) -> None:
-    if word == _ONE_WORD:
-        node.one_word = None
-    elif word == _ANY_WORDS:
-        node.any_words = None
-    else:
-        del node.words[word]
 
 
 def _with_skipped(places: dict[_Node, None]) -> dict[_Node, None]:
     """Add the nodes that are reached if the next `#` wildcards match no words."""
     for node in list(places):
-        following = node.any_words
+        following = node.following.get(ANY_WORDS)
         while following is not None and following not in places:
             places[following] = None
-            following = following.any_words
+            following = following.following.get(ANY_WORDS)
     return places
 
 

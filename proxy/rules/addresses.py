@@ -25,6 +25,7 @@ from proxy.yamlfile.document import Faults, Node, Scalar, join
 from proxy.yamlfile.hosts import HostPort
 from proxy.yamlfile.models import (
     LISTED,
+    MAX_SHORT_BYTES,
     NOTHING,
     Address,
     Duration,
@@ -120,30 +121,28 @@ def read_address(node: Node, path: str, faults: Faults) -> ParsedAddress | None:
     return ParsedAddress(keys, AddressRule(model.pattern.encode(), model.translation.encode(), model.name or "", hosts))
 
 
-def address_book(rules: Sequence[ParsedAddress], brokers: Iterable[BrokerRule], faults: Faults) -> AddressBook:
+def address_book(rules: Sequence[ParsedAddress], brokers: Iterable[BrokerRule]) -> AddressBook:
     """Compile the address table of one virtual host and report its errors and warnings."""
     names = [broker.name for broker in brokers]
     table = AddressTable([parsed.rule for parsed in rules])
     findings = check(table, names)
     for finding in findings:
         fields = rules[finding.rule].fields
-        report = faults.error if finding.severity is Severity.ERROR else faults.warn
+        report = fields.error if finding.severity is Severity.ERROR else fields.warn
         message = finding.message
         if finding.other is not None:
             place = rules[finding.other].fields.place
             message += f"; rule {finding.other} is in {located(place.source, place.line)}"
-        report(fields.place_of(finding.key), fields.at(finding.key), message)
+        report(finding.key, message)
     wrong = {finding.rule for finding in findings if finding.severity is Severity.ERROR}
     book = AddressBook(table, names)
     for index, parsed in enumerate(rules):
         reason = "" if index in wrong else book.certain_failure(index)
         if reason:
-            message = f"the translation fails for every address: {reason}"
-            faults.warn(parsed.fields.place_of("translation"), parsed.fields.at("translation"), message)
+            parsed.fields.warn("translation", f"the translation fails for every address: {reason}")
     return book
 
 
-_LONGEST_NAME = 255
 #: Keys whose values can be verified only on the sidecar's host.
 _JUDGED_LATER = ("address", "password_env", "password_file")
 _TLS_FILES = ("ca", "certificate", "key")
@@ -154,7 +153,7 @@ def read_broker(name: Scalar, node: Node, faults: Faults) -> BrokerRule | None:
     path = join("brokers", name.text)
     warn_of_variables(node, path, faults)
     model = read_model(BrokerModel, node, faults, path)
-    if not name.text or any(sign in name.text for sign in "/:@[]~") or len(name.text.encode()) > _LONGEST_NAME:
+    if not name.text or any(sign in name.text for sign in "/:@[]~") or len(name.text.encode()) > MAX_SHORT_BYTES:
         faults.error(name.place, path, "a broker's name is used as a host: it must not contain / : @ [ ] ~")
         return None
     if model is None:
@@ -202,10 +201,9 @@ def _credentials(fields: Keys, address: HostPort, tls: bool) -> None:
         fields.error("username", "a username without password, password_env or password_file")
     if "password" in fields and not address.loopback:
         message = "a password in plain text, for a broker that is not on loopback: use password_env or password_file"
-        fields.faults.warn(fields.place_of("password"), fields.at("password"), message)
+        fields.warn("password", message)
     if sources and not tls and not address.loopback:
-        message = "without tls the password is sent in plain text"
-        fields.faults.warn(fields.place_of("address"), fields.at("address"), message)
+        fields.warn("address", "without tls the password is sent in plain text")
 
 
 def check_brokers(brokers: Sequence[BrokerRule], faults: Faults) -> None:

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from proxy.addressing.targets import AddressBook
 from proxy.routing.decision import Decision, QueueNames
-from proxy.rules.evaluation import PASSED, RoutingResult, routing_result, translate_publish
+from proxy.rules.evaluation import Evaluation, RoutingResult, evaluate
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage, text
+from proxy.rules.ruleset import VhostRules
 
 #: Maximum number of exchanges with separate counts, and maximum number of kinds of difference with an example. All
 #: others are counted together.
@@ -55,27 +55,21 @@ class ComparedRules:
         """Return True if these rules may affect publishes to an exchange."""
         return vhost in self._books or exchange in self._named.get(vhost, ())
 
-    def judge(self, seen: ObservedPublish, decision: Decision | None = None) -> tuple[RoutingResult, Decision | None]:
-        """Return the result for a publish, and the decision (None if no exchange was evaluated).
+    def judge(self, seen: ObservedPublish, decision: Decision | None = None) -> Evaluation:
+        """Evaluate these rules for a publish.
 
         Args:
             decision: the decision for the publish, if already known.
         """
-        message, name = seen.message, seen.vhost
-        rules = self.loaded.rules.vhosts.get(name)
-        untouched = RoutingResult((), (text(message.exchange),), (), PASSED, None)
-        if rules is None:
-            return untouched, None
-        book: AddressBook | None = self._books.get(name)
-        if message.exchange not in self._named[name]:
-            translated = None if book is None else translate_publish(message, rules, book)
-            if not isinstance(translated, DescribedMessage):
-                return translated or untouched, None
-            message, book = translated, None
-        if decision is None:
-            router = self.loaded.routers[name]
-            decision = router.decide(message.exchange, message.facts, seen.at, seen.queues, _first)
-        return routing_result(decision, rules, book, message.facts.routing_key), decision
+        name = seen.vhost
+
+        def decision_of(message: DescribedMessage) -> Decision:
+            if decision is not None:
+                return decision
+            return self.loaded.routers[name].decide(message.exchange, message.facts, seen.at, seen.queues, _first)
+
+        vhost = self.loaded.rules.vhosts.get(name, VhostRules(name))
+        return evaluate(seen.message, vhost, self._books.get(name), decision_of)
 
 
 @dataclass(slots=True)
@@ -114,17 +108,16 @@ class RulesComparison:
         Args:
             example: returns the fields of the publish that may be shown.
         """
-        live, live_decision = self.live.judge(seen, seen.decision)
-        candidate, candidate_decision = self.candidate.judge(seen)
-        decisions = live_decision, candidate_decision
+        evaluations = self.live.judge(seen, seen.decision), self.candidate.judge(seen)
+        decisions = [evaluation.decision for evaluation in evaluations]
         counts = self._counts(seen)
-        if candidate_decision is not None:
-            self._matches.update(candidate_decision.matched)
+        if decisions[1] is not None:
+            self._matches.update(decisions[1].matched)
         if any(decision is not None and not decision.keep and not decision.unchecked for decision in decisions):
             counts.random += 1
             return
         counts.compared += 1
-        live, candidate = _comparable(live), _comparable(candidate)
+        live, candidate = (_comparable(evaluation.result) for evaluation in evaluations)
         if live == candidate:
             counts.equal += 1
             return

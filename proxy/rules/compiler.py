@@ -10,18 +10,20 @@ import difflib
 from collections.abc import Hashable
 
 from proxy.errors import ProtocolError
+from proxy.routing.bindings.arguments import X_MATCH
 from proxy.routing.bindings.binding import Binding
+from proxy.routing.bindings.exchange_types import OPEN
+from proxy.routing.bindings.operators import TEXT_PROPERTIES
 from proxy.routing.bindings.patterns import why_invalid
 from proxy.routing.exchange import Exchange
-from proxy.rules.message import PROPERTIES, TEXT_PROPERTIES, text
+from proxy.rules.message import PROPERTIES, text
 from proxy.rules.operator_reference import OPERATORS
 from proxy.rules.ruleset import ExchangeRule
-from proxy.rules.schema import OPEN, ParsedBinding, ParsedExchange
+from proxy.rules.schema import ParsedBinding, ParsedExchange
 from proxy.values import Table, Value, strings
-from proxy.yamlfile.document import Faults, join
+from proxy.yamlfile.document import Faults
 from proxy.yamlfile.models import short_fault
 
-_MATCH = b"x-match"
 #: Valid values of x-match by exchange type.
 _MATCH_TYPES = {
     OPEN: "all, any, eq, set or set N with a whole number N",
@@ -50,7 +52,6 @@ def compile_exchange(parsed: ParsedExchange, faults: Faults) -> Exchange:
 
 def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
     """Find the invalid arguments of a rejected exchange by trying each argument alone, and report them."""
-    path = parsed.fields.at("arguments")
     reported = False
     for name, value in parsed.rule.arguments:
         try:
@@ -58,9 +59,9 @@ def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
         except ProtocolError as error:
             reported = True
             message = f"{text(error.text)} Expected a whole number, 0 or more"
-            faults.error(parsed.argument_place(name), join(path, name.decode()), message)
+            faults.error(*parsed.argument_at(name), message)
     if not reported:
-        faults.error(parsed.fields.place_of("arguments"), path, "these arguments can't be combined")
+        parsed.fields.error("arguments", "these arguments can't be combined")
 
 
 def _bind(exchange: Exchange, parsed: ParsedBinding, owner: ExchangeRule, faults: Faults) -> bool:
@@ -78,7 +79,7 @@ def _reserved(parsed: ParsedBinding, faults: Faults) -> None:
     for key, name in parsed.named_routes():
         fault = short_fault(name)
         if fault:
-            faults.error(parsed.argument_place(key), parsed.argument_path(key), f"seen {fault}")
+            faults.error(*parsed.argument_at(key), f"seen {fault}")
 
 
 def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ExchangeRule, faults: Faults) -> None:
@@ -89,22 +90,20 @@ def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ExchangeR
         reported = True
         message = f"{text(error.text)}: it must be empty for type {owner.type}"
         faults.error(parsed.key_place, f"{parsed.path}.routing_key", message)
-    match = tuple(entry for entry in binding.arguments if entry[0] == _MATCH)
+    match = tuple(entry for entry in binding.arguments if entry[0] == X_MATCH)
     refusal = _refusal(owner, binding, b"", match) if match else None
     if refusal:
         reported = True
-        key = _MATCH.decode()
         message = f"seen {_shown(match[0][1])}, expected {_MATCH_TYPES[owner.type]}"
-        faults.error(parsed.argument_place(key), parsed.argument_path(key), message)
+        faults.error(*parsed.argument_at(X_MATCH), message)
         match = ()
     for entry in binding.arguments:
-        if entry[0] == _MATCH:
+        if entry[0] == X_MATCH:
             continue
         refusal = _refusal(owner, binding, b"", (*match, entry))
         if refusal:
             reported = True
-            key = entry[0].decode()
-            faults.error(parsed.argument_place(key), parsed.argument_path(key), _reworded(refusal, *entry))
+            faults.error(*parsed.argument_at(entry[0]), _reworded(refusal, *entry))
     if not reported:
         faults.error(parsed.place, parsed.path, text(error.text))
 
@@ -147,17 +146,13 @@ def _unknown(key: str, value: Value) -> str:
         return f'seen {head} without a name, expected "{head} NAME" with the name of a {named} after one blank'
     if blank and not named:
         return f"seen a name after {head}, expected {head} without a name"
-    return f"seen {_shown(value)}, expected {_expected(head)}"
-
-
-def _expected(head: str) -> str:
-    return OPERATORS[head].expected
+    return f"seen {_shown(value)}, expected {OPERATORS[head].expected}"
 
 
 def _property(key: str, value: Value) -> str:
     head, _, rest = key.partition(" ")
     if head.endswith("ex"):
-        return f"seen {_shown(value)}, expected {_expected(head)}"
+        return f"seen {_shown(value)}, expected {OPERATORS[head].expected}"
     if rest not in PROPERTIES:
         near = difflib.get_close_matches(rest, PROPERTIES, 1, 0.75)
         return f"there is no property {_quoted(rest.encode())}" + (
@@ -185,6 +180,6 @@ def _shown(value: Value) -> str:
     return f"the number {value.value}"
 
 
-def _quoted(text: bytes) -> str:
-    shown = text.decode("utf-8", "backslashreplace")
+def _quoted(name: bytes) -> str:
+    shown = text(name)
     return f'"{shown if len(shown) <= 60 else shown[:57] + "..."}"'

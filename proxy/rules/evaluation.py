@@ -6,7 +6,7 @@ Applies the decision, the address table, the alternate exchange and ``unmatched:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from proxy.addressing.targets import AddressBook, FailedTranslation, Publication
@@ -49,6 +49,26 @@ class RoutingResult:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What the rules and the address table do with a message.
+
+    Args:
+        message: the message as the evaluated exchange receives it: after a translation, another object than the
+            original message.
+        decision: None if no exchange is evaluated.
+    """
+
+    message: DescribedMessage
+    result: RoutingResult
+    decision: Decision | None = None
+
+    @property
+    def untouched(self) -> bool:
+        """True if neither the rules nor the address table apply to the message."""
+        return self.decision is None and self.result.outcome == PASSED
+
+
 def mentioned_queues(vhost: VhostRules, router: Router) -> frozenset[bytes]:
     """Return the queues named by a virtual host's rules. Without a broker, regex routes choose among these queues."""
     queues = {queue.name for queue in vhost.queues}
@@ -70,8 +90,30 @@ def decide(
     return router.decide(message.exchange, message.facts, at, names, lambda _: 0, trace, regex_budget)
 
 
-def routing_result(
-    decision: Decision, vhost: VhostRules, book: AddressBook | None = None, routing_key: bytes = b""
+def evaluate(
+    message: DescribedMessage,
+    vhost: VhostRules,
+    book: AddressBook | None,
+    decision_of: Callable[[DescribedMessage], Decision],
+) -> Evaluation:
+    """Apply the address table and the rules to a message. A translated message is not translated again.
+
+    Args:
+        decision_of: evaluates the rules for a message.
+    """
+    if all(exchange.name != message.exchange for exchange in vhost.exchanges):
+        translated = None if book is None else _translate_publish(message, vhost, book)
+        if translated is None:
+            return Evaluation(message, RoutingResult((), (text(message.exchange),), (), PASSED, None))
+        if isinstance(translated, RoutingResult):
+            return Evaluation(message, translated)
+        message, book = translated, None
+    decision = decision_of(message)
+    return Evaluation(message, _routing_result(decision, vhost, book, message.facts.routing_key), decision)
+
+
+def _routing_result(
+    decision: Decision, vhost: VhostRules, book: AddressBook | None, routing_key: bytes
 ) -> RoutingResult:
     """Apply the address table, the alternate exchange and ``unmatched: pass`` to a decision."""
     rule = next(exchange for exchange in vhost.exchanges if exchange.name == decision.exchange)
@@ -96,7 +138,7 @@ def routing_result(
     )
 
 
-def translate_publish(
+def _translate_publish(
     message: DescribedMessage, vhost: VhostRules, book: AddressBook
 ) -> DescribedMessage | RoutingResult | None:
     """Look up a publish in the address table if the sidecar does not evaluate its exchange.

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Annotated, TypeAlias
 
-from proxy.addressing.address import without_password
+from proxy.addressing.address import password_span, without_password
 from proxy.addressing.targets import AddressBook, FailedTranslation, Publication, address_of, publication_at
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.relay.vhost import VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
-from proxy.routing.decision import BindingStep, ExchangeStep, FilterStep, OperatorStep, Trace
+from proxy.routing.decision import BindingStep, Decision, ExchangeStep, FilterStep, OperatorStep, Trace
 from proxy.rules import wire
-from proxy.rules.evaluation import PASSED, RoutingResult, decide, mentioned_queues, routing_result, translate_publish
+from proxy.rules.evaluation import PASSED, RoutingResult, decide, evaluate, mentioned_queues
 from proxy.rules.file_tests import Time
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import (
@@ -37,7 +37,7 @@ from proxy.rules.message import (
     text,
 )
 from proxy.rules.ruleset import VhostRules
-from proxy.yamlfile.document import Faults, Node, Place, read_document
+from proxy.yamlfile.document import Faults, Place, read_document
 from proxy.yamlfile.document import Mapping as MappingNode
 from proxy.yamlfile.models import LISTED, NOTHING, Expected, FileModel, read_model
 
@@ -74,7 +74,8 @@ def look_up(book: AddressBook, address: bytes) -> Lookup:
         return Lookup(shown)
     rule = book.table.rules[translation.rule]
     original = publication_at(address) or Publication(b"", address)
-    secret = _secret(address)
+    span = password_span(address)
+    secret = address[slice(*span)] if span else b""
 
     def hidden(shown: bytes) -> str:
         return text(shown.replace(secret, _HIDDEN.encode()) if secret else shown)
@@ -110,15 +111,6 @@ def _target(book: AddressBook, rule: int, result: bytes | None, original: Public
     link = "" if remote.tls is None else ", TLS" if remote.tls else ", plain"
     user = "" if remote.user is None else f", user {text(remote.user)}"
     return f"{publication} at {remote.label}{link}{user}"
-
-
-def _secret(address: bytes) -> bytes:
-    """Return the password exactly as written in an address; b"" if there is no password."""
-    shown = without_password(address)
-    if shown == address:
-        return b""
-    start = shown.index(b":" + _HIDDEN.encode() + b"@") + 1 if b":***@" in shown else 0
-    return address[start : len(address) - (len(shown) - start - len(_HIDDEN))]
 
 
 def as_lines(lookup: Lookup) -> Iterator[str]:
@@ -182,8 +174,8 @@ class Explanation:
     result: RoutingResult
     matched: tuple[tuple[bytes, str], ...]
     walk: tuple[ExchangeStep, ...]
-    lookups: tuple[Lookup, ...] = ()
-    wire: wire.Wire = field(default_factory=wire.Wire)
+    lookups: tuple[Lookup, ...]
+    wire: wire.Wire
 
 
 _Vhost: TypeAlias = Annotated[str, Expected("the name of a virtual host")]
@@ -211,25 +203,17 @@ def read_question(data: bytes, source: str) -> ExplainRequest | AddressRequest:
         ConfigErrors: the text is invalid; all errors are reported.
     """
     faults = Faults()
-    root = _document(data, source, faults)
-    if not isinstance(root, MappingNode) or root.entry("address") is None:
-        return _message(root, source, faults)
-    model = read_model(_AddressModel, root, faults)
-    if model is None or faults.errors:
-        raise ConfigErrors(faults.errors)
-    return AddressRequest(model.address.encode(), model.vhost)
-
-
-def _document(data: bytes, source: str, faults: Faults) -> Node:
     root = read_document(_ESCAPE.sub(_joined, data) if data.lstrip()[:1] == b"{" else data, source, faults)
-    if root is None and not faults.errors:
-        faults.error(Place(source, 0), "", "the file is empty, expected a message: exchange, routing_key, headers, ...")
     if root is None:
+        if not faults.errors:
+            expected = "expected a message: exchange, routing_key, headers, ..."
+            faults.error(Place(source, 0), "", f"the file is empty, {expected}")
         raise ConfigErrors(faults.errors)
-    return root
-
-
-def _message(root: Node, source: str, faults: Faults) -> ExplainRequest:
+    if isinstance(root, MappingNode) and root.entry("address") is not None:
+        asked = read_model(_AddressModel, root, faults)
+        if asked is None or faults.errors:
+            raise ConfigErrors(faults.errors)
+        return AddressRequest(asked.address.encode(), asked.vhost)
     model = read_model(_RequestModel, root, faults)
     message = None if model is None else described_message(model, root, "", faults)
     if model is None or message is None or faults.errors:
@@ -257,70 +241,58 @@ def explain(
     Raises:
         ConfigErrors: several virtual hosts have the exchange, and the request does not name a virtual host.
     """
-    name = request.message.exchange
-    homes = [
-        vhost
-        for vhost in loaded.rules.vhosts.values()
-        if request.vhost in (None, vhost.vhost) and any(exchange.name == name for exchange in vhost.exchanges)
-    ]
-    if len(homes) > 1:
-        names = ", ".join(sorted(vhost.vhost for vhost in homes))
-        message = f"missing, expected one of {names}: each of these virtual hosts has an exchange {text(name)}"
-        raise ConfigErrors([ConfigError(request.source, 0, "vhost", message)])
-    if not homes:
-        return _outside(loaded, request, at, live)
-    return _evaluated(loaded, homes[0], request.message, request, at, (), live)
+    name, message, trace = _vhost_of(loaded, request), request.message, Trace()
+    vhost = loaded.rules.vhosts.get(name, VhostRules(name))
+    # A copy with empty caches, since publishes use the original's caches.
+    book = loaded.books[name].with_empty_cache() if name in loaded.books else None
 
+    def decision_of(received: DescribedMessage) -> Decision:
+        router = loaded.routers[name]
+        budget = live[name].regex_budget if name in live else DEFAULT_BUDGET
+        return decide(router, received, at, mentioned_queues(vhost, router) | request.queues, trace, budget)
 
-def _outside(loaded: LoadedRules, request: ExplainRequest, at: float, live: Mapping[str, VhostState]) -> Explanation:
-    """Explain a message to an exchange that no rules file names. The address table may still translate the address."""
-    message, version = request.message, loaded.rules.version
-    name = request.vhost or (next(iter(loaded.books)) if len(loaded.books) == 1 else "/")
-    book, vhost = _book(loaded, name), loaded.rules.vhosts.get(name)
-    if book is not None and vhost is not None:
-        translated = translate_publish(message, vhost, book)
-        lookups = tuple(matching_lookups(book, [Publication(message.exchange, message.facts.routing_key)]))
-        if isinstance(translated, RoutingResult):
-            return Explanation(name, version, at, message, translated, (), (), lookups, wire.translated(message, book))
-        if translated is not None:
-            return _evaluated(loaded, vhost, translated, request, at, lookups, live)
-    nowhere = RoutingResult((), (text(message.exchange),), (), PASSED, None)
-    return Explanation(name, version, at, message, nowhere, (), (), (), wire.translated(message))
-
-
-def _evaluated(
-    loaded: LoadedRules,
-    vhost: VhostRules,
-    message: DescribedMessage,
-    request: ExplainRequest,
-    at: float,
-    lookups: tuple[Lookup, ...],
-    live: Mapping[str, VhostState],
-) -> Explanation:
-    router = loaded.routers[vhost.vhost]
-    trace = Trace()
-    state = live.get(vhost.vhost)
-    budget = DEFAULT_BUDGET if state is None else state.regex_budget
-    decision = decide(router, message, at, mentioned_queues(vhost, router) | request.queues, trace, budget)
-    # A translated message is not looked up again.
-    book = None if lookups else _book(loaded, vhost.vhost)
+    evaluation = evaluate(message, vhost, book, decision_of)
+    decision, redirected = evaluation.decision, evaluation.message is not message
+    if decision is None:
+        leaves = wire.translated(message, None if evaluation.untouched else book)
+    else:
+        state = wire.publish_state(vhost, loaded.routers[name], book, live.get(name))
+        leaves = wire.evaluated(state, evaluation.message, decision, message if redirected else None)
     key = message.facts.routing_key
-    context = wire.WireContext(vhost, router, _book(loaded, vhost.vhost), state)
-    leaves = wire.evaluated(context, message, decision, request.message if lookups else None)
-    result = routing_result(decision, vhost, book, key)
-    if book is not None:
+    if decision is None or redirected:
+        wanted = [Publication(message.exchange, key)]
+    else:
         wanted = [Publication(b"", queue) for queue in decision.queues]
         wanted += [Publication(exchange, key) for exchange in decision.exchanges]
-        lookups = tuple(matching_lookups(book, wanted))
-    walk = tuple(trace.exchanges)
-    version = loaded.rules.version
-    return Explanation(vhost.vhost, version, at, request.message, result, decision.matched, walk, lookups, leaves)
+    lookups = () if book is None or evaluation.untouched else tuple(matching_lookups(book, wanted))
+    return Explanation(
+        name,
+        loaded.rules.version,
+        at,
+        message,
+        evaluation.result,
+        () if decision is None else decision.matched,
+        tuple(trace.exchanges),
+        lookups,
+        leaves,
+    )
 
 
-def _book(loaded: LoadedRules, vhost: str) -> AddressBook | None:
-    """Return a copy of a virtual host's address table with empty caches, since publishes use the original's caches."""
-    book = loaded.books.get(vhost)
-    return None if book is None else book.with_empty_cache()
+def _vhost_of(loaded: LoadedRules, request: ExplainRequest) -> str:
+    """Return the virtual host of a message; without its exchange, that of the only address table."""
+    exchange = request.message.exchange
+    homes = [
+        vhost.vhost
+        for vhost in loaded.rules.vhosts.values()
+        if request.vhost in (None, vhost.vhost) and any(rule.name == exchange for rule in vhost.exchanges)
+    ]
+    if len(homes) > 1:
+        names = ", ".join(sorted(homes))
+        message = f"missing, expected one of {names}: each of these virtual hosts has an exchange {text(exchange)}"
+        raise ConfigErrors([ConfigError(request.source, 0, "vhost", message)])
+    if homes:
+        return homes[0]
+    return request.vhost or (next(iter(loaded.books)) if len(loaded.books) == 1 else "/")
 
 
 def explain_address(loaded: LoadedRules, address: bytes, vhost: str | None = None) -> Lookup:

@@ -17,9 +17,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from proxy.values import Table, Value
 from proxy.yamlfile.document import Faults, Mapping, Node, Place, Plain, Scalar, Sequence, describe, join, resolve
+from proxy.yamlfile.models import MAX_SHORT_BYTES
 
-#: AMQP 0-9-1 spec, 4.2.5.3: the name of a table entry is a short string.
-MAX_NAME_BYTES = 255
 _INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
 _NO_VALUE = "no value; put a value in quotes if it begins with one of # * & ! | > % @ `; write null for the value void"
@@ -48,8 +47,8 @@ def read_table(node: Mapping, path: str, faults: Faults) -> Table:
 
 def _entry(key: Scalar, node: Node) -> tuple[bytes, Value]:
     name = key.text.encode()
-    if len(name) > MAX_NAME_BYTES:
-        raise _RefusedError(key.place, f"seen a key of {len(name)} bytes, expected at most {MAX_NAME_BYTES}")
+    if len(name) > MAX_SHORT_BYTES:
+        raise _RefusedError(key.place, f"seen a key of {len(name)} bytes, expected at most {MAX_SHORT_BYTES}")
     return name, _scalar(node) if isinstance(node, Scalar) else _container(node)
 
 

@@ -6,8 +6,9 @@ Regex routes choose among the queues named by the rules or the test.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
@@ -15,13 +16,7 @@ from pydantic import Field
 from proxy.addressing.targets import AddressBook
 from proxy.errors import located
 from proxy.routing.router import Router
-from proxy.rules.evaluation import (
-    RoutingResult,
-    decide,
-    mentioned_queues,
-    routing_result,
-    translate_publish,
-)
+from proxy.rules.evaluation import Evaluation, RoutingResult, decide, evaluate, mentioned_queues
 from proxy.rules.field_values import instant
 from proxy.rules.message import DescribedMessage, MessageModel, described_message, text
 from proxy.rules.ruleset import Rules
@@ -105,41 +100,33 @@ def read_test(node: Node, path: str, vhost: str, faults: Faults) -> RulesTest | 
     return RulesTest(model.name, node.place, path, vhost, message, model.at, queues, model.expect)
 
 
+def evaluate_tests(
+    tests: Iterable[RulesTest], rules: Rules, routers: Mapping[str, Router], books: Mapping[str, AddressBook]
+) -> Iterator[tuple[RulesTest, Evaluation]]:
+    """Evaluate the rules for the messages of tests. A test without a time is evaluated at the epoch."""
+    known = {name: mentioned_queues(vhost, routers[name]) for name, vhost in rules.vhosts.items()}
+    for test in tests:
+        router, queues = routers[test.vhost], known[test.vhost] | test.queues
+        decision_of = partial(decide, router, at=test.at or 0.0, queues=queues)
+        yield test, evaluate(test.message, rules.vhosts[test.vhost], books.get(test.vhost), decision_of)
+
+
 def check_tests(
     tests: Iterable[RulesTest], rules: Rules, routers: Mapping[str, Router], books: Mapping[str, AddressBook]
 ) -> list[TestFailure]:
     """Run tests against the rules; return the failed tests, in file order."""
-    known = {name: mentioned_queues(vhost, routers[name]) for name, vhost in rules.vhosts.items()}
     failures = []
-    for test in tests:
-        differences = _differences(test, rules, routers, books.get(test.vhost), known)
+    for test, evaluation in evaluate_tests(tests, rules, routers, books):
+        exchange = evaluation.message.exchange
+        if evaluation.untouched:
+            differences: tuple[str, ...] = (f"publishes to {text(exchange)}, which no rules file names",)
+        elif evaluation.decision is not None and test.at is None and routers[test.vhost].interest(exchange).clock:
+            differences = ("the rules depend on the clock, so the test needs the key `at`",)
+        else:
+            differences = compare(evaluation.result, test.expected)
         if differences:
             failures.append(TestFailure(test, differences))
     return failures
-
-
-def _differences(
-    test: RulesTest,
-    rules: Rules,
-    routers: Mapping[str, Router],
-    book: AddressBook | None,
-    known: Mapping[str, frozenset[bytes]],
-) -> tuple[str, ...]:
-    vhost = rules.vhosts[test.vhost]
-    message = test.message
-    if all(exchange.name != message.exchange for exchange in vhost.exchanges):
-        translated = None if book is None else translate_publish(message, vhost, book)
-        if isinstance(translated, RoutingResult):
-            return compare(translated, test.expected)
-        if translated is None:
-            return (f"publishes to {text(message.exchange)}, which no rules file names",)
-        message, book = translated, None
-    router = routers[test.vhost]
-    if test.at is None and router.interest(message.exchange).clock:
-        return ("the rules depend on the clock, so the test needs the key `at`",)
-    queues = known[test.vhost] | test.queues
-    decision = decide(router, message, test.at or 0.0, queues)
-    return compare(routing_result(decision, vhost, book, message.facts.routing_key), test.expected)
 
 
 def compare(result: RoutingResult, expected: ExpectationModel) -> tuple[str, ...]:

@@ -17,9 +17,10 @@ from typing import cast
 
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.routing.bindings.compiled import CompiledBinding
+from proxy.routing.bindings.exchange_types import OPEN
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.message import text
-from proxy.rules.schema import OPEN, TYPES
+from proxy.rules.schema import TYPES
 from proxy.values import RESERVED_PREFIXES
 from proxy.yamlfile.document import ConfigWarning, Place
 

@@ -52,19 +52,17 @@ class LoadedRules:
         return check_tests(self.tests, self.rules, self.routers, self.books)
 
 
-#: Receives the parsed files and the rules compiled from them.
+#: Receives the parsed files, with positions, and the rules compiled from them. The files are valid only in the call.
 CompiledHook: TypeAlias = Callable[[Sequence[ParsedFile], LoadedRules], None]
 #: Reads a test file.
 TestsReader: TypeAlias = Callable[[Path], bytes]
 
 
-def load_rules(paths: Iterable[Path], on_compiled: CompiledHook | None = None) -> LoadedRules:
+def load_rules(paths: Iterable[Path]) -> LoadedRules:
     """Read, check and compile rules files as one set, in the given order.
 
     Args:
         paths: the files; `rules_files` lists the files of a configuration.
-        on_compiled: receives the parsed files, with positions, and the rules compiled from them. The parsed files are
-            valid only during the call.
 
     Returns:
         The rules, whose tests have not been run (see `LoadedRules.failures`).
@@ -79,7 +77,7 @@ def load_rules(paths: Iterable[Path], on_compiled: CompiledHook | None = None) -
             contents.append((str(path), path.read_bytes()))
         except OSError as error:
             faults.error(Place(str(path), 0), "", f"can't be read: {error.strerror or error}")
-    return compile_rules(contents, faults, on_compiled)
+    return compile_rules(contents, faults)
 
 
 def compile_rules(
@@ -136,7 +134,7 @@ def _compile(
     for name, parsed_files in by_vhost.items():
         check_vhost(parsed_files, faults)
         vhosts[name], routers[name] = _compile_vhost(name, parsed_files, faults)
-        book = address_book([rule for file in parsed_files for rule in file.addresses], vhosts[name].brokers, faults)
+        book = address_book([rule for file in parsed_files for rule in file.addresses], vhosts[name].brokers)
         if book.table:
             books[name] = book
     tests = [test for file in files for test in file.tests]

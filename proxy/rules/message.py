@@ -11,6 +11,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
+from proxy.routing.bindings.operators import INTEGER_PROPERTIES, TEXT_PROPERTIES
 from proxy.routing.decision import Facts
 from proxy.rules.field_values import instant, read_table
 from proxy.values import Destination, Value
@@ -68,18 +69,7 @@ def text(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
-TEXT_PROPERTIES = (
-    "content_type",
-    "content_encoding",
-    "correlation_id",
-    "reply_to",
-    "message_id",
-    "type",
-    "user_id",
-    "app_id",
-    "cluster_id",
-)
-PROPERTIES = (*TEXT_PROPERTIES, "delivery_mode", "priority", "timestamp", "expiration")
+PROPERTIES = (*TEXT_PROPERTIES, *INTEGER_PROPERTIES)
 _MAX_BODY_BYTES = 2**63 - 1
 
 

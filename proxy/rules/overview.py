@@ -5,7 +5,7 @@ No broker is queried. The rules of a running sidecar include client declarations
 
 from __future__ import annotations
 
-from proxy.routing.bindings.arguments import ROUTE_KEYS
+from proxy.routing.bindings.arguments import ROUTE_KEYS, X_MATCH
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.exchange import Exchange
@@ -14,8 +14,6 @@ from proxy.rules.loader import LoadedRules
 from proxy.rules.message import json_value, text
 from proxy.rules.ruleset import ExchangeRule, VhostRules
 from proxy.values import EXCHANGE
-
-_MATCH = b"x-match"
 
 
 def overview(loaded: LoadedRules) -> dict[str, object]:
@@ -55,7 +53,7 @@ def _binding(compiled: CompiledBinding, exchange_type: str, router: Router) -> d
     conditions: dict[str, object] = {}
     effects: dict[str, object] = {}
     for key, value in binding.arguments:
-        if key != _MATCH:
+        if key != X_MATCH:
             (effects if is_open and key in ROUTE_KEYS else conditions)[text(key)] = json_value(value)
     return {
         "binding": binding.id,

@@ -21,9 +21,10 @@ from pydantic import ConfigDict, Field
 
 from proxy.garbage import without_collection
 from proxy.routing.bindings.binding import Binding, binding_hash
-from proxy.routing.filters import ARGUMENTS, argument_faults
+from proxy.routing.bindings.exchange_types import OPEN
+from proxy.routing.filters import ALTERNATE, ARGUMENTS, argument_faults
 from proxy.rules.addresses import AddressModel, BrokerModel, ParsedAddress, read_address, read_broker
-from proxy.rules.field_values import MAX_NAME_BYTES, SystemZone, read_table, zone
+from proxy.rules.field_values import SystemZone, read_table, zone
 from proxy.rules.file_tests import FileTestModel, RulesTest, read_test
 from proxy.rules.operator_reference import arguments_schema
 from proxy.rules.ruleset import FILE_FIRST, BrokerRule, ExchangeRule, QueueRule
@@ -42,6 +43,7 @@ from proxy.yamlfile.document import (
 )
 from proxy.yamlfile.models import (
     LISTED,
+    MAX_SHORT_BYTES,
     NOTHING,
     Expected,
     FileModel,
@@ -56,10 +58,8 @@ from proxy.yamlfile.models import Table as TableModel
 
 T = TypeVar("T")
 
-OPEN: Final = "x-open"
 TYPES = (OPEN, "headers", "topic", "direct", "fanout")
 CARRIER: Final = "carrier"
-ALTERNATE = b"alternate-exchange"
 #: Routing operators that name their destinations.
 NAMED_ROUTES = (b"x-addq-", b"x-adde-", b"x-delq-", b"x-dele-")
 #: Arguments that the proxy itself adds to exchanges and bindings on the broker.
@@ -70,7 +70,7 @@ OWN_ARGUMENTS = frozenset((b"x-open-exchange", b"x-oxproxy"))
 
 
 def _vhost(name: str) -> str:
-    if not 1 <= len(name.encode()) <= MAX_NAME_BYTES:
+    if not 1 <= len(name.encode()) <= MAX_SHORT_BYTES:
         raise ValueError("the name of a virtual host, 1 to 255 bytes")
     return name
 
@@ -262,21 +262,17 @@ class ParsedBinding:
         """Position of the binding's name, or of the binding if it has none."""
         return self.places.place(self.first_place + _NAME)
 
-    def argument_place(self, key: str) -> Place:
-        name = key.encode()
-        for index, (other, _) in enumerate(self.binding.arguments):
-            if other == name:
-                return self.places.place(self.first_place + _FIRST_ARGUMENT + index)
-        return self.places.place(self.first_place + _ARGUMENTS)
+    def argument_at(self, name: bytes) -> tuple[Place, str]:
+        """Return the position and the dotted path of an argument."""
+        names = [other for other, _ in self.binding.arguments]
+        place = _FIRST_ARGUMENT + names.index(name) if name in names else _ARGUMENTS
+        return self.places.place(self.first_place + place), join(f"{self.path}.arguments", name.decode())
 
-    def argument_path(self, key: str) -> str:
-        return join(f"{self.path}.arguments", key)
-
-    def named_routes(self) -> Iterator[tuple[str, bytes]]:
+    def named_routes(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield the destinations named by routing operators: key of the argument, and name."""
-        for name, value in self.binding.arguments:
-            for destination in strings(value) if name.startswith(NAMED_ROUTES) else ():
-                yield name.decode(), destination
+        for key, value in self.binding.arguments:
+            for destination in strings(value) if key.startswith(NAMED_ROUTES) else ():
+                yield key, destination
 
 
 @dataclass(slots=True)
@@ -287,13 +283,12 @@ class ParsedExchange:
     rule: ExchangeRule
     bindings: list[ParsedBinding] = field(default_factory=list)
 
-    def argument_place(self, name: bytes) -> Place:
+    def argument_at(self, name: bytes) -> tuple[Place, str]:
+        """Return the position and the dotted path of an argument."""
         table = self.fields.value("arguments")
         entry = table.entry(name.decode()) if isinstance(table, Mapping) else None
-        return entry[0].place if entry else self.fields.place_of("arguments")
-
-    def argument_path(self, name: bytes) -> str:
-        return join(self.fields.at("arguments"), name.decode())
+        place = entry[0].place if entry else self.fields.place_of("arguments")
+        return place, join(self.fields.at("arguments"), name.decode())
 
 
 class TestsFile(NamedTuple):
@@ -530,7 +525,7 @@ def _modelled_binding(node: Node, path: str, faults: Faults) -> _PlainBinding | 
 
 def _check_arguments(parsed: ParsedExchange) -> None:
     def error(name: bytes, message: str) -> None:
-        parsed.fields.faults.error(parsed.argument_place(name), parsed.argument_path(name), message)
+        parsed.fields.faults.error(*parsed.argument_at(name), message)
 
     rule = parsed.rule
     for fault in argument_faults(rule.arguments):

@@ -89,31 +89,19 @@ class _Every(frozenset[Destination]):
 _EVERY = _Every()
 
 
-@dataclass(frozen=True, slots=True)
-class WireContext:
-    """The state of the sidecar that affects outgoing publishes.
-
-    Args:
-        live: state of a running sidecar; None if no sidecar is running.
-    """
-
-    vhost: VhostRules
-    router: Router
-    book: AddressBook | None = None
-    live: VhostState | None = None
-
-    def state(self) -> VhostState:
-        """Return the state that the publish path would use."""
-        name, live = self.vhost.vhost, self.live
-        if live is not None:
-            exchanges, missing = dict(live.exchanges), dict(live.missing)
-            state = VhostState(name, self.router, exchanges, live.queues, missing, addresses=self.book)
-            state.missing_remote = dict(live.missing_remote)
-            return state
-        exchanges = {rule.name: owned_exchange(rule) for rule in self.vhost.exchanges}
-        for owned in exchanges.values():
-            owned.tokens = _Everything()
-        return VhostState(name, self.router, exchanges, addresses=self.book)
+def publish_state(
+    vhost: VhostRules, router: Router, book: AddressBook | None, live: VhostState | None = None
+) -> VhostState:
+    """Return the state that the publish path would use; `live` is the state of a running sidecar."""
+    if live is not None:
+        exchanges, missing = dict(live.exchanges), dict(live.missing)
+        state = VhostState(vhost.vhost, router, exchanges, live.queues, missing, addresses=book)
+        state.missing_remote = dict(live.missing_remote)
+        return state
+    exchanges = {rule.name: owned_exchange(rule) for rule in vhost.exchanges}
+    for owned in exchanges.values():
+        owned.tokens = _Everything()
+    return VhostState(vhost.vhost, router, exchanges, addresses=book)
 
 
 def owned_exchange(rule: ExchangeRule) -> OwnedExchange:
@@ -131,15 +119,15 @@ def owned_exchange(rule: ExchangeRule) -> OwnedExchange:
 
 
 def evaluated(
-    context: WireContext, message: DescribedMessage, decision: Decision, source: DescribedMessage | None = None
+    state: VhostState, message: DescribedMessage, decision: Decision, source: DescribedMessage | None = None
 ) -> Wire:
     """Return what is sent for a message to an exchange that the sidecar evaluates.
 
     Args:
+        state: see `publish_state`.
         message: the message as received by the exchange.
         source: the original message, if the address table redirected it.
     """
-    state = context.state()
     owned = state.exchanges.get(message.exchange)
     if owned is None:  # the exchange was deleted in the meantime
         return Wire()

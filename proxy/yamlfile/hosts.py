@@ -23,11 +23,20 @@ class HostPort:
 
     @property
     def loopback(self) -> bool:
-        """True if the host is a loopback address or localhost."""
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for a loopback address and for localhost."""
+    address = _ip(host)
+    return host.lower() == "localhost" if address is None else address.is_loopback
+
+
+def _ip(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
 
 
 def parse_address(text: str, least: int = 1) -> HostPort:
@@ -62,23 +71,13 @@ def is_own_address(host: str, port: int, listening: Collection[tuple[str, int]])
 
 
 def _is_host(host: str, own: str) -> bool:
-    if host.lower() == own.lower():
-        return True
-    return _is_loopback(host) and (_is_loopback(own) or _is_any(own))
+    return host.lower() == own.lower() or (_is_here(host) and _is_here(own))
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback or _is_any(host)
-    except ValueError:
-        return host.lower() == "localhost"
-
-
-def _is_any(host: str) -> bool:
-    try:
-        return ip_address(host).is_unspecified
-    except ValueError:
-        return False
+def _is_here(host: str) -> bool:
+    """Return True for loopback, and for a wildcard address, which includes loopback."""
+    address = _ip(host)
+    return is_loopback(host) or (address is not None and address.is_unspecified)
 
 
 def listen_conflict(first: HostPort, second: HostPort) -> bool:
@@ -93,10 +92,7 @@ def _bound(host: str) -> frozenset[IPv4Address | IPv6Address | str]:
     """Return the addresses that a listener on a host occupies. No host name other than localhost is resolved."""
     if host.lower() == "localhost":
         return frozenset((ip_address("127.0.0.1"), ip_address("::1")))
-    try:
-        return frozenset((ip_address(host),))
-    except ValueError:
-        return frozenset((host.lower(),))
+    return frozenset((_ip(host) or host.lower(),))
 
 
 def _covers(host: IPv4Address | IPv6Address | str, other: IPv4Address | IPv6Address | str) -> bool:

@@ -35,7 +35,7 @@ from proxy.yamlfile.hosts import HostPort, parse_address
 
 JsonSchemaValue: TypeAlias = dict[str, Any]
 
-#: AMQP 0-9-1 spec, 4.2.5.3: names and routing keys are short strings.
+#: AMQP 0-9-1 spec, 4.2.5.3: names, routing keys and the names of table entries are short strings.
 MAX_SHORT_BYTES = 255
 #: Alias prefix for a field that is not a key in the file.
 _NO_KEY = "\0"
@@ -82,6 +82,9 @@ class Keys:
 
     def error(self, key: str, message: str) -> None:
         self.faults.error(self.place_of(key), self.at(key), message)
+
+    def warn(self, key: str, message: str) -> None:
+        self.faults.warn(self.place_of(key), self.at(key), message)
 
 
 class FileModel(BaseModel):

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from proxy.addressing.table import AddressRule, AddressTable, Translation
+from proxy.addressing.table import AddressIndex, AddressPattern, AddressRule, AddressTable, Translation
 
 
 def table(*rules: tuple[bytes, bytes | None]) -> AddressTable:
@@ -81,3 +83,23 @@ def test_rules_that_earlier_ones_hide_are_found() -> None:
         (b"a/*", b"1"), (b"a/%/b", b"2"), (b"c", b"3"), (b"%", b"4"), (b"c", b"5"), (b"*", b"6"), (b"x/y", b"7")
     )
     assert list(rules.shadowed()) == [(1, 0), (4, 2), (6, 5)]
+
+
+def index_of(*patterns: bytes) -> AddressIndex:
+    return AddressIndex([AddressPattern(pattern) for pattern in patterns])
+
+
+def test_patterns_that_differ_in_the_middle_only_are_told_apart() -> None:
+    index = index_of(*(b"%%/team%d/*" % number for number in range(1000)))
+    assert index.candidates(b"eu/team998/order") == [998]
+    assert len(index.candidates(b"eu/nobody/order")) == 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.text("ab/*%", max_size=8), max_size=12), st.text("ab/", max_size=10))
+def test_no_pattern_that_fits_before_an_equal_one_is_left_out(patterns: list[str], address: str) -> None:
+    compiled = [AddressPattern(pattern.encode()) for pattern in patterns]
+    fitting = [at for at, pattern in enumerate(compiled) if pattern.match(address.encode()) is not None]
+    candidates = AddressIndex(compiled).candidates(address.encode())
+    assert candidates == sorted(set(candidates))
+    assert fitting[:1] == [at for at in candidates if at in fitting][:1]

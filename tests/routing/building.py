@@ -78,6 +78,10 @@ def no_draw(_count: int) -> NoReturn:
     pytest.fail("nothing was to be drawn")
 
 
+def draw_last(count: int) -> int:
+    return count - 1
+
+
 def queue_names(*names: str) -> QueueNames:
     return QueueNames(tuple(name.encode() for name in names), 1)
 

@@ -8,9 +8,8 @@ from proxy.routing.bindings.binding import Binding
 from proxy.routing.decision import BindingStep, Facts
 from proxy.routing.engine import route, route_traced
 from proxy.routing.exchange import Exchange
-from proxy.routing.message import Message
 from proxy.values import QUEUE
-from tests.routing.building import NOW, Plain, exchange, facts, message, queues, to_queue
+from tests.routing.building import Plain, draw_last, exchange, facts, message, queues, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
 
 _TRUE = facts(headers={"a": 1})
@@ -150,7 +149,7 @@ def test_explaining_changes_nothing(bindings: list[Binding], seen: list[Facts]) 
         runs = []
         for traced in (False, True):
             matched: list[tuple[bytes, str]] = []
-            of = Message(each, NOW, QUEUES, lambda count: count - 1)
+            of = message(each, QUEUES, draw_last)
             routed = route_traced(made.entries, of, matched, []) if traced else route(made.entries, of, matched)
             runs.append((routed, matched, of.match_limit_hits, of.keep))
         assert runs[0] == runs[1]

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from proxy.errors import ProtocolError
 from proxy.routing.exchange import Exchange
-from proxy.routing.router import Router
 from proxy.values import EXCHANGE, QUEUE
-from tests.routing.building import NOW, decide, exchange, facts, many, queues, to_exchange, to_queue
+from tests.routing.building import decide, draw_last, exchange, facts, many, queues, to_exchange, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
 
 
@@ -90,10 +89,7 @@ def test_bindings_that_came_and_went_leave_no_trace(kind: str, data: st.DataObje
     assert grown.interest == fresh.interest
     assert grown.destinations == fresh.destinations
     for seen in data.draw(st.lists(messages, max_size=3)):
-        decisions = [
-            Router([each]).decide(b"xo", seen, NOW, QUEUES, lambda count: count - 1) for each in (grown, fresh)
-        ]
-        assert decisions[0] == decisions[1]
+        assert decide(grown, seen, QUEUES, draw_last) == decide(fresh, seen, QUEUES, draw_last)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.routing.bindings.binding import Binding
+from proxy.routing.bindings.exchange_types import compile_topic
 from proxy.routing.decision import Facts
 from proxy.routing.exchange import Exchange
-from proxy.routing.router import Router
+from proxy.routing.index import TopicTree
 from proxy.values import Value
-from tests.routing.building import NOW, exchange, facts, many, message, queues, to_queue
+from tests.routing.building import decide, draw_last, exchange, facts, many, message, queues, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages, visit_every_binding
 
 #: More than usual: the meetings that would show a slip are rare.
@@ -33,9 +35,7 @@ def test_index_changes_no_decision(kind: str, data: st.DataObject) -> None:
     bind_valid(naive, bindings)
     visit_every_binding(naive)
     for seen in data.draw(st.lists(messages, min_size=1, max_size=4)):
-        answers = [
-            Router([each]).decide(b"xo", seen, NOW, QUEUES, lambda count: count - 1) for each in (indexed, naive)
-        ]
+        answers = [decide(each, seen, QUEUES, draw_last) for each in (indexed, naive)]
         # Bindings that are left out search nothing, so that only the count of searches given up may differ.
         assert replace(answers[0], match_limit_hits=0) == replace(answers[1], match_limit_hits=0)
 
@@ -151,3 +151,13 @@ def test_found_and_always_visited_bindings_are_put_in_one_order() -> None:
         to_queue("fourth", {"x-order": 400, "x-?rk=": "k"}),
     )
     assert found(made, facts("k", {"a": 1})) == ["first", "second", "third", "fourth"]
+
+
+@pytest.mark.parametrize("hashes", [5, 60])
+def test_many_hashes_do_not_multiply_the_work(hashes: int) -> None:
+    tree = TopicTree()
+    pattern = b".".join([b"#", b"a"] * hashes)
+    entry = compile_topic(to_queue("q", key=pattern.decode()), UTC)
+    tree.add(pattern, entry)
+    assert tree.find(b".".join([b"a"] * 200 + [b"b"])) == []
+    assert tree.find(b".".join([b"a"] * 200)) == [[entry]]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.routing.decision import Facts, Interest, QueueNames
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from tests.routing.building import NOW, arguments
+from tests.routing.building import arguments, decide, draw_last
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
 
 #: More than usual: the meetings that would show a slip are rare.
@@ -51,11 +51,8 @@ def test_decision_depends_on_nothing_but_the_interest(kind: str, data: st.DataOb
     router = Router([made])
     interest = router.interest(b"xo")
     seen, other = data.draw(messages), data.draw(messages)
-    decisions = [
-        router.decide(b"xo", each, NOW, QUEUES, lambda count: count - 1)
-        for each in (seen, _mixed(interest, seen, other))
-    ]
-    assert decisions[0] == decisions[1]
+    mixed = _mixed(interest, seen, other)
+    assert decide(router, seen, QUEUES, draw_last) == decide(router, mixed, QUEUES, draw_last)
 
 
 @given(data=st.data())
@@ -65,8 +62,8 @@ def test_queues_and_clock_matter_only_where_the_interest_says_so(data: st.DataOb
     router = Router([made])
     interest = router.interest(b"xo")
     seen = data.draw(messages)
-    here = router.decide(b"xo", seen, NOW, QUEUES, lambda _count: 0)
+    here = decide(router, seen, QUEUES, draw_last)
     if not interest.queues:
-        assert router.decide(b"xo", seen, NOW, QueueNames((b"new",), 2), lambda _count: 0) == here
+        assert decide(router, seen, QueueNames((b"new",), 2), draw_last) == here
     if not interest.clock:
-        assert router.decide(b"xo", seen, 0.0, QUEUES, lambda _count: 0) == here
+        assert router.decide(b"xo", seen, 0.0, QUEUES, draw_last) == here

@@ -14,6 +14,7 @@ from tests.routing.building import (
     NOW,
     arguments,
     decide,
+    draw_last,
     exchange,
     facts,
     many,
@@ -248,7 +249,7 @@ def test_chains_give_one_answer_whichever_way_they_are_asked(data: st.DataObject
     indexed, naive = Router(one for one, _ in made), Router(other for _, other in made)
 
     def asked(router: Router, seen: Facts, trace: Trace | None = None) -> Decision:
-        return replace(router.decide(b"e1", seen, NOW, QUEUES, lambda count: count - 1, trace), match_limit_hits=0)
+        return replace(router.decide(b"e1", seen, NOW, QUEUES, draw_last, trace), match_limit_hits=0)
 
     for seen in data.draw(st.lists(messages, min_size=1, max_size=3)):
         assert asked(indexed, seen) == asked(naive, seen) == asked(indexed, seen, Trace())

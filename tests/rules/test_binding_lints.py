@@ -8,14 +8,12 @@ from hypothesis import strategies as st
 
 from proxy.cli.check import check_files
 from proxy.cli.findings import Findings
-from proxy.errors import ProtocolError
 from proxy.routing.bindings.compiled import CompiledBinding
-from proxy.routing.decision import ExchangeStep, QueueNames
+from proxy.routing.decision import ExchangeStep
 from proxy.routing.exchange import Exchange
-from proxy.routing.message import Message
 from proxy.rules.lint.bindings import exceeds_match_limit, invalid_gotos, redundant, unreachable
-from tests.routing.building import NOW, Plain, to_queue
-from tests.routing.random_rules import BINDINGS, QUEUES, messages
+from tests.routing.building import Plain, draw_last, message, to_queue
+from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
 
 STOP: dict[str, Plain] = {"x-stop-ontrue": ""}
 
@@ -105,11 +103,7 @@ def test_where_something_is_taken_away_order_matters() -> None:
 @given(data=st.data())
 def test_what_is_said_to_be_in_vain_is(data: st.DataObject) -> None:
     exchange = Exchange(b"xo", "x-open")
-    for binding in data.draw(BINDINGS["x-open"]):
-        try:
-            exchange.bind(binding)
-        except ProtocolError:
-            continue
+    bind_valid(exchange, data.draw(BINDINGS["x-open"]))
     compiled = exchange.entries
     never = {one.label for one, _ in unreachable(compiled)}
     vain = {one.arrival for one, _ in redundant(compiled)}
@@ -119,10 +113,10 @@ def test_what_is_said_to_be_in_vain_is(data: st.DataObject) -> None:
             without.bind(one.binding)
     for facts in data.draw(st.lists(messages, min_size=1, max_size=6)):
         step = ExchangeStep(b"xo", "x-open")
-        routed = exchange.route(Message(facts, NOW, QUEUES, lambda _: 0), [], step)
+        routed = exchange.route(message(facts, QUEUES, draw_last), [], step)
         assert not never & {(b"xo", visit.id) for visit in step.visits}
         if vain:
-            assert without.route(Message(facts, NOW, QueueNames(), lambda _: 0), []) == routed
+            assert without.route(message(facts), []) == routed
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from proxy.routing.bindings.operators import TEXT_PROPERTIES
 from proxy.routing.decision import Facts
 from proxy.rules.message import (
-    TEXT_PROPERTIES,
     DescribedMessage,
     MessageModel,
     described_message,

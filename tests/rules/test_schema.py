@@ -285,8 +285,8 @@ def told(text: str) -> object:
 
     def look(files: Sequence[ParsedFile], _: LoadedRules) -> None:
         for parsed in files[0].exchanges[0].bindings:
-            keys = [name.decode() for name, _ in parsed.binding.arguments]
-            places = [parsed.argument_place(key) for key in (*keys, "none")]
+            names = [name for name, _ in parsed.binding.arguments]
+            places = [parsed.argument_at(name)[0] for name in (*names, b"none")]
             seen.append((parsed.binding, repr(parsed.binding), parsed.path, parsed.place, parsed.key_place, places))
             seen.append((parsed.named, parsed.name_place if parsed.named else None))
 

@@ -160,6 +160,7 @@ def test_a_name_is_measured_in_bytes() -> None:
         ("127.1.2.3", True),
         ("::1", True),
         ("localhost", True),
+        ("LocalHost", True),
         ("10.0.0.1", False),
         ("local", False),
     ],

@@ -14,50 +14,41 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import isfinite
-from typing import cast
+from typing import TypeAlias, cast
 
-from proxy.routing.bindings.compiled import (
-    Draft,
-    HeaderReader,
-    Match,
-    MatchAll,
-    MatchAny,
-    MatchEq,
-    MatchSet,
-    Reader,
-    name_of,
-    pattern_of,
-    text_of,
-    unknown_key,
-)
+from proxy.routing.bindings.compiled import Draft, Match, MatchAll, MatchAny, MatchEq, MatchSet
 from proxy.routing.bindings.operators import (
     FLOATS,
+    INTEGER_PROPERTIES,
     INTEGERS,
-    NUMBERS,
     SIGNS,
+    TEXT_PROPERTIES,
     TYPE_TESTS,
     ClockOperator,
     HeaderCompares,
-    HeaderDiffers,
     HeaderEquals,
     HeaderIsAbsent,
     HeaderIsPresent,
     HeaderMatches,
-    InvalidTopic,
+    HeaderOperator,
     KeyEquals,
     KeyFits,
     KeyMatches,
+    Operator,
     PropertyCompares,
     PropertyEquals,
     PropertyIsAbsent,
     PropertyIsPresent,
     PropertyMatches,
     PropertyOperator,
+    name_of,
     open_topic,
+    pattern_of,
+    text_of,
+    unknown_key,
 )
 from proxy.routing.bindings.producer_routes import PatternRoute, begins_with_character
 from proxy.routing.bindings.routes import QueueRoute
@@ -67,15 +58,10 @@ from proxy.values import EXCHANGE, QUEUE, Table, Value
 DEFAULT_ORDER = 10_000
 LEAST_ORDER, GREATEST_ORDER = 100, 999_999
 
-TEXT_PROPERTIES = frozenset(
-    b"content_type content_encoding correlation_id reply_to message_id type user_id app_id cluster_id".split()
-)
-INTEGER_PROPERTIES = frozenset(b"delivery_mode priority timestamp expiration".split())
-
 #: Common prefix of all keys of the property family.
 PROPERTY_PREFIX = b"x-?pr"
 
-_X_MATCH = b"x-match"
+X_MATCH = b"x-match"
 _SET = re.compile(rb"set(?: ([+-]?)([0-9]+))?")
 #: A count that no binding reaches. It replaces larger numbers in ``set N``.
 _OUT_OF_REACH = 10**18
@@ -93,156 +79,113 @@ _COMPARISONS = (b"x-?hkv<", b"x-?hk?v<", b"x-?hkv>", b"x-?hk?v>", b"x-?pr<", b"x
 _SINGLE = (b"x-order", b"x-goto-ontrue", b"x-goto-onfalse", b"x-del-dest")
 
 
+#: Reads a value, or one element of a list, into the draft; also receives the whole key.
+Reader: TypeAlias = Callable[[Draft, bytes, Value], None]
+#: Like `Reader`, for keys that contain the name of a header. The name is the last argument.
+HeaderReader: TypeAlias = Callable[[Draft, bytes, Value, bytes], None]
+
+
 # -- section 4: headers -----------------------------------------------------------------------------------------------
 
 
-def plain_key(draft: Draft, key: bytes, value: Value) -> None:
-    """Read a key without the prefix ``x-``: the header with this name must be equal to the argument's value."""
-    draft.headers.append(HeaderEquals(key, value, key))
+def _of_header(operator: Callable[..., HeaderOperator], *options: object) -> HeaderReader:
+    """Return a reader for keys that contain the name of a header."""
+    return lambda draft, key, value, name: draft.headers.append(operator(key, value, name, *options))
 
 
-def _compared(operator: type[HeaderEquals], optional: bool) -> HeaderReader:
-    return lambda draft, key, value, name: draft.headers.append(operator(key, value, name, optional))
+def _of_named_header(operator: Callable[..., HeaderOperator], *options: object) -> Reader:
+    """Return a reader for keys whose value is the name of a header."""
+    return lambda draft, key, value: draft.headers.append(operator(key, value, name_of(key, value), *options))
 
-
-def _ordered(optional: bool, sign: bytes) -> HeaderReader:
-    code = SIGNS[sign]
-
-    def read(draft: Draft, key: bytes, value: Value, name: bytes) -> None:
-        if value.letter not in NUMBERS:
-            # The text is that of the open-exchange plugin.
-            raise precondition_failed("Type's value of comparison's operators < and > must be numeric")
-        draft.headers.append(HeaderCompares(key, value, name, code, optional))
-
-    return read
-
-
-def _searched(optional: bool, negated: bool) -> HeaderReader:
-    return lambda draft, key, value, name: draft.headers.append(
-        HeaderMatches(key, value, name, pattern_of(key, value), negated, optional)
-    )
-
-
-def _exists(letters: frozenset[str] | None = None, negated: bool = False) -> Reader:
-    return lambda draft, key, value: draft.headers.append(
-        HeaderIsPresent(key, value, name_of(key, value), letters, negated)
-    )
-
-
-def _is_absent(draft: Draft, key: bytes, value: Value) -> None:
-    draft.headers.append(HeaderIsAbsent(key, value, name_of(key, value)))
-
-
-# -- section 5: routing key, properties, clock ------------------------------------------------------------------------
-
-
-def _key_equals(negated: bool) -> Reader:
-    def read(draft: Draft, key: bytes, value: Value) -> None:
-        text_of(key, value)
-        draft.others.append(KeyEquals(key, value, negated))
-
-    return read
-
-
-def _key_searched(negated: bool) -> Reader:
-    return lambda draft, key, value: draft.others.append(KeyMatches(key, value, pattern_of(key, value), negated))
-
-
-def _key_topic(negated: bool, ignore_case: bool) -> Reader:
-    def read(draft: Draft, key: bytes, value: Value) -> None:
-        try:
-            topic = open_topic(text_of(key, value), ignore_case)
-        except InvalidTopic as error:
-            raise precondition_failed("Invalid AMQP topic") from error
-        draft.others.append(KeyFits(key, value, topic, negated))
-
-    return read
-
-
-def property_key(draft: Draft, key: bytes, value: Value) -> None:
-    """Read a key of the property family.
-
-    These keys are ``x-?prex``, ``x-?pr!ex``, and comparisons followed by a space and the name of the property.
-    """
-    sign, _, name = key.removeprefix(PROPERTY_PREFIX).partition(b" ")
-    if value.letter == "S":
-        read = _text_property(key, value, sign, name)
-    elif value.letter in INTEGERS:
-        read = _integer_property(key, value, sign, name)
-    else:
-        raise unknown_key(key)
-    if read is None:
-        raise precondition_failed("Invalid property match operator")
-    draft.others.append(read)
-
-
-def _text_property(key: bytes, value: Value, sign: bytes, name: bytes) -> PropertyOperator | None:
-    expected = text_of(key, value)
-    test = _PROPERTY_TESTS.get(key)
-    if test is not None and expected in TEXT_PROPERTIES | INTEGER_PROPERTIES:
-        return test(key, value, _PROPERTY_NAMES[expected])
-    if name not in TEXT_PROPERTIES or sign not in (b"=", b"!=", b"re", b"!re"):
-        return None
-    negated = sign.startswith(b"!")
-    if sign.endswith(b"="):
-        return PropertyEquals(key, value, _PROPERTY_NAMES[name], negated)
-    return PropertyMatches(key, value, _PROPERTY_NAMES[name], pattern_of(key, value), negated)
-
-
-def _integer_property(key: bytes, value: Value, sign: bytes, name: bytes) -> PropertyOperator | None:
-    code = SIGNS.get(sign)
-    if name not in INTEGER_PROPERTIES or code is None:
-        return None
-    return PropertyCompares(key, value, _PROPERTY_NAMES[name], code)
-
-
-def _clock(local: bool, negated: bool) -> Reader:
-    def read(draft: Draft, key: bytes, value: Value) -> None:
-        zone = draft.zone if local else UTC
-        draft.others.append(ClockOperator(key, value, zone, pattern_of(key, value), negated))
-
-    return read
-
-
-_PROPERTY_TESTS: dict[bytes, Callable[[bytes, Value, str], PropertyOperator]] = {
-    b"x-?prex": PropertyIsPresent,
-    b"x-?pr!ex": PropertyIsAbsent,
-}
-#: Property names as str; all bindings share these objects.
-_PROPERTY_NAMES = {name: name.decode() for name in TEXT_PROPERTIES | INTEGER_PROPERTIES}
 
 #: Keys to which a space and the name of a header are appended.
 HEADER_KEYS: dict[bytes, HeaderReader] = {
     prefix + sign: reader
     for prefix, optional in ((b"x-?hkv", False), (b"x-?hk?v", True))
     for sign, reader in {
-        b"=": _compared(HeaderEquals, optional),
-        b"!=": _compared(HeaderDiffers, optional),
-        **{sign: _ordered(optional, sign) for sign in (b"<", b"<=", b">=", b">")},
-        b"re": _searched(optional, False),
-        b"!re": _searched(optional, True),
+        b"=": _of_header(HeaderEquals, False, optional),
+        b"!=": _of_header(HeaderEquals, True, optional),
+        **{sign: _of_header(HeaderCompares, SIGNS[sign], optional) for sign in (b"<", b"<=", b">=", b">")},
+        b"re": _of_header(HeaderMatches, False, optional),
+        b"!re": _of_header(HeaderMatches, True, optional),
     }.items()
 }
+#: Reads a key without the prefix ``x-``: the header with this name must be equal to the argument's value.
+_plain_key = HEADER_KEYS[b"x-?hkv="]
+
+
+# -- section 5: routing key, properties, clock ------------------------------------------------------------------------
+
+
+def _of_message(operator: Callable[..., Operator], *options: object) -> Reader:
+    return lambda draft, key, value: draft.others.append(operator(key, value, *options))
+
+
+def _topic(ignore_case: bool, negated: bool) -> Reader:
+    return lambda draft, key, value: draft.others.append(
+        KeyFits(key, value, open_topic(text_of(key, value), ignore_case), negated)
+    )
+
+
+def _local_time(negated: bool) -> Reader:
+    return lambda draft, key, value: draft.others.append(ClockOperator(key, value, draft.zone, negated))
+
 
 #: Operator keys to which no name is appended.
 OPERATOR_KEYS: dict[bytes, Reader] = {
-    b"x-?hkex": _exists(),
-    b"x-?hk!ex": _is_absent,
-    **{b"x-?hkex" + test: _exists(letters) for test, letters in TYPE_TESTS.items()},
-    **{b"x-?hkex!" + test: _exists(letters, negated=True) for test, letters in TYPE_TESTS.items()},
-    b"x-?rk=": _key_equals(False),
-    b"x-?rk!=": _key_equals(True),
-    b"x-?rkre": _key_searched(False),
-    b"x-?rk!re": _key_searched(True),
-    b"x-?rkta": _key_topic(False, False),
-    b"x-?rk!ta": _key_topic(True, False),
-    b"x-?rktaci": _key_topic(False, True),
-    b"x-?rk!taci": _key_topic(True, True),
-    b"x-?dture": _clock(False, False),
-    b"x-?dtu!re": _clock(False, True),
-    b"x-?dtlre": _clock(True, False),
-    b"x-?dtl!re": _clock(True, True),
+    b"x-?hkex": _of_named_header(HeaderIsPresent),
+    b"x-?hk!ex": _of_named_header(HeaderIsAbsent),
+    **{b"x-?hkex" + test: _of_named_header(HeaderIsPresent, letters) for test, letters in TYPE_TESTS.items()},
+    **{b"x-?hkex!" + test: _of_named_header(HeaderIsPresent, letters, True) for test, letters in TYPE_TESTS.items()},
+    b"x-?rk=": _of_message(KeyEquals),
+    b"x-?rk!=": _of_message(KeyEquals, True),
+    b"x-?rkre": _of_message(KeyMatches),
+    b"x-?rk!re": _of_message(KeyMatches, True),
+    b"x-?rkta": _topic(ignore_case=False, negated=False),
+    b"x-?rk!ta": _topic(ignore_case=False, negated=True),
+    b"x-?rktaci": _topic(ignore_case=True, negated=False),
+    b"x-?rk!taci": _topic(ignore_case=True, negated=True),
+    b"x-?dture": _of_message(ClockOperator, UTC, False),
+    b"x-?dtu!re": _of_message(ClockOperator, UTC, True),
+    b"x-?dtlre": _local_time(negated=False),
+    b"x-?dtl!re": _local_time(negated=True),
 }
+
+_PropertyReader: TypeAlias = Callable[[bytes, Value, str], PropertyOperator]
+
+#: Names as bytes, and as the str objects that all bindings share.
+_TEXT_PROPERTIES = {name.encode(): name for name in TEXT_PROPERTIES}
+_INTEGER_PROPERTIES = {name.encode(): name for name in INTEGER_PROPERTIES}
+_PROPERTIES = _TEXT_PROPERTIES | _INTEGER_PROPERTIES
+
+#: Operators of the property family: keys whose value is a property's name, and signs that a name follows.
+_PROPERTY_TESTS: dict[bytes, _PropertyReader] = {b"x-?prex": PropertyIsPresent, b"x-?pr!ex": PropertyIsAbsent}
+_TEXT_SIGNS: dict[bytes, _PropertyReader] = {
+    b"=": PropertyEquals,
+    b"!=": partial(PropertyEquals, negated=True),
+    b"re": PropertyMatches,
+    b"!re": partial(PropertyMatches, negated=True),
+}
+_INTEGER_SIGNS: dict[bytes, _PropertyReader] = {
+    sign: partial(PropertyCompares, sign=code) for sign, code in SIGNS.items()
+}
+
+
+def _property_key(draft: Draft, key: bytes, value: Value) -> None:
+    """Read a key of the property family: a test, or a sign followed by a space and the name of the property."""
+    sign, _, name = key.removeprefix(PROPERTY_PREFIX).partition(b" ")
+    operator: _PropertyReader | None
+    if value.letter == "S" and key in _PROPERTY_TESTS:
+        operator, known, name = _PROPERTY_TESTS[key], _PROPERTIES, cast("bytes", value.value)
+    elif value.letter == "S":
+        operator, known = _TEXT_SIGNS.get(sign), _TEXT_PROPERTIES
+    elif value.letter in INTEGERS:
+        operator, known = _INTEGER_SIGNS.get(sign), _INTEGER_PROPERTIES
+    else:
+        raise unknown_key(key)
+    if operator is None or name not in known:
+        raise precondition_failed("Invalid property match operator")
+    draft.others.append(operator(key, value, known[name]))
 
 
 # -- section 7: routes ------------------------------------------------------------------------------------------------
@@ -368,30 +311,17 @@ KEYS: dict[bytes, Reader] = {**OPERATOR_KEYS, **ROUTE_KEYS}
 # -- sections 3 and 6: match type, lists, order of checks -------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class MatchType:
-    """A match type and its name in ``x-match``; `fold` creates a `Match` from the operators of a draft."""
-
-    name: str
-    fold: Callable[[Draft], Match]
-
-
-ALL = MatchType("all", lambda draft: MatchAll((*draft.others, *draft.headers)))
-ANY = MatchType("any", lambda draft: MatchAny((*draft.others, *draft.headers)))
-EQ = MatchType("eq", lambda draft: MatchEq(draft.headers, draft.others))
-
-
-def read_arguments(arguments: Table, draft: Draft) -> MatchType:
-    """Read all arguments, which are sorted by name, into the draft; return the match type.
+def read_arguments(arguments: Table, draft: Draft) -> str:
+    """Read all arguments, which are sorted by name, into the draft; return the name of the match type.
 
     Raises:
         ProtocolError: an argument is not valid; 406 on the channel, with the first error in the specified order.
     """
-    match_type = match_type_of(arguments)
+    match_type = next((_match_type(value) for key, value in arguments if key == X_MATCH), "all")
     if any(value.letter == "A" for _, value in arguments):
-        _refuse_lists(arguments, match_type is ANY)
+        _refuse_lists(arguments, match_type == "any")
     for key, value in arguments:
-        if key == _X_MATCH:
+        if key == X_MATCH:
             continue
         if value.letter == "A":
             for element in cast("tuple[Value, ...]", value.value):
@@ -402,18 +332,10 @@ def read_arguments(arguments: Table, draft: Draft) -> MatchType:
     return match_type
 
 
-def match_type_of(arguments: Table) -> MatchType:
-    """Return the match type named by ``x-match``, `all` by default."""
-    for key, value in arguments:
-        if key == _X_MATCH:
-            return _match_type(value)
-    return ALL
-
-
-def _match_type(value: Value) -> MatchType:
+def _match_type(value: Value) -> str:
     name = cast("bytes", value.value) if value.letter == "S" else b""
-    if named := {b"all": ALL, b"any": ANY, b"eq": EQ}.get(name):
-        return named
+    if name in (b"all", b"any", b"eq"):
+        return name.decode()
     match = _SET.fullmatch(name)
     if match is None:
         raise precondition_failed("Invalid binding type")
@@ -421,8 +343,19 @@ def _match_type(value: Value) -> MatchType:
     digits = digits.lstrip(b"0")
     if sign == b"-" and digits:
         raise precondition_failed("Invalid binding type")
-    least = int(digits or b"0") if len(digits) <= 18 else _OUT_OF_REACH
-    return MatchType(f"set {least}", lambda draft: MatchSet(draft.headers, draft.others, least))
+    return f"set {int(digits or b'0') if len(digits) <= 18 else _OUT_OF_REACH}"
+
+
+def match_of(match_type: str, draft: Draft) -> Match:
+    """Combine the operators of a draft."""
+    match match_type.split():
+        case ["all"]:
+            return MatchAll((*draft.others, *draft.headers))
+        case ["any"]:
+            return MatchAny((*draft.others, *draft.headers))
+        case ["set", least]:
+            return MatchSet(draft.headers, draft.others, int(least))
+    return MatchEq(draft.headers, draft.others)
 
 
 def _refuse_lists(arguments: Table, under_any: bool) -> None:
@@ -456,10 +389,10 @@ def _read(draft: Draft, key: bytes, value: Value) -> None:
     if not key:
         raise precondition_failed("Binding's argument key can't be empty")
     if not key.startswith(b"x-"):
-        plain_key(draft, key, value)
+        _plain_key(draft, key, value, key)
         return
     if key.startswith(PROPERTY_PREFIX):
-        property_key(draft, key, value)
+        _property_key(draft, key, value)
         return
     of_header, name = _header_key(key)
     if of_header is not None:

@@ -14,13 +14,12 @@ key with a value of the wrong type".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from operator import attrgetter
-from typing import Final, TypeAlias, cast
+from typing import Final, cast
 
-from proxy.errors import ProtocolError
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.operators import (
     ABSENT,
@@ -35,10 +34,8 @@ from proxy.routing.bindings.operators import (
     IndexKey,
     Operator,
 )
-from proxy.routing.bindings.patterns import InvalidPattern, Pattern, compile_pattern
-from proxy.routing.bindings.producer_routes import NAMED_ROUTES, PATTERN_ROUTES, begins_with_character, invalid_regex
+from proxy.routing.bindings.producer_routes import NAMED_ROUTES, PATTERN_ROUTES
 from proxy.routing.bindings.routes import Effects, EffectsDraft
-from proxy.routing.error_texts import format_binary, precondition_failed
 from proxy.routing.message import Message
 from proxy.values import EXCHANGE, Destination, Table, Value
 
@@ -119,10 +116,9 @@ class MatchAny(Match):
 class MatchEq(Match):
     """True if the other operators match and the header operators describe the header table exactly."""
 
-    __slots__ = ("_headers", "_rest", "_walk")
+    __slots__ = ("_rest", "_walk")
 
     def __init__(self, headers: Sequence[HeaderOperator], others: Sequence[Operator]) -> None:
-        self._headers: Final = tuple(headers)
         self._walk: Final = _arranged(headers)
         self._rest: Final = MatchAll(tuple(others))
 
@@ -131,7 +127,7 @@ class MatchEq(Match):
 
     @property
     def required(self) -> tuple[IndexKey, ...]:
-        return self._rest.required + _index_keys([operator for operator in self._headers if not operator.optional])
+        return self._rest.required + _index_keys([operator for operator in self._walk if not operator.optional])
 
     @property
     def fact_names(self) -> tuple[FactName, ...]:
@@ -141,10 +137,9 @@ class MatchEq(Match):
 class MatchSet(Match):
     """True if at least `least` header operators match, none mismatches a header, and all other operators match."""
 
-    __slots__ = ("_headers", "_least", "_rest", "_walk")
+    __slots__ = ("_least", "_rest", "_walk")
 
     def __init__(self, headers: Sequence[HeaderOperator], others: Sequence[Operator], least: int) -> None:
-        self._headers: Final = tuple(headers)
         self._walk: Final = _arranged(headers)
         self._rest: Final = MatchAll(tuple(others))
         self._least: Final = least
@@ -156,7 +151,7 @@ class MatchSet(Match):
     def required(self) -> tuple[IndexKey, ...]:
         """Equalities in mandatory operators, including header operators if all of them must match."""
         if self._least >= len(self._walk):
-            return self._rest.required + _index_keys(self._headers)
+            return self._rest.required + _index_keys(self._walk)
         return self._rest.required
 
     @property
@@ -264,41 +259,6 @@ class Draft:
         if draft is None:
             draft = self.effects[result] = EffectsDraft()
         return draft
-
-
-#: Reads a value, or one element of a list, into the draft; also receives the whole key.
-Reader: TypeAlias = Callable[[Draft, bytes, Value], None]
-#: Like `Reader`, for keys that contain the name of a header. The name is the last argument.
-HeaderReader: TypeAlias = Callable[[Draft, bytes, Value, bytes], None]
-
-
-def unknown_key(key: bytes) -> ProtocolError:
-    """Return the error for an unknown key or a value of the wrong type."""
-    opening = "Unknown or invalid argument's key '"
-    return precondition_failed(f"{opening}{format_binary(key, len(opening))}'")
-
-
-def text_of(key: bytes, value: Value) -> bytes:
-    """Return the bytes of a long string; reject all other types."""
-    if value.letter != "S":
-        raise unknown_key(key)
-    return cast("bytes", value.value)
-
-
-def name_of(key: bytes, value: Value) -> bytes:
-    """Return a name: a long string with at least one character."""
-    text = text_of(key, value)
-    if not begins_with_character(text):
-        raise unknown_key(key)
-    return text
-
-
-def pattern_of(key: bytes, value: Value) -> Pattern:
-    source = text_of(key, value)
-    try:
-        return compile_pattern(source)
-    except InvalidPattern as error:
-        raise precondition_failed(invalid_regex(source, str(error))) from error
 
 
 def count_regexes(arguments: Table) -> int:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import tzinfo
-from typing import TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
-from proxy.routing.bindings.arguments import DEFAULT_ORDER, read_arguments, refuse_unreal_numbers
+from proxy.routing.bindings.arguments import DEFAULT_ORDER, X_MATCH, match_of, read_arguments, refuse_unreal_numbers
 from proxy.routing.bindings.binding import Binding, by_name
 from proxy.routing.bindings.compiled import CompiledBinding, Draft, Match, MatchAll, MatchAny, count_regexes
 from proxy.routing.bindings.operators import (
@@ -27,12 +27,11 @@ from proxy.routing.bindings.operators import (
 from proxy.routing.error_texts import TYPE_NAMES, format_binary, format_term, precondition_failed
 from proxy.values import Value
 
-OPEN = "x-open"
+OPEN: Final = "x-open"
 
 Compiler: TypeAlias = Callable[[Binding, tzinfo], CompiledBinding]
 
 _OPERATOR_PREFIX = b"x-"
-_X_MATCH = b"x-match"
 
 
 def compile_open(binding: Binding, local_time: tzinfo) -> CompiledBinding:
@@ -46,8 +45,8 @@ def compile_open(binding: Binding, local_time: tzinfo) -> CompiledBinding:
     return CompiledBinding(
         binding,
         draft.order or DEFAULT_ORDER,
-        match_type.name,
-        match_type.fold(draft),
+        match_type,
+        match_of(match_type, draft),
         (*draft.others, *draft.headers),
         None if draft.queue_of_routing_key else destination,
         effects.get(True),
@@ -78,14 +77,14 @@ def compile_headers(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
     arguments = by_name(binding.arguments)
     match_type = "all"
     for key, value in arguments:
-        if key == _X_MATCH:
+        if key == X_MATCH:
             match_type = _headers_match_type(value)
             break
     with_operators = match_type.endswith("-with-x")
     operators = tuple(
         _header(key, value)
         for key, value in arguments
-        if key != _X_MATCH and (with_operators or not key.startswith(_OPERATOR_PREFIX))
+        if key != X_MATCH and (with_operators or not key.startswith(_OPERATOR_PREFIX))
     )
     match = MatchAll(operators) if match_type.startswith("all") else MatchAny(operators)
     return _standard(binding, match_type, match, operators)

@@ -1,8 +1,9 @@
 """Operators (the individual conditions of a binding) and topics.
 
 The verdict of an operator is MATCH, MISMATCH or, if the fact is missing, ABSENT. `compiled` combines verdicts.
-`arguments` maps argument keys to operators; the key of a new operator has to be added there. The predicate of an
-operator tests a fact that is present. Values keep their type letters, which only comparisons ignore.
+`arguments` maps argument keys to operators; the key of a new operator has to be added there. An operator rejects
+values of the wrong type. Its predicate tests a fact that is present. Values keep their type letters, which only
+comparisons ignore.
 
 Topic exchanges and the ``rkta`` operators use `Topic`: words are separated by dots, ``*`` matches exactly one word, and
 ``#`` matches any number of words.
@@ -17,31 +18,31 @@ from datetime import tzinfo
 from functools import lru_cache
 from typing import Any, Final, TypeAlias, cast
 
+from proxy.errors import ProtocolError
 from proxy.routing.bindings.binding import typed
-from proxy.routing.bindings.patterns import InvalidPattern, Pattern, compile_pattern, latin1_tables
+from proxy.routing.bindings.patterns import InvalidPattern, Pattern, compile_pattern, latin1_tables, why_invalid
+from proxy.routing.bindings.producer_routes import begins_with_character, invalid_regex
 from proxy.routing.decision import Verdict
+from proxy.routing.error_texts import format_binary, precondition_failed
 from proxy.routing.message import Message, spelled_integer
 from proxy.values import Value
 
-_ANY_WORDS: Final = b"#"
-_ONE_WORD: Final = b"*"
+ANY_WORDS: Final = b"#"
+ONE_WORD: Final = b"*"
 #: Case folding as in regular expressions, byte by byte in Latin-1. In UTF-8 strings, only the case of ASCII letters is
 #: ignored.
 _FOLD: Final = latin1_tables()[:256]
 
 
-class InvalidTopic(ValueError):  # noqa: N818 - describes the topic, not an internal error
-    """A topic that the ``rkta`` operators reject."""
-
-
-def _words(text: bytes) -> list[bytes]:
+def words_of(text: bytes) -> list[bytes]:
+    """Split a topic or a routing key."""
     # For the broker, the empty string contains no words, so `*` does not match the empty routing key.
     return text.split(b".") if text else []
 
 
 def _run_matches(run: tuple[bytes, ...], words: list[bytes], start: int) -> bool:
     for expected in run:
-        if expected != words[start] and expected != _ONE_WORD:
+        if expected != words[start] and expected != ONE_WORD:
             return False
         start += 1
     return True
@@ -60,11 +61,11 @@ class Topic:
     def __init__(self, pattern: bytes, ignore_case: bool = False) -> None:
         self.pattern = pattern
         self.ignores_case = ignore_case
-        words = _words(pattern.translate(_FOLD) if ignore_case else pattern)
+        words = words_of(pattern.translate(_FOLD) if ignore_case else pattern)
         runs: list[tuple[bytes, ...]] = []
         run: list[bytes] = []
         for word in words:
-            if word == _ANY_WORDS:
+            if word == ANY_WORDS:
                 runs.append(tuple(run))
                 run = []
             else:
@@ -72,7 +73,7 @@ class Topic:
         self._first = tuple(run) if not runs else runs[0]
         self._last = tuple(run) if runs else None
         self._middle = tuple(part for part in runs[1:] if part)
-        self._least = sum(word != _ANY_WORDS for word in words)
+        self._least = sum(word != ANY_WORDS for word in words)
 
     def matches(self, key: bytes) -> bool:
         """Return True if the routing key matches.
@@ -81,7 +82,7 @@ class Topic:
         """
         if self.ignores_case:
             key = key.translate(_FOLD)
-        words = _words(key)
+        words = words_of(key)
         count = len(words)
         if self._last is None:
             return count == self._least and _run_matches(self._first, words, 0)
@@ -101,34 +102,50 @@ class Topic:
         return True
 
 
-def check_open_topic(pattern: bytes, ignore_case: bool = False) -> None:
-    """Reject topics that the open exchange rejects.
+@lru_cache(maxsize=4096)
+def open_topic(pattern: bytes, ignore_case: bool = False) -> Topic:
+    """Return the topic of an ``rkta`` operator.
 
     The open-exchange plugin turns a topic into a regular expression without quoting it, and rejects the topic if the
     result is invalid. A `Topic` matches as a topic exchange does, but this function rejects what the plugin rejects.
 
     Raises:
-        InvalidTopic: the topic is empty, or the resulting regular expression is not valid.
+        ProtocolError: the topic is empty, or the resulting regular expression is not valid.
     """
-    if not pattern:
-        raise InvalidTopic("empty topic")
     rewritten = pattern.replace(b"*", rb"(\w+)").replace(b"#.", rb"(\w+.)*", 1).replace(b".#", rb"(.\w+)*", 1)
     rewritten = rewritten.replace(b".", rb"\.").replace(b"#", b".*", 1)
-    try:
-        compile_pattern((b"^(?i)" if ignore_case else b"^") + rewritten + b"$")
-    except InvalidPattern as error:
-        raise InvalidTopic(f"not a topic: {error}") from error
-
-
-@lru_cache(maxsize=4096)
-def open_topic(pattern: bytes, ignore_case: bool = False) -> Topic:
-    """Return the topic of an ``rkta`` operator.
-
-    Raises:
-        InvalidTopic: see ``check_open_topic``.
-    """
-    check_open_topic(pattern, ignore_case)
+    if not pattern or why_invalid((b"^(?i)" if ignore_case else b"^") + rewritten + b"$"):
+        raise precondition_failed("Invalid AMQP topic")
     return Topic(pattern, ignore_case)
+
+
+def unknown_key(key: bytes) -> ProtocolError:
+    """Return the error for an unknown key or a value of the wrong type."""
+    opening = "Unknown or invalid argument's key '"
+    return precondition_failed(f"{opening}{format_binary(key, len(opening))}'")
+
+
+def text_of(key: bytes, value: Value) -> bytes:
+    """Return the bytes of a long string; reject all other types."""
+    if value.letter != "S":
+        raise unknown_key(key)
+    return cast("bytes", value.value)
+
+
+def name_of(key: bytes, value: Value) -> bytes:
+    """Return a name: a long string with at least one character."""
+    text = text_of(key, value)
+    if not begins_with_character(text):
+        raise unknown_key(key)
+    return text
+
+
+def pattern_of(key: bytes, value: Value) -> Pattern:
+    source = text_of(key, value)
+    try:
+        return compile_pattern(source)
+    except InvalidPattern as error:
+        raise precondition_failed(invalid_regex(source, str(error))) from error
 
 
 INTEGERS: Final = frozenset("bBsuIilLT")
@@ -210,14 +227,19 @@ class Operator:
     Args:
         key: the argument's key as declared.
         expected: the argument's value, or one element of a list.
+        negated: whether a present fact matches if the condition is false.
         optional: whether ABSENT counts as a match with `all` (and with `eq`, for a header).
+
+    Raises:
+        ProtocolError: the expected value is not valid; 406 on the channel.
     """
 
-    __slots__ = ("expected", "key", "optional")
+    __slots__ = ("expected", "key", "negated", "optional")
 
-    def __init__(self, key: bytes, expected: Value, optional: bool = False) -> None:
+    def __init__(self, key: bytes, expected: Value, negated: bool = False, optional: bool = False) -> None:
         self.key: Final = key
         self.expected: Final = expected
+        self.negated: Final = negated
         self.optional: Final = optional
 
     @property
@@ -257,8 +279,8 @@ class HeaderOperator(Operator):
 
     __slots__ = ("name",)
 
-    def __init__(self, key: bytes, expected: Value, name: bytes, optional: bool = False) -> None:
-        super().__init__(key, expected, optional)
+    def __init__(self, key: bytes, expected: Value, name: bytes, negated: bool = False, optional: bool = False) -> None:
+        super().__init__(key, expected, negated, optional)
         self.name: Final = name
 
     @property
@@ -280,12 +302,12 @@ class HeaderOperator(Operator):
 
 
 class HeaderEquals(HeaderOperator):
-    """Matches an equal value. The types of numbers and of strings are ignored, except in nested values."""
+    """Compares values for equality. The types of numbers and of strings are ignored, except in nested values."""
 
     __slots__ = ("_content", "_letters")
 
-    def __init__(self, key: bytes, expected: Value, name: bytes, optional: bool = False) -> None:
-        super().__init__(key, expected, name, optional)
+    def __init__(self, key: bytes, expected: Value, name: bytes, negated: bool = False, optional: bool = False) -> None:
+        super().__init__(key, expected, name, negated, optional)
         letter = expected[0]
         #: Types for which equal content suffices; None if canonical forms have to be compared.
         self._letters: Final = NUMBERS if letter in NUMBERS else TEXTS if letter in TEXTS else None
@@ -293,52 +315,29 @@ class HeaderEquals(HeaderOperator):
 
     @property
     def uses_up(self) -> bool:
-        return True
+        return not self.negated
 
     @property
     def index_key(self) -> IndexKey | None:
-        return HEADER, self.name, self._content
+        return None if self.negated else (HEADER, self.name, self._content)
 
     def predicate(self, seen: Value, message: Message) -> bool:
         letters = self._letters
         if letters is None:
-            return canonical(seen) == self._content
-        return seen[0] in letters and seen[1] == self._content
-
-
-class HeaderDiffers(HeaderEquals):
-    """Matches a value that `HeaderEquals` does not match."""
-
-    __slots__ = ()
-
-    @property
-    def uses_up(self) -> bool:
-        return False
-
-    @property
-    def index_key(self) -> IndexKey | None:
-        """None, since nearly every message matches."""
-        return None
-
-    def predicate(self, seen: Value, message: Message) -> bool:
-        letters = self._letters
-        if letters is None:
-            return canonical(seen) != self._content
-        return not (seen[0] in letters and seen[1] == self._content)
+            return (canonical(seen) == self._content) is not self.negated
+        return (seen[0] in letters and seen[1] == self._content) is not self.negated
 
 
 class HeaderCompares(HeaderOperator):
-    """Matches a number by comparing its exact mathematical value.
-
-    Args:
-        expected: a number.
-        sign: a value of SIGNS.
-    """
+    """Matches a number by comparing its exact mathematical value; `sign` is a value of SIGNS."""
 
     __slots__ = ("_bound", "_sign")
 
     def __init__(self, key: bytes, expected: Value, name: bytes, sign: int, optional: bool = False) -> None:
-        super().__init__(key, expected, name, optional)
+        if expected[0] not in NUMBERS:
+            # The text is that of the open-exchange plugin.
+            raise precondition_failed("Type's value of comparison's operators < and > must be numeric")
+        super().__init__(key, expected, name, optional=optional)
         self._sign: Final = sign
         self._bound: Final[object] = expected[1]
 
@@ -349,19 +348,16 @@ class HeaderCompares(HeaderOperator):
 class HeaderMatches(HeaderOperator):
     """Matches a long string that contains or, if negated, does not contain a match of a pattern."""
 
-    __slots__ = ("_negated", "_pattern")
+    __slots__ = ("_pattern",)
 
-    def __init__(
-        self, key: bytes, expected: Value, name: bytes, pattern: Pattern, negated: bool = False, optional: bool = False
-    ) -> None:
-        super().__init__(key, expected, name, optional)
-        self._pattern: Final = pattern
-        self._negated: Final = negated
+    def __init__(self, key: bytes, expected: Value, name: bytes, negated: bool = False, optional: bool = False) -> None:
+        super().__init__(key, expected, name, negated, optional)
+        self._pattern: Final = pattern_of(key, expected)
 
     def predicate(self, seen: Value, message: Message) -> bool:
         if seen[0] != "S":
             return False
-        return (self._pattern.search(cast("bytes", seen[1]), message.budget) is True) is not self._negated
+        return (self._pattern.search(cast("bytes", seen[1]), message.budget) is True) is not self.negated
 
 
 class HeaderIsPresent(HeaderOperator):
@@ -371,14 +367,13 @@ class HeaderIsPresent(HeaderOperator):
         letters: the types; None for any type.
     """
 
-    __slots__ = ("_letters", "_negated")
+    __slots__ = ("_letters",)
 
     def __init__(
         self, key: bytes, expected: Value, name: bytes, letters: frozenset[str] | None = None, negated: bool = False
     ) -> None:
-        super().__init__(key, expected, name)
+        super().__init__(key, expected, name, negated)
         self._letters: Final = letters
-        self._negated: Final = negated
 
     @property
     def uses_up(self) -> bool:
@@ -390,7 +385,7 @@ class HeaderIsPresent(HeaderOperator):
 
     def predicate(self, seen: Value, message: Message) -> bool:
         letters = self._letters
-        return letters is None or (seen[0] in letters) is not self._negated
+        return letters is None or (seen[0] in letters) is not self.negated
 
 
 class HeaderIsAbsent(HeaderOperator):
@@ -429,59 +424,69 @@ class RoutingKeyOperator(Operator):
 class KeyEquals(RoutingKeyOperator):
     """Matches a routing key that is equal to the expected string or, if negated, differs from it."""
 
-    __slots__ = ("_negated", "_text")
+    __slots__ = ("_text",)
 
     def __init__(self, key: bytes, expected: Value, negated: bool = False) -> None:
-        super().__init__(key, expected)
-        self._text: Final = cast("bytes", expected[1])
-        self._negated: Final = negated
+        super().__init__(key, expected, negated)
+        self._text: Final = text_of(key, expected)
 
     @property
     def index_key(self) -> IndexKey | None:
-        return None if self._negated else (ROUTING_KEY, "", self._text)
+        return None if self.negated else (ROUTING_KEY, "", self._text)
 
     def predicate(self, seen: bytes, message: Message) -> bool:
-        return (seen == self._text) is not self._negated
+        return (seen == self._text) is not self.negated
 
 
 class KeyMatches(RoutingKeyOperator):
     """Matches a routing key that contains or, if negated, does not contain a match of a pattern."""
 
-    __slots__ = ("_negated", "_pattern")
+    __slots__ = ("_pattern",)
 
-    def __init__(self, key: bytes, expected: Value, pattern: Pattern, negated: bool = False) -> None:
-        super().__init__(key, expected)
-        self._pattern: Final = pattern
-        self._negated: Final = negated
+    def __init__(self, key: bytes, expected: Value, negated: bool = False) -> None:
+        super().__init__(key, expected, negated)
+        self._pattern: Final = pattern_of(key, expected)
 
     def predicate(self, seen: bytes, message: Message) -> bool:
-        return (self._pattern.search(seen, message.budget) is True) is not self._negated
+        return (self._pattern.search(seen, message.budget) is True) is not self.negated
 
 
 class KeyFits(RoutingKeyOperator):
     """Matches a routing key that fits or, if negated, does not fit a topic."""
 
-    __slots__ = ("_negated", "_topic")
+    __slots__ = ("_topic",)
 
     def __init__(self, key: bytes, expected: Value, topic: Topic, negated: bool = False) -> None:
-        super().__init__(key, expected)
+        super().__init__(key, expected, negated)
         self._topic: Final = topic
-        self._negated: Final = negated
 
     @property
     def index_key(self) -> IndexKey | None:
         """The topic; a topic without wildcards is indexed as an equality."""
         topic = self._topic
-        if self._negated or topic.ignores_case:
+        if self.negated or topic.ignores_case:
             return None
         pattern = topic.pattern
         return TOPIC if b"*" in pattern or b"#" in pattern else ROUTING_KEY, "", pattern
 
     def predicate(self, seen: bytes, message: Message) -> bool:
-        return self._topic.matches(seen) is not self._negated
+        return self._topic.matches(seen) is not self.negated
 
 
 # -- properties --------------------------------------------------------------------------------------------------------
+
+TEXT_PROPERTIES: Final = (
+    "content_type",
+    "content_encoding",
+    "correlation_id",
+    "reply_to",
+    "message_id",
+    "type",
+    "user_id",
+    "app_id",
+    "cluster_id",
+)
+INTEGER_PROPERTIES: Final = ("delivery_mode", "priority", "timestamp", "expiration")
 
 
 class PropertyOperator(Operator):
@@ -489,8 +494,8 @@ class PropertyOperator(Operator):
 
     __slots__ = ("name",)
 
-    def __init__(self, key: bytes, expected: Value, name: str) -> None:
-        super().__init__(key, expected)
+    def __init__(self, key: bytes, expected: Value, name: str, negated: bool = False) -> None:
+        super().__init__(key, expected, negated)
         self.name: Final = name
 
     @property
@@ -526,32 +531,27 @@ class PropertyIsAbsent(PropertyOperator):
 class PropertyEquals(PropertyOperator):
     """Matches a string property that is equal to the expected string or, if negated, differs from it."""
 
-    __slots__ = ("_negated",)
-
-    def __init__(self, key: bytes, expected: Value, name: str, negated: bool = False) -> None:
-        super().__init__(key, expected, name)
-        self._negated: Final = negated
+    __slots__ = ()
 
     @property
     def index_key(self) -> IndexKey | None:
-        return None if self._negated else (PROPERTY, self.name, cast("bytes", self.expected[1]))
+        return None if self.negated else (PROPERTY, self.name, cast("bytes", self.expected[1]))
 
     def predicate(self, seen: bytes | int, message: Message) -> bool:
-        return (seen == self.expected[1]) is not self._negated
+        return (seen == self.expected[1]) is not self.negated
 
 
 class PropertyMatches(PropertyOperator):
     """Matches a string property that contains or, if negated, does not contain a match of a pattern."""
 
-    __slots__ = ("_negated", "_pattern")
+    __slots__ = ("_pattern",)
 
-    def __init__(self, key: bytes, expected: Value, name: str, pattern: Pattern, negated: bool = False) -> None:
-        super().__init__(key, expected, name)
-        self._pattern: Final = pattern
-        self._negated: Final = negated
+    def __init__(self, key: bytes, expected: Value, name: str, negated: bool = False) -> None:
+        super().__init__(key, expected, name, negated)
+        self._pattern: Final = pattern_of(key, expected)
 
     def predicate(self, seen: bytes | int, message: Message) -> bool:
-        return (self._pattern.search(cast("bytes", seen), message.budget) is True) is not self._negated
+        return (self._pattern.search(cast("bytes", seen), message.budget) is True) is not self.negated
 
 
 class PropertyCompares(PropertyOperator):
@@ -578,20 +578,19 @@ class PropertyCompares(PropertyOperator):
 class ClockOperator(Operator):
     """Matches the time in a time zone against a pattern; the clock is read once per message."""
 
-    __slots__ = ("_negated", "_pattern", "_zone")
+    __slots__ = ("_pattern", "_zone")
 
-    def __init__(self, key: bytes, expected: Value, zone: tzinfo, pattern: Pattern, negated: bool) -> None:
-        super().__init__(key, expected)
+    def __init__(self, key: bytes, expected: Value, zone: tzinfo, negated: bool) -> None:
+        super().__init__(key, expected, negated)
         self._zone: Final = zone
-        self._pattern: Final = pattern
-        self._negated: Final = negated
+        self._pattern: Final = pattern_of(key, expected)
 
     @property
     def fact_name(self) -> FactName:
         return CLOCK, ""
 
     def predicate(self, seen: bytes, message: Message) -> bool:
-        return (self._pattern.search(seen, message.budget) is True) is not self._negated
+        return (self._pattern.search(seen, message.budget) is True) is not self.negated
 
     def seen(self, message: Message) -> bytes:
         return message.clock(self._zone)

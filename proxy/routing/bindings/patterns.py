@@ -40,18 +40,6 @@ from functools import cache, lru_cache
 from math import prod
 from typing import Final
 
-__all__ = [
-    "DEFAULT_BUDGET",
-    "Budget",
-    "InvalidPattern",
-    "MissingLibraryError",
-    "Pattern",
-    "compile_pattern",
-    "jit_compiles",
-    "latin1_tables",
-    "why_invalid",
-]
-
 _LIBRARY = "libpcre2-8.so.0"
 _ANCHORED, _NO_AUTO_POSSESS = 0x80000000, 0x00004000
 _INFO_ALLOPTIONS, _INFO_JITSIZE, _INFO_SIZE, _INFO_FRAMESIZE = 0, 10, 22, 24

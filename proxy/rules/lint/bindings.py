@@ -19,13 +19,13 @@ from proxy.routing.bindings.binding import typed_arguments
 from proxy.routing.bindings.compiled import CompiledBinding, is_regex_key
 from proxy.routing.bindings.patterns import Budget, InvalidPattern, compile_pattern
 from proxy.routing.bindings.routes import STOP
-from proxy.rules.evaluation import decide, mentioned_queues, translate_publish
+from proxy.rules.file_tests import evaluate_tests
 from proxy.rules.lint.satisfiability import always_true, unsatisfiable_reason
 from proxy.rules.loader import LoadedRules
-from proxy.rules.message import DescribedMessage
+from proxy.rules.message import text
 from proxy.rules.schema import PackedPlaces, ParsedBinding, ParsedFile, binding_path
 from proxy.values import strings
-from proxy.yamlfile.document import ConfigWarning, Place
+from proxy.yamlfile.document import ConfigWarning
 
 #: This argument sets the position of a binding in its exchange, and is not a condition.
 _ORDER = b"x-order"
@@ -122,12 +122,15 @@ class LintedExchange:
     """One exchange: its bindings in visiting order, with their positions."""
 
     vhost: str
-    name: bytes
     entries: Sequence[CompiledBinding]
     bindings: dict[str, ParsedBinding]
 
-    def place(self, compiled: CompiledBinding) -> Place:
-        return self.bindings[compiled.label[1]].place
+    def parsed(self, compiled: CompiledBinding) -> ParsedBinding:
+        return self.bindings[compiled.id]
+
+    def warning(self, compiled: CompiledBinding, message: str) -> ConfigWarning:
+        parsed = self.parsed(compiled)
+        return ConfigWarning(parsed.place, parsed.path, message)
 
 
 def linted_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> Iterator[LintedExchange]:
@@ -136,7 +139,7 @@ def linted_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> Iterat
         for parsed in file.exchanges:
             entries = loaded.routers[file.vhost].exchanges[parsed.rule.name].entries
             bindings = {binding.binding.id: binding for binding in parsed.bindings}
-            yield LintedExchange(file.vhost, parsed.rule.name, entries, bindings)
+            yield LintedExchange(file.vhost, entries, bindings)
 
 
 def lint_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[ConfigWarning]:
@@ -150,24 +153,19 @@ def lint_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[Conf
 
 
 def _bindings(exchange: LintedExchange) -> Iterator[ConfigWarning]:
-    bindings = exchange.bindings
     for compiled in exchange.entries:
         reason = unsatisfiable_reason(compiled)
         if reason is not None:
-            parsed = bindings[compiled.label[1]]
-            yield ConfigWarning(parsed.place, parsed.path, f"this binding never matches: {reason}")
+            yield exchange.warning(compiled, f"this binding never matches: {reason}")
     for compiled, other in unreachable(exchange.entries):
-        parsed = bindings[compiled.label[1]]
-        line = exchange.place(other).line
-        message = f"this binding is never visited: the binding on line {line} skips it"
-        yield ConfigWarning(parsed.place, parsed.path, message)
+        line = exchange.parsed(other).place.line
+        yield exchange.warning(compiled, f"this binding is never visited: the binding on line {line} skips it")
     for compiled, key, reason in invalid_gotos(exchange.entries):
-        parsed = bindings[compiled.label[1]]
-        yield ConfigWarning(parsed.argument_place(key), parsed.argument_path(key), f"this goto has no effect: {reason}")
+        place, path = exchange.parsed(compiled).argument_at(key.encode())
+        yield ConfigWarning(place, path, f"this goto has no effect: {reason}")
     for compiled, other in redundant(exchange.entries):
-        parsed = bindings[compiled.label[1]]
-        line = exchange.place(other).line
-        yield ConfigWarning(parsed.place, parsed.path, f"this binding adds nothing to the binding on line {line}")
+        line = exchange.parsed(other).place.line
+        yield exchange.warning(compiled, f"this binding adds nothing to the binding on line {line}")
 
 
 def _patterns(parsed: ParsedBinding) -> Iterator[ConfigWarning]:
@@ -177,10 +175,9 @@ def _patterns(parsed: ParsedBinding) -> Iterator[ConfigWarning]:
         for source in strings(value):
             subject = exceeds_match_limit(source)
             if subject is not None:
-                key = name.decode()
-                shown = f"{subject[:12].decode('utf-8', 'backslashreplace')}... ({len(subject)} bytes)"
+                shown = f"{text(subject[:12])}... ({len(subject)} bytes)"
                 message = f"this pattern reaches the match limit on {shown}, which counts as no match"
-                yield ConfigWarning(parsed.argument_place(key), parsed.argument_path(key), message)
+                yield ConfigWarning(*parsed.argument_at(name), message)
 
 
 def exceeds_match_limit(pattern: bytes) -> bytes | None:
@@ -239,14 +236,8 @@ def untested_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[
 
 def _tested(loaded: LoadedRules) -> set[tuple[str, bytes, str]]:
     """Return virtual host, exchange and id of every binding that is true in at least one test."""
-    known = {name: mentioned_queues(vhost, loaded.routers[name]) for name, vhost in loaded.rules.vhosts.items()}
     touched = set()
-    for test in loaded.tests:
-        router, vhost, book = loaded.routers[test.vhost], loaded.rules.vhosts[test.vhost], loaded.books.get(test.vhost)
-        message: object = test.message
-        if test.message.exchange not in router.exchanges:
-            message = None if book is None else translate_publish(test.message, vhost, book)
-        if isinstance(message, DescribedMessage):
-            decision = decide(router, message, test.at or 0.0, known[test.vhost] | test.queues)
-            touched |= {(test.vhost, exchange, ident) for exchange, ident in decision.matched}
+    for test, evaluation in evaluate_tests(loaded.tests, loaded.rules, loaded.routers, loaded.books):
+        if evaluation.decision is not None:
+            touched |= {(test.vhost, exchange, ident) for exchange, ident in evaluation.decision.matched}
     return touched

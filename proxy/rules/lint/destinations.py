@@ -72,9 +72,8 @@ def destinations(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[Named
                 written = NamedDestination(vhost, kind, name, parsed.place, f"{parsed.path}.{kind}")
                 named[vhost, kind, name] = written
             for key, name in parsed.named_routes():
-                kind = EXCHANGE if key.startswith(("x-adde-", "x-dele-")) else QUEUE
-                place, path = parsed.argument_place(key), parsed.argument_path(key)
-                named.setdefault((vhost, kind, name), NamedDestination(vhost, kind, name, place, path))
+                kind = EXCHANGE if key.startswith((b"x-adde-", b"x-dele-")) else QUEUE
+                named.setdefault((vhost, kind, name), NamedDestination(vhost, kind, name, *parsed.argument_at(key)))
     for vhost, book in loaded.books.items():
         named = _relocated(named, vhost, book, loaded.routers[vhost])
     return [destination for key, destination in named.items() if key not in declared]

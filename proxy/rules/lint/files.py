@@ -11,9 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm
+from proxy.routing.bindings.arguments import X_MATCH
 from proxy.routing.bindings.binding import typed_arguments
+from proxy.routing.bindings.exchange_types import OPEN
+from proxy.routing.filters import ALTERNATE
 from proxy.rules.operator_reference import OPERATORS
-from proxy.rules.schema import ALTERNATE, CARRIER, OPEN, ParsedBinding, ParsedExchange, ParsedFile, ParsedQueue
+from proxy.rules.schema import CARRIER, ParsedBinding, ParsedExchange, ParsedFile, ParsedQueue
 from proxy.values import EXCHANGE, Value
 from proxy.yamlfile.document import Faults, Place
 
@@ -46,7 +49,7 @@ def check_vhost(files: Sequence[ParsedFile], faults: Faults) -> None:
     for exchange in exchanges:
         _binding_names(exchange, faults)
         _alternate(exchange, owned, faults)
-        _carrier_type(exchange, owned, faults)
+        _carrier_type(exchange, owned)
         _without_effect(exchange, faults)
         _doubtful_keys(exchange, faults)
         _clocks(exchange, faults)
@@ -104,7 +107,7 @@ def _alternate(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], fau
     alternate = exchange.rule.alternate
     if alternate is None:
         return
-    place, path = exchange.argument_place(ALTERNATE), exchange.argument_path(ALTERNATE)
+    place, path = exchange.argument_at(ALTERNATE)
     if alternate == exchange.rule.name:
         faults.error(place, path, "seen the exchange itself, expected another exchange")
     elif exchange.rule.unmatched_pass and alternate in owned:
@@ -121,7 +124,7 @@ def _alternate(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], fau
         faults.error(place, path, _UNREACHABLE)
 
 
-def _carrier_type(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], faults: Faults) -> None:
+def _carrier_type(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange]) -> None:
     """Warn about a carrier type that costs the broker more than the other type."""
     rule = exchange.rule
     if rule.carrier_type == "auto" or rule.delivery != CARRIER:
@@ -130,9 +133,8 @@ def _carrier_type(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], 
     onward = rule.alternate is not None or any(kind == EXCHANGE and name not in owned for kind, name in named)
     few = FEW_DESTINATIONS[TokenForm.EIGHT_WORDS if onward else TokenForm.ONE_WORD]
     if rule.carrier_type == "direct" and len(named) > few:
-        faults.warn(
-            exchange.fields.place_of("carrier_type"),
-            exchange.fields.at("carrier_type"),
+        exchange.fields.warn(
+            "carrier_type",
             f"a direct carrier with {len(named)} destinations: RabbitMQ before 3.13 compares all of them with every "
             f"message; a topic carrier is cheaper for more than {few} destinations; set carrier_type: auto",
         )
@@ -144,20 +146,18 @@ def _without_effect(exchange: ParsedExchange, faults: Faults) -> None:
         return
     for name, _ in exchange.rule.arguments:
         if name.removesuffix(b"-silent") in _FILTERS:
-            message = f"has no effect for type {exchange.rule.type}"
-            faults.warn(exchange.argument_place(name), exchange.argument_path(name), message)
+            faults.warn(*exchange.argument_at(name), f"has no effect for type {exchange.rule.type}")
     for parsed in exchange.bindings:
         if parsed.binding.routing_key and exchange.rule.type in ("headers", "fanout"):
             faults.warn(parsed.key_place, f"{parsed.path}.routing_key", f"has no effect for type {exchange.rule.type}")
         for name, _ in parsed.binding.arguments:
-            key = name.decode()
             if exchange.rule.type != "headers":
                 message = f"arguments have no effect for type {exchange.rule.type}"
             elif name.startswith(b"x-?") and not _tests_x_headers(parsed):
                 message = f"is an operator of type {OPEN} and has no effect for type headers"
             else:
                 continue
-            faults.warn(parsed.argument_place(key), parsed.argument_path(key), message)
+            faults.warn(*parsed.argument_at(name), message)
 
 
 def _doubtful_keys(exchange: ParsedExchange, faults: Faults) -> None:
@@ -169,7 +169,7 @@ def _doubtful_keys(exchange: ParsedExchange, faults: Faults) -> None:
             key = name.decode()
             message = _doubtful_key(key, exchange.rule.type) or _doubtful_name(key, value)
             if message:
-                faults.warn(parsed.argument_place(key), parsed.argument_path(key), message)
+                faults.warn(*parsed.argument_at(name), message)
 
 
 @lru_cache(4096)
@@ -216,16 +216,15 @@ def _clocks(exchange: ParsedExchange, faults: Faults) -> None:
                 continue
             odd = _ODD_IN_CLOCK.search(_NOT_LITERAL.sub(b"", value.value))
             if odd is not None:
-                key = name.decode()
                 message = (
                     f'"{odd[0].decode()}" never occurs in the matched string: date, time, weekday and week as digits '
                     'with blanks between them, such as "20261121 080000 6 47"'
                 )
-                faults.warn(parsed.argument_place(key), parsed.argument_path(key), message)
+                faults.warn(*parsed.argument_at(name), message)
 
 
 def _tests_x_headers(parsed: ParsedBinding) -> bool:
-    match = next((value.value for name, value in parsed.binding.arguments if name == b"x-match"), b"")
+    match = next((value.value for name, value in parsed.binding.arguments if name == X_MATCH), b"")
     return isinstance(match, bytes) and match.endswith(b"-with-x")
 
 
@@ -244,5 +243,5 @@ def _named_exchanges(parsed: ParsedBinding) -> Iterator[tuple[Place, str, bytes]
     if parsed.binding.destination_type == EXCHANGE:
         yield parsed.place, f"{parsed.path}.exchange", parsed.binding.destination
     for key, name in parsed.named_routes():
-        if key.startswith("x-adde-"):
-            yield parsed.argument_place(key), parsed.argument_path(key), name
+        if key.startswith(b"x-adde-"):
+            yield *parsed.argument_at(key), name

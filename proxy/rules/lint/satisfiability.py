@@ -35,6 +35,7 @@ from proxy.routing.bindings.operators import (
 )
 from proxy.routing.decision import Facts, QueueNames
 from proxy.routing.message import Message
+from proxy.rules.message import text
 from proxy.values import Value
 
 #: Type letters of AMQP values in RabbitMQ.
@@ -91,7 +92,7 @@ def _conflict(operators: Iterable[Operator]) -> str | None:
 
 
 def _words(operators: Sequence[Operator]) -> str:
-    named = [operator.key.decode("utf-8", "backslashreplace") for operator in operators]
+    named = [text(operator.key) for operator in operators]
     if len(named) == 1:
         return f"nothing satisfies {named[0]}"
     return f"{', '.join(named[:-1])} and {named[-1]} contradict each other"
