@@ -35,7 +35,7 @@ def test_entries_of_the_broker_stay_and_ours_stands_behind_them(properties: Tabl
     assert server.frame == start(encode_table(properties + OURS[:1]))
 
 
-@given(tables, st.binary(max_size=255), st.binary(max_size=99))
+@given(tables, st.binary(max_size=255).filter(lambda mechanism: mechanism != b"EXTERNAL"), st.binary(max_size=99))
 def test_entries_mechanism_and_response_of_the_producer_stay(
     properties: Table, mechanism: bytes, response: bytes
 ) -> None:
