@@ -175,6 +175,14 @@ class Wire:
         """What has left to the producer."""
         return _taken(self.relay.connection.for_producer)
 
+    def fault(self, *pieces: bytes) -> tuple[int, tuple[int, int]]:
+        """The producer sends what ends the connection; give code and method of the close."""
+        left = self.produce(*pieces)
+        assert not left or split(left)[-1].name == "Connection.Close"
+        channel, code, _, ids = closed(self.producer())
+        assert channel == 0
+        return code, ids
+
     # -- conversations -------------------------------------------------------------------------------------------
 
     def open(self, *numbers: int, confirm: bool = False) -> Wire:

@@ -103,26 +103,18 @@ def test_what_only_rabbitmq_knows_goes_to_it_too(frames: bytes) -> None:
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
-def fault(wire: Wire, *data: bytes) -> tuple[int, tuple[int, int]]:
-    """Send what ends the connection; give code and method of the close."""
-    assert names(wire.produce(*data))[-1] == "Connection.Close"
-    channel, code, _, ids = closed(wire.producer())
-    assert channel == 0
-    return code, ids
-
-
 @pytest.mark.parametrize("command", [*REQUESTS, commands.Basic.Publish(0, "e", "k", True)], ids=lambda one: one.name)
 def test_arguments_cut_short_anywhere_are_a_syntax_error_that_names_the_method(command: base.Frame) -> None:
     (whole,) = split(method(1, command))
     ids = divmod(command.index, 1 << 16)
     for size in range(4, len(whole.payload)):
-        assert fault(Wire(routed("a")).open(), frame(1, 1, whole.payload[:size])) == (502, ids)
-    assert fault(Wire(routed("a")).open(), frame(1, 1, whole.payload + b"\0")) == (502, ids)
+        assert Wire(routed("a")).open().fault(frame(1, 1, whole.payload[:size])) == (502, ids)
+    assert Wire(routed("a")).open().fault(frame(1, 1, whole.payload + b"\0")) == (502, ids)
 
 
 @pytest.mark.parametrize("index", [60 << 16 | 99, 77 << 16 | 10, 0, 0xFFFFFFFF, 20 << 16 | 99])
 def test_an_unknown_method_is_not_implemented(index: int) -> None:
-    assert fault(Wire().open(), raw(index)) == (540, divmod(index, 1 << 16))
+    assert Wire().open().fault(raw(index)) == (540, divmod(index, 1 << 16))
 
 
 @pytest.mark.parametrize(
@@ -141,26 +133,26 @@ def test_an_unknown_method_is_not_implemented(index: int) -> None:
 )
 def test_what_only_a_broker_says_is_a_command_invalid(command: base.Frame) -> None:
     index = command.index
-    assert fault(Wire().open(), method(1, command)) == (503, divmod(index, 1 << 16))
+    assert Wire().open().fault(method(1, command)) == (503, divmod(index, 1 << 16))
 
 
 @pytest.mark.parametrize("kind", [2, 3])
 def test_content_on_channel_0_is_an_unexpected_frame(kind: int) -> None:
-    assert fault(Wire().open(), frame(kind, 0, b"x" * 20)) == (505, (0, 0))
+    assert Wire().open().fault(frame(kind, 0, b"x" * 20)) == (505, (0, 0))
 
 
 def test_a_channels_method_on_channel_0_is_a_channel_error() -> None:
-    assert fault(Wire().open(), method(0, commands.Basic.Ack(1))) == (504, (60, 80))
+    assert Wire().open().fault(method(0, commands.Basic.Ack(1))) == (504, (60, 80))
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0", b"\0\x3c\0"])
 @pytest.mark.parametrize("channel", [0, 1])
 def test_a_method_frame_without_its_ids_is_a_frame_error(channel: int, payload: bytes) -> None:
-    assert fault(Wire().open(), frame(1, channel, payload)) == (501, (0, 0))
+    assert Wire().open().fault(frame(1, channel, payload)) == (501, (0, 0))
 
 
 def test_a_heartbeat_on_another_channel_than_0_is_an_unexpected_frame() -> None:
-    assert fault(Wire().open(), frame(8, 1, b"")) == (505, (0, 0))
+    assert Wire().open().fault(frame(8, 1, b"")) == (505, (0, 0))
 
 
 def test_a_channel_above_the_agreed_number_is_not_allowed() -> None:
@@ -169,7 +161,7 @@ def test_a_channel_above_the_agreed_number_is_not_allowed() -> None:
     top = TUNING.channel_max_producer
     opens = say(top, commands.Channel.Open())
     assert wire.produce(opens) == opens
-    assert fault(wire, say(top + 1, commands.Channel.Open())) == (530, (0, 0))
+    assert wire.fault(say(top + 1, commands.Channel.Open())) == (530, (0, 0))
 
 
 def test_the_fault_is_kept_for_the_log_and_counted_once() -> None:
@@ -240,7 +232,7 @@ def test_a_method_in_the_middle_of_such_a_content_is_an_unexpected_frame() -> No
     wire = Wire().open()
     wire.produce(b"".join(one.raw for one in split(publish(body=bytes(100)))[:2]))
     wire.answer(NOT_FOUND)
-    assert fault(wire, CLOSE_OK) == (505, (60, 40))
+    assert wire.fault(CLOSE_OK) == (505, (60, 40))
 
 
 def test_closes_that_cross_are_both_answered_where_the_brokers_comes_first() -> None:

@@ -295,6 +295,15 @@ def test_publishes_are_counted_alike_on_both_paths() -> None:
         assert sum(row[2] for row in wire.publishes()) == 2
 
 
+def test_a_publish_that_waited_in_vain_behind_one_in_several_copies_is_counted_on_both_sides() -> None:
+    wire = Wire(chosen("new")).open(confirm=True)
+    many_copies = exchange(to_queue("q"), to_exchange("e"), name="several")
+    wire.state.add_exchange(owned(many_copies, Delivery.QUEUE), many_copies)
+    wire.produce(publish(to="several"), publish("new"))
+    assert wire.control() == publish("new")
+    assert wire.answer(ack(3), ack(2, True)) == ack(2) + ack(1)
+
+
 def test_exchanges_that_are_chained_here_are_one_publish() -> None:
     first = exchange(to_exchange("next"), to_queue("a"))
     second = exchange(to_queue("b"), name="next")

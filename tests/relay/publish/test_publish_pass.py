@@ -309,14 +309,6 @@ def test_whatever_follows_what_each_publish_leaves_as_it_would_alone(turns: list
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
-def fault(wire: Wire, *data: bytes) -> tuple[int, tuple[int, int]]:
-    """Send what ends the connection; give code and method of the close."""
-    wire.produce(*data)
-    channel, code, _, ids = closed(wire.producer())
-    assert channel == 0
-    return code, ids
-
-
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize(
     ("name", "spoil", "expected"),
@@ -356,7 +348,7 @@ def test_a_spoilt_publish_ends_the_connection_however_it_comes(
 @pytest.mark.parametrize("number", [0, 1, 9])
 @pytest.mark.parametrize("kind", [0, 4, 7, 9, 255])
 def test_a_frame_of_no_known_type_ends_the_connection(kind: int, number: int) -> None:
-    assert fault(Wire().open(), frame(kind, number, b"what")) == (501, (0, 0))
+    assert Wire().open().fault(frame(kind, number, b"what")) == (501, (0, 0))
 
 
 def test_a_frame_that_is_too_large_is_refused_when_its_length_is_read() -> None:
@@ -365,7 +357,7 @@ def test_a_frame_that_is_too_large_is_refused_when_its_length_is_read() -> None:
         head = bytes((kind,)) + (1).to_bytes(2, "big") + (131072 + 1).to_bytes(4, "big")
         assert wire.produce(head[:6]) == b""
         assert not wire.relay.connection.lifecycle.fault
-        assert fault(wire, head[6:]) == (501, (0, 0))
+        assert wire.fault(head[6:]) == (501, (0, 0))
 
 
 def test_a_frame_max_that_the_producer_insists_on_is_kept() -> None:
@@ -373,12 +365,12 @@ def test_a_frame_max_that_the_producer_insists_on_is_kept() -> None:
     for tolerated in (4096, 4097, 4104):
         message = publish(body=bytes(10_000), frame_max=tolerated)
         assert wire.produce(message) == with_tokens(message, "a")
-    assert fault(wire, publish(body=bytes(10_000), frame_max=4105)) == (501, (0, 0))
+    assert wire.fault(publish(body=bytes(10_000), frame_max=4105)) == (501, (0, 0))
 
 
 def test_nothing_is_read_behind_a_fault() -> None:
     wire = Wire(routed("a")).open()
-    fault(wire, frame(9, 1, b""), publish())
+    wire.fault(frame(9, 1, b""), publish())
     assert wire.produce(publish(), content_header(1, 5), b"\xff" * 30) == b""
     assert wire.producer() == b""
 
