@@ -80,10 +80,20 @@ class Peer:
         assert found.name == name, found
         return found
 
+    async def published(self) -> tuple[str, bytes]:
+        """Routing key and body of the publish that comes next, whose body is one frame."""
+        method = await self.expect("Basic.Publish")
+        await self.expect("Header")
+        return str(method.arguments["routing_key"]), (await self.expect("Body")).payload
+
+    async def begin(self) -> dict[str, object]:
+        """Send the protocol header; return the arguments of Connection.Start."""
+        self.send(client.PROTOCOL_HEADER)
+        return (await self.expect("Connection.Start")).arguments
+
     async def log_in(self, user: str = "guest", password: str = "guest") -> dict[str, object]:
         """Send the protocol header and, after Connection.Start, the login; return the arguments of that method."""
-        self.send(client.PROTOCOL_HEADER)
-        start = (await self.expect("Connection.Start")).arguments
+        start = await self.begin()
         capabilities: Any = {"authentication_failure_close": True}
         properties = {"capabilities": capabilities}
         self.call(commands.Connection.StartOk(properties, "PLAIN", f"\0{user}\0{password}", "en_US"), 0)

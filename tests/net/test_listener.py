@@ -97,8 +97,7 @@ async def test_of_a_flood_beyond_the_limit_most_are_closed_without_a_word(monkey
         flood = await stage.connect()
         assert await flood.is_gone()
         for peer in waiting:
-            peer.send(client.PROTOCOL_HEADER)
-            await peer.expect("Connection.Start")
+            await peer.begin()
 
 
 @contextlib.asynccontextmanager
@@ -191,8 +190,7 @@ async def test_unsettled_publishes_settle_before_their_producer_is_closed() -> N
         producer, link = await stage.opened(confirm=True)
         for body in (b"1", b"2"):
             producer.send(client.publish(1, b"any", b"k", (), body))
-            for name in ("Basic.Publish", "Header", "Body"):
-                await link.expect(name)
+            await link.published()
         draining = asyncio.ensure_future(stage.listener.drain())
         await eventually(lambda: stage.counters.relay("/").paused_producers)
         link.call(commands.Basic.Ack(1, False))
@@ -277,8 +275,7 @@ async def test_a_publish_that_waits_for_its_queue_is_not_lost_by_a_drain() -> No
         draining = asyncio.ensure_future(stage.listener.drain())
         await eventually(lambda: stage.counters.relay("/").paused_producers)
         control.answering.set()
-        for name in ("Basic.Publish", "Header", "Body"):
-            await link.expect(name)
+        await link.published()
         link.call(commands.Basic.Ack(1, False))
         await producer.expect("Basic.Ack")
         await answered(producer, link)

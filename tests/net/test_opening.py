@@ -125,8 +125,7 @@ async def test_a_broker_that_leaves_when_its_virtual_host_is_followed_meanwhile_
         control.followed = True  # by the session of another producer
         link.writer.transport.abort()
         other = await stage.connect()  # when it is answered, the loss has been noticed
-        other.send(client.PROTOCOL_HEADER)
-        await other.expect("Connection.Start")
+        await other.begin()
         control.answering.set()
         await peer.expect("Connection.OpenOk")
         assert (await peer.closed())[0] == 320
@@ -272,8 +271,7 @@ async def test_a_frame_out_of_order_is_a_protocol_error_that_upstream_never_sees
     with capture_logs() as logged:
         async with staged() as stage:
             peer = await stage.connect()
-            peer.send(client.PROTOCOL_HEADER)
-            await peer.expect("Connection.Start")
+            await peer.begin()
             peer.call(commands.Channel.Open())
             code, text = await peer.closed()
             assert (code, "Channel.Open" in text) == (504, True)
