@@ -7,6 +7,8 @@ has tables that pamqp can't write is encoded by proxy.amqp: header tables, and b
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple, cast
 
 from pamqp import base, commands
@@ -139,6 +141,12 @@ def split(data: bytes) -> list[Frame]:
         frames.append(Frame(kind, channel, data[7 : 7 + size]))
         data = data[8 + size :]
     return frames
+
+
+def cut(data: bytes, cuts: Iterable[int]) -> list[bytes]:
+    """Cut bytes at any numbers, each taken modulo their length."""
+    edges = sorted({0, len(data), *(each % (len(data) + 1) for each in cuts)})
+    return [data[left:right] for left, right in pairwise(edges)]
 
 
 def names(data: bytes) -> list[str]:

@@ -53,6 +53,12 @@ class Broker:
         secret = quote(password if password is not None else self.password, safe="")
         return f"amqp://{user}:{secret}@{self.address}/{quote(vhost, safe='')}"
 
+    @property
+    def upstream(self) -> dict[str, object]:
+        """The section ``upstream`` of a configuration that leads here."""
+        control = {"username": self.username, "password": self.password}
+        return {"address": self.address, "control": control, "management": self.management}
+
     def api(self, method: str, path: str, body: object = None) -> Any:  # JSON of any shape
         """Send one request to the management API and return the decoded answer (None where it has no body).
 

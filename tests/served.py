@@ -8,8 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from tests.broker.world import Outside
 from tests.private_broker import free_port, free_ports
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
-from tests.sidecar import PROGRAM, merged
+from tests.sidecar import PROGRAM, asked, merged
 from tests.tap import Tap
 
 RULES = """
@@ -63,11 +61,7 @@ class Running:
     def get(self, path: str, worker: int = 0) -> tuple[int, str]:
         """Status and text of an admin page; (0, "") where nothing listens."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.admin + worker}{path}", timeout=10) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
+            return asked(f"http://127.0.0.1:{self.admin + worker}{path}")
         except OSError:
             return 0, ""
 
@@ -104,12 +98,9 @@ Serve = Callable[..., Running]
 def serve(outside: Outside, tmp_path: Path) -> Iterator[Serve]:
     """Start sidecars before the broker; keywords are settings, as deep as they go."""
     started = []
-    broker = outside.broker
 
     def start(rules: str | None = RULES, wrap: Sequence[str] = (), **settings: Any) -> Running:
-        control = {"username": broker.username, "password": broker.password}
-        upstream = {"address": broker.address, "control": control, "management": broker.management}
-        configured: dict[str, Any] = {"upstream": upstream}
+        configured: dict[str, Any] = {"upstream": outside.broker.upstream}
         if rules is not None:
             (tmp_path / "rules.yaml").write_text(f"vhost: {outside.vhost}\n{rules}")
             configured["rules"] = ["rules.yaml"]
@@ -203,13 +194,8 @@ class Pair(Outside):
         return self.metric("binding_matches_total", vhost=self.vhost, exchange="letters", binding=binding)
 
     def reload(self, worker: int = 0) -> tuple[int, dict[str, object]]:
-        request = urllib.request.Request(f"http://127.0.0.1:{self.running.admin + worker}/-/reload", b"", method="POST")
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, json.load(error)
+        status, text = asked(f"http://127.0.0.1:{self.running.admin + worker}/-/reload", b"")
+        return status, json.loads(text)
 
     def producers(self, count: int) -> list[Producer]:
         made = [Producer(self.running.port, self.vhost).open(confirm=True) for _ in range(count)]
@@ -233,6 +219,21 @@ if "serve" in sys.orig_argv and "--worker" not in sys.orig_argv and "--dry-run" 
 """
 
 
+@contextlib.contextmanager
+def two_workers(broker: Broker, vhost: str, folder: Path, **settings: object) -> Iterator[Pair]:
+    rules = folder / "rules.yaml"
+    rules.write_text(f"vhost: {vhost}\n{RULES}")
+    configured = {"workers": WORKERS, "upstream": broker.upstream, "rules": [rules.name], **settings}
+    pair = Pair(broker, vhost, Running(folder, configured), rules)
+    try:
+        yield pair
+    finally:
+        for producer in pair.opened:
+            producer.vanish()
+        if pair.running.process.poll() is None:
+            pair.running.end()
+
+
 @pytest.fixture
 def faulty(broker: Broker, vhost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     """Workers that are being started by a supervisor that has the fault that a file in its folder asks for."""
@@ -240,40 +241,16 @@ def faulty(broker: Broker, vhost: str, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("FAULTS", str(tmp_path))
     (tmp_path / "fork").touch()
-    control = {"username": broker.username, "password": broker.password}
-    upstream = {"address": broker.address, "control": control, "management": broker.management}
-    rules = tmp_path / "rules.yaml"
-    rules.write_text(f"vhost: {vhost}\n{RULES}")
-    running = Running(tmp_path, {"workers": WORKERS, "upstream": upstream, "rules": ["rules.yaml"]})
-    try:
-        yield Pair(broker, vhost, running, rules)
-    finally:
-        if running.process.poll() is None:
-            running.end()
+    with two_workers(broker, vhost, tmp_path) as pair:
+        yield pair
 
 
 @pytest.fixture
 def pair(broker: Broker, vhost: str, tmp_path: Path) -> Iterator[Pair]:
-    control = {"username": broker.username, "password": broker.password}
     (tmp_path / "audit").mkdir()
-    settings = {
-        "workers": WORKERS,
-        "upstream": {"address": broker.address, "control": control, "management": broker.management},
-        "rules": ["rules.yaml"],
-        "audit": {"directory": "audit", "instance": "pair"},
-    }
-    rules = tmp_path / "rules.yaml"
-    rules.write_text(f"vhost: {vhost}\n{RULES}")
-    running = Running(tmp_path, settings)
-    try:
-        running.await_ready()
-        pair = Pair(broker, vhost, running, rules)
+    with two_workers(broker, vhost, tmp_path, audit={"directory": "audit", "instance": "pair"}) as pair:
+        pair.running.await_ready()
         yield pair
-        for producer in pair.opened:
-            producer.vanish()
-    finally:
-        if running.process.poll() is None:
-            running.end()
 
 
 def gone(producer: Producer) -> bool:

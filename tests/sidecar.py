@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import pika
 import yaml
 
 from tests.private_broker import free_port, free_ports
@@ -133,11 +137,9 @@ class Sidecar:
         return text.decode()
 
     def _configured(self) -> dict[str, object]:
-        broker = self._broker
-        control = {"username": broker.username, "password": broker.password}
         settings: dict[str, object] = {
             "listen": [{"address": self.address}],
-            "upstream": {"address": broker.address, "control": control, "management": broker.management},
+            "upstream": self._broker.upstream,
             "rules": self._rules,
             "admin": {"address": self.admin.removeprefix("http://")},
         }
@@ -163,6 +165,65 @@ class Sidecar:
         with contextlib.suppress(FileNotFoundError):
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
         return ""
+
+
+def oxproxy(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:  # Any: as subprocess takes it
+    """Run a command to its end; return status and output."""
+    command = [str(PROGRAM), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **{"check": False, **more})
+
+
+def asked(url: str, body: bytes | None = None, method: str | None = None, **headers: str) -> tuple[int, str]:
+    """Request a page; return status and text of the answer, whatever the status is."""
+    request = urllib.request.Request(url, body, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+#: Path and headers of a request to status, type and content of its answer.
+Answer = Callable[[str, Mapping[str, str]], tuple[int, str, bytes]]
+
+
+@contextlib.contextmanager
+def answering(answer: Answer, port: int = 0) -> Iterator[int]:
+    """Answer requests in the place of a sidecar; give the port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, kind, content = answer(self.path, dict(self.headers.items()))
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_POST = do_GET  # noqa: N815 - as the library calls it
+
+        def log_message(self, *arguments: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
+def pika_channel(port: int, vhost: str = "/") -> Iterator[Any]:  # pika has no types
+    """Give a channel with confirms, of a connection that pika makes to a sidecar."""
+    address = Broker("127.0.0.1", port, "").url(vhost)
+    with pika.BlockingConnection(pika.URLParameters(address)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        yield channel
 
 
 def merged(settings: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:

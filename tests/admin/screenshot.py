@@ -16,15 +16,13 @@ import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pika
 from playwright.async_api import FloatRect
 
 from tests.browser import SCHEMES, Scheme, Tab, browser, program
 from tests.private_broker import PrivateBroker
-from tests.rabbitmq import Broker
-from tests.sidecar import Sidecar
+from tests.sidecar import Sidecar, pika_channel
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "console.png"
 VIEWS = ("overview", "map", "rules", "explain", "recent", "shadow")
@@ -88,10 +86,7 @@ def traffic(sidecar: Sidecar, rate: float = 250.0) -> Iterator[None]:
     over = threading.Event()
 
     def produce() -> None:
-        address = Broker("127.0.0.1", sidecar.port, "").url(VHOST)
-        with pika.BlockingConnection(pika.URLParameters(address)) as connection:
-            channel: Any = connection.channel()
-            channel.confirm_delivery()
+        with pika_channel(sidecar.port, VHOST) as channel:
             while not over.wait(random.expovariate(rate / 3)):
                 key, headers = message()
                 channel.basic_publish(

@@ -10,7 +10,8 @@ import pytest
 from aiohttp import web
 
 from proxy.admin import server as admin
-from proxy.admin.server import AdminServer, GuardedRoute
+from proxy.admin.console import console_routes
+from proxy.admin.server import AdminServer, GuardedRoute, json_route
 from proxy.native import BUILD
 from proxy.observe.exposition import Exposition
 from proxy.relay.counters import Counters
@@ -146,6 +147,28 @@ async def test_a_guarded_page_refuses_pages_in_a_browser(start: Start, http: aio
         assert response.status == 403
 
 
+async def test_a_page_answers_with_what_it_was_given(start: Start, http: aiohttp.ClientSession) -> None:
+    async def answering(body: bytes) -> tuple[int, object]:
+        return (200, {"got": body.decode()}) if body else (422, '{"text": "ready-made"}')
+
+    async def texting(body: bytes) -> tuple[int, object]:
+        return (200, "a line") if body else (422, {"errors": []})
+
+    routes = [json_route("POST", "/ask", answering, texting=texting), json_route("POST", "/short", answering, 4)]
+    base = await start(routes=routes)
+    plain = {"Accept": "text/plain"}
+    async with http.post(base + "/ask", data=b"hello") as answer:
+        assert (answer.status, await answer.json()) == (200, {"got": "hello"})
+    async with http.post(base + "/ask") as answer:
+        assert (answer.status, await answer.json()) == (422, {"text": "ready-made"})
+    async with http.post(base + "/ask", data=b"hello", headers=plain) as answer:
+        assert (answer.content_type, await answer.text()) == ("text/plain", "a line\n")
+    async with http.post(base + "/ask", headers=plain) as answer:
+        assert (answer.status, await answer.json()) == (422, {"errors": []})
+    async with http.post(base + "/short", data=b"hello") as answer:
+        assert answer.status == 413
+
+
 def test_a_network_that_is_none_is_an_error() -> None:
     with pytest.raises(ValueError, match="everybody"):
         AdminServer(Exposition(Counters()), tuple, dict, ["everybody"])
@@ -211,6 +234,41 @@ async def test_a_guarded_page_wants_a_host_that_no_page_in_a_browser_has(
         assert response.status == 200
 
 
+# -- the console -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [("/", "text/html"), ("/console.css", "text/css"), ("/console.js", "text/javascript")]
+)
+async def test_every_file_comes_with_its_type_and_a_strict_policy(
+    start: Start, http: aiohttp.ClientSession, path: str, kind: str
+) -> None:
+    base = await start(routes=console_routes())
+    async with http.get(base + path) as answer:
+        assert (answer.status, answer.content_type) == (200, kind)
+        policy = answer.headers["Content-Security-Policy"].split("; ")
+        assert {"default-src 'none'", "script-src 'self'", "style-src 'self'", "frame-ancestors 'none'"} <= set(policy)
+        assert "unsafe" not in answer.headers["Content-Security-Policy"]
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_the_page_itself_may_ask_and_no_other_page(start: Start, http: aiohttp.ClientSession) -> None:
+    base = await start(routes=console_routes())
+    origins = {base: 200, base.rpartition(":")[0] + ":1": 403, "http://evil.example": 403, "null": 403}
+    for origin, status in origins.items():
+        async with http.get(base + "/status", headers={"Origin": origin}) as answer:
+            assert answer.status == status, origin
+
+
+async def test_a_name_that_was_made_to_lead_here_is_no_origin_of_ours(
+    start: Start, http: aiohttp.ClientSession
+) -> None:
+    base = await start(routes=console_routes())
+    headers = {"Host": "evil.example", "Origin": "http://evil.example"}
+    async with http.get(base + "/", headers=headers) as answer:
+        assert answer.status == 403
+
+
 # -- connections that take no part ------------------------------------------------------------------------------------
 
 
@@ -247,7 +305,7 @@ async def test_a_connection_without_a_whole_request_is_closed(
     async def echo(body: bytes) -> tuple[int, object]:
         return 200, body.decode()
 
-    base = await start(routes=[admin.json_route("POST", "/-/echo", echo)])
+    base = await start(routes=[json_route("POST", "/-/echo", echo)])
     reader, writer = await raw(base, sent)
     answer = await ended(reader)
     assert answer.startswith(b"HTTP/1.1 200" if b"\r\n\r\n" in sent and b"POST" not in sent else b"")

@@ -18,6 +18,7 @@ from proxy.rules.loader import compile_rules
 from tests.broker.delivery.site import Site, standing
 from tests.browser import SCHEMES, Scheme, Tab, required_browser
 from tests.rabbitmq import Broker
+from tests.sidecar import pika_channel
 
 pytestmark = pytest.mark.matrix
 
@@ -78,10 +79,7 @@ async def console(site: Site) -> AsyncIterator[Tab]:
 
 
 def publish(site: Site, kind: str, key: str = "k", secret: str = "hunter2", exchange: str = "orders") -> None:
-    address = Broker("127.0.0.1", site.sidecar.port, "").url(site.vhost)
-    with pika.BlockingConnection(pika.URLParameters(address)) as connection:
-        channel = connection.channel()
-        channel.confirm_delivery()
+    with pika_channel(site.sidecar.port, site.vhost) as channel:
         channel.basic_publish(exchange, key, b"body", pika.BasicProperties(headers={"kind": kind, HOSTILE: secret}))
 
 

@@ -1,4 +1,4 @@
-"""POST /explain without a broker; `tests/app/test_reload.py` requests it of a running sidecar."""
+"""POST /explain without a broker; `tests/app/test_workers.py` requests it of a running sidecar."""
 
 from __future__ import annotations
 

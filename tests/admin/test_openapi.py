@@ -18,6 +18,7 @@ import pytest
 from proxy.admin import console
 from tests.broker.delivery.site import Site, standing
 from tests.rabbitmq import Broker
+from tests.sidecar import asked, pika_channel
 
 FILE = files("proxy.admin") / "static" / "openapi.json"
 DESCRIBED: dict[str, Any] = json.loads(FILE.read_text())
@@ -46,10 +47,7 @@ def site(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def publish(site: Site, amount: int) -> None:
-    address = Broker("127.0.0.1", site.sidecar.port, "").url(site.vhost)
-    with pika.BlockingConnection(pika.URLParameters(address)) as connection:
-        channel = connection.channel()
-        channel.confirm_delivery()
+    with pika_channel(site.sidecar.port, site.vhost) as channel:
         channel.basic_publish("orders", "k", b"12345", pika.BasicProperties(headers={"amount": amount, "other": "x"}))
 
 
@@ -60,14 +58,9 @@ def check(content: object, method: str, path: str, status: int = 200) -> None:
     jsonschema.validate(content, schema, cls=jsonschema.Draft202012Validator)
 
 
-def ask(site: Site, method: str, path: str, body: bytes | None = None, accept: str = "application/json") -> Any:
+def ask(site: Site, method: str, path: str, body: bytes | None = None) -> Any:
     """Request a page; compare its status and content with the description."""
-    request = urllib.request.Request(site.sidecar.admin + path, body, {"Accept": accept}, method=method.upper())
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            status, text = answer.status, answer.read()
-    except urllib.error.HTTPError as error:
-        status, text = error.code, error.read()
+    status, text = asked(site.sidecar.admin + path, body, method.upper(), Accept="application/json")
     content = json.loads(text)
     check(content, method, path.partition("?")[0], status)
     return content

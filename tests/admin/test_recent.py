@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from tests.broker.delivery.site import Site, standing
 from tests.producer import until
 from tests.rabbitmq import Broker
-from tests.sidecar import PROGRAM
+from tests.sidecar import PROGRAM, oxproxy, pika_channel
 
 RULES = """\
 queues: [good]
@@ -45,15 +46,9 @@ def small_queue(outside: Any) -> None:  # of tests.broker.world
 
 def publish(site: Site, amount: int, key: str = "k", body: bytes = b"12345", *, mandatory: bool = False) -> None:
     """Publish one message, and wait for the broker's answer, whatever it is."""
-    address = Broker("127.0.0.1", site.sidecar.port, "").url(site.vhost)
     properties = pika.BasicProperties(headers={"amount": amount, "secret": "hunter2"})
-    with pika.BlockingConnection(pika.URLParameters(address)) as connection:
-        channel = connection.channel()
-        channel.confirm_delivery()
-        try:
-            channel.basic_publish("orders", key, body, properties, mandatory=mandatory)
-        except pika.exceptions.AMQPError:
-            pass
+    with pika_channel(site.sidecar.port, site.vhost) as channel, contextlib.suppress(pika.exceptions.AMQPError):
+        channel.basic_publish("orders", key, body, properties, mandatory=mandatory)
 
 
 def recent(site: Site, after: object = 0) -> dict[str, Any]:
@@ -116,11 +111,10 @@ def test_one_that_the_broker_refuses_is_nacked_and_has_no_address(site: Site) ->
 
 def test_the_last_two_hundred_are_kept_and_numbers_go_on(site: Site) -> None:
     before = recent(site)["count"]
-    address = Broker("127.0.0.1", site.sidecar.port, "").url(site.vhost)
-    with pika.BlockingConnection(pika.URLParameters(address)) as connection:
-        channel = connection.channel()
+    with site.producer() as producer:
         for number in range(250):
-            channel.basic_publish("orders", str(number), b"")
+            producer.publish("orders", str(number))
+        producer.settle_all(250)
     until(lambda: recent(site)["count"] == before + 250)
     kept = recent(site)["publishes"]
     assert [publish["routing_key"] for publish in kept] == [str(number) for number in range(50, 250)]
@@ -152,6 +146,5 @@ def test_tail_follows_until_ctrl_c_and_escapes_what_could_steer_a_terminal(site:
 
 def test_tail_is_there_for_machines(site: Site) -> None:
     publish(site, 4, key="json")
-    command = [str(PROGRAM), "tail", "--json", "--admin", site.sidecar.admin]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    lines = oxproxy("tail", "--json", "--admin", site.sidecar.admin, check=True).stdout.splitlines()
     assert json.loads(lines[-1])["routing_key"] == "json"

@@ -7,8 +7,6 @@ import os
 import signal
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from tests.broker.delivery.site import Site, standing
 from tests.broker.delivery.test_audit import records
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
+from tests.sidecar import asked
 
 #: Two queues a version: a publish that two versions had judged would be in queues of both, or in one alone.
 RULES = """
@@ -45,12 +44,8 @@ def write(site: Site, text: str) -> None:
 
 
 def post(site: Site, path: str, body: bytes = b"") -> tuple[int, dict[str, object]]:
-    request = urllib.request.Request(site.sidecar.admin + path, body, method="POST")
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+    code, text = asked(site.sidecar.admin + path, body)
+    return code, json.loads(text)
 
 
 def status(site: Site) -> dict[str, object]:
@@ -165,20 +160,6 @@ def test_what_clients_declared_outlives_a_reload(site: Site) -> None:
     assert producer.send_settled("letters", "", {"to": "theirs"}).acked
     assert len(site.take(queue)) == 1
     site.delete_queue(queue)
-
-
-def test_explain_answers_by_the_rules_in_force(site: Site) -> None:
-    code, answer = post(site, "/explain", b'{"exchange": "letters", "headers": {"n": 1}}')
-    assert (code, answer["queues"], answer["rules"]) == (200, ["a1", "a2"], status(site)["rules"])
-    write(site, rules(site, "b"))
-    post(site, "/-/reload")
-    assert post(site, "/explain", b"exchange: letters")[1]["queues"] == ["b1", "b2"]
-
-
-def test_a_question_that_is_none_is_said_to_be_none(site: Site) -> None:
-    code, answer = post(site, "/explain", b"exchanges: letters")
-    assert code == 422
-    assert "exchanges" in str(answer["errors"])
 
 
 def await_acks(producer: Producer, tags: set[int]) -> None:

@@ -6,8 +6,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -38,7 +36,7 @@ from tests.rabbitmq import Broker
 from tests.relay.wire import REPORT, publish
 from tests.routing.building import NOW, arguments, no_draw, to_queue
 from tests.rules.loading import load
-from tests.sidecar import PROGRAM
+from tests.sidecar import PROGRAM, asked, oxproxy
 
 T = TypeVar("T")
 Json = dict[str, Any]  # Any: JSON
@@ -269,12 +267,8 @@ def site(shared: Site) -> Iterator[Site]:
 
 
 def ask(site: Site, method: str, body: bytes | None = None) -> tuple[int, Json]:
-    request = urllib.request.Request(site.sidecar.admin + "/-/shadow", body, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+    status, text = asked(site.sidecar.admin + "/-/shadow", body, method)
+    return status, json.loads(text)
 
 
 def candidate(site: Site, text: str = CANDIDATE) -> bytes:
@@ -333,12 +327,15 @@ def test_a_bad_candidate_is_refused_and_nothing_is_compared(site: Site) -> None:
 def command(site: Site, folder: Path, *more: str, text: str = CANDIDATE) -> list[str]:
     file = folder / "next.yaml"
     file.write_bytes(candidate(site, text))
-    return [str(PROGRAM), "shadow", str(file), "--admin", site.sidecar.admin, *more]
+    return ["shadow", str(file), "--admin", site.sidecar.admin, *more]
 
 
 @pytest.mark.broker
 def test_the_command_reports_until_it_is_interrupted_and_takes_the_candidate_away(site: Site, tmp_path: Path) -> None:
-    with subprocess.Popen(command(site, tmp_path), stdout=subprocess.PIPE, text=True) as running, ExitStack() as stack:
+    with (
+        subprocess.Popen([PROGRAM, *command(site, tmp_path)], stdout=subprocess.PIPE, text=True) as running,
+        ExitStack() as stack,
+    ):
         stack.callback(running.kill)
         until(lambda: json.loads(site.sidecar.get("/status"))["shadow"] is not None)
         send(site)
@@ -353,15 +350,13 @@ def test_the_command_reports_until_it_is_interrupted_and_takes_the_candidate_awa
 
 @pytest.mark.broker
 def test_the_command_gives_json_and_status_0_where_nothing_differs(site: Site, tmp_path: Path) -> None:
-    asked = command(site, tmp_path, "--seconds", "0.1", "--json", text=RULES)
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    done = oxproxy(*command(site, tmp_path, "--seconds", "0.1", "--json", text=RULES))
     assert (done.returncode, json.loads(done.stdout)["different"]) == (0, 0)
 
 
 @pytest.mark.broker
 def test_the_command_says_what_is_wrong_with_a_candidate(site: Site, tmp_path: Path) -> None:
-    asked = command(site, tmp_path, text="a: 1\n" + "\n" * 8 + "b: 2\ntests: 5\n")
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    done = oxproxy(*command(site, tmp_path, text="a: 1\n" + "\n" * 8 + "b: 2\ntests: 5\n"))
     assert done.returncode == 2
     places = [line.partition(": ")[0] for line in done.stderr.splitlines()]
     assert places == [f"{tmp_path / 'next.yaml'}:{place}" for place in ("2:1", "11:1", "12:8")]

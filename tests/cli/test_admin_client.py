@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -16,35 +14,21 @@ from proxy.cli.admin_client import admin_urls
 from proxy.config.settings import AdminSection, Settings
 from proxy.yamlfile.hosts import HostPort
 from tests.private_broker import free_ports
+from tests.sidecar import answering
 
 ANSWER: dict[str, object] = {"rules": "new", "outcome": "routed", "queues": ["a"], "error": None}
 ANSWER |= {"exchanges": [], "remotes": []}
 
 
-@contextlib.contextmanager
-def answering(port: int, answer: dict[str, object]) -> Iterator[None]:
-    """Serve one answer to every request."""
+def worker(port: int, answer: dict[str, object]) -> AbstractContextManager[int]:
+    """Give one answer to every question."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.end_headers()
-            text = json.dumps(answer) if self.headers["Accept"] == "application/json" else f"rules {answer['rules']}\n"
-            self.wfile.write(text.encode())
+    def explained(_: str, headers: Mapping[str, str]) -> tuple[int, str, bytes]:
+        kind = headers["Accept"]
+        text = json.dumps(answer) if kind == "application/json" else f"rules {answer['rules']}\n"
+        return 200, kind, text.encode()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", port), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return answering(explained, port)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +45,7 @@ def test_workers_that_differ_are_shown_one_by_one(
     config, message = tmp_path / "oxproxy.yaml", tmp_path / "message.yaml"
     config.write_text(f"workers: 2\nadmin: {{address: 127.0.0.1:{first}}}\n")
     message.write_text("exchange: e\n")
-    with answering(first, ANSWER), answering(first + 1, {**ANSWER, **other}):
+    with worker(first, ANSWER), worker(first + 1, {**ANSWER, **other}):
         assert cli.main(["explain", "--config", str(config), "--message", str(message)]) == status
     captured = capsys.readouterr()
     assert captured.out == shown.format(first, first + 1)

@@ -16,15 +16,13 @@ import pytest
 
 from deploy.manual import MAN
 from proxy.cli.commands import COMMANDS, make_parser
-from tests.sidecar import PROGRAM
+from tests.sidecar import oxproxy
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def said(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [str(PROGRAM), *arguments], capture_output=True, text=True, check=False, env={**os.environ, **environment}
-    )
+    done = oxproxy(*arguments, env={**os.environ, **environment})
     return done.returncode, done.stdout, done.stderr
 
 
@@ -84,7 +82,7 @@ def test_every_command_is_listed_with_what_it_does() -> None:
 
 def completed(*words: str, at: Path = ROOT) -> list[str]:
     """What bash offers for the last word."""
-    script = subprocess.run([str(PROGRAM), "completion", "bash"], capture_output=True, text=True, check=True).stdout
+    script = oxproxy("completion", "bash", check=True).stdout
     line = " ".join(shlex.quote(word) for word in words)
     program = (
         f'{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _oxproxy; printf "%s\\n" "${{COMPREPLY[@]}}"'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pty
@@ -23,7 +22,7 @@ import pytest
 from tests.broker.delivery.site import Site, standing
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
-from tests.sidecar import PROGRAM
+from tests.sidecar import PROGRAM, oxproxy, pika_channel
 
 RULES = """\
 # the orders of a shop
@@ -51,34 +50,16 @@ def rules_of(site: Site) -> Path:
     return site.sidecar.folder / "rules.yaml"
 
 
-@contextlib.contextmanager
-def channel(site: Site) -> Iterator[Any]:  # pika has no types
-    """A channel of a connection through the sidecar, with confirms."""
-    address = Broker("127.0.0.1", site.sidecar.port, "").url(site.vhost)
-    with pika.BlockingConnection(pika.URLParameters(address)) as connection:
-        opened = connection.channel()
-        opened.confirm_delivery()
-        yield opened
-
-
-def said(site: Site, *arguments: str, stdin: str | None = None, **environment: str) -> tuple[int, str, str]:
+def said(site: Site, *arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
     """Run a command that takes the sidecar's address from its configuration."""
-    done = subprocess.run(
-        [str(PROGRAM), *arguments, "--config", str(site.sidecar.configuration)],
-        capture_output=True,
-        text=True,
-        check=False,
-        input=stdin,
-        env={**os.environ, **environment},
-        timeout=60,
-    )
+    done = oxproxy(*arguments, "--config", site.sidecar.configuration, input=stdin)
     return done.returncode, done.stdout, done.stderr
 
 
 def publish(site: Site, number: int, amount: int) -> None:
-    with channel(site) as opened:
+    with pika_channel(site.sidecar.port, site.vhost) as channel:
         for _ in range(number):
-            opened.basic_publish("orders", "", b"", pika.BasicProperties(headers={"amount": amount}))
+            channel.basic_publish("orders", "", b"", pika.BasicProperties(headers={"amount": amount}))
 
 
 def test_status_is_ready_and_names_what_is_missing(site: Site) -> None:
@@ -102,9 +83,7 @@ def test_status_is_there_for_machines(site: Site) -> None:
 )
 def test_a_sidecar_that_does_not_answer_is_status_2_with_its_address(command: list[str]) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    done = subprocess.run(
-        [str(PROGRAM), *command, "--admin", url], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = oxproxy(*command, "--admin", url)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"oxproxy {command[0]}: {url}/")
     assert "refused" in done.stderr
@@ -113,7 +92,7 @@ def test_a_sidecar_that_does_not_answer_is_status_2_with_its_address(command: li
 def test_a_configuration_without_an_admin_address_is_said(tmp_path: Path) -> None:
     config = tmp_path / "oxproxy.yaml"
     config.write_text("admin: {address: null}\n")
-    done = subprocess.run([str(PROGRAM), "status"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = oxproxy("status", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == "oxproxy.yaml:1:9: admin.address: not set, expected the address of a running sidecar\n"
 
@@ -176,7 +155,7 @@ def test_routes_of_a_sidecar_show_bindings_in_the_order_of_their_visit_and_what_
 
 
 def test_routes_of_a_sidecar_know_what_clients_have_bound(site: Site) -> None:
-    with channel(site) as client:
+    with pika_channel(site.sidecar.port, site.vhost) as client:
         client.exchange_declare("of-a-client", "x-open")
         client.queue_declare("of-a-client.queue")
         client.queue_bind("of-a-client.queue", "of-a-client", "", {"x-?hkv= a": 1})
@@ -238,17 +217,14 @@ def test_files_that_differ_in_a_password_alone_differ(site: Site) -> None:
 
 
 def test_a_configuration_of_standard_input_says_where_the_sidecar_is(site: Site) -> None:
-    command = [str(PROGRAM), "status", "--config", "-", "--json"]
-    text = site.sidecar.configuration.read_text()
-    done = subprocess.run(command, capture_output=True, text=True, check=False, input=text)
+    done = oxproxy("status", "--config", "-", "--json", input=site.sidecar.configuration.read_text())
     assert (done.returncode, json.loads(done.stdout)["ready"], done.stderr) == (0, True, "")
 
 
 def test_a_running_sidecar_looks_an_address_up_without_its_password(site: Site) -> None:
-    offline = [str(PROGRAM), "explain", "--rules", str(rules_of(site)), "--address"]
     for address, wanted in (("old/letters", 0), ("new/letters", 1)):
         status, out, err = said(site, "explain", "--address", address)
-        done = subprocess.run([*offline, address], capture_output=True, text=True, check=False)
+        done = oxproxy("explain", "--rules", rules_of(site), "--address", address)
         assert (status, out, err) == (wanted, done.stdout, "")
         assert "hunter3" not in out
     status, out, _ = said(site, "explain", "--address", "old/letters", "--json")

@@ -1,15 +1,24 @@
-"""Traffic of every kind through a sidecar, for as long as somebody looks at what it does to the metrics."""
+"""A sidecar with all that its metrics tell of, traffic of every kind through it, and the Prometheus that scrapes it."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker, UnroutableError
 
+from proxy.observe.exposition import Exposition
+from proxy.relay.counters import Counters, RemoteCounters
+from tests.certificates import Authority
+from tests.deploy.prometheus import Prometheus
+from tests.private_broker import PrivateBroker, free_port
 from tests.rabbitmq import Broker
+from tests.sidecar import Sidecar, answering
 
 #: Of so many messages one is of a kind that should be rare; the first of them comes at once.
 RARELY = 2000
@@ -76,3 +85,51 @@ def _publish_until(over: threading.Event, address: str, unwanted: bool) -> None:
             except ChannelClosedByBroker:
                 channel = connection.channel()
                 channel.confirm_delivery()
+
+
+def whole_sidecar(broker: Broker, rules: Path, folder: Path) -> Sidecar:
+    """Give one with an audit log, and a listener with a certificate, that is yet to be started."""
+    certificate, key = Authority(folder / "tls").certificate("localhost", days=60)
+    audit = folder / "audit"
+    audit.mkdir()
+    settings: dict[str, object] = {"audit": {"directory": str(audit)}}
+    sidecar = Sidecar(broker, [rules], settings)
+    secure = f"127.0.0.1:{free_port(sidecar.port)}"
+    tls = {"certificate": str(certificate), "key": str(key)}
+    settings["listen"] = [{"address": sidecar.address}, {"address": secure, "tls": tls}]
+    return sidecar
+
+
+@contextlib.contextmanager
+def page_with_other_brokers() -> Iterator[str]:
+    """Give the address of a page of metrics as a sidecar has it whose address rules lead to another broker."""
+    counters = Counters()
+    counters.remotes["archive"] = RemoteCounters(up=True)
+    counters.remotes["archive"].results["acked"] = 10
+    page, kind = asyncio.run(Exposition(counters).render())
+    with answering(lambda *_: (200, kind, page)) as port:
+        yield f"127.0.0.1:{port}"
+
+
+class Scraped(NamedTuple):
+    """A broker, a sidecar that is yet to be started, and the Prometheus that scrapes both."""
+
+    broker: PrivateBroker
+    sidecar: Sidecar
+    prometheus: Prometheus
+
+
+@contextlib.contextmanager
+def scraped(rules: Path, folder: Path) -> Iterator[Scraped]:
+    """Run a broker and a Prometheus for a sidecar with these rules; the folder is for its audit log and certificate."""
+    numbers = free_port()
+    lines = (f"prometheus.tcp.port = {numbers}", "prometheus.tcp.ip = 127.0.0.1")
+    with PrivateBroker(lines, ("rabbitmq_prometheus",)) as broker, page_with_other_brokers() as more:
+        sidecar = whole_sidecar(broker, rules, folder)
+        targets = {
+            "oxproxy": sidecar.admin.removeprefix("http://"),
+            "oxproxy-more": more,
+            "rabbitmq": f"127.0.0.1:{numbers}",
+        }
+        with Prometheus({name: [target] for name, target in targets.items()}) as prometheus:
+            yield Scraped(broker, sidecar, prometheus)

@@ -5,14 +5,11 @@ The image itself is built and run by ``test_image`` (``make test-matrix``).
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import subprocess
 import sys
-import threading
 import tomllib
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ import yaml
 from deploy.docker.healthcheck import main as healthcheck
 from tests.deploy.prometheus import ROOT
 from tests.private_broker import free_port
+from tests.sidecar import answering, oxproxy
 
 FOLDER = ROOT / "deploy" / "docker"
 COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text())
@@ -106,9 +104,7 @@ def test_the_sidecar_is_locked_in_and_has_time_to_drain() -> None:
 def test_the_configuration_of_compose_is_right(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "oxproxy.yaml", tmp_path)
     shutil.copytree(ROOT / "config" / "rules", tmp_path / "rules")
-    oxproxy = Path(sys.executable).with_name("oxproxy")
-    command = [str(oxproxy), "check", str(tmp_path / "oxproxy.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"RABBITMQ_PASSWORD": "demo"})
+    done = oxproxy("check", tmp_path / "oxproxy.yaml", env={"RABBITMQ_PASSWORD": "demo"})
     assert done.returncode == 0, done.stderr
 
 
@@ -125,24 +121,6 @@ def test_a_compose_client_reads_the_file() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@contextlib.contextmanager
-def answering(status: int) -> Iterator[int]:
-    class Livez(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status if self.path == "/livez" else 404)
-            self.end_headers()
-
-        def log_message(self, *arguments: object) -> None:
-            """Say nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Livez) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
-
-
 def configured(folder: Path, address: str) -> Path:
     path = folder / "oxproxy.yaml"
     path.write_text(f"admin: {{address: {address}}}\n")
@@ -152,7 +130,7 @@ def configured(folder: Path, address: str) -> Path:
 @pytest.mark.parametrize(("status", "expected"), [(200, 0), (500, 1)])
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_health_is_what_livez_says(tmp_path: Path, host: str, status: int, expected: int) -> None:
-    with answering(status) as port:
+    with answering(lambda path, _: (status if path == "/livez" else 404, "text/plain", b"")) as port:
         assert healthcheck(configured(tmp_path, f"{host}:{port}")) == expected
 
 

@@ -24,7 +24,7 @@ import yaml
 
 from tests.deploy.prometheus import ROOT
 from tests.private_broker import PrivateBroker, free_port
-from tests.rabbitmq import Broker
+from tests.sidecar import pika_channel
 from tests.watched import Watched
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
@@ -189,9 +189,7 @@ def test_the_container_carries_traffic_and_drains_with_a_read_only_root(root: Pa
             time.sleep(0.1)
         check = inside(root, "/opt/oxproxy/bin/python", "/opt/oxproxy/healthcheck.py")
         assert subprocess.run(check, check=False).returncode == 0
-        with pika.BlockingConnection(pika.URLParameters(Broker("127.0.0.1", port, "").url())) as connection:
-            channel = connection.channel()
-            channel.confirm_delivery()
+        with pika_channel(port) as channel:
             properties = pika.BasicProperties(headers={"document.type": "public"})
             channel.basic_publish("documents", "a.b", b"body", properties, mandatory=True)
             assert channel.basic_get("documents.public", auto_ack=True)[2] == b"body"

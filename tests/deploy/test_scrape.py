@@ -7,16 +7,13 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import pytest
 
 from tests.deploy.expressions import always_answered, every_expression, of_rules, with_choices
-from tests.deploy.load import traffic
+from tests.deploy.load import Scraped, scraped, traffic
 from tests.deploy.prometheus import ROOT, Prometheus
-from tests.deploy.remotes import page_with_other_brokers
-from tests.deploy.whole import whole_sidecar
-from tests.private_broker import BrokerMissing, PrivateBroker, free_port
+from tests.private_broker import BrokerMissing
 from tests.producer import until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
@@ -24,47 +21,32 @@ from tests.sidecar import Sidecar
 pytestmark = pytest.mark.broker
 
 
-class Watched(NamedTuple):
-    """A sidecar under load and the Prometheus that scrapes it."""
-
-    sidecar: Sidecar
-    prometheus: Prometheus
-
-
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    numbers = free_port()
-    lines = (f"prometheus.tcp.port = {numbers}", "prometheus.tcp.ip = 127.0.0.1")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+    """A sidecar under load."""
     with contextlib.ExitStack() as stack:
+        rules = ROOT / "config" / "rules" / "documents.yaml"
         try:
-            broker = stack.enter_context(PrivateBroker(lines, ("rabbitmq_prometheus",)))
+            found = stack.enter_context(scraped(rules, tmp_path_factory.mktemp("whole")))
         except BrokerMissing as missing:
             pytest.skip(str(missing))
-        rules = ROOT / "config" / "rules" / "documents.yaml"
-        sidecar = stack.enter_context(whole_sidecar(broker, rules, tmp_path_factory.mktemp("whole")))
-        stack.enter_context(traffic(sidecar.address))
-        more = stack.enter_context(page_with_other_brokers())
-        jobs = {
-            "oxproxy": sidecar.admin.removeprefix("http://"),
-            "oxproxy-more": more,
-            "rabbitmq": f"127.0.0.1:{numbers}",
-        }
-        prometheus = Prometheus({name: [target] for name, target in jobs.items()})
-        yield Watched(sidecar, stack.enter_context(prometheus))
+        stack.enter_context(found.sidecar)
+        stack.enter_context(traffic(found.sidecar.address))
+        yield found
 
 
 @pytest.mark.parametrize("expression", every_expression(), ids=lambda expression: expression.where)
-def test_an_expression_gives_data(expression: tuple[str, str], watched: Watched) -> None:
+def test_an_expression_gives_data(expression: tuple[str, str], watched: Scraped) -> None:
     text = always_answered(with_choices(expression[1]))
     assert watched.prometheus.await_data(text), text
 
 
 @pytest.mark.parametrize("outcome", ["routed", "unrouted", "rejected", "passed"])
-def test_the_load_is_seen_with_every_outcome_that_it_has(outcome: str, watched: Watched) -> None:
+def test_the_load_is_seen_with_every_outcome_that_it_has(outcome: str, watched: Scraped) -> None:
     assert watched.prometheus.await_data(f'oxproxy_publishes_total{{outcome="{outcome}"}} > 0')
 
 
-def test_the_broker_counts_what_the_sidecar_counts(watched: Watched) -> None:
+def test_the_broker_counts_what_the_sidecar_counts(watched: Scraped) -> None:
     both = (
         'sum(rate(oxproxy_publishes_total{outcome!~"rejected|filtered"}[10s]))'
         " / sum(rate(rabbitmq_global_messages_received_total[10s])) > 0"
@@ -73,7 +55,7 @@ def test_the_broker_counts_what_the_sidecar_counts(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize("name", [rule.where for rule in of_rules() if rule.where.startswith("Oxproxy")])
-def test_no_alert_is_raised_by_a_sidecar_that_is_well(name: str, watched: Watched) -> None:
+def test_no_alert_is_raised_by_a_sidecar_that_is_well(name: str, watched: Scraped) -> None:
     # A scrape that a loaded machine delays beyond its second makes an alert pending until the next one.
     until(lambda: name not in {alert["labels"]["alertname"] for alert in watched.prometheus.alerts()}, every=0.2)
 

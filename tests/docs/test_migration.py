@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +12,7 @@ from tests.broker.world import Outside
 from tests.private_broker import BrokerMissing, PrivateBroker
 from tests.producer import Producer, until
 from tests.routing.building import Plain, arguments
-from tests.sidecar import PROGRAM, Sidecar
+from tests.sidecar import Sidecar, oxproxy
 
 QUEUES = ("invoices", "europe", "late", "pdf reports", "pdf or log", "everything")
 #: exchange, key and headers of what is published
@@ -64,9 +63,8 @@ def test_what_was_imported_routes_as_the_broker_did(private: PrivateBroker, tmp_
     before = [routed(private.port, outside, message) for message in MESSAGES]
     definitions, rules = tmp_path / "definitions.json", tmp_path / "imported.yaml"
     private.rabbitmqctl("export_definitions", str(definitions))
-    done = subprocess.run([PROGRAM, "import", definitions], capture_output=True, text=True, check=True)
-    rules.write_text(done.stdout)
-    subprocess.run([PROGRAM, "check", rules], check=True, capture_output=True)
+    rules.write_text(oxproxy("import", definitions, check=True).stdout)
+    oxproxy("check", rules, check=True)
     with Sidecar(private, [rules], folder=tmp_path) as sidecar:
         after = [routed(sidecar.port, outside, message) for message in MESSAGES]
         evaluated = [line for line in sidecar.get("/metrics").splitlines() if 'outcome="routed"' in line]

@@ -9,7 +9,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,10 +80,36 @@ class Peer:
         assert found.name == name, found
         return found
 
+    async def published(self) -> tuple[str, bytes]:
+        """Routing key and body of the publish that comes next, whose body is one frame."""
+        method = await self.expect("Basic.Publish")
+        await self.expect("Header")
+        return str(method.arguments["routing_key"]), (await self.expect("Body")).payload
+
+    async def begin(self) -> dict[str, object]:
+        """Send the protocol header; return the arguments of Connection.Start."""
+        self.send(client.PROTOCOL_HEADER)
+        return (await self.expect("Connection.Start")).arguments
+
+    async def log_in(self, user: str = "guest", password: str = "guest") -> dict[str, object]:
+        """Send the protocol header and, after Connection.Start, the login; return the arguments of that method."""
+        start = await self.begin()
+        capabilities: Any = {"authentication_failure_close": True}
+        properties = {"capabilities": capabilities}
+        self.call(commands.Connection.StartOk(properties, "PLAIN", f"\0{user}\0{password}", "en_US"), 0)
+        return start
+
     async def close_reason(self) -> tuple[int, str]:
         """Code and text of the Connection.Close that comes next."""
         fields = (await self.expect("Connection.Close")).arguments
         return int(str(fields["reply_code"])), str(fields["reply_text"])
+
+    async def closed(self) -> tuple[int, str]:
+        """Answer the Connection.Close that comes next, wait for the end of the socket; return code and text."""
+        reason = await self.close_reason()
+        self.call(commands.Connection.CloseOk(), 0)
+        assert await self.is_gone()
+        return reason
 
     async def is_gone(self) -> bool:
         """Wait for the end of the socket; a frame that comes first is an answer too."""
@@ -95,10 +121,8 @@ class Peer:
 
     async def vanish(self) -> None:
         self.writer.close()
-        try:
+        with suppress(OSError):
             await self.writer.wait_closed()
-        except ConnectionResetError:
-            return
 
     def pause(self) -> None:
         """Leave what comes in the socket."""
@@ -124,6 +148,8 @@ class FakeBroker:
         self.tune = tune or Tune()
         self._tls = tls
         self.silent_after = silent_after
+        #: logins are refused
+        self.refuse = False
         self.links: asyncio.Queue[Peer] = asyncio.Queue()
         self.opened: dict[str, dict[str, object]] = {}
         self.peers: list[Peer] = []
@@ -148,10 +174,8 @@ class FakeBroker:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(reader, writer)
         self.peers.append(peer)
-        try:
+        with suppress(Gone):
             await self._log_in(peer)
-        except Gone:
-            return
 
     async def _log_in(self, peer: Peer) -> None:
         assert await peer.read(8) == client.PROTOCOL_HEADER
@@ -164,6 +188,9 @@ class FakeBroker:
         }
         peer.call(commands.Connection.Start(0, 9, properties, "PLAIN AMQPLAIN", "en_US"), 0)
         self.opened["StartOk"] = (await peer.expect("Connection.StartOk")).arguments
+        if self.refuse:
+            peer.call(commands.Connection.Close(403, "ACCESS_REFUSED", 0, 0), 0)
+            return
         if await self._stops("StartOk", peer):
             return
         peer.call(commands.Connection.Tune(self.tune.channel_max, self.tune.frame_max, self.tune.heartbeat), 0)
@@ -182,16 +209,22 @@ class FakeBroker:
 
 
 class NoControl:
-    """A control plane that answers at once and notes what it was asked."""
+    """A control plane that notes what it was asked.
 
-    def __init__(self) -> None:
+    Args:
+        state: of the virtual host, where it binds destinations.
+        answers: at once; False: when `answering` is set.
+        followed: the virtual host; False: it waits to be adopted.
+    """
+
+    def __init__(self, state: VhostState | None = None, *, answers: bool = True, followed: bool = True) -> None:
         self.asked: list[tuple[object, ...]] = []
-        #: cleared: `ensure_queue` and `bind` wait
         self.answering = asyncio.Event()
-        self.answering.set()
+        if answers:
+            self.answering.set()
         self.wanted: set[bytes] = set()
-        self.state: VhostState | None = None
-        self.followed = True
+        self.state = state
+        self.followed = followed
 
     def interested(self, vhost: str, queue: bytes) -> bool:
         return queue in self.wanted
@@ -276,35 +309,33 @@ class Stage:
         self.peers.append(peer)
         return peer
 
-    async def greet(self, peer: Peer, heartbeat: int = 0, frame_max: int = 0) -> None:
-        """Go through the handshake up to Connection.Open."""
-        peer.send(client.PROTOCOL_HEADER)
-        await peer.expect("Connection.Start")
-        capabilities: Any = {"authentication_failure_close": True}
-        peer.call(commands.Connection.StartOk({"capabilities": capabilities}, "PLAIN", "\0guest\0guest", "en_US"), 0)
+    async def greeted(self, peer: Peer | None = None, user: str = "guest", heartbeat: int = 0) -> Peer:
+        """A producer that has sent its Connection.Open."""
+        peer = peer or await self.connect()
+        await peer.log_in(user, user)
         tune = (await peer.expect("Connection.Tune")).method
         assert isinstance(tune, commands.Connection.Tune)
-        answer = commands.Connection.TuneOk(tune.channel_max, frame_max or tune.frame_max, heartbeat)
-        peer.send(client.method(0, answer), client.method(0, commands.Connection.Open(VHOST)))
+        peer.call(commands.Connection.TuneOk(tune.channel_max, tune.frame_max, heartbeat), 0)
+        peer.call(commands.Connection.Open(VHOST), 0)
+        return peer
 
-    async def producer(self, heartbeat: int = 0, frame_max: int = 0) -> tuple[Peer, Peer]:
+    async def producer(self, heartbeat: int = 0) -> tuple[Peer, Peer]:
         """A producer that is logged in, and the broker's end of its connection."""
-        peer = await self.connect()
-        await self.greet(peer, heartbeat, frame_max)
+        peer = await self.greeted(heartbeat=heartbeat)
         await peer.expect("Connection.OpenOk")
         return peer, await self.broker.link()
 
-    async def confirming(self) -> tuple[Peer, Peer]:
-        """The same, with channel 1 open in confirm mode."""
+    async def opened(self, *numbers: int, confirm: bool = False) -> tuple[Peer, Peer]:
+        """The same, with open channels, perhaps in confirm mode."""
         producer, link = await self.producer()
-        for command, answer in (
-            (commands.Channel.Open(), commands.Channel.OpenOk()),
-            (commands.Confirm.Select(), commands.Confirm.SelectOk()),
-        ):
-            producer.call(command)
-            await link.expect(command.name)
-            link.call(answer)
-            await producer.expect(answer.name)
+        asked: list[tuple[Method, Method]] = [(commands.Channel.Open(), commands.Channel.OpenOk())]
+        asked += [(commands.Confirm.Select(), commands.Confirm.SelectOk())] * confirm
+        for number in numbers or (1,):
+            for command, answer in asked:
+                producer.call(command, number)
+                await link.expect(command.name)
+                link.call(answer, number)
+                await producer.expect(answer.name)
         return producer, link
 
 

@@ -33,12 +33,10 @@ async def test_a_producer_that_says_nothing_but_heartbeats_is_told_320_and_one_t
 
             async with asyncio.TaskGroup() as tasks:
                 others = [tasks.create_task(beating()), tasks.create_task(working())]
-                found = await idle.close_reason()
+                found = await idle.closed()
                 for other in others:
                     other.cancel()
             assert found == (320, "CONNECTION_FORCED - only heartbeats were received for 1 s (idle_timeout)")
-            idle.call(commands.Connection.CloseOk(), 0)
-            assert await idle.is_gone()
             assert stage.counters.limits.hits["idle"] == 1
             busy.call(commands.Channel.Open(), 2)
             while (await busy_link.frame()).name != "Channel.Open":
@@ -48,7 +46,7 @@ async def test_a_producer_that_says_nothing_but_heartbeats_is_told_320_and_one_t
 
 async def test_a_consumer_that_gets_messages_and_a_producer_that_waits_for_a_confirm_are_not_idle() -> None:
     async with staged(SOON) as stage:
-        waiting, _ = await stage.confirming()
+        waiting, _ = await stage.opened(confirm=True)
         waiting.send(client.publish(1, b"any", b"k", (), b"x"))
         consumer, link = await stage.producer()
 

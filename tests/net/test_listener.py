@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 from collections.abc import AsyncIterator
 
 import pytest
@@ -19,13 +18,6 @@ from tests.net.stage import FakeBroker, NoControl, Peer, Stage, eventually, open
 SHUTTING_DOWN = (320, "CONNECTION_FORCED - the proxy is shutting down")
 QUICK = ListenerLimits(settle_seconds=0.1, close_seconds=0.1)
 PATIENT = ListenerLimits(settle_seconds=60, close_seconds=0.1)
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl command")
-    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 async def answered(producer: Peer, link: Peer) -> None:
@@ -61,20 +53,10 @@ async def test_an_address_that_is_taken_is_an_error(authority: Authority) -> Non
                 await Listener([("127.0.0.1", stage.port)], stage.shared, QUICK, tls).start()
 
 
-async def rejected_connections(stage: Stage) -> tuple[int, str]:
-    """What a producer reads that comes when it may not."""
-    return await told(await stage.connect())
-
-
 async def told(surplus: Peer) -> tuple[int, str]:
     """What a producer is told after its login."""
-    surplus.send(client.PROTOCOL_HEADER)
-    await surplus.expect("Connection.Start")
-    surplus.call(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"), 0)
-    reason = await surplus.close_reason()
-    surplus.call(commands.Connection.CloseOk(), 0)
-    assert await surplus.is_gone()
-    return reason
+    await surplus.log_in()
+    return await surplus.closed()
 
 
 async def test_one_connection_too_many_is_told_so_and_the_next_is_welcome_when_one_has_left() -> None:
@@ -83,7 +65,7 @@ async def test_one_connection_too_many_is_told_so_and_the_next_is_welcome_when_o
             first, _ = await stage.producer()
             await stage.producer()
             for _ in range(3):
-                found = await rejected_connections(stage)
+                found = await told(await stage.connect())
                 assert found == (530, "NOT_ALLOWED - connection refused: limit of 2 connections is reached")
             await eventually(lambda: stage.counters.downstream.results["refused"] == 3)
             assert stage.counters.limits.rejected_connections == {"connections": 3, "connections_per_peer": 0}
@@ -97,7 +79,7 @@ async def test_one_connection_too_many_is_told_so_and_the_next_is_welcome_when_o
 async def test_one_connection_too_many_from_one_address_is_told_so() -> None:
     async with staged(listener_limits=ListenerLimits(connections_per_peer=1, close_seconds=0.1)) as stage:
         first, _ = await stage.producer()
-        found = await rejected_connections(stage)
+        found = await told(await stage.connect())
         assert found == (530, "NOT_ALLOWED - connection refused: limit of 1 connections from 127.0.0.1 is reached")
         assert stage.counters.limits.rejected_connections["connections_per_peer"] == 1
         await first.vanish()
@@ -115,8 +97,7 @@ async def test_of_a_flood_beyond_the_limit_most_are_closed_without_a_word(monkey
         flood = await stage.connect()
         assert await flood.is_gone()
         for peer in waiting:
-            peer.send(client.PROTOCOL_HEADER)
-            await peer.expect("Connection.Start")
+            await peer.begin()
 
 
 @contextlib.asynccontextmanager
@@ -167,7 +148,7 @@ async def test_peers_of_one_address_count_before_their_tls_handshake_and_others_
         )
         other = Peer(reader, writer)
         stage.peers += [*peers, other]
-        await stage.greet(other)
+        await stage.greeted(other)
         await other.expect("Connection.OpenOk")
 
 
@@ -206,11 +187,10 @@ async def test_an_idle_producer_is_closed_at_once_with_320_and_nobody_else_gets_
 
 async def test_unsettled_publishes_settle_before_their_producer_is_closed() -> None:
     async with staged(listener_limits=PATIENT) as stage:
-        producer, link = await stage.confirming()
+        producer, link = await stage.opened(confirm=True)
         for body in (b"1", b"2"):
             producer.send(client.publish(1, b"any", b"k", (), body))
-            for name in ("Basic.Publish", "Header", "Body"):
-                await link.expect(name)
+            await link.published()
         draining = asyncio.ensure_future(stage.listener.drain())
         await eventually(lambda: stage.counters.relay("/").paused_producers)
         link.call(commands.Basic.Ack(1, False))
@@ -225,7 +205,7 @@ async def test_unsettled_publishes_settle_before_their_producer_is_closed() -> N
 
 async def test_a_producer_that_never_stops_does_not_use_up_the_deadline() -> None:
     async with staged(listener_limits=PATIENT) as stage:
-        producer, link = await stage.confirming()
+        producer, link = await stage.opened(confirm=True)
 
         async def publishing() -> None:
             while True:
@@ -256,7 +236,7 @@ async def test_a_producer_that_never_stops_does_not_use_up_the_deadline() -> Non
 async def test_what_is_not_settled_at_the_deadline_is_left_and_said() -> None:
     with capture_logs() as logged:
         async with staged(listener_limits=QUICK) as stage:
-            producer, link = await stage.confirming()
+            producer, link = await stage.opened(confirm=True)
             producer.send(client.publish(1, b"any", b"k", (), b"x"))
             await link.expect("Basic.Publish")
             draining = asyncio.ensure_future(stage.listener.drain())
@@ -278,8 +258,7 @@ async def test_a_producer_that_does_not_answer_the_close_is_dropped_after_the_de
 async def test_a_producer_in_its_handshake_is_dropped() -> None:
     async with staged(listener_limits=QUICK, broker=FakeBroker(silent_after="Open")) as stage:
         silent = await stage.connect()
-        half = await stage.connect()
-        await stage.greet(half)
+        half = await stage.greeted()
         await stage.broker.link()
         await stage.listener.drain()
         assert await silent.is_gone()
@@ -287,29 +266,23 @@ async def test_a_producer_in_its_handshake_is_dropped() -> None:
 
 
 async def test_a_publish_that_waits_for_its_queue_is_not_lost_by_a_drain() -> None:
-    control = NoControl()
-    control.answering.clear()
-    control.state = state = open_exchange(b"x", b"q", bound=False)
+    state = open_exchange(b"x", b"q", bound=False)
+    control = NoControl(state, answers=False)
     async with staged(listener_limits=PATIENT, state=state, control=control) as stage:
-        producer, link = await stage.confirming()
+        producer, link = await stage.opened(confirm=True)
         producer.send(client.publish(1, b"x", b"k", (), b"x"))
         await eventually(lambda: control.asked)
         draining = asyncio.ensure_future(stage.listener.drain())
         await eventually(lambda: stage.counters.relay("/").paused_producers)
         control.answering.set()
-        for name in ("Basic.Publish", "Header", "Body"):
-            await link.expect(name)
+        await link.published()
         link.call(commands.Basic.Ack(1, False))
         await producer.expect("Basic.Ack")
         await answered(producer, link)
         await draining
 
 
-async def test_a_drain_without_producers_returns() -> None:
+async def test_a_drain_without_producers_returns_and_so_does_another_one() -> None:
     async with staged() as stage:
-        await drained_twice(stage)
-
-
-async def drained_twice(stage: Stage) -> None:
-    await stage.listener.drain()
-    await stage.listener.drain()
+        await stage.listener.drain()
+        await stage.listener.drain()

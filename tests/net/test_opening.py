@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import socket
 from collections.abc import Iterator
 
 import pytest
@@ -19,14 +17,6 @@ from tests.private_broker import free_port
 from tests.producer import Closed, Producer
 from tests.rabbitmq import Broker
 
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl command")
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
 #: Over before anything that is waited for.
 SOON = SessionLimits(handshake_seconds=0.1, close_seconds=0.1)
 
@@ -41,13 +31,8 @@ def results(stage: Stage) -> tuple[dict[str, int], dict[str, int]]:
 async def refused(stage: Stage) -> tuple[int, str]:
     """Be refused: a Start of the proxy's own, then its close."""
     peer = await stage.connect()
-    peer.send(client.PROTOCOL_HEADER)
-    await peer.expect("Connection.Start")
-    peer.call(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"), 0)
-    reason = await peer.close_reason()
-    peer.call(commands.Connection.CloseOk(), 0)
-    assert await peer.is_gone()
-    return reason
+    await peer.log_in()
+    return await peer.closed()
 
 
 # -- what passes -------------------------------------------------------------------------------------------------------
@@ -56,11 +41,9 @@ async def refused(stage: Stage) -> tuple[int, str]:
 async def test_both_sides_agree_and_one_channel_is_kept_back() -> None:
     async with staged(broker=FakeBroker(Tune(channel_max=100, frame_max=65536, heartbeat=60))) as stage:
         peer = await stage.connect()
-        peer.send(client.PROTOCOL_HEADER)
-        start = (await peer.expect("Connection.Start")).arguments
+        start = await peer.log_in("me", "secret")
         assert start["server_properties"]["oxproxy"] == "1.2.3"  # type: ignore[index]
         assert start["server_properties"]["version"] == "3.10.8"  # type: ignore[index]
-        peer.call(commands.Connection.StartOk({}, "PLAIN", "\0me\0secret", "en_US"), 0)
         tune = (await peer.expect("Connection.Tune")).arguments
         assert tune == {"channel_max": 99, "frame_max": 65536, "heartbeat": 60}
         peer.call(commands.Connection.TuneOk(99, 65536, 30), 0)
@@ -76,9 +59,7 @@ async def test_both_sides_agree_and_one_channel_is_kept_back() -> None:
 async def test_what_comes_with_the_last_bytes_of_the_handshake_is_not_lost() -> None:
     async with staged() as stage:
         peer = await stage.connect()
-        peer.send(client.PROTOCOL_HEADER)
-        await peer.expect("Connection.Start")
-        peer.call(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"), 0)
+        await peer.log_in()
         await peer.expect("Connection.Tune")
         peer.send(
             client.method(0, commands.Connection.TuneOk(0, 0, 0)),
@@ -92,12 +73,9 @@ async def test_what_comes_with_the_last_bytes_of_the_handshake_is_not_lost() -> 
 
 
 async def test_the_first_producer_of_a_virtual_host_waits_until_it_is_followed() -> None:
-    control = NoControl()
-    control.followed = False
-    control.answering.clear()
+    control = NoControl(answers=False, followed=False)
     async with staged(control=control) as stage:
-        peer = await stage.connect()
-        await stage.greet(peer)
+        peer = await stage.greeted()
         link = await stage.broker.link()
         peer.call(commands.Channel.Open())
         await eventually(lambda: control.asked == [("adopt", "/")])
@@ -108,9 +86,7 @@ async def test_the_first_producer_of_a_virtual_host_waits_until_it_is_followed()
 
 
 async def test_a_virtual_host_that_can_not_be_followed_in_time_is_used_all_the_same() -> None:
-    control = NoControl()
-    control.followed = False
-    control.answering.clear()
+    control = NoControl(answers=False, followed=False)
     with capture_logs() as logged:
         async with staged(SessionLimits(bind_seconds=0.05), control=control) as stage:
             peer, link = await stage.producer()
@@ -120,12 +96,9 @@ async def test_a_virtual_host_that_can_not_be_followed_in_time_is_used_all_the_s
 
 
 async def test_a_broker_that_leaves_while_its_virtual_host_is_looked_at_is_not_missed() -> None:
-    control = NoControl()
-    control.followed = False
-    control.answering.clear()
+    control = NoControl(answers=False, followed=False)
     async with staged(control=control) as stage:
-        peer = await stage.connect()
-        await stage.greet(peer)
+        peer = await stage.greeted()
         link = await stage.broker.link()
         await eventually(lambda: control.asked)
         link.writer.transport.abort()
@@ -139,29 +112,23 @@ async def test_a_broker_that_leaves_when_its_virtual_host_is_followed_meanwhile_
     authority: Authority,
 ) -> None:
     """Over TLS, where the loss of a socket is noticed also while it is not read."""
-    control = NoControl()
-    control.followed = False
-    control.answering.clear()
+    control = NoControl(answers=False, followed=False)
     broker = FakeBroker(tls=ServerTls(*authority.certificate("localhost")).context())
     await broker.start()
     upstream = Upstream(
         [("127.0.0.1", broker.port)], tls=ClientTls(authority.ca, server_name="localhost"), contexts=TlsContexts()
     )
     async with staged(broker=broker, upstream=upstream, control=control) as stage:
-        peer = await stage.connect()
-        await stage.greet(peer)
+        peer = await stage.greeted()
         link = await broker.link()
         await eventually(lambda: control.asked)
         control.followed = True  # by the session of another producer
         link.writer.transport.abort()
         other = await stage.connect()  # when it is answered, the loss has been noticed
-        other.send(client.PROTOCOL_HEADER)
-        await other.expect("Connection.Start")
+        await other.begin()
         control.answering.set()
         await peer.expect("Connection.OpenOk")
-        assert (await peer.close_reason())[0] == 320
-        peer.call(commands.Connection.CloseOk(), 0)
-        assert await peer.is_gone()
+        assert (await peer.closed())[0] == 320
         await eventually(lambda: stage.counters.downstream.open == 0)
         assert results(stage) == ({"ok": 1}, {"ok": 1})
 
@@ -178,13 +145,11 @@ async def test_a_broker_that_can_not_be_reached_is_said_with_320_and_the_cause()
         await eventually(lambda: results(stage) == ({"unavailable": 1}, {"unavailable": 1}))
 
 
-async def test_a_broker_that_does_not_answer_is_said_with_320_after_the_deadline() -> None:
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, socket.socket() as first:
-        first.connect(deaf.getsockname())
-        async with staged(upstream=Upstream([deaf.getsockname()], connect_seconds=0.05)) as stage:
-            code, text = await refused(stage)
-            assert (code, "no answer within 0.05 s" in text) == (320, True)
-            await eventually(lambda: results(stage) == ({"timeout": 1}, {"timeout": 1}))
+async def test_a_broker_that_does_not_answer_is_said_with_320_after_the_deadline(deaf: tuple[str, int]) -> None:
+    async with staged(upstream=Upstream([deaf], connect_seconds=0.05)) as stage:
+        code, text = await refused(stage)
+        assert (code, "no answer within 0.05 s" in text) == (320, True)
+        await eventually(lambda: results(stage) == ({"timeout": 1}, {"timeout": 1}))
 
 
 async def test_the_next_address_is_tried_where_the_first_host_is_down() -> None:
@@ -212,13 +177,7 @@ async def test_a_broker_that_accepts_and_says_nothing_is_said_with_320_after_the
 async def test_a_broker_that_falls_silent_is_said_with_320_after_the_deadline(point: str, awaited: str) -> None:
     async with staged(SOON, broker=FakeBroker(silent_after=point)) as stage:
         peer = await stage.connect()
-        peer.send(client.PROTOCOL_HEADER)
-        await peer.expect("Connection.Start")
-        peer.call(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"), 0)
-        if point == "Open":
-            await peer.expect("Connection.Tune")
-            peer.call(commands.Connection.TuneOk(0, 0, 0), 0)
-            peer.call(commands.Connection.Open("/"), 0)
+        await (stage.greeted(peer) if point == "Open" else peer.log_in())
         assert await peer.close_reason() == (
             320,
             f"CONNECTION_FORCED - upstream timeout: no {awaited} within 0.1 s",
@@ -229,19 +188,11 @@ async def test_a_broker_that_falls_silent_is_said_with_320_after_the_deadline(po
 @pytest.mark.parametrize("point", ["header", "Open"])
 async def test_a_broker_that_leaves_during_the_handshake_is_said_with_320(point: str) -> None:
     async with staged(broker=FakeBroker(silent_after=point)) as stage:
-        if point == "header":
-            leaving = asyncio.ensure_future(leave(stage))
-            assert (await refused(stage))[0] == 320
-            await leaving
-            return
         peer = await stage.connect()
-        await stage.greet(peer)
+        logging_in = asyncio.ensure_future(stage.greeted(peer) if point == "Open" else peer.log_in())
         await (await stage.broker.link()).vanish()
+        await logging_in
         assert (await peer.close_reason())[0] == 320
-
-
-async def leave(stage: Stage) -> None:
-    await (await stage.broker.link()).vanish()
 
 
 # -- the producer does not answer, or leaves ---------------------------------------------------------------------------
@@ -274,9 +225,7 @@ async def test_a_probe_that_connects_and_leaves_is_no_event() -> None:
 async def test_a_producer_that_leaves_takes_its_upstream_connection_along() -> None:
     async with staged(broker=FakeBroker(silent_after="StartOk")) as stage:
         peer = await stage.connect()
-        peer.send(client.PROTOCOL_HEADER)
-        await peer.expect("Connection.Start")
-        peer.call(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"), 0)
+        await peer.log_in()
         link = await stage.broker.link()
         await peer.vanish()
         assert await link.is_gone()
@@ -287,15 +236,13 @@ def under_way() -> set[str]:
     return {task.get_name() for task in asyncio.all_tasks()}
 
 
-async def test_a_producer_that_leaves_while_we_connect_leaves_nothing_behind() -> None:
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, socket.socket() as first:
-        first.connect(deaf.getsockname())
-        async with staged(upstream=Upstream([deaf.getsockname()], connect_seconds=60)) as stage:
-            peer = await stage.connect()
-            peer.send(client.PROTOCOL_HEADER)
-            await eventually(lambda: "connect upstream" in under_way())
-            await peer.vanish()
-            await eventually(lambda: not under_way() & {"accept", "connect upstream"})
+async def test_a_producer_that_leaves_while_we_connect_leaves_nothing_behind(deaf: tuple[str, int]) -> None:
+    async with staged(upstream=Upstream([deaf], connect_seconds=60)) as stage:
+        peer = await stage.connect()
+        peer.send(client.PROTOCOL_HEADER)
+        await eventually(lambda: "connect upstream" in under_way())
+        await peer.vanish()
+        await eventually(lambda: not under_way() & {"accept", "connect upstream"})
 
 
 @pytest.mark.parametrize(
@@ -324,13 +271,10 @@ async def test_a_frame_out_of_order_is_a_protocol_error_that_upstream_never_sees
     with capture_logs() as logged:
         async with staged() as stage:
             peer = await stage.connect()
-            peer.send(client.PROTOCOL_HEADER)
-            await peer.expect("Connection.Start")
+            await peer.begin()
             peer.call(commands.Channel.Open())
-            code, text = await peer.close_reason()
+            code, text = await peer.closed()
             assert (code, "Channel.Open" in text) == (504, True)
-            peer.call(commands.Connection.CloseOk(), 0)
-            assert await peer.is_gone()
             await eventually(lambda: results(stage)[0] == {"protocol_error": 1})
     [entry] = [entry for entry in logged if entry["event"] == "producer not connected"]
     assert (entry["result"], entry["reply_code"]) == ("protocol_error", 504)
@@ -371,13 +315,7 @@ async def test_a_user_without_permission_for_the_virtual_host_gets_the_brokers_o
     broker: Broker, stranger: str
 ) -> None:
     async with staged(upstream=Upstream([(broker.host, broker.port)])) as stage:
-        peer = await stage.connect()
-        peer.send(client.PROTOCOL_HEADER)
-        await peer.expect("Connection.Start")
-        peer.call(commands.Connection.StartOk({}, "PLAIN", f"\0{stranger}\0{stranger}", "en_US"), 0)
-        await peer.expect("Connection.Tune")
-        peer.call(commands.Connection.TuneOk(0, 0, 0), 0)
-        peer.call(commands.Connection.Open("/"), 0)
+        peer = await stage.greeted(user=stranger)
         code, text = await peer.close_reason()
         assert code == 530
         assert "refused for user 'stranger'" in text

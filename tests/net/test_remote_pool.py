@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -16,58 +15,11 @@ from proxy.net.remote.pool import ProducerRemotes, RemotePool
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters
 from proxy.relay.remote.lane import RemotePublisher, RemoteResult
-from tests.client import Frame
-from tests.net.stage import Gone, Peer
+from tests.net.stage import FakeBroker, Peer, eventually
 from tests.relay.remote_broker import Told
 
 FAR = Remote(b"far", b"far", None, None)
 LIMITS = RemoteLimits(deadline_seconds=30.0, messages=4, message_bytes=1 << 20)
-
-
-class FarBroker:
-    """Accepts links and logs them in."""
-
-    def __init__(self) -> None:
-        self.links: asyncio.Queue[Peer] = asyncio.Queue()
-        self.refuse = False
-        self._server: asyncio.Server | None = None
-        self._peers: list[Peer] = []
-        self.port = 0
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for peer in self._peers:
-            peer.writer.close()
-            with contextlib.suppress(OSError):
-                await peer.writer.wait_closed()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = Peer(reader, writer)
-        self._peers.append(peer)
-        with contextlib.suppress(Gone):
-            await self._log_in(peer)
-
-    async def _log_in(self, peer: Peer) -> None:
-        await peer.read(8)
-        peer.call(commands.Connection.Start(0, 9, {}, "PLAIN", "en_US"), 0)
-        await peer.frame()
-        if self.refuse:
-            peer.call(commands.Connection.Close(403, "ACCESS_REFUSED", 0, 0), 0)
-            return
-        peer.call(commands.Connection.Tune(2047, 131072, 0), 0)
-        await peer.frame()
-        await peer.frame()
-        peer.call(commands.Connection.OpenOk(), 0)
-        self.links.put_nowait(peer)
-
-    async def link(self) -> Peer:
-        async with asyncio.timeout(20):
-            return await self.links.get()
 
 
 async def ready(peer: Peer, channel: int = 1) -> None:
@@ -77,18 +29,8 @@ async def ready(peer: Peer, channel: int = 1) -> None:
     peer.call(commands.Confirm.SelectOk(), channel)
 
 
-async def published(peer: Peer) -> list[Frame]:
-    return [await peer.frame() for _ in range(3)]
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110 -- what is waited for belongs to the code under test
-            await asyncio.sleep(0.005)
-
-
 class Stage:
-    def __init__(self, broker: FarBroker, limits: RemoteLimits) -> None:
+    def __init__(self, broker: FakeBroker, limits: RemoteLimits) -> None:
         self.broker = broker
         self.tasks = Tasks()
         self.counters = Counters()
@@ -107,10 +49,19 @@ class Stage:
         assert not isinstance(found, str)
         return found
 
+    async def sent(self, way: RemotePublisher | None = None) -> tuple[Told, Peer]:
+        """A message that has reached the broker, and the broker's end of the link."""
+        told = message()
+        (way or self.way()).send(told)
+        peer = await self.broker.link()
+        await ready(peer)
+        await peer.published()
+        return told, peer
+
 
 @asynccontextmanager
 async def stage(limits: RemoteLimits = LIMITS) -> AsyncIterator[Stage]:
-    broker = FarBroker()
+    broker = FakeBroker()
     await broker.start()
     made = Stage(broker, limits)
     try:
@@ -126,14 +77,10 @@ def message(body: bytes = b"body") -> Told:
 
 async def test_a_message_goes_over_a_link_that_is_made_for_it_and_is_acked() -> None:
     async with stage() as made:
-        told = message()
-        made.way().send(told)
-        peer = await made.broker.link()
-        await ready(peer)
-        assert [frame.name for frame in await published(peer)] == ["Basic.Publish", "Header", "Body"]
+        told, peer = await made.sent()
         assert made.counters.remotes["far"].up
         peer.call(commands.Basic.Ack(1, False))
-        await until(lambda: told.told == [RemoteResult.ACKED])
+        await eventually(lambda: told.told == [RemoteResult.ACKED])
         assert made.counters.remotes["far"].results["acked"] == 1
 
 
@@ -149,20 +96,16 @@ async def test_two_producers_share_a_link_and_have_channels_of_their_own() -> No
 
 async def test_what_was_sent_over_a_lost_link_is_lost_and_what_waits_goes_over_the_next() -> None:
     async with stage() as made:
-        sent, waiting = message(b"sent"), message(b"waiting")
-        way = made.way()
-        way.send(sent)
-        peer = await made.broker.link()
-        await ready(peer)
-        await published(peer)
+        way, waiting = made.way(), message(b"waiting")
+        sent, peer = await made.sent(way)
         peer.writer.transport.abort()
-        await until(lambda: sent.told == [RemoteResult.LOST])
+        await eventually(lambda: sent.told == [RemoteResult.LOST])
         way.send(waiting)
         again = await made.broker.link()
         await ready(again)
-        assert (await published(again))[2].payload == b"waiting"
+        assert (await again.published())[1] == b"waiting"
         again.call(commands.Basic.Ack(1, False))
-        await until(lambda: waiting.told == [RemoteResult.ACKED])
+        await eventually(lambda: waiting.told == [RemoteResult.ACKED])
         assert sent.told == [RemoteResult.LOST]
 
 
@@ -175,10 +118,10 @@ async def test_producers_of_a_full_link_wait_until_half_of_it_is_settled() -> No
         peer = await made.broker.link()
         await ready(peer)
         for _ in range(4):
-            await published(peer)
+            await peer.published()
         peer.call(commands.Basic.Ack(1, False))
         peer.call(commands.Basic.Ack(2, False))
-        await until(lambda: made.full == [True, False])
+        await eventually(lambda: made.full == [True, False])
 
 
 async def test_a_producer_that_comes_to_a_full_link_waits_too_and_others_don_t() -> None:
@@ -200,7 +143,7 @@ async def test_a_refused_login_is_tried_again_and_messages_wait() -> None:
         made.way().send(told)
         driver = made.pool.driver(FAR, "/")
         assert not isinstance(driver, str)
-        await until(lambda: driver.failure.startswith("refused: 403"))
+        await eventually(lambda: driver.failure.startswith("refused: 403"))
         assert not made.counters.remotes["far"].up
         made.broker.refuse = False
         await ready(await made.broker.link())
@@ -212,7 +155,7 @@ async def test_a_message_is_given_up_at_its_deadline() -> None:
         made.broker.refuse = True
         told = message()
         made.way().send(told)
-        await until(lambda: told.told == [RemoteResult.LOST])
+        await eventually(lambda: told.told == [RemoteResult.LOST])
         assert made.pool.under_way == 0
 
 
@@ -224,7 +167,7 @@ async def test_a_lane_that_is_left_closes_when_everything_is_settled() -> None:
         way.close()
         peer = await made.broker.link()
         await ready(peer)
-        await published(peer)
+        await peer.published()
         peer.call(commands.Basic.Ack(1, False))
         assert (await peer.frame()).name == "Channel.Close"
         assert told.told == [RemoteResult.ACKED]
@@ -245,7 +188,7 @@ async def test_a_name_that_leads_to_ourselves_is_found_when_the_socket_stands() 
         made.way().send(told)
         driver = made.pool.driver(FAR, "/")
         assert not isinstance(driver, str)
-        await until(lambda: driver.failure == "leads back to this proxy")
+        await eventually(lambda: driver.failure == "leads back to this proxy")
         assert told.told == [RemoteResult.LOST]
 
 
@@ -257,11 +200,7 @@ async def test_a_way_to_an_unknown_broker_is_none() -> None:
 @pytest.mark.parametrize("settled", [True, False])
 async def test_a_drain_waits_for_what_is_under_way_and_no_longer_than_told(settled: bool) -> None:
     async with stage() as made:
-        told = message()
-        made.way().send(told)
-        peer = await made.broker.link()
-        await ready(peer)
-        await published(peer)
+        told, peer = await made.sent()
         if settled:
             peer.call(commands.Basic.Ack(1, False))
         await made.pool.drain(20.0 if settled else 0.05)
@@ -270,11 +209,8 @@ async def test_a_drain_waits_for_what_is_under_way_and_no_longer_than_told(settl
 
 async def test_what_is_given_up_is_lost_and_a_later_ack_changes_nothing() -> None:
     async with stage() as made:
-        told, waiting = message(), message()
-        made.way().send(told)
-        peer = await made.broker.link()
-        await ready(peer)
-        await published(peer)
+        waiting = message()
+        told, peer = await made.sent()
         made.way().send(waiting)
         made.pool.give_up()
         peer.call(commands.Basic.Ack(1, False))

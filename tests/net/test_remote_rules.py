@@ -6,14 +6,18 @@ import pytest
 
 from proxy.app.composition import remote_brokers
 from proxy.errors import ConfigErrors
+from proxy.net.tls import ClientTls
 from tests.rules.loading import load
 
 LISTENING = [("127.0.0.1", 5673)]
 
 
 def test_brokers_are_given_by_virtual_host_with_their_passwords() -> None:
-    loaded = load("vhost: v\nbrokers: {a: {address: 'h:1', tls: {}, username: u, password_env: WORD, deadline: 2s}}")
-    made = remote_brokers(loaded, {"WORD": "s3cret"}, LISTENING)["v"][b"a"]
+    first = "a: {address: 'h:1', tls: {server_name: n}, username: u, password_env: WORD, deadline: 2s}"
+    loaded = load(f"vhost: v\nbrokers: {{{first}, b: {{address: 'h:2'}}}}")
+    brokers = remote_brokers(loaded, {"WORD": "s3cret"}, LISTENING)["v"]
+    assert [broker.tls for broker in brokers.values()] == [ClientTls(server_name="n"), None]
+    made = brokers[b"a"]
     assert (made.host, made.user, made.password, made.limits.deadline_seconds) == ("h", b"u", b"s3cret", 2.0)
 
 
@@ -24,9 +28,10 @@ def test_brokers_are_given_by_virtual_host_with_their_passwords() -> None:
             "brokers:\n  a:\n    address: 'h:1'\n    username: u\n    password_env: WORD",
             'a.yaml:5:5: brokers.a.password_env: there is no environment variable "WORD"',
         ),
+        ("brokers:\n  a:\n    address: 'h:1'\n    tls: {ca: FILE}", "a.yaml:4:11: brokers.a.tls.ca: "),
         (
-            "brokers:\n  a:\n    address: 'h:1'\n    tls: {ca: FILE}",
-            "a.yaml:4:11: brokers.a.tls.ca: ",
+            "brokers:\n  a:\n    address: 'h:1'\n    tls: {ca: /none}",
+            "a.yaml:4:11: brokers.a.tls.ca: /none: can't be read",
         ),
         ("brokers: {a: {address: '127.0.0.1:5673'}}", "a.yaml:1:15: brokers.a.address: leads back to this proxy"),
     ],

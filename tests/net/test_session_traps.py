@@ -9,7 +9,6 @@ import struct
 
 import pytest
 from pamqp import commands
-from pamqp.common import FieldTable
 from structlog.testing import capture_logs
 
 from proxy.net.link import Link
@@ -17,12 +16,7 @@ from proxy.net.session import Session
 from proxy.relay.handshake.machine import Handshake
 from proxy.relay.relay import Relay
 from tests import client
-from tests.net.stage import FakeBroker, Gone, Peer, Stage, Tune, eventually, staged
-
-
-async def opened(stage: Stage) -> tuple[Peer, Peer]:
-    """A producer with channel 1 in confirm mode, and the broker's end."""
-    return await stage.confirming()
+from tests.net.stage import FakeBroker, Gone, Peer, Tune, eventually, staged
 
 
 def reset(peer: Peer) -> None:
@@ -51,18 +45,16 @@ async def test_data_frames_are_signs_of_life_on_both_sides() -> None:
 
 async def test_a_reset_of_an_idle_upstream_is_said_at_once() -> None:
     async with staged() as stage:
-        producer, link = await opened(stage)
+        producer, link = await stage.opened(confirm=True)
         reset(link)
-        assert await producer.close_reason() == (320, "CONNECTION_FORCED - upstream connection lost")
-        producer.call(commands.Connection.CloseOk(), 0)
-        assert await producer.is_gone()
+        assert await producer.closed() == (320, "CONNECTION_FORCED - upstream connection lost")
 
 
 async def test_a_reset_of_a_producer_ends_its_upstream_and_is_no_error() -> None:
     with capture_logs() as logs:
         async with staged() as stage:
             for size in (0, 10, 100):
-                producer, link = await opened(stage)
+                producer, link = await stage.opened(confirm=True)
                 producer.send(client.publish(1, b"any", b"k", (), bytes(200))[:size])
                 reset(producer)
                 while True:
@@ -79,7 +71,7 @@ async def test_both_directions_full_at_once_drain_when_both_sides_read_again() -
     up = client.publish(1, b"any", b"k", (), bytes(8 << 20))
     down = client.method(1, commands.Basic.Deliver("c", 1, False, "any", "k")) + client.content(1, (), bytes(8 << 20))
     async with staged() as stage:
-        producer, link = await opened(stage)
+        producer, link = await stage.opened(confirm=True)
         producer.pause()
         link.pause()
         producer.send(up)
@@ -97,7 +89,7 @@ async def test_both_directions_full_at_once_drain_when_both_sides_read_again() -
 
 async def test_one_read_of_many_small_publishes_leaves_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     async with staged() as stage:
-        producer, link = await opened(stage)
+        producer, link = await stage.opened(confirm=True)
         sent: list[int] = []
         send = Link.send
 
@@ -137,23 +129,16 @@ async def test_connections_that_come_and_go_leave_nothing_behind() -> None:
         await eventually(lambda: alive(Session, Relay, Link, Handshake) == before)
 
 
-KNOWING: FieldTable = {"capabilities": {"authentication_failure_close": True}}
-
-
 async def test_logins_that_are_refused_leave_nothing_behind() -> None:
     broker = FakeBroker(silent_after="StartOk")
     async with staged(broker=broker) as stage:
         before = alive(Session, Relay, Link, Handshake)
         for _ in range(40):
             producer = await stage.connect()
-            producer.send(client.PROTOCOL_HEADER)
-            await producer.expect("Connection.Start")
-            producer.call(commands.Connection.StartOk(KNOWING, "PLAIN", "\0guest\0wrong", "en_US"), 0)
+            await producer.log_in(password="wrong")
             link = await broker.link()
             link.call(commands.Connection.Close(403, "ACCESS_REFUSED - Login was refused", 0, 0), 0)
             await link.vanish()
-            assert (await producer.close_reason())[0] == 403
-            producer.call(commands.Connection.CloseOk(), 0)
-            assert await producer.is_gone()
+            assert (await producer.closed())[0] == 403
         await eventually(lambda: not stage.listener._sessions)
         await eventually(lambda: alive(Session, Relay, Link, Handshake) == before)

@@ -7,18 +7,9 @@ from pamqp import commands
 from proxy.net.context import SessionLimits
 from proxy.relay.rate_limits import RateLimits, UserRateLimits
 from tests import client
-from tests.net.stage import Peer, Stage, eventually, staged
+from tests.net.stage import Peer, eventually, staged
 
 SMALL = client.publish(1, b"any", b"k", (), b"x")
-
-
-async def opened(stage: Stage, *numbers: int) -> tuple[Peer, Peer]:
-    """A producer with open channels, and its upstream link."""
-    producer, link = await stage.producer()
-    for number in numbers or (1,):
-        producer.call(commands.Channel.Open(), number)
-        await link.expect("Channel.Open")
-    return producer, link
 
 
 async def taken(link: Peer, publishes: int) -> None:
@@ -29,7 +20,7 @@ async def taken(link: Peer, publishes: int) -> None:
 async def test_a_producer_above_its_rate_is_not_read_until_its_debt_is_paid_and_loses_nothing() -> None:
     rates = RateLimits(publishes=100, burst_seconds=0.1)
     async with staged(allowances=UserRateLimits(rates)) as stage:
-        producer, link = await opened(stage)
+        producer, link = await stage.opened()
         for _ in range(3):
             producer.send(SMALL * 20)
             await taken(link, 20)
@@ -43,8 +34,8 @@ async def test_a_producer_above_its_rate_is_not_read_until_its_debt_is_paid_and_
 
 async def test_other_users_are_not_slowed_down_and_other_connections_of_the_same_user_are() -> None:
     async with staged(allowances=UserRateLimits(RateLimits(publishes=10, burst_seconds=0.1))) as stage:
-        greedy, link = await opened(stage)
-        brother, _ = await opened(stage)
+        greedy, link = await stage.opened()
+        brother, _ = await stage.opened()
         greedy.send(SMALL * 100)
         await taken(link, 100)
         brother.send(SMALL)
@@ -59,7 +50,7 @@ async def test_after_the_patience_the_one_channel_that_publishes_is_closed_with_
 ):
     rates = RateLimits(publishes=10, burst_seconds=0.1, patience_seconds=0.2)
     async with staged(allowances=UserRateLimits(rates)) as stage:
-        producer, link = await opened(stage)
+        producer, link = await stage.opened()
         producer.send(SMALL * 100)
         await taken(link, 100)
         close = (await producer.expect("Channel.Close")).arguments
@@ -78,7 +69,7 @@ async def test_after_the_patience_the_one_channel_that_publishes_is_closed_with_
 async def test_where_two_channels_publish_the_connection_is_closed_with_320() -> None:
     rates = RateLimits(read_bytes=1000, burst_seconds=0.1, patience_seconds=0.2)
     async with staged(allowances=UserRateLimits(rates)) as stage:
-        producer, link = await opened(stage, 1, 2)
+        producer, link = await stage.opened(1, 2)
         producer.send(SMALL * 100, client.publish(2, b"any", b"k", (), b"x"))
         await taken(link, 101)
         assert await producer.close_reason() == (
@@ -94,7 +85,7 @@ async def test_where_two_channels_publish_the_connection_is_closed_with_320() ->
 async def test_amid_a_body_the_connection_is_closed_and_not_the_channel() -> None:
     rates = RateLimits(read_bytes=1000, burst_seconds=0.1, patience_seconds=0.2)
     async with staged(allowances=UserRateLimits(rates)) as stage:
-        producer, link = await opened(stage)
+        producer, link = await stage.opened()
         begun = client.publish(1, b"any", b"k", (), bytes(200_000))[:150_000]
         producer.send(begun)
         await link.expect("Basic.Publish")
@@ -105,7 +96,7 @@ async def test_amid_a_body_the_connection_is_closed_and_not_the_channel() -> Non
 async def test_the_end_of_a_throttled_connection_does_not_wait_for_its_debt() -> None:
     rates = RateLimits(publishes=1, burst_seconds=0.1)
     async with staged(SessionLimits(close_seconds=30), allowances=UserRateLimits(rates)) as stage:
-        producer, link = await opened(stage)
+        producer, link = await stage.opened()
         producer.send(SMALL * 1000)
         await taken(link, 1000)
         await eventually(lambda: stage.counters.limits.throttled == 1)
@@ -123,7 +114,7 @@ async def test_the_end_of_a_throttled_connection_does_not_wait_for_its_debt() ->
 
 async def test_publishes_of_channels_that_are_closed_again_are_charged_as_well() -> None:
     async with staged(allowances=UserRateLimits(RateLimits(publishes=10, burst_seconds=1))) as stage:
-        producer, link = await opened(stage)
+        producer, link = await stage.opened()
         closed = SMALL * 50 + client.method(1, commands.Channel.Close(200, "", 0, 0))
         producer.send(closed)
         await taken(link, 50)

@@ -14,18 +14,6 @@ from proxy.net.tls import ClientTls, ServerTls, TlsContexts, words
 from tests.certificates import Authority
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl command")
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
-def pair(authority: Authority) -> tuple[Path, Path]:
-    return authority.certificate("localhost")
-
-
 def names(context: ssl.SSLContext, authority: Authority) -> str:
     """Shake hands with a server of this context in memory; the name in the certificate that it shows."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()

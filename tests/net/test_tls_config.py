@@ -8,7 +8,7 @@ from proxy.config.loader import parse_settings
 from proxy.errors import ConfigErrors
 from proxy.net.remote.endpoints import RemoteBroker
 from proxy.net.tls import ClientTls, ServerTls
-from proxy.net.tls_config import SidecarTls
+from proxy.net.tls_config import SidecarTls, check_settings
 from proxy.yamlfile.document import Faults
 from tests.certificates import Authority
 
@@ -72,3 +72,12 @@ def test_files_of_brokers_that_rules_name_are_followed_once_the_rules_hold(tmp_p
     assert found.files() == [authority.ca]
     found.read({})()
     assert found.files() == []
+
+
+def test_a_variable_that_names_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ca").write_text("none")
+    environ = {"OXPROXY_UPSTREAM__TLS__CA": str(tmp_path / "ca")}
+    faults = Faults()
+    check_settings(parse_settings(b"{}", tmp_path / "o.yaml", environ, faults), faults)
+    [error] = faults.errors
+    assert str(error).startswith("OXPROXY_UPSTREAM__TLS__CA: upstream.tls.ca: ")

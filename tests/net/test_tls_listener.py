@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -66,18 +65,6 @@ class Opened:
     @property
     def results(self) -> dict[str, int]:
         return {name: number for name, number in self.counters.results.items() if number}
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl command")
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
-def pair(authority: Authority) -> tuple[Path, Path]:
-    return authority.certificate("localhost")
 
 
 @pytest.fixture

@@ -29,15 +29,6 @@ def server() -> Iterator[socket.socket]:
         yield made
 
 
-@pytest.fixture
-def deaf() -> Iterator[tuple[str, int]]:
-    """An address that does not answer: its queue of connections is full."""
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as made, socket.socket() as first:
-        address = made.getsockname()
-        first.connect(address)
-        yield address
-
-
 def closed() -> tuple[str, int]:
     return ("127.0.0.1", free_port())
 

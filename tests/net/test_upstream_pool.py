@@ -11,10 +11,8 @@ from proxy.net.link import Link
 from proxy.net.upstream import UpstreamPool
 from proxy.relay.counters import Counters
 from proxy.relay.handshake.lease import Lease
-from tests.client import method
+from tests import client
 from tests.net.stage import Peer, eventually
-
-HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
 
 
 class Broker:
@@ -70,6 +68,15 @@ def lease() -> Lease:
     return made
 
 
+async def kept(broker: Broker, seconds: float = 60, heartbeat: int = 0) -> tuple[UpstreamPool, Counters, Peer]:
+    """A pool that keeps one connection, its counters, and the broker's end of the connection."""
+    counters = Counters()
+    reuse = UpstreamPool(seconds, counters)
+    link, peer = await broker.connected()
+    reuse.keep(link, lease(), heartbeat)
+    return reuse, counters, peer
+
+
 def first(reuse: UpstreamPool) -> bytes:
     """What a new producer's header is answered with from here."""
     return reuse.negotiation().take([b"AMQP\0\0\x09\x01"])
@@ -105,33 +112,20 @@ async def test_a_link_that_was_paused_is_read_again(broker: Broker) -> None:
 
 
 async def test_heartbeats_are_answered_and_waited_for(broker: Broker) -> None:
-    reuse = UpstreamPool(60, Counters())
-    link, peer = await broker.connected()
-    reuse.keep(link, lease(), 1)
+    reuse, _, peer = await kept(broker, heartbeat=1)
     for _ in range(3):
         assert (await peer.any_frame()).kind == 8
-        peer.send(HEARTBEAT)
+        peer.send(client.HEARTBEAT)
     assert first(reuse) == b"start"
-    while not await gone(peer):  # from here on the broker is silent
-        pass
+    assert await peer.is_gone()  # it was silent from here on
     await eventually(lambda: first(reuse) == b"")
-
-
-async def gone(peer: Peer) -> bool:
-    try:
-        await peer.any_frame()
-    except Exception:  # noqa: BLE001 -- whichever way a socket ends
-        return True
-    return False
 
 
 async def test_half_a_heartbeat_is_waited_for(broker: Broker) -> None:
-    reuse = UpstreamPool(60, Counters())
-    link, peer = await broker.connected()
-    reuse.keep(link, lease(), 0)
-    peer.send(HEARTBEAT[:3])
+    reuse, _, peer = await kept(broker)
+    peer.send(client.HEARTBEAT[:3])
     await eventually(lambda: first(reuse) == b"")
-    peer.send(HEARTBEAT[3:])
+    peer.send(client.HEARTBEAT[3:])
     await eventually(lambda: first(reuse) == b"start")
     await reuse_stopped(reuse, peer)
 
@@ -152,11 +146,8 @@ async def reuse_stopped(reuse: UpstreamPool, peer: Peer) -> None:
     ids=["close", "blocked"],
 )
 async def test_whatever_else_the_broker_says_ends_it(broker: Broker, said: base.Frame, answer: str) -> None:
-    counters = Counters()
-    reuse = UpstreamPool(60, counters)
-    link, peer = await broker.connected()
-    reuse.keep(link, lease(), 0)
-    peer.send(method(0, said))
+    reuse, counters, peer = await kept(broker)
+    peer.send(client.method(0, said))
     await peer.expect(answer)
     assert (counters.kept_connections, first(reuse)) == (0, b"")
     await peer.vanish()
@@ -164,20 +155,14 @@ async def test_whatever_else_the_broker_says_ends_it(broker: Broker, said: base.
 
 
 async def test_a_connection_that_is_lost_is_dropped(broker: Broker) -> None:
-    counters = Counters()
-    reuse = UpstreamPool(60, counters)
-    link, peer = await broker.connected()
-    reuse.keep(link, lease(), 0)
+    reuse, counters, peer = await kept(broker)
     await peer.vanish()
     await eventually(lambda: counters.kept_connections == 0)
     await reuse.stop()
 
 
 async def test_after_its_time_a_connection_is_closed(broker: Broker) -> None:
-    counters = Counters()
-    reuse = UpstreamPool(0.01, counters)
-    link, peer = await broker.connected()
-    reuse.keep(link, lease(), 0)
+    reuse, counters, peer = await kept(broker, 0.01)
     await peer.expect("Connection.Close")
     assert counters.kept_connections == 0
     await peer.vanish()
@@ -186,10 +171,8 @@ async def test_after_its_time_a_connection_is_closed(broker: Broker) -> None:
 
 async def test_the_one_that_waits_longest_makes_room(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_KEPT", 1)
-    counters = Counters()
-    reuse = UpstreamPool(60, counters)
-    (one, old), (other, young) = await broker.connected(), await broker.connected()
-    reuse.keep(one, lease(), 0)
+    reuse, counters, old = await kept(broker)
+    other, young = await broker.connected()
     reuse.keep(other, lease(), 0)
     await old.expect("Connection.Close")
     assert counters.kept_connections == 1

@@ -58,4 +58,5 @@ def tables() -> st.SearchStrategy[Table]:
         ),
         max_leaves=8,
     )
-    return st.lists(st.tuples(NAMES, values), max_size=6).map(tuple)
+    routing = st.tuples(st.sampled_from([b"CC", b"BCC"]), st.just(Value("A", (Value("S", b"k"),))))
+    return st.lists(st.tuples(NAMES, values) | routing, max_size=6).map(tuple)

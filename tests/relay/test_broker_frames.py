@@ -11,8 +11,14 @@ from proxy.relay.original_address import OriginalAddress, entry
 from proxy.relay.vhost import Delivery
 from tests.client import HEARTBEAT, content, content_header, frame, method, names, split
 from tests.relay.wire import (
+    CLOSE,
+    CLOSE_OK,
+    DECLARE,
+    DECLARED,
+    NOT_FOUND,
     OWN,
     REPORT,
+    RESERVED,
     TUNING,
     Ears,
     Wire,
@@ -30,7 +36,6 @@ from tests.relay.wire import (
 
 DELIVER = commands.Basic.Deliver("c", 1, False, "e", "k")
 GET_OK = commands.Basic.GetOk(1, False, "e", "k", 0)
-DECLARE, DECLARED = commands.Queue.Declare(0, "q"), commands.Queue.DeclareOk("q", 0, 0)
 QUEUE = routed("q", delivery=Delivery.QUEUE)
 
 
@@ -68,6 +73,7 @@ def test_contents_reach_the_producer_as_they_are(of: object, body_size: int, com
     whole = delivery(bytes(body_size), command=command)
     assert wire.answer(whole, whole) == whole * 2
     assert not wire.relay.connection.deliveries.unfinished
+    assert wire.counters.relays["/"].returns == 2 * isinstance(command, commands.Basic.Return)
 
 
 # -- confirms ---------------------------------------------------------------------------------------------------------
@@ -75,11 +81,11 @@ def test_contents_reach_the_producer_as_they_are(of: object, body_size: int, com
 
 def test_confirms_are_relayed_and_counted() -> None:
     wire = Wire().open(confirm=True)
-    wire.produce(publish() * 6)
-    said = ack(1) + ack(3, True) + nack(5) + ack(4) + nack(0, True)
+    wire.produce(publish() * 9)
+    said = ack(1) + ack(3, True) + nack(5) + ack(4) + nack(7, True) + nack(7, True) + nack(0, True)
     assert wire.answer(said) == said
     counters = wire.counters.relays["/"]
-    assert (counters.confirms_acked, counters.confirms_nacked, wire.relay.connection.unsettled) == (4, 2, 0)
+    assert (counters.confirms_acked, counters.confirms_nacked, wire.relay.connection.unsettled) == (4, 5, 0)
 
 
 def test_acks_on_a_channel_without_confirms_are_the_consumers_business() -> None:
@@ -120,8 +126,6 @@ def test_channels_interleave_while_originals_are_put_back() -> None:
 
 # -- a content on its way is brought to its end -----------------------------------------------------------------------
 
-RESERVED = publish("x.o.p.e.n.x.q.1")
-
 
 @pytest.mark.parametrize("sent", [1, 2, 3])
 def test_a_close_of_ours_waits_for_the_end_of_a_content_on_its_channel(sent: int) -> None:
@@ -140,7 +144,7 @@ def test_both_answers_of_closes_that_cross_wait_for_it() -> None:
     wire = Wire(routed("a")).open()
     frames = [one.raw for one in split(delivery(bytes(300_000)))]
     wire.answer(*frames[:2])
-    wire.produce(RESERVED, say(1, commands.Channel.Close(200, "bye", 0, 0)))
+    wire.produce(RESERVED, CLOSE)
     left = wire.answer(*frames[2:])
     assert names(left)[-2:] == ["Channel.Close", "Channel.CloseOk"]
 
@@ -166,8 +170,8 @@ def test_a_content_that_is_held_back_does_not_count_as_begun() -> None:
 def held(of: object = None) -> Wire:
     """A declare-ok is being kept back on channel 1."""
     wire = Wire(of, ears=Ears(None), limits=RelayLimits(held_bytes=2000)).open(1, 2)  # type: ignore[arg-type]
-    wire.produce(say(1, DECLARE))
-    assert wire.answer(say(1, DECLARED)) == b""
+    wire.produce(DECLARE)
+    assert wire.answer(DECLARED) == b""
     return wire
 
 
@@ -178,7 +182,7 @@ def test_a_declare_ok_waits_and_all_behind_it_on_its_channel() -> None:
     request = wire.request()
     assert (request.channel.number, getattr(request, "queue", None)) == (1, b"q")
     wire.relay.answer(request)
-    assert wire.producer() == say(1, DECLARED) + behind
+    assert wire.producer() == DECLARED + behind
     assert wire.answer(delivery()) == delivery()
 
 
@@ -186,31 +190,30 @@ def test_what_is_kept_back_is_looked_at_when_it_leaves() -> None:
     wire = held(QUEUE)
     assert wire.answer(moved(), moved()) == b""
     wire.relay.answer(wire.request())
-    assert wire.producer() == say(1, DECLARED) + original() * 2
+    assert wire.producer() == DECLARED + original() * 2
 
 
 def test_a_second_declare_ok_among_it_waits_for_its_own_queue() -> None:
     wire = held()
-    wire.produce(say(1, DECLARE))
-    wire.answer(say(1, DECLARED), delivery())
+    wire.produce(DECLARE)
+    wire.answer(DECLARED, delivery())
     wire.relay.answer(wire.request())
-    assert wire.producer() == say(1, DECLARED)
+    assert wire.producer() == DECLARED
     wire.relay.answer(wire.request())
-    assert wire.producer() == say(1, DECLARED) + delivery()
+    assert wire.producer() == DECLARED + delivery()
 
 
 def test_a_close_of_the_broker_brings_what_was_kept_back() -> None:
     wire = held(QUEUE)
-    close = say(1, commands.Channel.Close(404, "NOT_FOUND", 60, 70))
-    assert wire.answer(moved(), close) == say(1, DECLARED) + original() + close
+    assert wire.answer(moved(), NOT_FOUND) == DECLARED + original() + NOT_FOUND
     wire.relay.answer(wire.request())
     assert wire.producer() == b""
 
 
 def test_a_close_ok_of_the_broker_brings_it_too() -> None:
     wire = held()
-    wire.produce(say(1, commands.Channel.Close(200, "bye", 0, 0)))
-    assert wire.answer(say(1, commands.Channel.CloseOk())) == say(1, DECLARED) + say(1, commands.Channel.CloseOk())
+    wire.produce(CLOSE)
+    assert wire.answer(CLOSE_OK) == DECLARED + CLOSE_OK
 
 
 def test_a_publish_that_goes_on_does_not_lose_what_is_kept_back() -> None:
@@ -220,7 +223,7 @@ def test_a_publish_that_goes_on_does_not_lose_what_is_kept_back() -> None:
     wire.relay.answer(wire.request())
     assert names(wire.upstream()) == ["Basic.Publish", "Header", "Body"]
     wire.relay.answer(declared)
-    assert wire.producer() == say(1, DECLARED)
+    assert wire.producer() == DECLARED
 
 
 def test_what_is_kept_back_is_counted_and_stops_the_reading() -> None:
@@ -239,10 +242,10 @@ def test_an_answer_that_waits_for_our_own_channel_leaves_early_rather_than_never
     of = routed("q", bound=())
     wire = Wire(of, ears=Ears([b"q"]), limits=RelayLimits(held_bytes=2000)).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", exclusive=True)))
-    assert wire.answer(say(1, DECLARED)) == b""
+    assert wire.answer(DECLARED) == b""
     assert [(one.channel, one.name) for one in split(wire.upstream())] == [(OWN, "Channel.Open")]
     assert wire.answer(delivery(bytes(1000))) == b""
-    assert wire.answer(delivery(bytes(1000))) == say(1, DECLARED) + delivery(bytes(1000)) * 2
+    assert wire.answer(delivery(bytes(1000))) == DECLARED + delivery(bytes(1000)) * 2
     assert not wire.relay.connection.upstream_full
 
 

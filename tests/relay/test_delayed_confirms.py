@@ -9,7 +9,21 @@ from proxy.relay.connection_state import Phase, RelayLimits
 from tests import client
 from tests.client import split
 from tests.relay.test_connection_audit import Log
-from tests.relay.wire import Wire, ack, nack, publish, returned, routed, say, several
+from tests.relay.wire import (
+    CLOSE,
+    CLOSE_OK,
+    GOODBYE,
+    GOODBYE_OK,
+    NOT_FOUND,
+    Wire,
+    ack,
+    nack,
+    publish,
+    returned,
+    routed,
+    say,
+    several,
+)
 
 
 class Disk(Log):
@@ -126,15 +140,9 @@ def test_what_waits_counts_against_the_limit_that_stops_the_reading_of_the_broke
 
 
 CLOSES = {
-    "the producer closes its channel": (
-        say(1, commands.Channel.Close(200, "", 0, 0)),
-        say(1, commands.Channel.CloseOk()),
-    ),
-    "the broker closes the channel": (b"", say(1, commands.Channel.Close(404, "NOT_FOUND", 60, 40))),
-    "the producer closes its connection": (
-        say(0, commands.Connection.Close(200, "", 0, 0)),
-        say(0, commands.Connection.CloseOk()),
-    ),
+    "the producer closes its channel": (CLOSE, CLOSE_OK),
+    "the broker closes the channel": (b"", NOT_FOUND),
+    "the producer closes its connection": (GOODBYE, GOODBYE_OK),
     "the broker closes the connection": (b"", say(0, commands.Connection.Close(320, "CONNECTION_FORCED", 0, 0))),
 }
 
@@ -177,14 +185,13 @@ def test_a_second_end_waits_too_and_nothing_overtakes() -> None:
     wire = strict(disk := Disk(), 1, 2, 3)
     wire.produce(publish())
     wire.answer(ack(1))
-    close = say(1, commands.Channel.Close(404, "NOT_FOUND", 60, 40))
-    assert wire.answer(close) == b""
+    assert wire.answer(NOT_FOUND) == b""
     wire.produce(publish(channel=2))
     close_2 = say(2, commands.Channel.Close(404, "NOT_FOUND", 60, 40))
     reply = say(3, commands.Channel.Flow(True))
     assert wire.answer(ack(1, channel=2), reply, close_2) == b""
     assert written(wire, disk, 1) == b""
-    assert written(wire, disk) == ack(1) + close + reply + ack(1, channel=2) + close_2
+    assert written(wire, disk) == ack(1) + NOT_FOUND + reply + ack(1, channel=2) + close_2
 
 
 def test_what_we_close_waits_for_its_confirms() -> None:
@@ -195,5 +202,5 @@ def test_what_we_close_waits_for_its_confirms() -> None:
     assert wire.producer() == b""
     found = split(written(wire, disk))
     assert [frame.name for frame in found] == ["Basic.Ack", "Connection.Close"]
-    wire.produce(say(0, commands.Connection.CloseOk()))
+    wire.produce(GOODBYE_OK)
     assert wire.relay.connection.lifecycle.phase is Phase.CLOSED

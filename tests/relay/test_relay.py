@@ -3,18 +3,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.relay.connection_state import AHEAD_MESSAGES, STREAMED_DELIVERIES, BindDestinations, Phase
+from proxy.relay.connection_state import AHEAD_MESSAGES, STREAMED_DELIVERIES, Phase
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.values import Value
-from tests.client import HEARTBEAT, content, frame, method, split
+from tests.client import HEARTBEAT, content, cut, frame, method, split
 from tests.relay.wire import (
+    GOODBYE,
+    GOODBYE_OK,
     REPORT,
     TUNING,
     Ears,
@@ -30,9 +31,6 @@ from tests.relay.wire import (
     with_tokens,
 )
 
-GOODBYE, GOODBYE_OK = commands.Connection.Close(200, "bye", 0, 0), commands.Connection.CloseOk()
-
-
 # -- the end of a link ------------------------------------------------------------------------------------------------
 
 
@@ -42,7 +40,7 @@ def test_a_lost_upstream_is_told_with_320_at_once() -> None:
     wire.relay.upstream_lost("upstream connection lost")
     assert closed(wire.producer()) == (0, 320, "CONNECTION_FORCED - upstream connection lost", (0, 0))
     assert wire.upstream() == b""
-    assert wire.produce(publish(), method(0, GOODBYE_OK)) == b""
+    assert wire.produce(publish(), GOODBYE_OK) == b""
     assert (wire.relay.connection.lifecycle.phase, wire.relay.connection.lifecycle.fault) == (Phase.CLOSED, None)
 
 
@@ -55,19 +53,18 @@ def test_a_lost_upstream_is_told_once() -> None:
 
 def test_an_upstream_that_is_lost_during_goodbye_is_no_reason_to_let_the_producer_wait() -> None:
     wire = Wire().open()
-    wire.produce(method(0, GOODBYE))
+    wire.produce(GOODBYE)
     wire.relay.upstream_lost("gone")
-    assert wire.producer() == method(0, GOODBYE_OK)
+    assert wire.producer() == GOODBYE_OK
     assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
 
 
 def test_an_upstream_that_is_lost_while_goodbye_waits_is_none_either() -> None:
     wire = Wire(chosen("new")).open()
-    wire.produce(publish("new"), method(0, GOODBYE))
+    wire.produce(publish("new"), GOODBYE)
     wire.relay.upstream_lost("gone")
-    assert wire.producer() == method(0, GOODBYE_OK)
-    wire.relay.answer(wire.request())
-    assert wire.upstream() == b""
+    assert wire.producer() == GOODBYE_OK
+    assert wire.control() == b""
 
 
 def test_a_close_of_ours_goes_to_both_sides_behind_what_was_published() -> None:
@@ -79,25 +76,16 @@ def test_a_close_of_ours_goes_to_both_sides_behind_what_was_published() -> None:
     assert left.startswith(with_tokens(message, "a"))
     assert closed(left[len(with_tokens(message, "a")) :])[:2] == (0, 200)
     assert closed(wire.producer()) == (0, 320, "CONNECTION_FORCED - the proxy is shutting down", (0, 0))
-    assert wire.produce(method(0, GOODBYE_OK)) == b""
+    assert wire.produce(GOODBYE_OK) == b""
     assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
 
 
 def test_a_producer_that_says_goodbye_is_not_closed_on_top_of_it() -> None:
     wire = Wire().open()
-    wire.produce(method(0, GOODBYE))
+    wire.produce(GOODBYE)
     wire.relay.connection.close(320, b"the proxy is shutting down")
     assert wire.producer() == b""
-    assert wire.answer(method(0, GOODBYE_OK)) == method(0, GOODBYE_OK)
-
-
-def test_gauges_are_back_at_zero_when_it_has_ended() -> None:
-    wire = Wire(routed("a")).open(1, 2)
-    wire.answer(method(0, commands.Connection.Blocked("memory")))
-    wire.relay.ended()
-    wire.relay.ended()
-    counters = wire.counters.relays["/"]
-    assert (counters.channels, counters.upstream_blocked) == (0, 0)
+    assert wire.answer(GOODBYE_OK) == GOODBYE_OK
 
 
 def test_unsettled_are_publishes_without_a_confirm() -> None:
@@ -194,35 +182,29 @@ def test_a_large_frame_that_comes_in_many_reads_is_joined_once(side: str) -> Non
 
 def test_further_goodbyes_are_answered_when_the_broker_has_answered_the_first() -> None:
     wire = Wire().open(1, confirm=True)
-    goodbye, ok = method(0, GOODBYE), method(0, GOODBYE_OK)
-    assert wire.produce(goodbye, goodbye, goodbye) == goodbye
+    assert wire.produce(GOODBYE, GOODBYE, GOODBYE) == GOODBYE
     assert wire.producer() == b""
     delivery = method(1, commands.Basic.Deliver("me", 1, False, "", "k")) + content(1, None, b"body")
-    assert wire.answer(delivery + ok) == delivery + ok * 3
-    assert wire.produce(goodbye[:9]) + wire.produce(goodbye[9:]) == b""
-    assert wire.producer() == ok
+    assert wire.answer(delivery + GOODBYE_OK) == delivery + GOODBYE_OK * 3
+    assert wire.produce(GOODBYE[:9]) + wire.produce(GOODBYE[9:]) == b""
+    assert wire.producer() == GOODBYE_OK
     assert wire.relay.connection.lifecycle.producer_ends
-    wire.produce(ok)
+    wire.produce(GOODBYE_OK)
     assert not wire.relay.connection.lifecycle.producer_ends
 
 
 def test_further_goodbyes_are_answered_when_the_upstream_is_lost() -> None:
     wire = Wire().open(1)
-    goodbye, ok = method(0, GOODBYE), method(0, GOODBYE_OK)
-    wire.produce(goodbye, goodbye)
+    wire.produce(GOODBYE, GOODBYE)
     wire.relay.upstream_lost("lost")
-    assert wire.producer() == ok * 2
+    assert wire.producer() == GOODBYE_OK * 2
 
 
 def test_a_further_goodbye_is_counted_while_the_first_waits_for_a_publish() -> None:
     wire = Wire(routed("a", bound=())).open()
-    goodbye, ok = method(0, GOODBYE), method(0, GOODBYE_OK)
-    assert wire.produce(publish(), goodbye, goodbye) == b""
-    request = wire.request()
-    assert isinstance(request, BindDestinations)
-    wire.relay.answer(request)
-    assert wire.upstream().endswith(goodbye)
-    assert wire.answer(ok) == ok * 2
+    assert wire.produce(publish(), GOODBYE, GOODBYE) == b""
+    assert wire.control().endswith(GOODBYE)
+    assert wire.answer(GOODBYE_OK) == GOODBYE_OK * 2
 
 
 # -- any bytes, any frames --------------------------------------------------------------------------------------------
@@ -302,7 +284,7 @@ PRODUCER: list[bytes] = [
     say(1, commands.Queue.Bind(0, "a", "amq.topic", "k")), say(1, commands.Queue.Bind(0, "a", "xo", "")),
     say(1, commands.Exchange.Declare(0, "x2", "x-open")), say(1, commands.Exchange.Delete(0, "x2")),
     say(1, commands.Basic.Ack(1)), say(2, commands.Basic.Nack(0, True)), HEARTBEAT,
-    method(0, GOODBYE), method(0, GOODBYE_OK),
+    GOODBYE, GOODBYE_OK,
 ]  # fmt: skip
 BROKER: list[bytes] = [
     say(1, commands.Channel.OpenOk()), say(2, commands.Channel.OpenOk()), say(1, commands.Channel.CloseOk()),
@@ -313,7 +295,7 @@ BROKER: list[bytes] = [
     say(1, commands.Queue.BindOk()), say(1, commands.Exchange.DeclareOk()), say(1, commands.Queue.DeleteOk(0)),
     say(1, commands.Confirm.SelectOk()), ack(1), ack(2), ack(3, True), nack(1), ack(4, True, channel=2), nack(0, True),
     method(0, commands.Connection.Blocked("x")), method(0, commands.Connection.Unblocked()), HEARTBEAT,
-    method(0, GOODBYE), method(0, GOODBYE_OK),
+    GOODBYE, GOODBYE_OK,
 ]  # fmt: skip
 CONTENTS: list[list[bytes]] = [
     [one.raw for one in split(whole)]
@@ -407,22 +389,9 @@ def test_whatever_happens_the_producer_gets_whole_contents(
 def test_the_same_frames_in_other_pieces_give_the_same(
     steps: list[tuple[str, bytes]], of: Callable[[], VhostState], cuts: list[int]
 ) -> None:
-    whole = drive(Wire(of(), ears=Ears(None)).open(1, 2), steps)
-    cut = list(_cut(steps, sorted(cuts)))
-    assert _order(drive(Wire(of(), ears=Ears(None)).open(1, 2), cut)) == _order(whole)
-
-
-def _cut(steps: list[tuple[str, bytes]], cuts: list[int]) -> Iterator[tuple[str, bytes]]:
-    for side, data in steps:
-        inside = sorted({0, *(cut % (len(data) + 1) for cut in cuts), len(data)})
-        if side == "control":
-            yield side, data
-        for one, other in pairwise(inside):
-            yield side, data[one:other]
-
-
-def _order(both: tuple[bytes, bytes]) -> tuple[list[bytes], list[bytes]]:
-    return [one.raw for one in split(both[0])], [one.raw for one in split(both[1])]
+    pieces = [(side, piece) for side, data in steps for piece in cut(data, cuts) or [b""]]
+    whole, in_pieces = (drive(Wire(of(), ears=Ears(None)).open(1, 2), each) for each in (steps, pieces))
+    assert [split(data) for data in in_pieces] == [split(data) for data in whole]
 
 
 def test_a_method_in_a_content_would_be_found() -> None:

@@ -12,69 +12,58 @@ from proxy.amqp.tables import MAX_NESTING, encode_table
 from proxy.relay.original_address import CC_ASIDE, OriginalAddress, can_produce, entry, restored_content
 from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, VhostState
-from proxy.routing.bindings.binding import Binding
 from proxy.values import Value
 from tests.client import content_header, method, split
-from tests.relay.wire import address_of, chosen, owned, routed, several, state, table, table_of
-from tests.routing.building import exchange, many
+from tests.relay.wire import address_of, chosen, routed, ruled, several, table, table_of
+from tests.routing.building import many, to_exchange, to_queue
 
 QUEUE = routed("q", delivery=Delivery.QUEUE)
 CARRIER = routed("q")
 ELSEWHERE = routed("q", carrier="carrier.xo")
+NAMED = chosen("q", delivery=Delivery.QUEUE)
 FROM, TO = OriginalAddress(b"xo", b"key"), OriginalAddress(b"", b"q")
 
 
 def alternated(delivery: Delivery) -> VhostState:
-    made = exchange(alternate="ae")
-    return state((made, owned(made, delivery)))
+    return ruled(alternate="ae", delivery=delivery)
 
 
 @pytest.mark.parametrize(
-    ("name", "of", "first", "new"),
+    ("of", "first", "new", "restores"),
     [
-        ("queue", QUEUE, FROM, TO),
-        ("queue to nowhere", QUEUE, FROM, OriginalAddress(b"", NOWHERE)),
-        ("queue that a message names", chosen("q", delivery=Delivery.QUEUE), FROM, OriginalAddress(b"", b"anything")),
-        ("queue to an exchange", several("other"), FROM, OriginalAddress(b"other", b"key")),
-        ("queue to the alternate", alternated(Delivery.QUEUE), FROM, OriginalAddress(b"ae", b"key")),
-        ("carrier of another name", ELSEWHERE, FROM, OriginalAddress(b"carrier.xo", b"key")),
-        ("nobody, with an alternate", alternated(Delivery.CARRIER), FROM, OriginalAddress(b"", NOWHERE)),
+        pytest.param(of, first, new, restores, id=name)
+        for restores, name, of, first, new in [
+            (True, "queue", QUEUE, FROM, TO),
+            (True, "queue to nowhere", QUEUE, FROM, OriginalAddress(b"", NOWHERE)),
+            (True, "queue that a message names", NAMED, FROM, OriginalAddress(b"", b"anything")),
+            (True, "queue to an exchange", several("other"), FROM, OriginalAddress(b"other", b"key")),
+            (True, "queue to the alternate", alternated(Delivery.QUEUE), FROM, OriginalAddress(b"ae", b"key")),
+            (True, "carrier of another name", ELSEWHERE, FROM, OriginalAddress(b"carrier.xo", b"key")),
+            (True, "nobody, with an alternate", alternated(Delivery.CARRIER), FROM, OriginalAddress(b"", NOWHERE)),
+            (False, "exchange that is not ours", QUEUE, OriginalAddress(b"other", b"key"), TO),
+            (False, "carrier does not move", CARRIER, FROM, TO),
+            (False, "carrier does not rename", CARRIER, FROM, OriginalAddress(b"carrier.xo", b"key")),
+            (False, "carrier keeps the key", ELSEWHERE, FROM, OriginalAddress(b"carrier.xo", b"other")),
+            (False, "another carrier", ELSEWHERE, FROM, OriginalAddress(b"carrier.other", b"key")),
+            (False, "exchanges get the key", several("other"), FROM, OriginalAddress(b"other", b"changed")),
+            (False, "a queue that no rule names", QUEUE, FROM, OriginalAddress(b"", b"anything")),
+            (False, "an exchange that no rule names", QUEUE, FROM, OriginalAddress(b"other", b"key")),
+            (False, "a queue where only nobody is reached by name", alternated(Delivery.CARRIER), FROM, TO),
+        ]
     ],
 )
-def test_what_a_delivery_writes_can_be_restored(
-    name: str, of: VhostState, first: OriginalAddress, new: OriginalAddress
+def test_what_a_delivery_writes_is_restored_and_nothing_else(
+    of: VhostState, first: OriginalAddress, new: OriginalAddress, restores: bool
 ) -> None:
-    assert can_produce(of, first, new)
-
-
-@pytest.mark.parametrize(
-    ("name", "of", "first", "new"),
-    [
-        ("exchange that is not ours", QUEUE, OriginalAddress(b"other", b"key"), TO),
-        ("carrier does not move", CARRIER, FROM, TO),
-        ("carrier does not rename", CARRIER, FROM, OriginalAddress(b"carrier.xo", b"key")),
-        ("carrier keeps the key", ELSEWHERE, FROM, OriginalAddress(b"carrier.xo", b"other")),
-        ("another carrier", ELSEWHERE, FROM, OriginalAddress(b"carrier.other", b"key")),
-        ("exchanges get the key", several("other"), FROM, OriginalAddress(b"other", b"changed")),
-        ("a queue that no rule names", QUEUE, FROM, OriginalAddress(b"", b"anything")),
-        ("an exchange that no rule names", QUEUE, FROM, OriginalAddress(b"other", b"key")),
-        ("a queue where only nobody is reached by name", alternated(Delivery.CARRIER), FROM, TO),
-    ],
-)
-def test_what_no_delivery_writes_can_not(
-    name: str, of: VhostState, first: OriginalAddress, new: OriginalAddress
-) -> None:
-    assert not can_produce(of, first, new)
+    assert can_produce(of, first, new) is restores
 
 
 def translating(queues: int, exchanges: int = 0) -> VhostState:
     """One exchange with so many destinations; the table sends queues and exchanges on to others."""
-    made = exchange()
-    for number in range(queues):
-        made.bind(Binding(b"xo", "queue", b"q.%d" % number, b"", ()))
-    for number in range(exchanges):
-        made.bind(Binding(b"xo", "exchange", b"e.%d" % number, b"", ()))
-    found = state((made, owned(made)))
+    found = ruled(
+        *(to_queue(f"q.{number}") for number in range(queues)),
+        *(to_exchange(f"e.{number}") for number in range(exchanges)),
+    )
     rules = [AddressRule(b"q.*", b"/exchange/of.$1/key"), AddressRule(b"/exchange/e.7/*", b"/exchange/seven/$1")]
     found.set_addresses(AddressBook(AddressTable(rules)))
     return found
@@ -92,7 +81,7 @@ def test_a_destination_that_the_table_sends_on_is_known_by_where_it_came() -> No
 def test_where_destinations_are_sent_on_follows_their_bindings() -> None:
     of = translating(3)
     assert not can_produce(of, FROM, OriginalAddress(b"of.5", b"key"))
-    fifth = Binding(b"xo", "queue", b"q.5", b"", ())
+    fifth = to_queue("q.5")
     of.router.exchanges[b"xo"].bind(fifth)
     assert can_produce(of, FROM, OriginalAddress(b"of.5", b"key"))
     assert can_produce(of, FROM, OriginalAddress(b"of.2", b"key"))
@@ -159,18 +148,27 @@ def nested(depth: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("name", "header"),
+    "header",
     [
-        ("no table", content_header(1, 4)),
-        ("no header of ours", content_header(1, 4, encode_table(table(type="report")))),
-        ("dead-lettered since", content_header(1, 4, entry(FROM, OriginalAddress(b"", b"another")))),
-        ("not of this configuration", content_header(1, 4, entry(OriginalAddress(b"other", b"key"), TO))),
-        ("table behind the frame", MARKED[:21] + b"\0\0\x7f\0" + MARKED[25:]),
-        ("malformed inside", content_header(1, 4, entry(FROM, TO)[:-1])),
-        ("deeper than we read", content_header(1, 4, nested(MAX_NESTING + 5))),
+        content_header(1, 4),
+        content_header(1, 4, encode_table(table(type="report"))),
+        content_header(1, 4, entry(FROM, OriginalAddress(b"", b"another"))),
+        content_header(1, 4, entry(OriginalAddress(b"other", b"key"), TO)),
+        MARKED[:21] + b"\0\0\x7f\0" + MARKED[25:],
+        content_header(1, 4, entry(FROM, TO)[:-1]),
+        content_header(1, 4, nested(MAX_NESTING + 5)),
+    ],
+    ids=[
+        "no table",
+        "no header of ours",
+        "dead-lettered since",
+        "not of this configuration",
+        "table behind the frame",
+        "malformed inside",
+        "deeper than we read",
     ],
 )
-def test_any_other_content_stays_as_it_came(name: str, header: bytes) -> None:
+def test_any_other_content_stays_as_it_came(header: bytes) -> None:
     deliver = method(1, METHODS[0])
     assert restored_content(QUEUE, deliver, header) == (deliver, header)
 

@@ -472,6 +472,20 @@ class World:
         assert peer.looking is not None
         peer.looking = (*peer.looking[:2], frozenset(self.rows))
 
+    def finish(self, *lanes: Lane) -> None:
+        """Everything under way comes to its end."""
+        for lane in lanes:
+            while lane.jobs:
+                self.work(lane, 99)
+                self.arrive(lane)
+
+    def look(self, peer: Peer) -> None:
+        """A look that begins and ends at once."""
+        peer.looking = None
+        peer.look()
+        self.list_rows(peer)
+        peer.listed()
+
     def check(self) -> None:
         """What a client has bound is found by messages, whatever else is under way."""
         if any(row[0] in self.answered for row in self.rows):
@@ -481,15 +495,9 @@ class World:
         """Everything under way comes to its end, and both look until nothing changes."""
         for _ in range(10):
             for peer in self.peers:
-                for lane in (*peer.lanes, peer.control):
-                    while lane.jobs:
-                        self.work(lane, 99)
-                        self.arrive(lane)
+                self.finish(*peer.lanes, peer.control)
                 self.wait(GRACE_SECONDS)
-                peer.looking = None
-                peer.look()
-                self.list_rows(peer)
-                peer.listed()
+                self.look(peer)
         needed = any(row[0] for row in self.rows)
         assert any(under for _, _, under in self.rows) == needed, "a token too many, or one too few"
 
@@ -630,17 +638,9 @@ class RuledWorld(World):
         # A plain row is handed over and its pin is left to others, by each sidecar in turn.
         for _ in range(SETTLING_LOOKS):
             for peer in self.ruled():
-                for lane in (*peer.lanes, peer.control):
-                    while lane.jobs:
-                        self.work(lane, 99)
-                        self.arrive(lane)
-                peer.looking = None
-                peer.look()
-                self.list_rows(peer)
-                peer.listed()
-                while peer.control.jobs:
-                    self.work(peer.control, 99)
-                    self.arrive(peer.control)
+                self.finish(*peer.lanes, peer.control)
+                self.look(peer)
+                self.finish(peer.control)
                 if peer.released_at is not None and self.now >= peer.released_at + GRACE_SECONDS:
                     peer.retire()
             self.wait(GRACE_SECONDS)
@@ -672,16 +672,9 @@ def test_rules_are_not_put_in_force_by_a_listing_that_was_made_long_ago() -> Non
     world = RuledWorld(0)
     late, other = world.ruled()
 
-    def finish(peer: RuledPeer) -> None:
-        peer.listed()
-        while peer.control.jobs:
-            world.work(peer.control, 9)
-            world.arrive(peer.control)
-
     def look(peer: RuledPeer) -> None:
-        peer.look()
-        world.list_rows(peer)
-        finish(peer)
+        world.look(peer)
+        world.finish(peer.control)
 
     other.reload()
     look(other)
@@ -695,7 +688,8 @@ def test_rules_are_not_put_in_force_by_a_listing_that_was_made_long_ago() -> Non
             other.retire()
         look(other)
     assert world.rows == set()
-    finish(late)
+    late.listed()
+    world.finish(late.control)
     wanted = [late.wants]
     look(late)
     assert [*wanted, late.wants] == [False, True]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from pamqp import base, commands
 
@@ -25,6 +26,7 @@ from proxy.relay.relay import Relay
 from proxy.relay.token_table import TokenTable
 from proxy.relay.tokens import token
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, VhostState
+from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.values import Destination, Table, Value
@@ -94,27 +96,28 @@ def state(*pairs: tuple[Exchange, OwnedExchange]) -> VhostState:
     return VhostState("/", Router([one for one, _ in pairs]), {own.name: own for _, own in pairs})
 
 
-def routed(*queues: str, delivery: Delivery = Delivery.CARRIER, **more: object) -> VhostState:
+def ruled(*bindings: Binding, alternate: str | None = None, **more: Any) -> VhostState:  # Any: what `owned` takes
+    """The exchange ``xo`` with these bindings."""
+    made = exchange(*bindings, alternate=alternate)
+    return state((made, owned(made, **more)))
+
+
+def routed(*queues: str, **more: Any) -> VhostState:  # Any: what `owned` takes
     """The exchange ``xo``: a message of type report goes to all the queues."""
-    made = exchange(*(to_queue(name, TYPE) for name in queues))
-    return state((made, owned(made, delivery, **more)))  # type: ignore[arg-type]
+    return ruled(*(to_queue(name, TYPE) for name in queues), **more)
 
 
-def chosen(
-    *queues: str, bound: Iterable[str] = (), delivery: Delivery = Delivery.CARRIER, **more: object
-) -> VhostState:
+def chosen(*queues: str, bound: Iterable[str] = (), delivery: Delivery = Delivery.CARRIER) -> VhostState:
     """The exchange ``xo``: the routing key names the queue. ``queues`` are those that exist."""
-    made = exchange(to_queue("unused", {"x-msg-destq-rk": ""}))
     ready = [("queue", name.encode()) for name in bound]
-    found = state((made, owned(made, delivery, bound=ready, **more)))  # type: ignore[arg-type]
+    found = ruled(to_queue("unused", {"x-msg-destq-rk": ""}), delivery=delivery, bound=ready)
     found.queues = replace(found.queues, names=tuple(sorted(name.encode() for name in queues)), version=1)
     return found
 
 
 def several(*exchanges: str, queues: Iterable[str] = ("q",)) -> VhostState:
     """The exchange ``xo`` in queue delivery: every message goes to the queues and to the exchanges."""
-    made = exchange(*(to_queue(name) for name in queues), *(to_exchange(name) for name in exchanges))
-    return state((made, owned(made, Delivery.QUEUE)))
+    return ruled(*map(to_queue, queues), *map(to_exchange, exchanges), delivery=Delivery.QUEUE)
 
 
 class Wire:
@@ -172,6 +175,14 @@ class Wire:
         """What has left to the producer."""
         return _taken(self.relay.connection.for_producer)
 
+    def fault(self, *pieces: bytes) -> tuple[int, tuple[int, int]]:
+        """The producer sends what ends the connection; give code and method of the close."""
+        left = self.produce(*pieces)
+        assert not left or split(left)[-1].name == "Connection.Close"
+        channel, code, _, ids = closed(self.producer())
+        assert channel == 0
+        return code, ids
+
     # -- conversations -------------------------------------------------------------------------------------------
 
     def open(self, *numbers: int, confirm: bool = False) -> Wire:
@@ -190,6 +201,20 @@ class Wire:
         self.relay.connection.pending.requests.clear()
         assert isinstance(found, EnsureQueue | BindDestinations)
         return found
+
+    def control(self, *bound: str) -> bytes:
+        """The control plane answers its one request, when it has bound these queues to ``xo``; give what leaves."""
+        request = self.request()
+        for queue in bound:
+            self.state.exchanges[b"xo"].tokens.bind_ok(("queue", queue.encode()))
+        self.relay.answer(request)
+        return self.upstream()
+
+    def publishes(self) -> list[tuple[bytes, str, int, int]]:
+        """What is counted of publishes: exchange, outcome, how many, bytes of the exchange; no zeros."""
+        for _ in self.counters.traffic.folding():
+            pass
+        return [row[1:] for row in self.counters.traffic.publishes() if row[3] or row[4]]
 
 
 def _taken(pieces: list[bytes]) -> bytes:
@@ -272,6 +297,22 @@ def table(**entries: Plain) -> Table:
 def say(channel: int, *commanded: base.Frame) -> bytes:
     """Method frames on one channel."""
     return b"".join(method(channel, one) for one in commanded)
+
+
+#: what both sides say at the end of the connection, and of channel 1
+GOODBYE = method(0, commands.Connection.Close(200, "bye", 0, 0))
+GOODBYE_OK = method(0, commands.Connection.CloseOk())
+CLOSE = method(1, commands.Channel.Close(200, "bye", 0, 0))
+CLOSE_OK = method(1, commands.Channel.CloseOk())
+NOT_FOUND = method(1, commands.Channel.Close(404, "NOT_FOUND - no queue 'q'", 60, 70))
+#: what the sidecar says to the broker where it closes channel 1
+OURS = method(1, commands.Channel.Close(200, "closed by the proxy", 0, 0))
+#: a publish that it refuses, and closes channel 1 for
+RESERVED = publish("x.o.p.e.n.x.q.1")
+OPEN, OPEN_OK = method(1, commands.Channel.Open()), method(1, commands.Channel.OpenOk())
+DECLARE, DECLARED = method(1, commands.Queue.Declare(0, "q")), method(1, commands.Queue.DeclareOk("q", 0, 0))
+#: answers of the broker on the channel of our own
+OWN_OPEN_OK, OWN_BIND_OK = method(OWN, commands.Channel.OpenOk()), method(OWN, commands.Queue.BindOk())
 
 
 def ack(tag: int, multiple: bool = False, channel: int = 1) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from deploy.chart.readme import CHART, ROOT, at, documented, parent_with_depende
 from tests.deploy.helm.rendering import JSON, VERSIONS, containers, objects, of_kind, the, validate, variant, variants
 from tests.deploy.helm.test_rendering import SWITCHES, assert_locked_in
 from tests.deploy.prometheus import program, rules
+from tests.sidecar import oxproxy
 
 VALUES = (CHART / "values.yaml").read_text()
 SCHEMA: JSON = json.loads((CHART / "values.schema.json").read_text())
@@ -240,8 +240,6 @@ def test_the_report_reads_the_audit_log_and_writes_elsewhere() -> None:
     assert mounts["/audit"]["readOnly"] is True
     assert "readOnly" not in mounts["/report"]
     flags = {argument for argument in container["args"] if argument.startswith("--")}
-    oxproxy = Path(sys.executable).with_name("oxproxy")
-    known = subprocess.run([str(oxproxy), "report", "--help"], capture_output=True, text=True, check=True).stdout
-    assert flags <= set(re.findall(r"--[a-z]+", known))
+    assert flags <= set(re.findall(r"--[a-z]+", oxproxy("report", "--help", check=True).stdout))
     claims = {volume["name"]: volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["volumes"]}
     assert claims[mounts["/audit"]["name"]] == "audit"

@@ -13,7 +13,7 @@ from proxy.relay.publish.plan import ClientRules
 from proxy.relay.vhost import Delivery
 from proxy.values import Value
 from tests.client import exchange_bind, names, queue_bind, split
-from tests.relay.wire import OWN, Wire, publish, routed, say
+from tests.relay.wire import OWN, OWN_OPEN_OK, Wire, publish, routed, say
 
 LIMIT = encode_table(((b"max-payload-size", Value("I", 10)),))
 OTHER_WIDTH = encode_table(((b"max-payload-size", Value("l", 10)),))
@@ -24,7 +24,7 @@ def declare(entries: bytes = LIMIT, **more: bool) -> bytes:
     return exchange_declare(1, b"mine", b"x-open", entries, **more)
 
 
-DECLARE_OK = say(1, commands.Exchange.DeclareOk())
+DECLARE_OK, DELETE_OK = say(1, commands.Exchange.DeclareOk()), say(1, commands.Exchange.DeleteOk())
 
 
 def asked_before(wire: Wire, *pieces: bytes) -> None:
@@ -44,17 +44,23 @@ def looked_up(wire: Wire, found: str | None = None) -> bytes:
     return wire.upstream()
 
 
-def declared(**rules: object) -> Wire:
+def asked(found: str | None = None, **rules: object) -> Wire:
+    """A client declares; the broker has answered what is asked before, and has been looked at."""
     wire = Wire(rules=ClientRules(**rules)).open()  # type: ignore[arg-type]
     asked_before(wire, declare())
-    looked_up(wire)
+    looked_up(wire, found)
+    return wire
+
+
+def declared() -> Wire:
+    wire = asked()
     answered(wire)
     return wire
 
 
 def answered(wire: Wire) -> bytes:
     """The broker's declare-ok, and the look behind it."""
-    assert wire.answer(say(1, commands.Exchange.DeclareOk())) == b""
+    assert wire.answer(DECLARE_OK) == b""
     assert looked_up(wire) == b""
     return wire.producer()
 
@@ -87,7 +93,7 @@ def test_what_the_client_sends_behind_a_declare_waits_for_it() -> None:
     wire = Wire().open()
     asked_before(wire, declare(nowait=True) + publish(to="mine"))
     looked_up(wire)
-    assert wire.answer(say(1, commands.Exchange.DeclareOk())) == b""
+    assert wire.answer(DECLARE_OK) == b""
     left = looked_up(wire)
     assert wire.producer() == b""
     assert names(left) == ["Basic.Publish", "Header", "Body"]
@@ -105,7 +111,7 @@ def test_flags_go_to_the_broker_as_they_came() -> None:
 def test_declaring_the_same_again_is_left_to_the_broker_to_permit(entries: bytes) -> None:
     wire = declared()
     assert names(wire.produce(declare(entries))) == ["Exchange.Declare"]
-    assert names(wire.answer(say(1, commands.Exchange.DeclareOk()))) == ["Exchange.DeclareOk"]
+    assert names(wire.answer(DECLARE_OK)) == ["Exchange.DeclareOk"]
 
 
 def test_declaring_again_stores_the_same_on_a_broker_that_has_deleted_the_exchange() -> None:
@@ -139,9 +145,7 @@ def test_declaring_something_else_is_refused_with_406() -> None:
 
 
 def test_of_two_that_declare_at_once_the_one_that_says_something_else_is_refused() -> None:
-    wire = Wire().open()
-    asked_before(wire, declare())
-    looked_up(wire)
+    wire = asked()
     wire.answer(DECLARE_OK)
     other = declared()
     owned, exchange = other.state.exchanges[b"mine"], other.state.router.exchanges[b"mine"]
@@ -152,9 +156,7 @@ def test_of_two_that_declare_at_once_the_one_that_says_something_else_is_refused
 
 
 def test_an_exchange_of_another_type_on_the_broker_is_in_the_way() -> None:
-    wire = Wire().open()
-    asked_before(wire, declare())
-    looked_up(wire, "topic")
+    wire = asked("topic")
     code, text = refusal(wire)
     assert (code, "received 'x-open' but current is 'topic'" in text) == (406, True)
     assert b"mine" not in wire.state.exchanges
@@ -174,26 +176,20 @@ def test_a_filter_of_a_wrong_type_is_refused_before_the_broker_hears_of_it() -> 
 
 
 def test_a_broker_that_refuses_leaves_nothing_behind() -> None:
-    wire = Wire().open()
-    asked_before(wire, declare())
-    looked_up(wire)
+    wire = asked()
     closed = say(1, commands.Channel.Close(403, "ACCESS_REFUSED - no", 40, 10))
     assert wire.answer(closed) == closed
     assert b"mine" not in wire.state.exchanges
 
 
 def test_in_queue_delivery_nothing_is_declared_on_the_broker() -> None:
-    wire = Wire(rules=ClientRules(delivery=Delivery.QUEUE)).open()
-    asked_before(wire, declare())
-    assert looked_up(wire) == b""
+    wire = asked(delivery=Delivery.QUEUE)
     assert wire.producer() == DECLARE_OK
     assert wire.state.exchanges[b"mine"].delivery is Delivery.QUEUE
 
 
 def test_in_queue_delivery_an_exchange_of_the_broker_is_in_the_way_too() -> None:
-    wire = Wire(rules=ClientRules(delivery=Delivery.QUEUE)).open()
-    asked_before(wire, declare())
-    looked_up(wire, "direct")
+    wire = asked("direct", delivery=Delivery.QUEUE)
     assert refusal(wire)[0] == 406
 
 
@@ -227,9 +223,7 @@ def test_a_passive_declare_is_the_brokers_to_answer_where_it_has_the_exchange() 
 
 
 def test_a_passive_declare_is_answered_in_its_place_where_nothing_is_on_the_broker() -> None:
-    wire = Wire(rules=ClientRules(delivery=Delivery.QUEUE)).open()
-    asked_before(wire, declare())
-    looked_up(wire)
+    wire = asked(delivery=Delivery.QUEUE)
     wire.producer()
     wire.produce(exchange_declare(1, b"logs", b"topic"), exchange_declare(1, b"mine", b"x-open", passive=True))
     assert wire.answer(DECLARE_OK) == DECLARE_OK
@@ -239,7 +233,7 @@ def test_a_passive_declare_is_answered_in_its_place_where_nothing_is_on_the_brok
 def test_deleting_takes_the_exchange_with_all_its_bindings() -> None:
     wire = declared()
     assert names(wire.produce(exchange_delete(1, b"mine"))) == ["Exchange.Delete"]
-    assert names(wire.answer(say(1, commands.Exchange.DeleteOk()))) == ["Exchange.DeleteOk"]
+    assert names(wire.answer(DELETE_OK)) == ["Exchange.DeleteOk"]
     assert b"mine" not in wire.state.exchanges
 
 
@@ -252,14 +246,14 @@ def test_deleting_takes_the_bindings_of_others_to_it() -> None:
     wire.answer(say(1, commands.Exchange.BindOk()))
     assert len(wire.state.exchanges[b"xo"].clients) == 1
     wire.produce(exchange_delete(1, b"mine"))
-    wire.answer(say(1, commands.Exchange.DeleteOk()))
+    wire.answer(DELETE_OK)
     assert not wire.state.exchanges[b"xo"].clients
 
 
 def test_an_exchange_with_bindings_of_clients_is_in_use() -> None:
     wire = declared()
     wire.produce(queue_bind(1, b"q", b"mine", b""))
-    wire.answer(say(1, commands.Queue.BindOk()), say(1, commands.Queue.BindOk()))
+    wire.answer(say(1, commands.Queue.BindOk()) * 2)
     wire.produce(exchange_delete(1, b"mine", if_unused=True))
     assert refusal(wire) == (406, "PRECONDITION_FAILED - exchange 'mine' in vhost '/' in use")
 
@@ -268,13 +262,12 @@ def test_our_own_tokens_go_before_an_exchange_that_nobody_uses_is_deleted() -> N
     wire = declared()
     wire.state.exchanges[b"mine"].tokens.bind_ok(("queue", b"q"))
     assert names(wire.produce(exchange_delete(1, b"mine", if_unused=True))) == ["Channel.Open"]
-    wire.answer(say(OWN, commands.Channel.OpenOk()))
+    wire.answer(OWN_OPEN_OK)
     (frame,) = split(wire.upstream())
     assert (frame.name, frame.channel) == ("Queue.Unbind", OWN)
     wire.answer(say(OWN, commands.Queue.UnbindOk()))
     assert names(wire.upstream()) == ["Exchange.Delete"]
-    delete_ok = say(1, commands.Exchange.DeleteOk())
-    assert wire.answer(delete_ok) == delete_ok
+    assert wire.answer(DELETE_OK) == DELETE_OK
     assert b"mine" not in wire.state.exchanges
 
 

@@ -285,19 +285,31 @@ def test_everything_but_close_ok_is_discarded_after_our_close() -> None:
     assert is_over(handshake)
 
 
-def test_frame_that_is_too_large_is_refused_when_its_length_is_read() -> None:
-    handshake = at(State.AWAITING_START_OK)
-    handshake.receive_from_producer(b"\x01\x00\x00\x00\x02\x00\x00")
-    code, _, class_id, method_id = refusal(handshake)
-    assert (code, class_id, method_id) == (501, 0, 0)
-    assert handshake.close_after_flush_producer
+def deep(levels: int) -> Value:
+    value = Value("A", ())
+    for _ in range(levels):
+        value = Value("A", (value,))
+    return value
 
 
-def test_wrong_frame_end_is_a_501() -> None:
-    handshake = at(State.AWAITING_START_OK)
-    handshake.receive_from_producer(start_ok()[:-1] + b"\xcd")
-    assert refusal(handshake)[0] == 501
-    assert handshake.close_after_flush_producer
+@pytest.mark.parametrize(
+    ("state", "data", "code", "method"),
+    [
+        (State.AWAITING_START_OK, b"\x01\x00\x00\x00\x02\x00\x00", 501, (0, 0)),
+        (State.AWAITING_START_OK, start_ok()[:-1] + b"\xcd", 501, (0, 0)),
+        (State.AWAITING_TUNE_OK, frame(1, 0, tune_ok()[7:-2]), 502, (10, 31)),
+        (State.AWAITING_START_OK, start_ok(encode_table(((b"capabilities", deep(200)),))), 502, (10, 11)),
+    ],
+    ids=["the length of a frame is too large", "wrong frame end", "arguments are cut short", "a table is too deep"],
+)
+def test_malformed_bytes_are_refused_with_the_ids_of_the_method_that_they_belong_to(
+    state: State, data: bytes, code: int, method: tuple[int, int]
+) -> None:
+    handshake = at(state)
+    handshake.receive_from_producer(data)
+    seen, _, *ids = refusal(handshake)
+    assert (seen, tuple(ids)) == (code, method)
+    assert handshake.close_after_flush_producer is (code == 501)
 
 
 def test_producer_that_talks_on_while_the_broker_thinks_is_held_to_the_limit() -> None:
@@ -308,31 +320,6 @@ def test_producer_that_talks_on_while_the_broker_thinks_is_held_to_the_limit() -
     assert refusal(handshake)[0] == 506
     assert handshake.close_after_flush_producer
     assert handshake.close_upstream
-
-
-def test_malformed_arguments_are_a_502_with_the_ids_of_the_method() -> None:
-    handshake = at(State.AWAITING_TUNE_OK)
-    handshake.receive_from_producer(frame(1, 0, tune_ok()[7:-2]))
-    code, _, class_id, method_id = refusal(handshake)
-    assert (code, class_id, method_id) == (502, 10, 31)
-
-
-def test_fault_deep_in_a_table_names_the_method_too() -> None:
-    handshake = at(State.AWAITING_START_OK)
-    deep = Value("A", ())
-    for _ in range(200):
-        deep = Value("A", (deep,))
-    handshake.receive_from_producer(start_ok(encode_table(((b"capabilities", deep),))))
-    code, _, class_id, method_id = refusal(handshake)
-    assert (code, class_id, method_id) == (502, 10, 11)
-
-
-def test_heartbeats_are_welcome_from_both_sides_all_along() -> None:
-    handshake = new()
-    for side, data in CONVERSATION:
-        say(handshake, side, data if data == PROTOCOL_HEADER else HEARTBEAT + data)
-    assert handshake.state is State.OPEN
-    assert HEARTBEAT not in handshake.to_producer + handshake.to_upstream
 
 
 def test_password_is_not_kept_once_it_is_sent() -> None:

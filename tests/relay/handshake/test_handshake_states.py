@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
 from typing import cast
 
 import pytest
@@ -20,7 +18,7 @@ from proxy.relay.handshake.machine import (
     HandshakeSide,
     HandshakeState,
 )
-from tests.client import HEARTBEAT, PROTOCOL_HEADER, frame, names, split
+from tests.client import HEARTBEAT, PROTOCOL_HEADER, cut, frame, names, split
 from tests.relay.handshakes import (
     CLOSE_OK,
     CONVERSATION,
@@ -144,19 +142,13 @@ def test_every_input_of_the_broker_in_every_state(state: HandshakeState) -> None
             assert handshake.ending.side is HandshakeSide.UPSTREAM
 
 
-def _pieces(data: bytes, cuts: list[int]) -> Iterator[bytes]:
-    edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    for left, right in pairwise(edges):
-        yield data[left:right]
-
-
 @given(st.lists(st.lists(st.integers(0, 999), max_size=6), min_size=len(CONVERSATION), max_size=len(CONVERSATION)))
 def test_pieces_make_no_difference(cuts: list[list[int]]) -> None:
     whole, chunked = new(), new()
     for (side, data), where in zip(CONVERSATION, cuts, strict=True):
         last = b"behind" if data in (OPEN, OPEN_OK) else b""
         say(whole, side, data + last)
-        for piece in _pieces(data + last, where):
+        for piece in cut(data + last, where):
             say(chunked, side, piece)
         assert said_to_producer(whole) == said_to_producer(chunked)
         assert said_to_upstream(whole) == said_to_upstream(chunked)
@@ -243,7 +235,7 @@ def _said_before(state: HandshakeState) -> list[str]:
 def test_random_first_bytes_in_any_pieces_end_the_same_way(data: bytes, cuts: list[int]) -> None:
     whole, chunked = new(), new()
     whole.receive_from_producer(data)
-    for piece in _pieces(data, cuts):
+    for piece in cut(data, cuts):
         chunked.receive_from_producer(piece)
     assert (whole.state, whole.to_producer, whole.to_upstream) == (
         chunked.state, chunked.to_producer, chunked.to_upstream,

@@ -4,17 +4,24 @@ import pytest
 from pamqp import commands
 
 from proxy.relay.handshake.lease import Lease, LeaseNegotiation
-from tests.client import PROTOCOL_HEADER, method, split
-from tests.relay.handshakes import CLIENT_PROPERTIES, start, start_ok
+from tests.client import HEARTBEAT, PROTOCOL_HEADER, method, split
+from tests.relay.handshakes import (
+    CLIENT_PROPERTIES,
+    OPEN,
+    OPEN_OK,
+    SECURE,
+    SECURE_OK,
+    close,
+    start,
+    start_ok,
+    tune,
+    tune_ok,
+)
 
 KEY = b"k" * 32
 START = start()
-TUNE = method(0, commands.Connection.Tune(2047, 131072, 60))
-TUNE_OK = method(0, commands.Connection.TuneOk(2046, 131072, 60))
-OPEN = method(0, commands.Connection.Open("/"))
-OPEN_OK = method(0, commands.Connection.OpenOk())
+TUNE, TUNE_OK = tune(), tune_ok()
 START_OK = start_ok()
-HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
 
 
 def new(*kept: Lease) -> LeaseNegotiation:
@@ -77,15 +84,14 @@ def test_another_login_is_the_brokers_to_judge(other: bytes) -> None:
     stand_in.to_upstream.clear()
     assert stand_in.receive_from_upstream(START) == b""
     assert stand_in.to_upstream == [other]
-    refusal = method(0, commands.Connection.Close(403, "no", 0, 0))
-    assert stand_in.receive_from_upstream(refusal) == refusal
+    assert stand_in.receive_from_upstream(close()) == close()
     assert stand_in.lease.open_ok == b""
 
 
 @pytest.mark.parametrize(
     ("tune_ok", "opened"),
     [
-        (method(0, commands.Connection.TuneOk(2046, 8192, 60)), OPEN),
+        (tune_ok(frame_max=8192), OPEN),
         (TUNE_OK, method(0, commands.Connection.Open("other"))),
     ],
     ids=["limits", "virtual host"],
@@ -108,8 +114,8 @@ def test_a_broker_that_answers_otherwise_by_now_is_said() -> None:
     stand_in = new(leased())
     say(stand_in, PROTOCOL_HEADER, START_OK, TUNE_OK, method(0, commands.Connection.Open("other")))
     stand_in.receive_from_upstream(START)
-    (close,) = split(stand_in.receive_from_upstream(method(0, commands.Connection.Tune(10, 4096, 5))))
-    assert (close.name, close.arguments["reply_code"]) == ("Connection.Close", 320)
+    (told,) = split(stand_in.receive_from_upstream(tune(10, 4096, 5)))
+    assert (told.name, told.arguments["reply_code"]) == ("Connection.Close", 320)
     assert stand_in.lease.open_ok == b""
 
 
@@ -135,9 +141,8 @@ def test_a_mechanism_of_several_steps_is_never_kept() -> None:
     say(stand_in, PROTOCOL_HEADER)
     stand_in.receive_from_upstream(START)
     say(stand_in, START_OK)
-    secure = method(0, commands.Connection.Secure("challenge"))
-    assert stand_in.receive_from_upstream(secure) == secure
-    say(stand_in, method(0, commands.Connection.SecureOk("answer")))
+    assert stand_in.receive_from_upstream(SECURE) == SECURE
+    say(stand_in, SECURE_OK)
     assert stand_in.receive_from_upstream(TUNE + OPEN_OK) == TUNE + OPEN_OK
     assert stand_in.lease.open_ok == b""
 

@@ -1,22 +1,20 @@
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.errors import ProtocolError, Scope
 from proxy.relay.counters import Traffic
 from proxy.relay.original_address import CC_ASIDE, OriginalAddress, entry
-from proxy.relay.publish.outgoing import CC_BCC, Copy, Outgoing, outgoing, refuse_reserved, table_entries
+from proxy.relay.publish.outgoing import Copy, Outgoing, outgoing, table_entries
 from proxy.relay.tokens import NOWHERE, token
 from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.routing.decision import Decision, Outcome
 from proxy.values import Destination, Table, Value
+from tests.relay.contents import tables
 from tests.relay.wire import owned, state, table
-from tests.routing.building import Plain, exchange, many
+from tests.routing.building import exchange, many
 
 FROM = OriginalAddress(b"xo", b"key")
 A, B = ("queue", b"a"), ("queue", b"b")
@@ -109,17 +107,12 @@ def test_a_name_that_is_no_text_is_a_queue_that_can_not_exist() -> None:
 # -- header tables ----------------------------------------------------------------------------------------------------
 
 
-def entries(**fields: Plain) -> bytes:
-    return encode_table(table(**fields))
-
-
 def decoded(data: bytes) -> Table:
     return decode_table(data, 0, len(data))
 
 
 BESIDE = Copy(b"xo", None, (b"one", b"two"), moved=False)
 QUEUE_COPY = Copy(b"", b"a", (b"b",), moved=True, hide_cc=True)
-BCC = (b"BCC", many("one", "two"))
 
 
 @pytest.mark.parametrize("wrong", [Value("S", b"key"), Value("V", None), Value("I", 1), Value("F", ())])
@@ -137,72 +130,12 @@ def test_cc_is_moved_aside_where_it_would_route() -> None:
 
 
 def test_a_cc_that_is_no_array_is_left_for_the_broker_to_refuse() -> None:
-    found = decoded(table_entries(entries(CC="x"), QUEUE_COPY, FROM))
+    found = decoded(table_entries(encode_table(table(CC="x")), QUEUE_COPY, FROM))
     assert found[0] == (b"CC", Value("S", b"x"))
 
 
-NAMES = st.sampled_from([b"", b"a", b"type", b"BCC", b"CC", b"bcc", b"x-original-address", b"x-original-cc"])
-VALUES = st.sampled_from([Value("S", b"BCC"), Value("I", 1), many("k"), Value("F", ((b"BCC", Value("V", None)),))])
-TABLES = st.lists(st.tuples(NAMES, VALUES), max_size=6).map(tuple)
-
-
-@given(TABLES, st.sampled_from([BESIDE, QUEUE_COPY, NOBODY, Copy(b"e", None, (), moved=True)]))
+@given(tables(), st.sampled_from([BESIDE, QUEUE_COPY, NOBODY, Copy(b"e", None, (), moved=True)]))
 def test_the_producers_other_entries_survive_in_order(own: Table, copy: Copy) -> None:
     ours = {b"BCC", b"CC", b"x-original-address", b"x-original-cc"}
     found = decoded(table_entries(encode_table(own), copy, FROM))
     assert [one for one in found if one[0] not in ours] == [one for one in own if one[0] not in ours]
-
-
-@given(TABLES)
-def test_only_tokens_of_ours_route_on_a_carrier(own: Table) -> None:
-    found = [value for name, value in decoded(table_entries(encode_table(own), BESIDE, FROM)) if name == b"BCC"]
-    first = next((value for name, value in own if name == b"BCC"), None)
-    if first is not None and first.letter != "A":
-        assert found[0] == first
-    else:
-        assert found == [BCC[1]]
-
-
-# -- the reserved prefix ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("key", "headers"),
-    [
-        (token(*A), ()),
-        (b"x.o.p.e.n.x.", ()),
-        (b"key", ((b"CC", many("x.o.p.e.n.x.q.1")),)),
-        (b"key", ((b"CC", many("a", "x.o.p.e.n.x.e.1")),)),
-        (b"key", ((b"CC", many("a")), (b"CC", many("x.o.p.e.n.x.b.1")))),
-    ],
-)
-@pytest.mark.parametrize("dot", [".", "-"])
-def test_keys_under_a_reserved_prefix_are_refused(key: bytes, headers: Table, dot: str) -> None:
-    entries = encode_table(headers).replace(b".", dot.encode())
-    prefix = re.escape("x.o.p.e.n.x.".replace(".", dot))
-    with pytest.raises(ProtocolError, match=f"keys that begin with '{prefix}' are reserved") as caught:
-        refuse_reserved(key.replace(b".", dot.encode()), entries)
-    assert (caught.value.reply_code, caught.value.scope) == (403, Scope.CHANNEL)
-    assert (caught.value.class_id, caught.value.method_id) == (60, 40)
-
-
-@pytest.mark.parametrize(
-    ("key", "headers"),
-    [
-        (b"x.o.p.e.n.x", ()),
-        (b"x-o-p-e-n-x", ()),
-        (b"x-o.p-e.n-x.", ()),
-        (b"", ()),
-        (b"key", ((b"type", Value("S", b"x.o.p.e.n.x.q.1")),)),
-        (b"key", ((b"CC", Value("S", b"x.o.p.e.n.x.q.1")),)),
-        (b"key", ((b"CC", Value("F", ((b"x.o.p.e.n.x.q.1", Value("S", b"a")),))),)),
-        (b"key", ((b"BCC", many("x.o.p.e.n.x.q.1")),)),
-    ],
-)
-def test_other_keys_are_not(key: bytes, headers: Table) -> None:
-    refuse_reserved(key, encode_table(headers))
-
-
-def test_bcc_is_refused_where_it_is_asked_for() -> None:
-    with pytest.raises(ProtocolError):
-        refuse_reserved(b"key", encode_table(((b"BCC", many("x.o.p.e.n.x.q.1")),)), CC_BCC)

@@ -19,8 +19,8 @@ from proxy.values import Table, Value
 from tests import client
 from tests.client import content_header, split
 from tests.relay.contents import properties, tables
-from tests.relay.wire import REPORT, Wire, owned, publish, routed, state, table, with_tokens
-from tests.routing.building import NOW, exchange, to_queue
+from tests.relay.wire import REPORT, Wire, publish, routed, ruled, table, with_tokens
+from tests.routing.building import NOW, to_queue
 
 
 def plan_of(wire: Wire) -> Plan:
@@ -46,9 +46,8 @@ def chosen(wire: Wire, message: bytes) -> tuple[bytes, ...]:
 
 
 def test_a_message_without_a_table_gets_one() -> None:
-    made = exchange(to_queue("a"))
     message = publish(headers=None, body=b"", content_type=b"text/plain", priority=3)
-    head = forwarded(Wire(state((made, owned(made)))), message)
+    head = forwarded(Wire(ruled(to_queue("a"))), message)
     assert head == with_tokens(message, "a")
 
 
@@ -61,9 +60,8 @@ def test_without_a_destination_not_a_byte_changes(headers: Table | None) -> None
 @given(properties(), tables())
 def test_properties_survive_the_tokens(fields: dict[str, bytes | int], entries: Table) -> None:
     """Decoded, all but BCC and the headers that only we may set are what the producer sent, in its order."""
-    made = exchange(to_queue("a"), to_queue("b"))
     message = client.publish(1, b"xo", b"", entries, b"", fields)
-    head = forwarded(Wire(state((made, owned(made)))), message)
+    head = forwarded(Wire(ruled(to_queue("a"), to_queue("b"))), message)
     sent, left = split(message)[1].payload, split(head)[1].payload
     ours = {b"BCC", b"x-original-address", b"x-original-cc"}
     bcc = next((value for name, value in entries if name == b"BCC"), None)
@@ -76,12 +74,11 @@ def test_properties_survive_the_tokens(fields: dict[str, bytes | int], entries: 
     assert left == content_header(1, 0, whole, fields)[7:-1]
 
 
-@given(properties(), tables(), st.sampled_from([b"", b"q", b"k" * 255]))
+@given(properties(), tables(), st.sampled_from([b"", b"q", b"k" * 255]), st.sampled_from(Delivery))
 def test_copies_are_encoded_as_the_pass_encodes_them(
-    fields: dict[str, bytes | int], entries: Table, key: bytes
+    fields: dict[str, bytes | int], entries: Table, key: bytes, delivery: Delivery
 ) -> None:
-    made = exchange(to_queue("a"))
-    wire = Wire(state((made, owned(made, Delivery.QUEUE))))
+    wire = Wire(ruled(to_queue("a"), delivery=delivery))
     message = client.publish(1, b"xo", key, entries, b"", fields)
     start, header = split(message)[:2]
     left = forwarded(wire, message)
@@ -152,8 +149,7 @@ def test_the_first_of_two_headers_of_a_name_is_not_mixed_up_with_the_second() ->
 
 
 def keyed() -> VhostState:
-    made = exchange(to_queue("a", {"x-?rk=": "yes"}))
-    return state((made, owned(made)))
+    return ruled(to_queue("a", {"x-?rk=": "yes"}))
 
 
 def test_the_routing_key_matters_where_a_rule_looks_at_it() -> None:
@@ -171,15 +167,13 @@ def test_a_moved_message_keeps_its_own_key_though_the_decision_is_shared() -> No
 
 
 def test_properties_and_sizes_matter_where_a_rule_looks_at_them() -> None:
-    made = exchange(to_queue("a", {"x-?pr= priority": 3}))
-    wire = Wire(state((made, owned(made))))
+    wire = Wire(ruled(to_queue("a", {"x-?pr= priority": 3})))
     found = [chosen(wire, publish(priority=number)) for number in (3, 4, 3)]
     assert found == [(b"a",), (), (b"a",)]
 
 
 def test_with_a_clock_a_decision_holds_for_its_second() -> None:
-    made = exchange(to_queue("a", {"x-?dture": "080000"}))
-    wire = Wire(state((made, owned(made))))
+    wire = Wire(ruled(to_queue("a", {"x-?dture": "080000"})))
     found = []
     for seconds in (0.0, 0.9, 1.1, 1.9):
         wire.wall = NOW + seconds
@@ -189,8 +183,7 @@ def test_with_a_clock_a_decision_holds_for_its_second() -> None:
 
 
 def test_queue_names_matter_where_a_rule_looks_at_them() -> None:
-    made = exchange(to_queue("a", {"x-addqre-ontrue": "^jobs"}))
-    of = state((made, owned(made, bound=[("queue", b"a"), ("queue", b"jobs.1")])))
+    of = ruled(to_queue("a", {"x-addqre-ontrue": "^jobs"}), bound=[("queue", b"a"), ("queue", b"jobs.1")])
     wire = Wire(of)
     message = publish(body=b"")
     assert forwarded(wire, message) == with_tokens(message, "a")
@@ -203,8 +196,7 @@ def test_queue_names_matter_where_a_rule_looks_at_them() -> None:
 
 def test_decisions_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "EXCHANGE_ENTRIES", 4)
-    made = exchange(to_queue("a", {"x-?hkv= n": 1}))
-    wire = Wire(state((made, owned(made))))
+    wire = Wire(ruled(to_queue("a", {"x-?hkv= n": 1})))
     for number in range(23):
         message = publish(headers=table(n=number), body=b"")
         expected = with_tokens(message, "a") if number == 1 else message
@@ -214,8 +206,7 @@ def test_decisions_are_forgotten_when_there_are_too_many(monkeypatch: pytest.Mon
 
 def test_no_decision_is_kept_for_a_while_where_none_was_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "EXCHANGE_ENTRIES", 4)
-    made = exchange(to_queue("a", {"x-?hkv= n": 1}))
-    wire = Wire(state((made, owned(made))))
+    wire = Wire(ruled(to_queue("a", {"x-?hkv= n": 1})))
     kept = []
     for number in range(5 + 4 * 16 + 1):
         forwarded(wire, publish(headers=table(n=number), body=b""))
@@ -226,8 +217,7 @@ def test_no_decision_is_kept_for_a_while_where_none_was_found_again(monkeypatch:
 
 def test_decisions_are_kept_on_where_some_were_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "EXCHANGE_ENTRIES", 4)
-    made = exchange(to_queue("a", {"x-?hkv= n": 1}))
-    wire = Wire(state((made, owned(made))))
+    wire = Wire(ruled(to_queue("a", {"x-?hkv= n": 1})))
     for number in (1, 1, 2, 3, 4, 5):
         forwarded(wire, publish(headers=table(n=number), body=b""))
     assert len(plan_of(wire).decisions) == 1
@@ -235,16 +225,14 @@ def test_decisions_are_kept_on_where_some_were_found_again(monkeypatch: pytest.M
 
 def test_decisions_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "EXCHANGE_BYTES", 10_000)
-    made = exchange(to_queue("a", {"x-?hkv= n": "x"}))
-    wire = Wire(state((made, owned(made))))
+    wire = Wire(ruled(to_queue("a", {"x-?hkv= n": "x"})))
     for number in range(50):
         forwarded(wire, publish(headers=table(n=f"{number}" * 400), body=b""))
         assert len(plan_of(wire).decisions) * 400 <= 10_000
 
 
 def test_messages_that_differ_share_one_form_where_the_same_was_decided() -> None:
-    made = exchange(to_queue("a", {"x-?hkv>= n": 10}), to_queue("b", {"x-?hkv>= n": 50}))
-    wire = Wire(state((made, owned(made))))
+    wire = Wire(ruled(to_queue("a", {"x-?hkv>= n": 10}), to_queue("b", {"x-?hkv>= n": 50})))
     for number in range(100):
         forwarded(wire, publish(headers=table(n=number), body=b""))
     decisions = plan_of(wire).decisions
@@ -258,8 +246,7 @@ def test_messages_that_differ_share_one_form_where_the_same_was_decided() -> Non
 
 
 def test_large_facts_are_not_kept() -> None:
-    made = exchange(to_queue("a", {"x-?hkv= n": "x"}))
-    wire = Wire(state((made, owned(made))))
+    wire = Wire(ruled(to_queue("a", {"x-?hkv= n": "x"})))
     for _ in range(2):
         forwarded(wire, publish(headers=table(n="x" * FACTS_BYTES), body=b""))
     assert not plan_of(wire).decisions
@@ -270,8 +257,7 @@ def test_the_decisions_of_the_process_are_bounded_and_the_largest_cache_goes() -
     caches = DecisionCaches(limit_bytes=20_000)
     wires = []
     for _ in range(2):
-        made = exchange(to_queue("a", {"x-?hkv= n": "x"}))
-        wire = Wire(state((made, owned(made))))
+        wire = Wire(ruled(to_queue("a", {"x-?hkv= n": "x"})))
         wire.plans.caches = caches
         wires.append(wire)
     small, large = wires

@@ -7,11 +7,29 @@ from pamqp import base, commands
 
 from proxy.relay.connection_state import LookUpExchange, Phase, RelayLimits
 from tests.client import HEARTBEAT, content_header, frame, method, names, split
-from tests.relay.wire import OWN, TUNING, Ears, Wire, chosen, closed, publish, routed, say, with_tokens
-
-CLOSE, CLOSE_OK = commands.Channel.Close(200, "bye", 0, 0), commands.Channel.CloseOk()
-NOT_FOUND = commands.Channel.Close(404, "NOT_FOUND - no queue 'q'", 60, 70)
-GOODBYE, GOODBYE_OK = commands.Connection.Close(200, "bye", 0, 0), commands.Connection.CloseOk()
+from tests.relay.wire import (
+    CLOSE,
+    CLOSE_OK,
+    GOODBYE,
+    GOODBYE_OK,
+    NOT_FOUND,
+    OPEN,
+    OPEN_OK,
+    OURS,
+    OWN,
+    OWN_BIND_OK,
+    OWN_OPEN_OK,
+    RESERVED,
+    TUNING,
+    Ears,
+    Wire,
+    chosen,
+    closed,
+    publish,
+    routed,
+    say,
+    with_tokens,
+)
 
 
 def raw(index: int, arguments: bytes = b"", channel: int = 1) -> bytes:
@@ -84,26 +102,18 @@ def test_what_only_rabbitmq_knows_goes_to_it_too(frames: bytes) -> None:
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
-def fault(wire: Wire, *data: bytes) -> tuple[int, tuple[int, int]]:
-    """Send what ends the connection; give code and method of the close."""
-    assert names(wire.produce(*data))[-1] == "Connection.Close"
-    channel, code, _, ids = closed(wire.producer())
-    assert channel == 0
-    return code, ids
-
-
 @pytest.mark.parametrize("command", [*REQUESTS, commands.Basic.Publish(0, "e", "k", True)], ids=lambda one: one.name)
 def test_arguments_cut_short_anywhere_are_a_syntax_error_that_names_the_method(command: base.Frame) -> None:
     (whole,) = split(method(1, command))
     ids = divmod(command.index, 1 << 16)
     for size in range(4, len(whole.payload)):
-        assert fault(Wire(routed("a")).open(), frame(1, 1, whole.payload[:size])) == (502, ids)
-    assert fault(Wire(routed("a")).open(), frame(1, 1, whole.payload + b"\0")) == (502, ids)
+        assert Wire(routed("a")).open().fault(frame(1, 1, whole.payload[:size])) == (502, ids)
+    assert Wire(routed("a")).open().fault(frame(1, 1, whole.payload + b"\0")) == (502, ids)
 
 
 @pytest.mark.parametrize("index", [60 << 16 | 99, 77 << 16 | 10, 0, 0xFFFFFFFF, 20 << 16 | 99])
 def test_an_unknown_method_is_not_implemented(index: int) -> None:
-    assert fault(Wire().open(), raw(index)) == (540, divmod(index, 1 << 16))
+    assert Wire().open().fault(raw(index)) == (540, divmod(index, 1 << 16))
 
 
 @pytest.mark.parametrize(
@@ -122,26 +132,26 @@ def test_an_unknown_method_is_not_implemented(index: int) -> None:
 )
 def test_what_only_a_broker_says_is_a_command_invalid(command: base.Frame) -> None:
     index = command.index
-    assert fault(Wire().open(), method(1, command)) == (503, divmod(index, 1 << 16))
+    assert Wire().open().fault(method(1, command)) == (503, divmod(index, 1 << 16))
 
 
 @pytest.mark.parametrize("kind", [2, 3])
 def test_content_on_channel_0_is_an_unexpected_frame(kind: int) -> None:
-    assert fault(Wire().open(), frame(kind, 0, b"x" * 20)) == (505, (0, 0))
+    assert Wire().open().fault(frame(kind, 0, b"x" * 20)) == (505, (0, 0))
 
 
 def test_a_channels_method_on_channel_0_is_a_channel_error() -> None:
-    assert fault(Wire().open(), method(0, commands.Basic.Ack(1))) == (504, (60, 80))
+    assert Wire().open().fault(method(0, commands.Basic.Ack(1))) == (504, (60, 80))
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0", b"\0\x3c\0"])
 @pytest.mark.parametrize("channel", [0, 1])
 def test_a_method_frame_without_its_ids_is_a_frame_error(channel: int, payload: bytes) -> None:
-    assert fault(Wire().open(), frame(1, channel, payload)) == (501, (0, 0))
+    assert Wire().open().fault(frame(1, channel, payload)) == (501, (0, 0))
 
 
 def test_a_heartbeat_on_another_channel_than_0_is_an_unexpected_frame() -> None:
-    assert fault(Wire().open(), frame(8, 1, b"")) == (505, (0, 0))
+    assert Wire().open().fault(frame(8, 1, b"")) == (505, (0, 0))
 
 
 def test_a_channel_above_the_agreed_number_is_not_allowed() -> None:
@@ -150,7 +160,7 @@ def test_a_channel_above_the_agreed_number_is_not_allowed() -> None:
     top = TUNING.channel_max_producer
     opens = say(top, commands.Channel.Open())
     assert wire.produce(opens) == opens
-    assert fault(wire, say(top + 1, commands.Channel.Open())) == (530, (0, 0))
+    assert wire.fault(say(top + 1, commands.Channel.Open())) == (530, (0, 0))
 
 
 def test_the_fault_is_kept_for_the_log_and_counted_once() -> None:
@@ -173,19 +183,19 @@ def test_immediate_is_left_for_the_broker_to_refuse() -> None:
 
 def test_a_close_of_the_producer_is_the_brokers_to_answer() -> None:
     wire = Wire().open()
-    assert wire.produce(say(1, CLOSE)) == say(1, CLOSE)
-    assert wire.answer(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+    assert wire.produce(CLOSE) == CLOSE
+    assert wire.answer(CLOSE_OK) == CLOSE_OK
     assert wire.relay.connection.channels == {}
     assert wire.counters.relays["/"].channels == 0
 
 
 def test_behind_a_close_of_the_broker_the_producers_frames_are_discarded_until_its_close_ok() -> None:
     wire = Wire(routed("a")).open(1, 2)
-    assert wire.answer(say(1, NOT_FOUND)) == say(1, NOT_FOUND)
+    assert wire.answer(NOT_FOUND) == NOT_FOUND
     other = publish(channel=2)
     late = publish() + publish(to="amq.direct") + say(1, commands.Basic.Qos(0, 1, False))
     assert wire.produce(late, other, late) == with_tokens(other, "a")
-    assert wire.produce(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+    assert wire.produce(CLOSE_OK) == CLOSE_OK
     assert wire.producer() == b""
 
 
@@ -193,12 +203,11 @@ def test_the_number_of_a_channel_the_broker_closed_is_free_behind_the_close_ok()
     wire = Wire(routed("a")).open(confirm=True)
     wire.produce(publish())
     for _ in range(3):
-        wire.answer(say(1, NOT_FOUND))
-        opens = say(1, CLOSE_OK, commands.Channel.Open())
+        wire.answer(NOT_FOUND)
         message = publish()
-        assert wire.produce(opens, message) == opens + with_tokens(message, "a")
+        assert wire.produce(CLOSE_OK, OPEN, message) == CLOSE_OK + OPEN + with_tokens(message, "a")
         assert wire.relay.connection.unsettled == 0
-        assert wire.answer(say(1, commands.Channel.OpenOk())) == say(1, commands.Channel.OpenOk())
+        assert wire.answer(OPEN_OK) == OPEN_OK
 
 
 @pytest.mark.parametrize("to", ["amq.direct", "xo"])
@@ -213,45 +222,37 @@ def test_a_content_that_has_begun_upstream_is_brought_to_its_end_though_its_chan
     expected = with_tokens(message, "a") if to == "xo" else message
     left = wire.produce(*frames[:sent])
     begun = bool(left)
-    wire.answer(say(1, NOT_FOUND))
-    left += wire.produce(*frames[sent:], publish(), say(1, CLOSE_OK))
-    assert left == (expected if begun else b"") + say(1, CLOSE_OK)
+    wire.answer(NOT_FOUND)
+    left += wire.produce(*frames[sent:], publish(), CLOSE_OK)
+    assert left == (expected if begun else b"") + CLOSE_OK
 
 
 def test_a_method_in_the_middle_of_such_a_content_is_an_unexpected_frame() -> None:
     wire = Wire().open()
     wire.produce(b"".join(one.raw for one in split(publish(body=bytes(100)))[:2]))
-    wire.answer(say(1, NOT_FOUND))
-    assert fault(wire, say(1, CLOSE_OK)) == (505, (60, 40))
+    wire.answer(NOT_FOUND)
+    assert wire.fault(CLOSE_OK) == (505, (60, 40))
 
 
 def test_closes_that_cross_are_both_answered_where_the_brokers_comes_first() -> None:
     wire = Wire().open()
-    wire.answer(say(1, NOT_FOUND))
-    assert wire.produce(say(1, CLOSE)) == b""
-    assert wire.producer() == say(1, CLOSE_OK)
-    assert wire.produce(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+    wire.answer(NOT_FOUND)
+    assert wire.produce(CLOSE) == b""
+    assert wire.producer() == CLOSE_OK
+    assert wire.produce(CLOSE_OK) == CLOSE_OK
 
 
 @pytest.mark.parametrize("order", [0, 1])
 def test_closes_that_cross_are_both_answered_where_the_producers_comes_first(order: int) -> None:
     """RabbitMQ answers the close that crosses its own; the producer waits for that answer before it uses the number."""
     wire = Wire(routed("a")).open()
-    assert wire.produce(say(1, CLOSE)) == say(1, CLOSE)
-    assert wire.answer(say(1, NOT_FOUND)) == say(1, NOT_FOUND)
-    if order:
-        assert wire.answer(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
-        assert wire.produce(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
-    else:
-        assert wire.produce(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
-        assert wire.answer(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+    assert wire.produce(CLOSE) == CLOSE
+    assert wire.answer(NOT_FOUND) == NOT_FOUND
+    for receive in (wire.answer, wire.produce) if order else (wire.produce, wire.answer):
+        assert receive(CLOSE_OK) == CLOSE_OK
     message = publish()
     assert wire.open().produce(message) == with_tokens(message, "a")
     assert wire.counters.relays["/"].channels == 1
-
-
-RESERVED = publish("x.o.p.e.n.x.q.1")
-OURS = say(1, commands.Channel.Close(200, "closed by the proxy", 0, 0))
 
 
 def test_behind_a_close_of_ours_frames_of_both_sides_are_discarded() -> None:
@@ -260,8 +261,8 @@ def test_behind_a_close_of_ours_frames_of_both_sides_are_discarded() -> None:
     wire.producer()
     assert wire.produce(publish(), publish(to="amq.direct")) == b""
     assert wire.answer(say(1, commands.Basic.QosOk()), content_header(1, 5), say(1, commands.Basic.Ack(1))) == b""
-    assert wire.answer(say(1, CLOSE_OK)) == b""
-    assert wire.produce(say(1, CLOSE_OK)) == b""
+    assert wire.answer(CLOSE_OK) == b""
+    assert wire.produce(CLOSE_OK) == b""
     assert wire.relay.connection.channels == {}
 
 
@@ -271,32 +272,32 @@ def test_the_number_of_a_channel_that_we_closed_is_opened_again_only_behind_the_
     wire.produce(RESERVED)
     wire.producer()
     message = publish()
-    assert wire.produce(say(1, CLOSE_OK, commands.Channel.Open()), message) == b""
-    assert wire.answer(say(1, CLOSE_OK)) == b""
-    assert wire.upstream() == say(1, commands.Channel.Open()) + with_tokens(message, "a")
-    assert wire.answer(say(1, commands.Channel.OpenOk())) == say(1, commands.Channel.OpenOk())
+    assert wire.produce(CLOSE_OK + OPEN, message) == b""
+    assert wire.answer(CLOSE_OK) == b""
+    assert wire.upstream() == OPEN + with_tokens(message, "a")
+    assert wire.answer(OPEN_OK) == OPEN_OK
 
 
 def test_closes_of_the_producer_and_of_ours_that_cross_are_both_answered() -> None:
     wire = Wire(routed("a")).open()
     wire.produce(RESERVED)
     wire.producer()
-    assert wire.produce(say(1, CLOSE)) == b""
-    assert wire.producer() == say(1, CLOSE_OK)
-    assert wire.produce(say(1, CLOSE_OK)) == b""
-    wire.answer(say(1, CLOSE_OK))
-    assert wire.produce(say(1, commands.Channel.Open())) == say(1, commands.Channel.Open())
+    assert wire.produce(CLOSE) == b""
+    assert wire.producer() == CLOSE_OK
+    assert wire.produce(CLOSE_OK) == b""
+    wire.answer(CLOSE_OK)
+    assert wire.produce(OPEN) == OPEN
 
 
 def test_closes_of_the_broker_and_of_ours_that_cross_are_both_answered() -> None:
     wire = Wire(routed("a")).open()
     wire.produce(RESERVED)
     wire.producer()
-    assert wire.answer(say(1, NOT_FOUND)) == b""
-    assert wire.upstream() == say(1, CLOSE_OK)
-    assert wire.answer(say(1, CLOSE_OK)) == b""
-    wire.produce(say(1, CLOSE_OK))
-    assert wire.produce(say(1, commands.Channel.Open())) == say(1, commands.Channel.Open())
+    assert wire.answer(NOT_FOUND) == b""
+    assert wire.upstream() == CLOSE_OK
+    assert wire.answer(CLOSE_OK) == b""
+    wire.produce(CLOSE_OK)
+    assert wire.produce(OPEN) == OPEN
 
 
 # -- queues -----------------------------------------------------------------------------------------------------------
@@ -320,9 +321,9 @@ def test_an_exclusive_queue_declared_without_answer_is_bound_all_the_same_before
     assert wire.answer(say(1, commands.Queue.DeclareOk("q", 0, 0))) == b""
     assert wire.heard == [("declared", b"q", True)]
     assert [(one.channel, one.name) for one in split(wire.upstream())] == [(OWN, "Channel.Open")]
-    wire.answer(say(OWN, commands.Channel.OpenOk()))
+    wire.answer(OWN_OPEN_OK)
     assert names(wire.upstream()) == ["Queue.Bind"]
-    assert wire.answer(say(OWN, commands.Queue.BindOk())) == b""
+    assert wire.answer(OWN_BIND_OK) == b""
     assert wire.upstream() == with_tokens(message, "q")
 
 
@@ -331,7 +332,7 @@ def test_a_refusal_of_such_a_declare_is_the_brokers_own() -> None:
     wire.produce(say(1, commands.Queue.Declare(0, "q", exclusive=True, nowait=True)), publish())
     locked = say(1, commands.Channel.Close(405, "RESOURCE_LOCKED", 50, 10))
     assert wire.answer(locked) == locked
-    assert wire.produce(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+    assert wire.produce(CLOSE_OK) == CLOSE_OK
     assert wire.heard == []
 
 
@@ -368,34 +369,32 @@ def test_delivery_tags_count_from_the_publish_behind_confirm_select() -> None:
 
 def test_a_producer_that_says_goodbye_gets_the_brokers_answer() -> None:
     wire = Wire().open()
-    assert wire.produce(method(0, GOODBYE)) == method(0, GOODBYE)
+    assert wire.produce(GOODBYE) == GOODBYE
     assert wire.produce(publish(), HEARTBEAT, b"\xff" * 9) == b""
-    assert wire.answer(method(0, GOODBYE_OK)) == method(0, GOODBYE_OK)
+    assert wire.answer(GOODBYE_OK) == GOODBYE_OK
     assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
 
 
 def test_goodbye_waits_for_publishes_that_wait_for_their_destinations() -> None:
     wire = Wire(chosen("new")).open()
     message = publish("new")
-    assert wire.produce(message, method(0, GOODBYE), publish("new", channel=2)) == b""
+    assert wire.produce(message, GOODBYE, publish("new", channel=2)) == b""
     assert wire.produce(publish(channel=3)) == b""
     assert wire.relay.connection.lifecycle.phase is Phase.OPEN
-    wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"new"))
-    wire.relay.answer(wire.request())
-    assert wire.upstream() == with_tokens(message, "new") + method(0, GOODBYE)
-    assert wire.answer(method(0, GOODBYE_OK)) == method(0, GOODBYE_OK)
+    assert wire.control("new") == with_tokens(message, "new") + GOODBYE
+    assert wire.answer(GOODBYE_OK) == GOODBYE_OK
 
 
 def test_goodbye_waits_no_longer_than_the_channel_lives() -> None:
     wire = Wire(chosen("new")).open()
-    wire.produce(publish("new"), method(0, GOODBYE))
-    assert wire.answer(say(1, NOT_FOUND)) == say(1, NOT_FOUND)
-    assert wire.upstream() == method(0, GOODBYE)
+    wire.produce(publish("new"), GOODBYE)
+    assert wire.answer(NOT_FOUND) == NOT_FOUND
+    assert wire.upstream() == GOODBYE
 
 
 def test_confirms_that_come_behind_goodbye_still_reach_the_producer() -> None:
     wire = Wire(routed("a")).open(confirm=True)
-    wire.produce(publish(), publish(), method(0, GOODBYE))
+    wire.produce(publish(), publish(), GOODBYE)
     assert wire.answer(say(1, commands.Basic.Ack(2, True))) == say(1, commands.Basic.Ack(2, True))
     assert wire.counters.relays["/"].confirms_acked == 2
 
@@ -428,7 +427,7 @@ def test_a_channel_that_ends_is_owed_nothing(closing: int) -> None:
         wire.answer(say(1, commands.Channel.Close(closing, "", 50, 10)))
     else:
         wire.produce(say(1, commands.Channel.Close(200, "", 0, 0)))
-        wire.answer(say(1, CLOSE_OK))
+        wire.answer(CLOSE_OK)
     assert not wire.relay.connection.producer_full
 
 
@@ -455,13 +454,13 @@ NO_METHOD = "UNEXPECTED_FRAME - expected method frame, got non method frame inst
     [
         (False, say(1, commands.Basic.Qos(0, 1)), 504, NO_OPEN, (60, 10)),
         (False, publish(), 504, NO_OPEN, (60, 40)),
-        (False, say(1, CLOSE), 504, NO_OPEN, (20, 40)),
-        (False, say(1, CLOSE_OK), 504, NO_OPEN, (20, 41)),
+        (False, CLOSE, 504, NO_OPEN, (20, 40)),
+        (False, CLOSE_OK, 504, NO_OPEN, (20, 41)),
         (False, content_header(1, 0), 505, NO_METHOD, (0, 0)),
         (True, content_header(1, 0), 505, NO_METHOD, (0, 0)),
-        (True, say(1, commands.Channel.Open()), 504, SECOND_OPEN, (20, 10)),
-        (True, say(1, CLOSE, commands.Channel.Open()), 504, SECOND_OPEN, (20, 10)),
-        (True, say(1, CLOSE_OK), 503, "COMMAND_INVALID - unimplemented method", (20, 41)),
+        (True, OPEN, 504, SECOND_OPEN, (20, 10)),
+        (True, CLOSE + OPEN, 504, SECOND_OPEN, (20, 10)),
+        (True, CLOSE_OK, 503, "COMMAND_INVALID - unimplemented method", (20, 41)),
     ],
 )
 def test_a_frame_that_the_state_of_its_channel_does_not_allow_is_answered_as_rabbitmq_answers_it(
@@ -492,29 +491,29 @@ def test_the_mode_of_a_channel_does_not_change(
 def test_frames_after_a_close_of_the_producer_are_discarded() -> None:
     """RabbitMQ does so; a close of ours after the producer's, for a publish that is refused, would be a 504 there."""
     wire = Wire(routed("a")).open()
-    assert wire.produce(say(1, CLOSE), RESERVED, publish(), say(1, commands.Basic.Qos(0, 1))) == say(1, CLOSE)
-    assert wire.answer(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+    assert wire.produce(CLOSE, RESERVED, publish(), say(1, commands.Basic.Qos(0, 1))) == CLOSE
+    assert wire.answer(CLOSE_OK) == CLOSE_OK
 
 
 def test_a_second_close_of_the_producer_is_answered_after_the_first() -> None:
     wire = Wire(routed("a")).open(confirm=True)
     wire.produce(publish(to="other"))
-    assert wire.produce(say(1, CLOSE), say(1, CLOSE)) == say(1, CLOSE)
+    assert wire.produce(CLOSE, CLOSE) == CLOSE
     acked = say(1, commands.Basic.Ack(1))
-    assert wire.answer(acked, say(1, CLOSE_OK)) == acked + say(1, CLOSE_OK) * 2
+    assert wire.answer(acked, CLOSE_OK) == acked + CLOSE_OK * 2
 
 
 def test_a_close_that_waits_is_answered_where_the_broker_closes_the_channel() -> None:
     wire = Wire(chosen("new")).open()
-    assert wire.produce(publish("new"), say(1, CLOSE)) == b""
-    assert wire.answer(say(1, NOT_FOUND)) + wire.producer() == say(1, NOT_FOUND) + say(1, CLOSE_OK)
-    assert wire.produce(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+    assert wire.produce(publish("new"), CLOSE) == b""
+    assert wire.answer(NOT_FOUND) + wire.producer() == NOT_FOUND + CLOSE_OK
+    assert wire.produce(CLOSE_OK) == CLOSE_OK
     assert wire.open().relay.connection.backlog.held == 0
 
 
 def test_a_close_that_waits_is_answered_where_we_close_the_channel() -> None:
     wire = Wire(routed("a")).open()
-    wire.produce(say(1, commands.Exchange.Declare(0, "x", "x-open")), say(1, CLOSE))
+    wire.produce(say(1, commands.Exchange.Declare(0, "x", "x-open")), CLOSE)
     wire.answer(say(1, commands.Exchange.DeclareOk()))
     (request,) = wire.relay.connection.pending.requests
     assert isinstance(request, LookUpExchange)
@@ -524,14 +523,14 @@ def test_a_close_that_waits_is_answered_where_we_close_the_channel() -> None:
 
 def test_a_number_that_we_closed_is_free_where_the_broker_answers_last() -> None:
     wire = Wire(routed("a")).open()
-    wire.produce(RESERVED, say(1, CLOSE_OK))
-    assert wire.answer(say(1, CLOSE_OK)) != say(1, CLOSE_OK)
+    wire.produce(RESERVED, CLOSE_OK)
+    assert wire.answer(CLOSE_OK) != CLOSE_OK
     assert wire.relay.connection.channels == {}
 
 
 def test_a_channel_opened_in_the_first_read_counts_once() -> None:
     wire = Wire(chosen("new"))
-    wire.produce(say(1, commands.Channel.Open()), publish("new"))
-    wire.relay.answer(wire.request())
-    wire.answer(say(1, commands.Channel.OpenOk()))
+    wire.produce(OPEN, publish("new"))
+    wire.control()
+    wire.answer(OPEN_OK)
     assert wire.counters.relays["/"].channels == 1

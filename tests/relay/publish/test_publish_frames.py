@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from pamqp import commands
 
@@ -8,9 +10,12 @@ from proxy.relay.connection_state import RelayLimits
 from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.exchange import Exchange
-from proxy.values import Value
+from proxy.values import Table, Value
 from tests.client import content_header, frame, names, split
 from tests.relay.wire import (
+    CLOSE_OK,
+    NOT_FOUND,
+    OURS,
     REPORT,
     Wire,
     ack,
@@ -20,6 +25,7 @@ from tests.relay.wire import (
     owned,
     publish,
     routed,
+    ruled,
     say,
     several,
     state,
@@ -28,8 +34,6 @@ from tests.relay.wire import (
     with_tokens,
 )
 from tests.routing.building import arguments, exchange, many, to_exchange, to_queue
-
-CLOSE = say(1, commands.Channel.Close(200, "closed by the proxy", 0, 0))
 
 
 def slow(message: bytes, wire: Wire) -> bytes:
@@ -51,7 +55,7 @@ def test_a_filter_closes_its_channel_and_what_was_published_before_is_sent(body_
     wire = Wire(filtered(max_payload_size=100)).open(1, 2)
     good, bad, beside = publish(), publish(body=bytes(body_size)), publish(channel=2)
     left = wire.produce(good, bad, good, beside)
-    assert left == with_tokens(good, "a") + CLOSE + with_tokens(beside, "a")
+    assert left == with_tokens(good, "a") + OURS + with_tokens(beside, "a")
     assert closed(wire.producer()) == (1, 406, "PRECONDITION_FAILED - Max size payload hit.", (60, 40))
     assert wire.produce(beside) == with_tokens(beside, "a")
 
@@ -67,7 +71,7 @@ def test_a_refused_publish_is_no_publish_upstream() -> None:
     """Not even its method frame: a close in the middle of a content would end the connection."""
     wire = Wire(routed("a", carrier="carried")).open()
     bad = publish(to="carried", headers=((b"CC", many("x.o.p.e.n.x.q.1")),))
-    assert slow(bad, wire) == CLOSE
+    assert slow(bad, wire) == OURS
     assert closed(wire.producer())[:2] == (1, 403)
 
 
@@ -75,22 +79,27 @@ RESERVED_KEY = "x.o.p.e.n.x.q.1"
 
 
 @pytest.mark.parametrize("pieces", [slow, lambda message, wire: wire.produce(message)])
+@pytest.mark.parametrize(("to", "body"), [("e", b"body"), ("", b"x" * 100_000)])
+@pytest.mark.parametrize("prefix", [b"x.o.p.e.n.x.", b"x-o-p-e-n-x-"])
 @pytest.mark.parametrize(
-    "bad",
+    ("key", "headers"),
     [
-        publish(RESERVED_KEY, to="e"),
-        publish(RESERVED_KEY, to=""),
-        publish(to="e", headers=((b"CC", many(RESERVED_KEY)),)),
-        publish(to="e", headers=((b"a", Value("S", b"b")), (b"BCC", many("fine", RESERVED_KEY)))),
-        publish(to="", headers=((b"CC", many(RESERVED_KEY)),), body=b"x" * 100_000),
+        ("x.o.p.e.n.x.", ()),
+        (RESERVED_KEY, ()),
+        ("key", ((b"CC", many("a", "x.o.p.e.n.x.e.1")),)),
+        ("key", ((b"CC", many("a")), (b"CC", many("x.o.p.e.n.x.b.1")))),
+        ("key", ((b"a", Value("S", b"b")), (b"BCC", many("fine", RESERVED_KEY)))),
     ],
 )
-def test_a_reserved_key_is_refused_on_an_exchange_that_nothing_evaluates(bad: bytes, pieces: object) -> None:
+def test_a_reserved_key_is_refused_on_an_exchange_that_nothing_evaluates(
+    key: str, headers: Table, prefix: bytes, to: str, body: bytes, pieces: Callable[[bytes, Wire], bytes]
+) -> None:
     wire = Wire().open(1, 2)
     good, beside = publish(to="e", headers=((b"CC", many("fine")),)), publish(to="e", channel=2)
     assert wire.produce(good, good) == good * 2
-    assert pieces(bad, wire) == CLOSE  # type: ignore[operator]
-    assert closed(wire.producer())[:2] == (1, 403)
+    assert pieces(publish(key, headers, body, to=to).replace(b"x.o.p.e.n.x.", prefix), wire) == OURS
+    text = f"ACCESS_REFUSED - routing keys that begin with '{prefix.decode()}' are reserved"
+    assert closed(wire.producer()) == (1, 403, text, (60, 40))
     assert wire.produce(beside) == beside
 
 
@@ -100,14 +109,27 @@ def test_a_reserved_key_among_known_publishes_ends_their_run_there(count: int) -
     good = publish(to="e", headers=((b"CC", many("fine")),))
     bad = publish(to="e", headers=((b"CC", many(RESERVED_KEY)),))
     assert wire.produce(good) == good
-    assert wire.produce(good * count, bad, good) == good * count + CLOSE
+    assert wire.produce(good * count, bad, good) == good * count + OURS
     assert closed(wire.producer())[:2] == (1, 403)
 
 
-def test_the_reserved_prefix_elsewhere_in_a_passing_publish_is_content_like_any_other() -> None:
+@pytest.mark.parametrize(
+    ("key", "headers"),
+    [
+        ("x.o.p.e.n.x", None),
+        ("x-o-p-e-n-x", None),
+        ("x-o.p-e.n-x.", None),
+        ("", None),
+        ("key", ((b"note", Value("S", RESERVED_KEY.encode())), (b"CC", many("fine")))),
+        ("key", ((b"CC", Value("S", RESERVED_KEY.encode())),)),
+        ("key", ((b"CC", Value("F", ((RESERVED_KEY.encode(), Value("S", b"a")),))),)),
+    ],
+)
+def test_the_reserved_prefix_elsewhere_in_a_passing_publish_is_content_like_any_other(
+    key: str, headers: Table | None
+) -> None:
     wire = Wire().open()
-    text = Value("S", RESERVED_KEY.encode())
-    message = publish(to="e", headers=((b"note", text), (b"CC", many("fine"))), body=RESERVED_KEY.encode())
+    message = publish(key, headers, RESERVED_KEY.encode(), to="e")
     assert wire.produce(message, message) == message * 2
     assert slow(message, wire) == message
     assert wire.producer() == b""
@@ -117,23 +139,20 @@ def test_the_reserved_prefix_elsewhere_in_a_passing_publish_is_content_like_any_
 
 
 @pytest.mark.parametrize("pieces", [slow, lambda message, wire: wire.produce(message)])
-def test_a_publish_waits_until_its_destination_is_bound(pieces: object) -> None:
+def test_a_publish_waits_until_its_destination_is_bound(pieces: Callable[[bytes, Wire], bytes]) -> None:
     wire = Wire(chosen("new")).open()
     message = publish("new", mandatory=True)
-    assert pieces(message, wire) == b""  # type: ignore[operator]
-    request = wire.request()
+    assert pieces(message, wire) == b""
+    [request] = wire.relay.connection.pending.requests
     assert (request.channel.number, getattr(request, "destinations", ())) == (1, (("queue", b"new"),))
-    wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"new"))
-    wire.relay.answer(request)
-    assert wire.upstream() == with_tokens(message, "new")
+    assert wire.control("new") == with_tokens(message, "new")
 
 
 def test_a_publish_that_waited_in_vain_leaves_without_that_destination() -> None:
     wire = Wire(chosen("new")).open()
     message = publish("new", mandatory=True)
     wire.produce(message)
-    wire.relay.answer(wire.request())
-    assert wire.upstream() == message
+    assert wire.control() == message
 
 
 def test_all_kinds_of_frames_wait_in_order_behind_it() -> None:
@@ -141,9 +160,7 @@ def test_all_kinds_of_frames_wait_in_order_behind_it() -> None:
     message = publish("new", body=b"x" * 10)
     behind = say(1, commands.Basic.Qos(0, 1, False)) + publish(to="amq.direct") + say(1, commands.Queue.Purge(0, "q"))
     assert wire.produce(message[:-3]) + wire.produce(message[-3:], behind) == b""
-    wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"new"))
-    wire.relay.answer(wire.request())
-    assert wire.upstream() == with_tokens(message, "new") + behind
+    assert wire.control("new") == with_tokens(message, "new") + behind
 
 
 def test_what_is_held_is_counted_and_stops_the_reading() -> None:
@@ -155,8 +172,7 @@ def test_what_is_held_is_counted_and_stops_the_reading() -> None:
         full.append(wire.relay.connection.producer_full)
     assert full == [False, False, True]
     for left in (2, 1, 0):
-        wire.relay.answer(wire.request())
-        assert wire.upstream() == message
+        assert wire.control() == message
         assert wire.relay.connection.backlog.held == left * len(message)
 
 
@@ -164,34 +180,31 @@ def test_held_publishes_go_with_their_channel() -> None:
     wire = Wire(chosen("new")).open(1, 2)
     wire.produce(publish("new"), publish("new", channel=2))
     request, _ = wire.relay.connection.pending.requests
-    not_found = commands.Channel.Close(404, "NOT_FOUND", 60, 40)
-    assert wire.answer(say(1, not_found)) == say(1, not_found)
+    assert wire.answer(NOT_FOUND) == NOT_FOUND
     assert wire.relay.connection.backlog.held == len(publish("new"))
     wire.relay.answer(request)
     assert wire.upstream() == b""
-    assert wire.produce(say(1, commands.Channel.CloseOk())) == say(1, commands.Channel.CloseOk())
+    assert wire.produce(CLOSE_OK) == CLOSE_OK
 
 
 def test_an_answer_for_a_channel_that_is_gone_does_not_move_the_next_one_of_its_number() -> None:
     wire = Wire(chosen("new")).open()
     wire.produce(publish("new"))
     stale = wire.request()
-    wire.answer(say(1, commands.Channel.Close(404, "NOT_FOUND", 60, 40)))
-    wire.produce(say(1, commands.Channel.CloseOk()))
+    wire.answer(NOT_FOUND)
+    wire.produce(CLOSE_OK)
     wire.open(1)
     wire.produce(publish("new"))
     wire.relay.answer(stale)
     assert wire.upstream() == b""
-    wire.relay.answer(wire.request())
-    assert names(wire.upstream()) == ["Basic.Publish", "Header", "Body"]
+    assert names(wire.control()) == ["Basic.Publish", "Header", "Body"]
 
 
 def test_a_fault_among_held_frames_ends_the_connection_when_they_go_on() -> None:
     wire = Wire(chosen("new")).open()
     message = publish("new")
     assert wire.produce(message, frame(3, 1, b"body")) == b""
-    wire.relay.answer(wire.request())
-    assert wire.upstream().startswith(message)
+    assert wire.control().startswith(message)
     assert closed(wire.producer())[:2] == (0, 505)
 
 
@@ -217,7 +230,7 @@ def test_a_body_too_large_to_repeat_is_refused_before_it_comes() -> None:
     wire = Wire(several("e"), limits=RelayLimits(replay_bytes=100_000)).open()
     good, bad = publish(body=bytes(100_000)), publish(body=bytes(100_001))
     assert names(wire.produce(good)).count("Basic.Publish") == 2
-    assert wire.produce(b"".join(one.raw for one in split(bad)[:2])) == CLOSE
+    assert wire.produce(b"".join(one.raw for one in split(bad)[:2])) == OURS
     assert closed(wire.producer())[:3] == (
         1,
         311,
@@ -243,8 +256,8 @@ def test_a_publish_whose_channel_closes_before_it_is_whole_never_leaves() -> Non
     wire = Wire(several("e")).open()
     message = publish(body=bytes(200))
     wire.produce(message[:-5])
-    wire.answer(say(1, commands.Channel.Close(404, "NOT_FOUND", 60, 40)))
-    assert wire.produce(message[-5:], say(1, commands.Channel.CloseOk())) == say(1, commands.Channel.CloseOk())
+    wire.answer(NOT_FOUND)
+    assert wire.produce(message[-5:], CLOSE_OK) == CLOSE_OK
     assert wire.relay.connection.backlog.collected == 0
 
 
@@ -252,8 +265,7 @@ def test_a_publish_whose_channel_closes_before_it_is_whole_never_leaves() -> Non
 
 
 def test_names_that_nobody_has_leave_where_nobody_is_instead_of_waking_the_alternate_exchange() -> None:
-    made = exchange(to_queue("unused", {"x-msg-destq-rk": ""}), alternate="ae")
-    of = state((made, owned(made, bound=())))
+    of = ruled(to_queue("unused", {"x-msg-destq-rk": ""}), alternate="ae", bound=())
     of.missing["queue", b"ghost"] = "404"
     wire = Wire(of).open()
     start, header, _ = split(wire.produce(publish("ghost", mandatory=True, headers=REPORT)))
@@ -273,17 +285,23 @@ def test_cc_is_moved_aside_on_the_way_to_nowhere() -> None:
 
 def test_publishes_are_counted_alike_on_both_paths() -> None:
     for way in (slow, lambda message, wire: wire.produce(message)):
-        made = exchange(to_queue("a"))
-        wire = Wire(state((made, owned(made)))).open(confirm=True)
+        wire = Wire(ruled(to_queue("a"))).open(confirm=True)
         for message in (publish(), publish(to="amq.direct"), publish(body=b"")):
             way(message, wire)
         assert wire.relay.connection.unsettled == 3
         assert wire.answer(ack(3, True)) == ack(3, True)
         assert wire.relay.connection.unsettled == 0
         assert wire.counters.relays["/"].publishes_passed == 1
-        for _ in wire.counters.traffic.folding():
-            pass
-        assert sum(row[3] for row in wire.counters.traffic.publishes()) == 2
+        assert sum(row[2] for row in wire.publishes()) == 2
+
+
+def test_a_publish_that_waited_in_vain_behind_one_in_several_copies_is_counted_on_both_sides() -> None:
+    wire = Wire(chosen("new")).open(confirm=True)
+    many_copies = exchange(to_queue("q"), to_exchange("e"), name="several")
+    wire.state.add_exchange(owned(many_copies, Delivery.QUEUE), many_copies)
+    wire.produce(publish(to="several"), publish("new"))
+    assert wire.control() == publish("new")
+    assert wire.answer(ack(3), ack(2, True)) == ack(2) + ack(1)
 
 
 def test_exchanges_that_are_chained_here_are_one_publish() -> None:

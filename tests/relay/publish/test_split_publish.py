@@ -23,14 +23,13 @@ from tests.relay.wire import (
     closed,
     keys_of,
     nack,
-    owned,
     publish,
     returned,
+    ruled,
     several,
-    state,
     table_of,
 )
-from tests.routing.building import exchange, many, to_exchange, to_queue
+from tests.routing.building import many, to_exchange, to_queue
 
 SMALL = replace(TUNING, frame_max_producer=4096, frame_max_upstream=8192)
 
@@ -39,8 +38,7 @@ def to_many(count: int, delivery: Delivery = Delivery.CARRIER, exchanges: int = 
     """Every message goes to this many queues with long names, and to exchanges."""
     bindings = [to_queue("queue-" + "x" * 40 + f"-{number:05d}") for number in range(count)]
     bindings += [to_exchange(f"exchange-{number:05d}") for number in range(exchanges)]
-    made = exchange(*bindings)
-    return state((made, owned(made, delivery)))
+    return ruled(*bindings, delivery=delivery)
 
 
 def parts(data: bytes) -> list[list[Frame]]:
@@ -211,8 +209,8 @@ def test_a_return_comes_before_the_ack() -> None:
 
 def test_a_return_between_copies_of_another_publish_is_not_mistaken_for_one() -> None:
     """A routed publish in two copies is still unconfirmed when a later one, that left once, comes back."""
-    made = exchange(to_queue("a", {"x-?hkv= type": "both"}), to_exchange("e", {"x-?hkv= type": "both"}))
-    wire = Wire(state((made, owned(made, Delivery.QUEUE)))).open(confirm=True)
+    both = {"x-?hkv= type": "both"}
+    wire = Wire(ruled(to_queue("a", both), to_exchange("e", both), delivery=Delivery.QUEUE)).open(confirm=True)
     wire.produce(publish(headers=((b"type", Value("S", b"both")),), mandatory=True))
     lonely = parts(wire.produce(publish(headers=((b"type", Value("S", b"none")),), mandatory=True)))
     assert names(wire.answer(back(lonely[0]))) == ["Basic.Return", "Header", "Body"]
@@ -275,8 +273,8 @@ def test_a_malformed_header_has_none() -> None:
 def test_whatever_the_broker_says_each_tag_is_settled_once_and_returns_come_first(data: st.DataObject) -> None:
     """Publishes in one to three copies, some mandatory; between them the broker acks, nacks and returns as it may."""
     rule = {name: {f"x-?hkv= {name}": True} for name in ("q", "e", "f")}
-    made = exchange(to_queue("q", rule["q"]), to_exchange("e", rule["e"]), to_exchange("f", rule["f"]))
-    wire = Wire(state((made, owned(made, Delivery.QUEUE)))).open(confirm=True)
+    bindings = to_queue("q", rule["q"]), to_exchange("e", rule["e"]), to_exchange("f", rule["f"])
+    wire = Wire(ruled(*bindings, delivery=Delivery.QUEUE)).open(confirm=True)
     copies_of: dict[int, int] = {}
     waiting: list[tuple[int, bytes | None]] = []
     unsettled: set[int] = set()

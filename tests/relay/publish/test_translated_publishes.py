@@ -74,13 +74,5 @@ def test_a_forged_address_is_not_restored() -> None:
 def test_a_publish_counts_as_translated() -> None:
     wire = Linked()
     wire.produce(to("here/q"), to("here/q"), to("out/q"), to("out/q"), to("bad"))
-    counted: dict[str, int] = {}
-    for _, _, outcome, publishes, _ in folded(wire):
-        counted[outcome] = counted.get(outcome, 0) + publishes
-    assert (counted["translated"], counted["unrouted"]) == (4, 1)
-
-
-def folded(wire: Linked) -> list[tuple[str, bytes, str, int, int]]:
-    for _ in wire.counters.traffic.folding():
-        pass
-    return list(wire.counters.traffic.publishes())
+    counted = {outcome: count for _, outcome, count, _ in wire.publishes() if count}
+    assert counted == {"translated": 4, "unrouted": 1}

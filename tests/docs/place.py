@@ -1,0 +1,91 @@
+"""Where a page is followed step by step: a directory as it says, but for addresses, login and virtual host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pika
+
+from tests.private_broker import free_port
+from tests.producer import until
+from tests.rabbitmq import Broker
+from tests.sidecar import DRAIN_SECONDS, PROGRAM, READY_SECONDS, oxproxy
+from tests.watched import Watched
+
+
+class Place:
+    """A directory in which the commands of a page run.
+
+    Args:
+        broker: the broker.
+        vhost: virtual host of the rules.
+        directory: where commands run.
+        files: where configuration and rules are, with what the page says; both are changed.
+    """
+
+    def __init__(self, broker: Broker, vhost: str, directory: Path, files: Path) -> None:
+        self.broker = broker
+        self.vhost = vhost
+        self.directory = directory
+        self.rules = files / "rules" / "orders.yaml"
+        self.port = free_port()
+        self.admin = f"127.0.0.1:{free_port(self.port)}"
+        replaced = {
+            "127.0.0.1:5673": f"127.0.0.1:{self.port}",
+            "127.0.0.1:5672": broker.address,
+            "http://127.0.0.1:15672": broker.management,
+            "username: guest": f"username: {broker.username}",
+            "password: guest": f"password: {broker.password}",
+            "127.0.0.1:15693": self.admin,
+        }
+        configuration = files / "oxproxy.yaml"
+        text = configuration.read_text()
+        for written, here in replaced.items():
+            assert written in text
+            text = text.replace(written, here)
+        configuration.write_text(text)
+        self.rules.write_text(self.rules.read_text().replace("vhost: /", f"vhost: {vhost}"))
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "log").read_text()
+
+    @property
+    def url(self) -> str:
+        """Where producers connect."""
+        return Broker("127.0.0.1", self.port, "").url(self.vhost)
+
+    def run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return run(self.directory, command)
+
+    def taken(self, *queues: str) -> list[int]:
+        """Empty queues; return how many messages were in each."""
+        with pika.BlockingConnection(pika.URLParameters(self.broker.url(self.vhost))) as connection:
+            channel = connection.channel()
+            return [channel.queue_purge(queue).method.message_count for queue in queues]
+
+    @contextlib.contextmanager
+    def serving(self, command: Sequence[str]) -> Iterator[None]:
+        """Run the page's `oxproxy serve`, whose last word is the configuration."""
+        words = [str(PROGRAM), *command[1:-1], str(self.directory / command[-1])]
+        process = Watched(self.directory, [words], os.environ, self.directory / "log", DRAIN_SECONDS)
+        try:
+            until(self._ready, READY_SECONDS)
+            yield
+        finally:
+            process.end(keep=True)
+
+    def _ready(self) -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{self.admin}/readyz", timeout=10) as answer:
+            return bool(answer.status == 200)
+        return False
+
+
+def run(directory: Path, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command of a page in a directory."""
+    return oxproxy(*command[1:], cwd=directory)
