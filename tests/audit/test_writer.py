@@ -455,10 +455,10 @@ from pathlib import Path
 from proxy.relay.counters import AuditCounters
 from proxy.audit.writer import AuditPolicy, AuditMode
 from proxy.audit.writer import AuditWriter
-from proxy.observe.logs import LogSettings, configure
+from proxy.observe.logs import configure
 
 async def main():
-    configure(LogSettings("error"))
+    configure("error")
     policy = AuditPolicy(Path(sys.argv[1]), "m", AuditMode.STRICT, 8000, segment_bytes=4000)
     audit = AuditWriter(policy, AuditCounters())
     drained = asyncio.Event()
