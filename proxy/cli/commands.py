@@ -253,6 +253,12 @@ def load(name: str) -> CommandModule:
     return cast("CommandModule", importlib.import_module(f"proxy.cli.{COMMANDS[name].module or name}"))
 
 
+def add_repeatable(parser: argparse._ActionsContainer, option: str, metavar: str, description: str) -> None:
+    """Define an option that can be repeated, whose values form a list."""
+    text = f"{description}; can be repeated"
+    parser.add_argument(option, metavar=metavar, action="append", default=[], help=text)
+
+
 class _HelpFormatter(argparse.HelpFormatter):
     """Fills paragraphs, but leaves multi-line text (examples and exit statuses) unchanged."""
 

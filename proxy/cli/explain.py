@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients, ask_workers
+from proxy.cli.commands import add_repeatable
 from proxy.cli.console import DONE, NO, load_rules_of, print_errors, print_json, print_line, printable, read_input
 from proxy.rules.explain import (
     AddressRequest,
@@ -64,20 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     message.add_argument("--message", metavar="FILE", help="message as YAML or JSON; - for standard input")
     message.add_argument("--exchange", metavar="NAME", help="exchange")
     message.add_argument("--key", metavar="KEY", help="routing key")
-    message.add_argument(
-        "--header", metavar="NAME[:TYPE]=VALUE", action="append", default=[], help="header; can be repeated"
-    )
-    message.add_argument(
-        "--property",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="property such as priority=5; can be repeated",
-    )
+    add_repeatable(message, "--header", "NAME[:TYPE]=VALUE", "header")
+    add_repeatable(message, "--property", "NAME=VALUE", "property such as priority=5")
     message.add_argument("--size", metavar="BYTES", type=int, help="size of the body")
-    message.add_argument(
-        "--queue", metavar="NAME", action="append", default=[], help="queue to treat as existing; can be repeated"
-    )
+    add_repeatable(message, "--queue", "NAME", "queue to treat as existing")
     message.add_argument(
         "--vhost", metavar="NAME", help="virtual host, if the exchange or address table is defined in several"
     )

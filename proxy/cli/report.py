@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from proxy.audit.record import text
+from proxy.cli.commands import add_repeatable
 from proxy.cli.console import DONE, load_rules_of, print_line
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.report.request import KnownBinding, Request, day, setting
@@ -40,9 +41,7 @@ def add_days_and_spark(parser: argparse.ArgumentParser, master: str) -> None:
     )
     parser.add_argument("--until", metavar="DAY", help="last day; default: the latest")
     parser.add_argument("--master", metavar="URL", help=master)
-    parser.add_argument(
-        "--conf", metavar="NAME=VALUE", action="append", default=[], help="Spark setting; can be repeated"
-    )
+    add_repeatable(parser, "--conf", "NAME=VALUE", "Spark setting")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxy.cli.admin_client import add_admin_arguments, admin_clients
+from proxy.cli.commands import add_repeatable
 from proxy.cli.console import DONE, NO, load_rules_of, print_errors, print_json, printable, rich_console
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_admin_arguments(parser)
     parser.add_argument("--vhost", metavar="NAME", help="only this virtual host")
-    parser.add_argument(
-        "--exchange", metavar="NAME", action="append", default=[], help="only this exchange; can be repeated"
-    )
+    add_repeatable(parser, "--exchange", "NAME", "only this exchange")
     parser.add_argument("--json", action="store_true", help="print the response of /api/routes")
 
 
