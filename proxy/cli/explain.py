@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 import time
@@ -103,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     if options.rules is None:
         return _ask_running(admin_clients(options, "oxproxy explain"), data, options)
     question = read_question(data, source)
-    loaded = load_rules_of(options.rules, os.environ)
+    loaded = load_rules_of(options.rules)
     if isinstance(question, AddressRequest):
         lookup = explain_address(loaded, question.address, question.vhost)
         _print(lookup, options.json)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     if options.files:
         from proxy.rules.overview import overview
 
-        routes: dict[str, Any] = overview(load_rules_of(options.files, os.environ))
+        routes: dict[str, Any] = overview(load_rules_of(options.files))
     else:
         routes = admin_clients(options, "oxproxy routes")[0].json("/api/routes")
     routes["vhosts"] = list(_chosen(routes["vhosts"], options.vhost, options.exchange))
