@@ -194,7 +194,7 @@ def _quoted(text: str) -> str:
 def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argparse.Namespace) -> int:
     """Print all distinct answers. Return NO as `run` does, and also if answers differ or a worker can't be queried."""
     answers: dict[AdminClient, dict[str, Any]]  # Any: JSON
-    answers, complete = ask_workers(clients, lambda client: json.loads(client.request("POST", "/explain", question)))
+    answers, complete = ask_workers(clients, lambda client: client.json("/explain", "POST", question))
     distinct = list({_outcome(answer): client for client, answer in reversed(answers.items())}.values())[::-1]
     for client in distinct:
         if len(distinct) > 1:
