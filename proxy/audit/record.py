@@ -102,6 +102,12 @@ class Privacy:
         """Return the keyed hash of a field's value. Equal values of different fields have different hashes."""
         return blake2b(value, digest_size=HASH_BYTES, key=self.key, person=field.encode()).hexdigest()
 
+    def shown(self, field: str, value: Name) -> str:
+        """Return a field's value as it may be written: its keyed hash if the field is hashed, otherwise its text."""
+        if field not in self.hashed:
+            return text(value)
+        return self.hash(field, value if isinstance(value, bytes) else value.encode())
+
 
 class RecordTemplate(LineTemplate):
     """Renders the lines for one decision. Created by `LineRenderer.template`."""
@@ -196,7 +202,7 @@ class LineRenderer:
             "kind": "publish",
             "proxy": self._instance,
             "conn": conn,
-            "user": self._user(user),
+            "user": self.privacy.shown("user", user),
             "vhost": text(vhost),
             "ch": ch,
         }
@@ -280,11 +286,6 @@ class LineRenderer:
     def _rare(self, ts: str, kind: str, fields: dict[str, object]) -> bytes:
         known = {"v": VERSION, "kind": kind, "proxy": self._instance}
         return f'{{"ts":"{ts}",{_json({**known, **fields})[1:-1]}}}\n'.encode()
-
-    def _user(self, user: Name) -> str:
-        if "user" not in self.privacy.hashed:
-            return text(user)
-        return self.privacy.hash("user", user if isinstance(user, bytes) else user.encode())
 
 
 class PublishLog:
