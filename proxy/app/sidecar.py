@@ -275,8 +275,7 @@ class Sidecar:
         if self._audit is not None:
             self._audit.on_durable = listener.audit_durable
             self._audit.on_failing = listener.audit_failing
-            self._audit.on_full = partial(listener.audit_full, True)
-            self._audit.on_drained = partial(listener.audit_full, False)
+            self._audit.on_full = listener.audit_full
         return listener
 
     async def _control(self, tasks: Tasks, listener: Listener) -> None:

@@ -34,7 +34,7 @@ async def measure(folder: Path) -> None:
     """Write, close, and print both times."""
     writer = AuditWriter(AuditPolicy(directory=folder, instance="speed", mode=AuditMode.BACKPRESSURE), AuditCounters())
     drained = asyncio.Event()
-    writer.on_drained = drained.set
+    writer.on_full = lambda full: None if full else drained.set()
     await writer.start()
     lines = made(folder / "made")
     begin = time.monotonic()

@@ -228,8 +228,7 @@ async def test_producers_wait_while_the_disk_can_not_keep_up_and_none_is_lost(tm
     disk = Disk()
     told: list[str] = []
     async with writing(policy(tmp_path, mode, buffer_bytes=4000), disk) as (audit, counters):
-        audit.on_full = lambda: told.append("full")
-        audit.on_drained = lambda: told.append("drained")
+        audit.on_full = lambda full: told.append("full" if full else "drained")
         disk.open.clear()
         number = 0
         while not audit.full:
@@ -462,7 +461,7 @@ async def main():
     policy = AuditPolicy(Path(sys.argv[1]), "m", AuditMode.STRICT, 8000, segment_bytes=4000)
     audit = AuditWriter(policy, AuditCounters())
     drained = asyncio.Event()
-    audit.on_drained = drained.set
+    audit.on_full = lambda full: None if full else drained.set()
     audit.on_durable = lambda sequence: print(sequence, flush=True)
     await audit.start()
     number = 0
