@@ -48,9 +48,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def printable(text: str) -> str:
-    """Escape control characters, since a name or a message could use them to control the terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+def printable(text: str, kept: str = "") -> str:
+    """Escape control characters except `kept`, since a name or a message could use them to control the terminal."""
+    return "".join(
+        char if char.isprintable() or char in kept else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def rich_console() -> Console:

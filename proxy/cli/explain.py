@@ -203,7 +203,7 @@ def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argpa
             print_json(answers[client])
         else:
             text = client.request("POST", "/explain", question, accept="text/plain")
-            print_line("\n".join(map(printable, text.rstrip("\n").split("\n"))))
+            print_line(printable(text.rstrip("\n"), "\n"))
     if len(distinct) > 1:
         print_errors([f"these workers returned different results: {', '.join(client.url for client in distinct)}"])
     status = DONE if complete and len(distinct) == 1 else NO
