@@ -168,11 +168,8 @@ class SegmentCloser:
                     self._waiting.append(path)
             except Empty:
                 pass
-            self._close_waiting()
+            self._waiting = [path for path in self._waiting if not self._close(path)]
             self._expire()
-
-    def _close_waiting(self) -> None:
-        self._waiting = [path for path in self._waiting if not self._close(path)]
 
     def _close(self, path: Path) -> bool:
         """Compress a segment; return False if this must be retried."""

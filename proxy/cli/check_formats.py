@@ -6,7 +6,7 @@ Sources: workflow commands for GitHub Actions; JUnit XML as read by Jenkins and 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from xml.sax.saxutils import escape, quoteattr
 
 from proxy.cli.console import printable
@@ -91,20 +91,12 @@ def as_sarif(findings: Iterable[Finding], version: str) -> str:
 
 
 def _result(finding: Finding) -> Mapping[str, object]:
-    region = dict(_region(finding))
     place: dict[str, object] = {"artifactLocation": {"uri": finding.file}}
-    if region:
-        place["region"] = region
+    if finding.line:
+        place["region"] = {"startLine": finding.line, **({"startColumn": finding.column} if finding.column else {})}
     return {
         "ruleId": finding.kind,
         "level": ERROR if finding.fails else WARNING,
         "message": {"text": finding.text + (f"\n\n{finding.walk}" if finding.walk else "")},
         "locations": [{"physicalLocation": place}],
     }
-
-
-def _region(finding: Finding) -> Iterator[tuple[str, int]]:
-    if finding.line:
-        yield "startLine", finding.line
-        if finding.column:
-            yield "startColumn", finding.column
