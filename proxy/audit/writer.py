@@ -12,24 +12,16 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.record import LineRenderer, TimestampText
-from proxy.audit.retention import Retention, SegmentCloser
+from proxy.audit.retention import SegmentCloser
 from proxy.audit.segments import DIRECTORY_MODE, InstanceLock, open_segments, safe_instance
-from proxy.audit.writer_thread import (
-    MAX_SEGMENT_BYTES,
-    RETRY_SECONDS,
-    Batch,
-    RotatingLog,
-    RotationSettings,
-    WriteResult,
-    WriterThread,
-)
+from proxy.audit.writer_thread import RETRY_SECONDS, Batch, RotatingLog, WriteResult, WriterThread
 from proxy.errors import ConfigError
 from proxy.relay.counters import AuditCounters
 
@@ -41,37 +33,6 @@ BATCH_BYTES = 256 << 10
 _CLOSE_SECONDS = 1.0
 #: Seconds after which an unresponsive disk counts as failing, since a hanging write raises no error.
 STALL_SECONDS = 5.0
-
-
-class AuditMode(Enum):
-    """Behaviour if the disk or the thread can't keep up."""
-
-    BEST_EFFORT = "best_effort"  # lines are dropped and counted
-    BACKPRESSURE = "backpressure"  # producers wait until their lines are written
-    STRICT = "strict"  # every line is on disk before its publish is confirmed
-
-
-@dataclass(frozen=True, slots=True)
-class AuditPolicy:
-    """Settings of the audit log.
-
-    Args:
-        directory: the audit directory, which is created if its parent exists.
-        instance: name of this sidecar, unique among writers to one directory.
-        buffer_bytes: size of buffered lines above which the mode applies.
-        flush_seconds: longest time before a line is handed to the thread.
-        segment_bytes: size limit for a segment's text, up to 128 MiB.
-        segment_seconds: longest time for which a segment stays open.
-    """
-
-    directory: Path
-    instance: str
-    mode: AuditMode = AuditMode.BEST_EFFORT
-    buffer_bytes: int = 32 << 20
-    flush_seconds: float = 0.1
-    segment_bytes: int = MAX_SEGMENT_BYTES
-    segment_seconds: float = 300.0
-    retention: Retention = field(default_factory=Retention)
 
 
 @dataclass(slots=True)
@@ -124,10 +85,7 @@ class AuditWriter:
         self._timestamp = TimestampText()
         self._instance = instance = safe_instance(policy.instance)
         self._closer = SegmentCloser(policy.directory, instance, policy.retention, wall)
-        size = min(policy.segment_bytes, MAX_SEGMENT_BYTES)
-        sync = policy.mode is AuditMode.STRICT
-        layout = RotationSettings(policy.directory, instance, size, policy.segment_seconds, sync)
-        log = make_log(layout, self._closer.close_segment, wall, time.monotonic)
+        log = make_log(policy, self._closer.close_segment, wall, time.monotonic)
         self._may_lose = policy.mode is AuditMode.BEST_EFFORT
         self._thread = WriterThread(log, self._may_lose, self._from_thread)
         self._claim: InstanceLock | None = None

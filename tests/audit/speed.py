@@ -14,7 +14,8 @@ from pathlib import Path
 
 import structlog
 
-from proxy.audit.writer import AuditMode, AuditPolicy, AuditWriter
+from proxy.audit.policy import AuditMode, AuditPolicy
+from proxy.audit.writer import AuditWriter
 from proxy.relay.counters import AuditCounters
 from tests.report.generator import Day
 

@@ -19,8 +19,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.audit import writer, writer_thread
+from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.retention import Retention
-from proxy.audit.writer import AuditMode, AuditPolicy, AuditWriter
+from proxy.audit.writer import AuditWriter
 from proxy.audit.writer_thread import RotatingLog
 from proxy.errors import ConfigError
 from proxy.relay.counters import AuditCounters
@@ -452,7 +453,7 @@ KILLED = """
 import asyncio, sys
 from pathlib import Path
 from proxy.relay.counters import AuditCounters
-from proxy.audit.writer import AuditPolicy, AuditMode
+from proxy.audit.policy import AuditPolicy, AuditMode
 from proxy.audit.writer import AuditWriter
 from proxy.observe.logs import configure
 
