@@ -348,7 +348,6 @@ def json_route(
     """Create a page.
 
     Args:
-        path: path with a leading slash.
         body_bytes: maximum size of a request's body; larger requests get 413.
         texting: handler for text (``Accept: text/plain``). An answer that is not a string is sent as JSON.
     """

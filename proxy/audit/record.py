@@ -170,11 +170,7 @@ class _HashingTemplate(RecordTemplate):
 
 
 def opening(ts: str) -> str:
-    """Return the start of a line, which precedes `LineRenderer.origin`.
-
-    Args:
-        ts: time of the publishes, from a `TimestampText`.
-    """
+    """Return the start of a line, which contains the time and precedes `LineRenderer.origin`."""
     return f'{{"ts":"{ts}'
 
 
@@ -191,12 +187,7 @@ class LineRenderer:
         self.privacy = privacy or Privacy()
 
     def origin(self, conn: str, user: Name, vhost: Name, ch: int) -> str:
-        """Render the fields that are constant for a channel. The caller caches them with the channel.
-
-        Args:
-            conn: id of the connection.
-            ch: channel number.
-        """
+        """Render the fields that are constant for a channel. The caller caches them with the channel."""
         fields = {
             "v": VERSION,
             "kind": "publish",
@@ -223,13 +214,11 @@ class LineRenderer:
         """Render the fields that are constant for a decision. The caller caches them with the decision's plan.
 
         Args:
-            exchange: the exchange that the message was published to.
             outcome: one of `proxy.relay.counters.OUTCOMES`.
             remotes: names of the destinations at other brokers, without credentials.
             bindings: ids of the bindings that matched.
             rule: index of the address table's rule that was applied.
             rules: version of the rules.
-            reason: short code for the reason, if there is one.
         """
         fields = {
             "exchange": text(exchange),
@@ -270,8 +259,6 @@ class LineRenderer:
         """Render the broker's answer to a publish.
 
         Args:
-            ts: time of the answer.
-            conn, ch, seq: as in the publish's record.
             result: acked, nacked, returned or lost.
             confirm_us: microseconds from the publish to its confirm, if measured.
         """

@@ -131,7 +131,6 @@ class AuditWriter:
 
         Args:
             lines: lines that begin with the same ``ts`` and end with a line break.
-            count: number of lines.
         """
         self._pending.append(lines)
         self._pending_count += count

@@ -20,8 +20,6 @@ class CommandEntry:
     """One command.
 
     Args:
-        summary: one-line description.
-        description: full description.
         examples: command lines, each with a description.
         no: meaning of exit status 1; empty if it never occurs.
         done: meaning of exit status 0.
@@ -256,13 +254,10 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def make_parser(loaded: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Return a parser with the names of all commands, and the arguments of the loaded commands.
+    """Return the parser of the command line, which knows the names of all commands, and the parsers of some commands.
 
     Args:
-        loaded: the commands whose modules are imported.
-
-    Returns:
-        The parser, and the parser of each loaded command.
+        loaded: the commands whose modules are imported, and whose arguments are known.
     """
     parser = argparse.ArgumentParser(
         prog="oxproxy",

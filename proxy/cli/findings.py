@@ -56,8 +56,6 @@ class Findings:
     Args:
         errors: errors, each of which would prevent the sidecar from starting.
         warnings: valid definitions that are probably not intended.
-        failures: failed tests.
-        files: the files that were read.
         sets: sets of rules that could be compiled.
         untested: bindings that no test makes true, by exchange.
         destinations: destinations that must exist on the broker.

@@ -208,12 +208,7 @@ def _absence(file: Path) -> str:
 
 
 class ChangedSettings(NamedTuple):
-    """Changes to a configuration file that a running sidecar has not applied.
-
-    Args:
-        keys: keys with new values.
-        errors: errors in the current file.
-    """
+    """Keys with new values, and errors, in a configuration file that has changed since the sidecar was started."""
 
     keys: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()

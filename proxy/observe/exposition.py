@@ -54,12 +54,7 @@ class Exposition:
 
 
 class SidecarCollector(Collector):
-    """Collects every metric of the page.
-
-    Args:
-        labels: additional labels for all series.
-        openmetrics: whether the page is in the OpenMetrics format.
-    """
+    """Collects every metric of the page, in either format, and adds `labels` to all series."""
 
     def __init__(self, counters: Counters, labels: Mapping[str, str], openmetrics: bool) -> None:
         self._counters = counters

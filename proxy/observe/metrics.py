@@ -67,11 +67,7 @@ def relays(attribute: str) -> Callable[[Counters], float]:
 
 
 def relays_by(*attributes: tuple[str, str]) -> Reading:
-    """Read several attributes of `RelayCounters` as one metric.
-
-    Args:
-        attributes: pairs of an attribute's name and its label value.
-    """
+    """Read several attributes of `RelayCounters`, given by name and label value, as one metric."""
 
     def rows(counters: Counters) -> Iterable[Row]:
         summed = relay_counters(counters)
