@@ -108,10 +108,6 @@ class RecentPublishes:
     def _shown(self, number: int, failed: FailedPublish) -> dict[str, object]:
         """Return the parts of a publish that may be shown: the fields of an audit line, and the header names."""
         privacy = self._records.privacy
-        key = None if failed.routing_key is None else text(failed.routing_key)
-        if failed.routing_key is not None and "rk" in privacy.hashed:
-            key = privacy.hash("rk", failed.routing_key)
-        user = privacy.hash("user", failed.user.encode()) if "user" in privacy.hashed else failed.user
         try:
             names: list[str] | None = [text(name) for name in failed.header_names()] if failed.header else None
             headers = json.loads(self._records.headers(failed.raw_headers(privacy.headers)))
@@ -122,12 +118,12 @@ class RecentPublishes:
             "number": number,
             "at": self._timestamp(failed.at),
             "vhost": failed.vhost,
-            "user": user,
+            "user": privacy.shown("user", failed.user),
             "channel": failed.channel,
             "result": failed.result,
             "reason": _PATTERN.sub("Invalid regex: ", failed.reason),
             "exchange": None if failed.exchange is None else text(failed.exchange),
-            "routing_key": key,
+            "routing_key": None if failed.routing_key is None else privacy.shown("rk", failed.routing_key),
             "size": size,
             "header_names": names,
             "headers": headers,

@@ -21,9 +21,8 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from inspect import isawaitable
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 import structlog
 from aiohttp import web
@@ -33,9 +32,6 @@ from proxy.observe.exposition import Exposition
 
 _log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
-#: A result, or an awaitable result.
-Soon: TypeAlias = T | Awaitable[T]
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Network: TypeAlias = IPv4Network | IPv6Network
 
@@ -94,11 +90,11 @@ class AdminServer:
     def __init__(
         self,
         exposition: Exposition,
-        readiness: Callable[[], Soon[Sequence[str]]],
-        status: Callable[[], Soon[Mapping[str, object]]],
+        readiness: Callable[[], Sequence[str]],
+        status: Callable[[], Mapping[str, object]],
         allow: Iterable[str] = (),
         routes: Iterable[GuardedRoute] = (),
-        degraded: Callable[[], Soon[Sequence[str]]] = tuple,
+        degraded: Callable[[], Sequence[str]] = tuple,
         hosts: Iterable[str] = (),
     ) -> None:
         self._hosts = frozenset(name.lower() for name in (*_LOCAL_NAMES, socket.gethostname(), *hosts))
@@ -218,8 +214,7 @@ class AdminServer:
         return web.Response(text="alive\n")
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
-        reasons = list(await _now(self._readiness()))
-        degraded = list(await _now(self._degraded()))
+        reasons, degraded = list(self._readiness()), list(self._degraded())
         status = 503 if reasons else 200
         if "application/json" in request.headers.get("Accept", ""):
             return json_response({"ready": not reasons, "reasons": reasons, "degraded": degraded}, status)
@@ -228,7 +223,7 @@ class AdminServer:
         return web.Response(status=status, text="".join(f"{line}\n" for line in lines))
 
     async def _get_status(self, request: web.Request) -> web.Response:
-        return json_response(await _now(self._status()))
+        return json_response(self._status())
 
 
 class _Refused(asyncio.Protocol):
@@ -329,10 +324,6 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-async def _now(answer: Soon[T]) -> T:
-    return await answer if isawaitable(answer) else answer
-
-
 def json_response(value: object, status: int = 200) -> web.Response:
     """Return plain data as a JSON response; values that JSON can't represent become strings."""
     text = json.dumps(value, indent=2, default=_as_text)
@@ -357,7 +348,6 @@ def json_route(
     """Create a page.
 
     Args:
-        path: path with a leading slash.
         body_bytes: maximum size of a request's body; larger requests get 413.
         texting: handler for text (``Accept: text/plain``). An answer that is not a string is sent as JSON.
     """

@@ -49,12 +49,7 @@ class _Sample(NamedTuple):
 
 
 class TrafficSampler:
-    """Samples the counters of the process.
-
-    Args:
-        wall: returns seconds since the epoch.
-        timer: returns monotonic seconds.
-    """
+    """Samples the counters of the process. `wall` returns seconds since the epoch, `timer` monotonic seconds."""
 
     def __init__(
         self,

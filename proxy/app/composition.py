@@ -12,9 +12,9 @@ import os
 import socket
 from collections.abc import Mapping
 
+from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.record import Privacy
 from proxy.audit.retention import Retention
-from proxy.audit.writer import AuditMode, AuditPolicy
 from proxy.broker.connection import ControlSettings, DeclaredSettings
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import structlog
 
@@ -62,22 +62,22 @@ class ReloadReport:
     """The outcome of one reload.
 
     Args:
-        version: version of the rules in force after the reload.
         errors: why the new rules are not in force; empty if they are in force.
-        at: time in seconds since the epoch.
-        reason: cause of the reload: request, signal or file.
         invalid: whether the errors are in the files rather than caused by the broker.
         missing: destinations of the new rules that can't be reached now, such as queues that no client has declared.
+        version: version of the rules in force after the reload.
+        at: time in seconds since the epoch.
+        reason: cause of the reload: request, signal or file.
         restart: changed keys of the configuration that require a restart.
     """
 
-    version: str
-    errors: tuple[str, ...] = ()
+    errors: Sequence[str] = ()
+    invalid: bool = False
+    missing: Sequence[str] = ()
+    version: str = ""
     at: float = 0.0
     reason: str = ""
-    invalid: bool = False
-    missing: tuple[str, ...] = ()
-    restart: tuple[str, ...] = ()
+    restart: Sequence[str] = ()
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -89,14 +89,6 @@ class ReloadReport:
             "missing": list(self.missing),
             "restart": list(self.restart),
         }
-
-
-class ActivationResult(NamedTuple):
-    """The outcome of loading and activating rules; see `ReloadReport`."""
-
-    errors: Sequence[str] = ()
-    invalid: bool = False
-    missing: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -135,7 +127,7 @@ class Reload:
         topology: Topology,
         counters: Counters,
         tasks: Tasks,
-        brokers_of: Callable[[LoadedRules], Activation] = lambda _loaded: _nothing,
+        brokers_of: Callable[[LoadedRules], Activation],
         tls_files: Files = tuple,
         settings: Callable[[], ChangedSettings] = ChangedSettings,
     ) -> None:
@@ -192,7 +184,9 @@ class Reload:
     async def reload(self, reason: str) -> ReloadReport:
         """Load the files and, if they are valid, activate them; `reason` is the cause, for the log."""
         async with self._one_at_a_time:
-            answer = await self._attempt(reason)
+            with _beside_traffic():
+                answer = await self._load_and_activate()
+            answer = replace(answer, version=self.loaded.rules.version, at=time.time(), reason=reason)
             changed = await asyncio.to_thread(self._settings)
             self.last = answer = replace(answer, restart=changed.keys)
         self._counters.rules.reloads["error" if answer.errors else "ok"] += 1
@@ -208,22 +202,16 @@ class Reload:
             _log.warning(event, errors=list(changed.errors))
         return answer
 
-    async def _attempt(self, reason: str) -> ReloadReport:
-        with _beside_traffic():
-            result = await self._load_and_activate()
-        version = self.loaded.rules.version
-        return ReloadReport(version, tuple(result.errors), time.time(), reason, result.invalid, tuple(result.missing))
-
-    async def _load_and_activate(self) -> ActivationResult:
+    async def _load_and_activate(self) -> ReloadReport:
         try:
             loaded, failures, activation = await asyncio.to_thread(self._load)
         except ConfigErrors as error:
-            return ActivationResult([str(fault) for fault in error.errors], invalid=True)
+            return ReloadReport([str(fault) for fault in error.errors], invalid=True)
         except Exception as error:  # noqa: BLE001 -- no file may crash the sidecar
             _log.exception("reload failed unexpectedly")
-            return ActivationResult([f"{type(error).__name__} while loading: {error}"], invalid=True)
+            return ReloadReport([f"{type(error).__name__} while loading: {error}"], invalid=True)
         if failures:
-            return ActivationResult(failures, invalid=True)
+            return ReloadReport(failures, invalid=True)
         return await self._activate(loaded, activation)
 
     def _look(self) -> bool:
@@ -250,7 +238,7 @@ class Reload:
         except (OSError, ConfigErrors):  # not Linux, or a missing file, which the next load reports
             return []
 
-    async def _activate(self, loaded: LoadedRules, activation: Activation) -> ActivationResult:
+    async def _activate(self, loaded: LoadedRules, activation: Activation) -> ReloadReport:
         for warning in loaded.warnings:
             _log.warning("configuration", text=str(warning))
         before = self.loaded
@@ -260,9 +248,9 @@ class Reload:
             try:
                 await self._change_over(before, loaded, activation)
             except UpstreamError as error:
-                return ActivationResult([str(error)], invalid=error.failure is UpstreamFailure.REFUSED)
+                return ReloadReport([str(error)], invalid=error.failure is UpstreamFailure.REFUSED)
         missing = [text for name in loaded.rules.vhosts for text in _unreachable(self._state_of(name))]
-        return ActivationResult(missing=missing[:_SHOWN])
+        return ReloadReport(missing=missing[:_SHOWN])
 
     async def _change_over(self, before: LoadedRules, loaded: LoadedRules, activation: Activation) -> None:
         candidates = [
@@ -288,10 +276,6 @@ class Reload:
                 retire = self._topology.retire(candidate.state.name, candidate.retirement)
                 self._tasks.start(retire, f"retire tokens of {candidate.state.name}")
         self._tasks.start(free_exchanges(remains), "free old rules")
-
-
-def _nothing() -> None:
-    """Activate nothing, since there are no links to other brokers."""
 
 
 @contextmanager

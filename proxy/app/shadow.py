@@ -18,7 +18,7 @@ import structlog
 
 from proxy.admin.server import GuardedRoute, json_route
 from proxy.app.reload import Reload, owned_exchanges
-from proxy.audit.record import LineRenderer, Privacy, text
+from proxy.audit.record import LineRenderer, Privacy
 from proxy.broker.declared.store import inheriting
 from proxy.errors import ConfigErrors, ProtocolError
 from proxy.net.tasks import Tasks
@@ -247,11 +247,8 @@ class Shadow:
     def _example(self, observed: ObservedDecision) -> dict[str, object]:
         """Return the parts of a message that may be shown; the settings for audit lines apply."""
         privacy = self._records.privacy
-        key = text(observed.routing_key)
-        if "rk" in privacy.hashed:
-            key = privacy.hash("rk", observed.routing_key)
         headers = json.loads(self._records.headers(observed.raw_headers(privacy.headers)))
-        return {"routing_key": key, "headers": headers}
+        return {"routing_key": privacy.shown("rk", observed.routing_key), "headers": headers}
 
     def _report(self, run: _Run) -> dict[str, object]:
         seconds = round(self._wall() - run.began, 3)

@@ -63,7 +63,7 @@ from proxy.net.tls_config import SidecarTls
 from proxy.net.upstream import MOST_KEPT, Upstream, UpstreamPool
 from proxy.net.vhosts import Vhosts
 from proxy.observe.exposition import Exposition
-from proxy.observe.logs import LogSettings, configure
+from proxy.observe.logs import configure
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import Sources
 from proxy.relay.rate_limits import UserRateLimits
@@ -103,7 +103,7 @@ def run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None = None
     Returns:
         The exit status: 0 drained; 1 internal error; 2 invalid configuration or rules, or refused by the broker.
     """
-    configure(LogSettings())
+    configure()
     try:
         return _run(config, environ, slot, dry_run)
     except (ConfigError, ConfigErrors) as errors:
@@ -120,7 +120,7 @@ def _run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None, dry_
         if config == STANDARD_INPUT:
             message = f"seen {settings.workers}, expected 1: several workers can't read standard input"
             raise settings.fault("workers", message)
-        configure(LogSettings(level=settings.log.level, style=settings.log.format))
+        configure(settings.log.level, settings.log.format)
         return Workers(config, settings).serve()
     loaded = load_rules(rules_files(settings))
     failures = loaded.failures()
@@ -130,7 +130,7 @@ def _run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None, dry_
     if dry_run:
         SidecarTls(settings).read(remote_brokers(loaded, environ, _listening(settings)))
         return OK
-    configure(LogSettings(level=settings.log.level, style=settings.log.format))
+    configure(settings.log.level, settings.log.format)
     if slot is not None:
         structlog.contextvars.bind_contextvars(worker=slot.number)
     for warning in (*warnings, *loaded.warnings):
@@ -275,8 +275,7 @@ class Sidecar:
         if self._audit is not None:
             self._audit.on_durable = listener.audit_durable
             self._audit.on_failing = listener.audit_failing
-            self._audit.on_full = partial(listener.audit_full, True)
-            self._audit.on_drained = partial(listener.audit_full, False)
+            self._audit.on_full = listener.audit_full
         return listener
 
     async def _control(self, tasks: Tasks, listener: Listener) -> None:

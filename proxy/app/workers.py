@@ -46,15 +46,10 @@ _EXIT_OK, _EXIT_FAULTY = 0, 2
 
 
 class WorkerSlot(NamedTuple):
-    """Identifies one of several workers; the supervisor passes it on the command line.
+    """Identifies one of several workers; the supervisor passes it on the command line."""
 
-    Args:
-        number: number of the worker, counting from 0.
-        restarts: number of times that the worker was restarted.
-    """
-
-    number: int
-    restarts: int
+    number: int  # counting from 0
+    restarts: int  # how often the worker was restarted
 
     def settings(self, settings: Settings) -> Settings:
         """Return the configuration of this worker, with its admin port and its own file names."""

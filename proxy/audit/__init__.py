@@ -1,7 +1,8 @@
 """The audit log: one JSON line per publish, in segments that the report reads.
 
 - `record`: the format of a line, which fields are hashed or shown, and the log's interface for producer connections.
-- `writer`: policy (mode, sizes), buffering in the event loop, back-pressure, and which lines are on disk.
+- `policy`: settings of the log, such as its mode and the size of segments.
+- `writer`: buffering in the event loop, back-pressure, and which lines are on disk.
 - `writer_thread`: the thread that writes batches (group commit, retries) and decides when a segment ends.
 - `segments`: files of a segment, their names and compression, and the lock on an instance name.
 - `retention`: the thread that compresses closed segments and removes old ones.

@@ -102,6 +102,12 @@ class Privacy:
         """Return the keyed hash of a field's value. Equal values of different fields have different hashes."""
         return blake2b(value, digest_size=HASH_BYTES, key=self.key, person=field.encode()).hexdigest()
 
+    def shown(self, field: str, value: Name) -> str:
+        """Return a field's value as it may be written: its keyed hash if the field is hashed, otherwise its text."""
+        if field not in self.hashed:
+            return text(value)
+        return self.hash(field, value if isinstance(value, bytes) else value.encode())
+
 
 class RecordTemplate(LineTemplate):
     """Renders the lines for one decision. Created by `LineRenderer.template`."""
@@ -164,11 +170,7 @@ class _HashingTemplate(RecordTemplate):
 
 
 def opening(ts: str) -> str:
-    """Return the start of a line, which precedes `LineRenderer.origin`.
-
-    Args:
-        ts: time of the publishes, from a `TimestampText`.
-    """
+    """Return the start of a line, which contains the time and precedes `LineRenderer.origin`."""
     return f'{{"ts":"{ts}'
 
 
@@ -185,18 +187,13 @@ class LineRenderer:
         self.privacy = privacy or Privacy()
 
     def origin(self, conn: str, user: Name, vhost: Name, ch: int) -> str:
-        """Render the fields that are constant for a channel. The caller caches them with the channel.
-
-        Args:
-            conn: id of the connection.
-            ch: channel number.
-        """
+        """Render the fields that are constant for a channel. The caller caches them with the channel."""
         fields = {
             "v": VERSION,
             "kind": "publish",
             "proxy": self._instance,
             "conn": conn,
-            "user": self._user(user),
+            "user": self.privacy.shown("user", user),
             "vhost": text(vhost),
             "ch": ch,
         }
@@ -217,13 +214,11 @@ class LineRenderer:
         """Render the fields that are constant for a decision. The caller caches them with the decision's plan.
 
         Args:
-            exchange: the exchange that the message was published to.
             outcome: one of `proxy.relay.counters.OUTCOMES`.
             remotes: names of the destinations at other brokers, without credentials.
             bindings: ids of the bindings that matched.
             rule: index of the address table's rule that was applied.
             rules: version of the rules.
-            reason: short code for the reason, if there is one.
         """
         fields = {
             "exchange": text(exchange),
@@ -264,8 +259,6 @@ class LineRenderer:
         """Render the broker's answer to a publish.
 
         Args:
-            ts: time of the answer.
-            conn, ch, seq: as in the publish's record.
             result: acked, nacked, returned or lost.
             confirm_us: microseconds from the publish to its confirm, if measured.
         """
@@ -280,11 +273,6 @@ class LineRenderer:
     def _rare(self, ts: str, kind: str, fields: dict[str, object]) -> bytes:
         known = {"v": VERSION, "kind": kind, "proxy": self._instance}
         return f'{{"ts":"{ts}",{_json({**known, **fields})[1:-1]}}}\n'.encode()
-
-    def _user(self, user: Name) -> str:
-        if "user" not in self.privacy.hashed:
-            return text(user)
-        return self.privacy.hash("user", user if isinstance(user, bytes) else user.encode())
 
 
 class PublishLog:

@@ -24,6 +24,8 @@ import structlog
 
 from proxy.audit.segments import compress_segment, orphaned_segments
 
+_log = structlog.get_logger(__name__)
+
 #: Seconds between two retention runs, and between two attempts to compress a segment.
 LOOK_SECONDS = 30.0
 #: Niceness, which Linux sets per thread. The priority is lower than that of other work, but the thread never starves.
@@ -166,20 +168,17 @@ class SegmentCloser:
                     self._waiting.append(path)
             except Empty:
                 pass
-            self._close_waiting()
+            self._waiting = [path for path in self._waiting if not self._close(path)]
             self._expire()
-
-    def _close_waiting(self) -> None:
-        self._waiting = [path for path in self._waiting if not self._close(path)]
 
     def _close(self, path: Path) -> bool:
         """Compress a segment; return False if this must be retried."""
         try:
             compress_segment(path)
         except FileNotFoundError:
-            _log().warning("audit segment was removed by another process", segment=str(path))
+            _log.warning("audit segment was removed by another process", segment=str(path))
         except OSError as error:
-            _log().error("audit segment can't be closed", segment=str(path), reason=str(error), repeat="close")
+            _log.error("audit segment can't be closed", segment=str(path), reason=str(error), repeat="close")
             return False
         return True
 
@@ -189,18 +188,13 @@ class SegmentCloser:
                 for path in paths:
                     self._close(path)
         except OSError as error:
-            _log().error("audit segments of other instances can't be closed", reason=str(error))
+            _log.error("audit segments of other instances can't be closed", reason=str(error))
 
     def _expire(self) -> None:
         try:
             removed = expire(self._directory, self._retention, self._wall())
         except OSError as error:
-            _log().error("old audit segments can't be removed", reason=str(error), repeat="expire")
+            _log.error("old audit segments can't be removed", reason=str(error), repeat="expire")
             return
         if removed:
-            _log().info("old audit segments removed", count=len(removed), newest=str(removed[-1]))
-
-
-def _log() -> structlog.typing.FilteringBoundLogger:
-    log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-    return log
+            _log.info("old audit segments removed", count=len(removed), newest=str(removed[-1]))

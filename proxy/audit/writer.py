@@ -12,26 +12,20 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.record import LineRenderer, TimestampText
-from proxy.audit.retention import Retention, SegmentCloser
+from proxy.audit.retention import SegmentCloser
 from proxy.audit.segments import DIRECTORY_MODE, InstanceLock, open_segments, safe_instance
-from proxy.audit.writer_thread import (
-    MAX_SEGMENT_BYTES,
-    RETRY_SECONDS,
-    Batch,
-    RotatingLog,
-    RotationSettings,
-    WriteResult,
-    WriterThread,
-)
+from proxy.audit.writer_thread import RETRY_SECONDS, Batch, RotatingLog, WriteResult, WriterThread
 from proxy.errors import ConfigError
 from proxy.relay.counters import AuditCounters
+
+_log = structlog.get_logger(__name__)
 
 #: Number of bytes handed to the thread at once. The cost per line is then negligible, and a write takes microseconds.
 BATCH_BYTES = 256 << 10
@@ -39,37 +33,6 @@ BATCH_BYTES = 256 << 10
 _CLOSE_SECONDS = 1.0
 #: Seconds after which an unresponsive disk counts as failing, since a hanging write raises no error.
 STALL_SECONDS = 5.0
-
-
-class AuditMode(Enum):
-    """Behaviour if the disk or the thread can't keep up."""
-
-    BEST_EFFORT = "best_effort"  # lines are dropped and counted
-    BACKPRESSURE = "backpressure"  # producers wait until their lines are written
-    STRICT = "strict"  # every line is on disk before its publish is confirmed
-
-
-@dataclass(frozen=True, slots=True)
-class AuditPolicy:
-    """Settings of the audit log.
-
-    Args:
-        directory: the audit directory, which is created if its parent exists.
-        instance: name of this sidecar, unique among writers to one directory.
-        buffer_bytes: size of buffered lines above which the mode applies.
-        flush_seconds: longest time before a line is handed to the thread.
-        segment_bytes: size limit for a segment's text, up to 128 MiB.
-        segment_seconds: longest time for which a segment stays open.
-    """
-
-    directory: Path
-    instance: str
-    mode: AuditMode = AuditMode.BEST_EFFORT
-    buffer_bytes: int = 32 << 20
-    flush_seconds: float = 0.1
-    segment_bytes: int = MAX_SEGMENT_BYTES
-    segment_seconds: float = 300.0
-    retention: Retention = field(default_factory=Retention)
 
 
 @dataclass(slots=True)
@@ -97,8 +60,7 @@ class AuditWriter:
         full: True while producers should not be read (never in best_effort mode).
         durable: sequence number up to which every line is written or, in strict mode, is on disk.
         failure: error of the disk while it rejects lines or does not respond; otherwise None.
-        on_full: called when `full` becomes True.
-        on_drained: called when `full` becomes False again.
+        on_full: called with `full` when it has changed.
         on_durable: called with `durable` whenever it has increased.
         on_failing: called when `failure` changes from None to an error.
     """
@@ -113,8 +75,7 @@ class AuditWriter:
         self.full = False
         self.durable = 0
         self.failure: str | None = None
-        self.on_full: Callable[[], None] = _nothing
-        self.on_drained: Callable[[], None] = _nothing
+        self.on_full: Callable[[bool], None] = _ignore
         self.on_durable: Callable[[int], None] = _ignore
         self.on_failing: Callable[[], None] = _nothing
         self._policy = policy
@@ -124,10 +85,7 @@ class AuditWriter:
         self._timestamp = TimestampText()
         self._instance = instance = safe_instance(policy.instance)
         self._closer = SegmentCloser(policy.directory, instance, policy.retention, wall)
-        size = min(policy.segment_bytes, MAX_SEGMENT_BYTES)
-        sync = policy.mode is AuditMode.STRICT
-        layout = RotationSettings(policy.directory, instance, size, policy.segment_seconds, sync)
-        log = make_log(layout, self._closer.close_segment, wall, time.monotonic)
+        log = make_log(policy, self._closer.close_segment, wall, time.monotonic)
         self._may_lose = policy.mode is AuditMode.BEST_EFFORT
         self._thread = WriterThread(log, self._may_lose, self._from_thread)
         self._claim: InstanceLock | None = None
@@ -173,7 +131,6 @@ class AuditWriter:
 
         Args:
             lines: lines that begin with the same ``ts`` and end with a line break.
-            count: number of lines.
         """
         self._pending.append(lines)
         self._pending_count += count
@@ -208,12 +165,12 @@ class AuditWriter:
         left = max(_CLOSE_SECONDS, began + deadline_seconds - time.monotonic())
         done = await asyncio.to_thread(self._closer.stop, left)
         if self._gap is not None:
-            _log().error("audit lines lost at shutdown", count=self._gap.dropped, reason=self.failure)
+            _log.error("audit lines lost at shutdown", count=self._gap.dropped, reason=self.failure)
         if done and self._ended.is_set():
             self._claim.release()
         else:
             # A thread is still running, so the lock is released only when the process exits.
-            _log().warning("audit segments remain open; they are closed at the next start")
+            _log.warning("audit segments remain open; they are closed at the next start")
 
     async def _wait_for_end(self, seconds: float) -> bool:
         with suppress(TimeoutError):
@@ -269,9 +226,8 @@ class AuditWriter:
             return
         self._put(lines, count, size)
         if full and not self.full:
-            self.full = True
-            _log().warning("audit log can't keep up, producers wait", reason=self.failure, repeat="audit")
-            self.on_full()
+            _log.warning("audit log can't keep up, producers wait", reason=self.failure, repeat="audit")
+            self._set_full(True)
 
     def _put(self, lines: list[bytes], count: int, size: int) -> None:
         self._sequence += count
@@ -283,7 +239,7 @@ class AuditWriter:
     def _drop(self, gap: _Gap) -> None:
         self._counters.dropped += gap.dropped
         self._remember(gap)
-        _log().warning("audit lines dropped", count=gap.dropped, reason=self.failure or "slow", repeat="audit")
+        _log.warning("audit lines dropped", count=gap.dropped, reason=self.failure or "slow", repeat="audit")
 
     def _remember(self, gap: _Gap) -> None:
         if self._gap is None:
@@ -321,8 +277,11 @@ class AuditWriter:
             self.durable = report.sequence
             self.on_durable(report.sequence)
         if self.full and self._handed_size <= self._policy.buffer_bytes // 2:
-            self.full = False
-            self.on_drained()
+            self._set_full(False)
+
+    def _set_full(self, full: bool) -> None:
+        self.full = full
+        self.on_full(full)
 
     def _heard(self) -> None:
         """Restart the stall timer after a report from the thread."""
@@ -337,9 +296,9 @@ class AuditWriter:
     def _on_health(self, error: str | None) -> None:
         if error is not None:
             mode = self._policy.mode.value
-            _log().error("audit log can't be written", reason=error, mode=mode, repeat="audit")
+            _log.error("audit log can't be written", reason=error, mode=mode, repeat="audit")
         elif self.failure is not None:
-            _log().info("audit log can be written again")
+            _log.info("audit log can be written again")
         self._fails(error)
 
     def _fails(self, reason: str | None) -> None:
@@ -373,10 +332,9 @@ class AuditWriter:
         if not self._closing:
             self._fails("the writer thread has ended")
             self._closing = True
-            _log().critical("audit log is no longer written", reason=self.failure)
+            _log.critical("audit log is no longer written", reason=self.failure)
             if not self._may_lose and not self.full:
-                self.full = True
-                self.on_full()
+                self._set_full(True)
         self._ended.set()
 
 
@@ -384,10 +342,5 @@ def _nothing() -> None:
     return
 
 
-def _ignore(sequence: int) -> None:
+def _ignore(_value: int) -> None:
     return
-
-
-def _log() -> structlog.typing.FilteringBoundLogger:
-    log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-    return log

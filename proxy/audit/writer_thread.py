@@ -20,11 +20,10 @@ from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.record import HOUR
-from proxy.audit.segments import OpenSegment
+from proxy.audit.segments import OpenSegment, safe_instance
 
-#: A gzip file can't be split, so each segment is a single task of the report, regardless of the size of the cluster.
-MAX_SEGMENT_BYTES = 128 << 20
 #: Maximum number of bytes written by one system call and synced together. A higher limit would only use more memory.
 GROUP_BYTES = 4 << 20
 #: Seconds between two attempts to write to a full or broken disk.
@@ -33,24 +32,6 @@ RETRY_SECONDS = 1.0
 _GRACE_SECONDS = 2.0
 _NO_SPACE = (ENOSPC, EDQUOT)
 _is_hour = re.compile(rb"\d{4}-\d\d-\d\dT\d\d").fullmatch
-
-
-@dataclass(frozen=True, slots=True)
-class RotationSettings:
-    """Location and rotation of segments.
-
-    Args:
-        instance: name of this sidecar in file names.
-        segment_bytes: size limit for a segment's text, up to MAX_SEGMENT_BYTES.
-        segment_seconds: longest time for which a segment stays open.
-        sync: whether `write` syncs lines to disk before it returns.
-    """
-
-    directory: Path
-    instance: str
-    segment_bytes: int = MAX_SEGMENT_BYTES
-    segment_seconds: float = 300.0
-    sync: bool = False
 
 
 class RotatingLog:
@@ -65,19 +46,19 @@ class RotatingLog:
 
     def __init__(
         self,
-        layout: RotationSettings,
+        policy: AuditPolicy,
         closed: Callable[[Path], None],
         wall: Callable[[], float],
         timer: Callable[[], float],
         make: Callable[[Path, str, str, float], OpenSegment] = OpenSegment.create,
     ) -> None:
-        self._layout = layout
+        self._policy = policy
         self._closed = closed
         self._wall = wall
         self._timer = timer
         self._make = make
         start = datetime.fromtimestamp(wall(), UTC).strftime("%Y%m%dT%H%M%S%fZ")
-        self._name = f"audit-{layout.instance}-{start}"
+        self._name = f"audit-{safe_instance(policy.instance)}-{start}"
         self._number = 0
         self._segment: OpenSegment | None = None
 
@@ -96,7 +77,7 @@ class RotatingLog:
             before = segment.size
             try:
                 segment.write(data)
-                if self._layout.sync:
+                if self._policy.mode is AuditMode.STRICT:
                     segment.sync()
             except OSError as error:
                 # If the disk is full, the segment stays open. After any other error, its state is unknown.
@@ -110,7 +91,7 @@ class RotatingLog:
         segment = self._segment
         if segment is None:
             return None
-        by_age = segment.opened + self._layout.segment_seconds - self._timer()
+        by_age = segment.opened + self._policy.segment_seconds - self._timer()
         by_hour = _seconds_to_end(segment.hour, self._wall()) + _GRACE_SECONDS
         return max(0.0, min(by_age, by_hour))
 
@@ -139,7 +120,7 @@ class RotatingLog:
         if lines[-1][HOUR] != hour:
             count = next(number for number, group in enumerate(lines) if group[HOUR] != hour)
         data = b"".join(lines[:count])
-        limit = self._layout.segment_bytes
+        limit = self._policy.segment_bytes
         if len(data) > limit:
             if len(lines[0]) > limit:
                 lines[:1] = lines[0].splitlines(keepends=True)
@@ -153,14 +134,14 @@ class RotatingLog:
     def _segment_for(self, hour: str, size: int) -> OpenSegment:
         segment = self._segment
         if segment is not None:
-            too_large = segment.size and segment.size + size > self._layout.segment_bytes
-            too_old = self._timer() - segment.opened >= self._layout.segment_seconds
+            too_large = segment.size and segment.size + size > self._policy.segment_bytes
+            too_old = self._timer() - segment.opened >= self._policy.segment_seconds
             if segment.hour != hour or too_large or too_old:
                 self.end_segment()
         if self._segment is None:
             self._number += 1
             name = f"{self._name}-{self._number:06d}"
-            self._segment = self._make(self._layout.directory, hour, name, self._timer())
+            self._segment = self._make(self._policy.directory, hour, name, self._timer())
         return self._segment
 
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 #: Task names, as used in the failure metric.
-TASKS = ("start", "vhost", "discovery", "snapshot", "announcements", "demand", "remotes", "gauges", "rules", "warnings")
+TASKS = tuple("start vhost discovery snapshot announcements demand remotes gauges live rules warnings".split())
 
 log = structlog.get_logger(__name__)
 

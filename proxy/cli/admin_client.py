@@ -6,11 +6,11 @@ import argparse
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from proxy.cli.console import print_errors, read_settings
 from proxy.errors import ConfigError, ConfigErrors
@@ -29,6 +29,9 @@ _ANSWER_SECONDS = 60.0
 _UNUSABLE = 422
 #: ``file:line:column``; line and column only if known
 _PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
+_SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)(?: -?\d+)?")
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_ESCAPES = {r"\n": "\n", r"\"": '"', r"\\": "\\"}
 #: The loopback address to use instead of each wildcard address, to which clients can't connect on some systems.
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 -- nothing is bound
 
@@ -104,6 +107,18 @@ def admin_urls(settings: Settings) -> list[str]:
     return [f"http://{f'[{host}]' if ':' in host else host}:{port}" for host, port in hosts]
 
 
+class Sample(NamedTuple):
+    """A sample of the metrics page, with labels sorted by name."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...]
+    value: float
+
+    def label(self, name: str) -> str:
+        """Return the value of a label; empty if it is absent."""
+        return dict(self.labels).get(name, "")
+
+
 @dataclass(frozen=True, slots=True)
 class AdminClient:
     """The admin port of a sidecar.
@@ -116,13 +131,21 @@ class AdminClient:
     url: str
     command: str
 
-    def json(self, page: str) -> Any:  # Any: JSON
+    def metrics(self) -> Iterator[Sample]:
+        """Request the metrics page and yield its samples (Prometheus' text exposition format 0.0.4)."""
+        for line in self.request("GET", "/metrics", accept="text/plain").splitlines():
+            match = None if line.startswith("#") else _SAMPLE.fullmatch(line)
+            if match is not None:
+                labels = sorted((name, _unescaped(text)) for name, text in _LABEL.findall(match["labels"] or ""))
+                yield Sample(match["name"], tuple(labels), float(match["value"]))
+
+    def json(self, page: str, method: str = "GET", body: bytes | None = None) -> Any:  # Any: JSON
         """Request a page as JSON.
 
         Raises:
             ConfigErrors: as for `request`, or the response is not JSON.
         """
-        text = self.request("GET", page)
+        text = self.request(method, page, body)
         try:
             return loads(text)
         except ValueError as error:
@@ -157,6 +180,10 @@ class AdminClient:
 
     def _failed(self, text: str) -> ConfigErrors:
         return ConfigErrors([ConfigError(self.command, 0, "", text)])
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\.", lambda escape: _ESCAPES.get(escape[0], escape[0]), text)
 
 
 def _fault(text: str) -> ConfigError:

@@ -5,25 +5,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
 from proxy.broker.adoption import Adoption, UnsignedBinding
 from proxy.broker.management_api import ManagementApi
-from proxy.cli.cleanup import control_of
+from proxy.cli.cleanup import add_broker_arguments, control_of
+from proxy.cli.commands import add_repeatable
 from proxy.cli.console import DONE, NO, counted, print_json, print_line, read_settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config", metavar="FILE", type=Path, required=True, help="configuration file; - for standard input"
-    )
-    parser.add_argument(
-        "--vhost", metavar="NAME", action="append", default=[], help="only this virtual host; can be repeated"
-    )
-    parser.add_argument(
-        "--exchange", metavar="NAME", action="append", default=[], help="only this exchange; can be repeated"
-    )
+    add_broker_arguments(parser)
+    add_repeatable(parser, "--exchange", "NAME", "only this exchange")
     parser.add_argument("--dry-run", action="store_true", help="list the bindings without changing them")
     parser.add_argument(
         "--doubtful", action="store_true", help="also sign bindings whose signature matches no configured secret"

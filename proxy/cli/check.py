@@ -20,11 +20,7 @@ from proxy.errors import ConfigErrors
 from proxy.rules.addresses import broker_password
 from proxy.rules.file_tests import TestFailure
 from proxy.rules.lint.bindings import lint_bindings, untested_bindings
-from proxy.rules.lint.destinations import (
-    declared_queues,
-    destinations,
-    evaluated_exchanges,
-)
+from proxy.rules.lint.destinations import declared_queues, destinations, evaluated_exchanges
 from proxy.rules.lint.loops import Listening, check_loops
 from proxy.rules.loader import LoadedRules, compile_sources
 from proxy.rules.schema import TOP_KEYS, ParsedFile, RulesSource, read_source
@@ -69,8 +65,7 @@ def run(options: argparse.Namespace) -> int:
         _check_tls_files(findings)
     if options.broker is not None:
         _check_broker(options.broker, findings)
-    if options.strict:
-        findings.strict = True
+    findings.strict = options.strict
     if options.fail_under is not None and findings.coverage < options.fail_under:
         seen, expected = _percent(findings.coverage), _percent(options.fail_under)
         findings.coverage_fault = f"tests match {seen} of the bindings, expected {expected} or more"
@@ -279,10 +274,9 @@ def _check_tls_files(findings: Findings) -> None:
     faults = Faults()
     for settings in findings.settings:
         check_settings(settings, faults)
-    for loaded in findings.sets:
-        for vhost in loaded.rules.vhosts.values():
-            for broker in vhost.brokers:
-                broker_tls(broker, faults, required=False)
+    for vhost in findings.vhosts:
+        for broker in vhost.brokers:
+            broker_tls(broker, faults, required=False)
     findings.add(faults)
 
 

@@ -6,9 +6,10 @@ Sources: workflow commands for GitHub Actions; JUnit XML as read by Jenkins and 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from xml.sax.saxutils import escape, quoteattr
 
+from proxy.cli.console import printable
 from proxy.cli.findings import ERROR, TEST, WARNING, Finding
 from proxy.rules.file_tests import RulesTest
 
@@ -17,6 +18,8 @@ _RULES = {
     WARNING: ("valid, but probably not intended", "warning"),
     TEST: ("a test of the rules file fails", "error"),
 }
+#: Control characters that XML allows.
+_XML_SPACE = "\n\t"
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -69,16 +72,11 @@ def _located(finding: Finding) -> str:
 
 
 def _attributes(**values: object) -> str:
-    return "".join(f" {name}={quoteattr(_legal(str(value)))}" for name, value in values.items())
+    return "".join(f" {name}={quoteattr(printable(str(value), _XML_SPACE))}" for name, value in values.items())
 
 
 def _xml(text: str) -> str:
-    return escape(_legal(text))
-
-
-def _legal(text: str) -> str:
-    """Escape characters that XML does not allow."""
-    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
+    return escape(printable(text, _XML_SPACE))
 
 
 def as_sarif(findings: Iterable[Finding], version: str) -> str:
@@ -93,20 +91,12 @@ def as_sarif(findings: Iterable[Finding], version: str) -> str:
 
 
 def _result(finding: Finding) -> Mapping[str, object]:
-    region = dict(_region(finding))
     place: dict[str, object] = {"artifactLocation": {"uri": finding.file}}
-    if region:
-        place["region"] = region
+    if finding.line:
+        place["region"] = {"startLine": finding.line, **({"startColumn": finding.column} if finding.column else {})}
     return {
         "ruleId": finding.kind,
         "level": ERROR if finding.fails else WARNING,
         "message": {"text": finding.text + (f"\n\n{finding.walk}" if finding.walk else "")},
         "locations": [{"physicalLocation": place}],
     }
-
-
-def _region(finding: Finding) -> Iterator[tuple[str, int]]:
-    if finding.line:
-        yield "startLine", finding.line
-        if finding.column:
-            yield "startColumn", finding.column

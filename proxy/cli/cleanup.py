@@ -11,19 +11,23 @@ from proxy.app.composition import control_settings, secrets_of
 from proxy.broker.cleanup import Cleanup
 from proxy.broker.connection import ControlSettings
 from proxy.cli.admin_client import AdminClient, admin_urls
+from proxy.cli.commands import add_repeatable
 from proxy.cli.console import DONE, NO, print_json, print_line, read_settings
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 from proxy.net.tls_config import SidecarTls
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_broker_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments that select the broker and its virtual hosts."""
     parser.add_argument(
         "--config", metavar="FILE", type=Path, required=True, help="configuration file; - for standard input"
     )
-    parser.add_argument(
-        "--vhost", metavar="NAME", action="append", default=[], help="only this virtual host; can be repeated"
-    )
+    add_repeatable(parser, "--vhost", "NAME", "only this virtual host")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_broker_arguments(parser)
     parser.add_argument("--yes", action="store_true", help="remove the listed objects")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -1,7 +1,8 @@
 """The table of all commands, with their modules, descriptions, examples and exit statuses.
 
 ``--help``, the shell completion, the man page and docs/reference/cli.md are generated from this table and from the
-arguments that the modules define. The table does not import the modules; `load` imports the module of one command.
+arguments that the modules define. A module has the functions `add_arguments`, which adds arguments to a parser, and
+`run`, which runs the command and returns the exit status. The table does not import the modules.
 """
 
 from __future__ import annotations
@@ -10,18 +11,8 @@ import argparse
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, cast
 
 _INPUT = "invalid usage, configuration or rules; errors on standard error"
-
-
-class CommandModule(Protocol):
-    """The module of a command."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
-
-    def run(self, options: argparse.Namespace) -> int:
-        """Run the command and return the exit status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +20,6 @@ class CommandEntry:
     """One command.
 
     Args:
-        summary: one-line description.
-        description: full description.
         examples: command lines, each with a description.
         no: meaning of exit status 1; empty if it never occurs.
         done: meaning of exit status 0.
@@ -249,8 +238,10 @@ COMMANDS = {
 }
 
 
-def load(name: str) -> CommandModule:
-    return cast("CommandModule", importlib.import_module(f"proxy.cli.{COMMANDS[name].module or name}"))
+def add_repeatable(parser: argparse._ActionsContainer, option: str, metavar: str, description: str) -> None:
+    """Define an option that can be repeated, whose values form a list."""
+    text = f"{description}; can be repeated"
+    parser.add_argument(option, metavar=metavar, action="append", default=[], help=text)
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -263,13 +254,10 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def make_parser(loaded: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Return a parser with the names of all commands, and the arguments of the loaded commands.
+    """Return the parser of the command line, which knows the names of all commands, and the parsers of some commands.
 
     Args:
-        loaded: the commands whose modules are imported.
-
-    Returns:
-        The parser, and the parser of each loaded command.
+        loaded: the commands whose modules are imported, and whose arguments are known.
     """
     parser = argparse.ArgumentParser(
         prog="oxproxy",
@@ -289,7 +277,7 @@ def make_parser(loaded: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[st
             formatter_class=_HelpFormatter,
         )
         if name in chosen:
-            module = load(name)
+            module = importlib.import_module(f"proxy.cli.{entry.module or name}")
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
             of_commands[name] = subparser

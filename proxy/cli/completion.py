@@ -28,7 +28,6 @@ class ArgumentHelp:
 
     Args:
         names: names of an option; empty for a positional argument.
-        help: description of the argument.
         values: permitted values, if there is a fixed set.
         takes_value: whether a value follows.
         takes_file: whether the value is a file.

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,9 +48,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def printable(text: str) -> str:
-    """Escape control characters, since a name or a message could use them to control the terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+def printable(text: str, kept: str = "") -> str:
+    """Escape control characters except `kept`, since a name or a message could use them to control the terminal."""
+    return "".join(
+        char if char.isprintable() or char in kept else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def rich_console() -> Console:
@@ -97,27 +99,27 @@ def rules_only(files: Sequence[Path]) -> list[Path]:
     return rules
 
 
-def load_rules_of(files: Sequence[Path], environ: Mapping[str, str]) -> LoadedRules:
+def load_rules_of(files: Sequence[Path]) -> LoadedRules:
     """Load the given rules files, or the rules files that a configuration names, as one set; - is standard input.
 
     Raises:
         ConfigErrors: all errors in the files.
     """
-    from proxy.config.loader import parse_settings, rules_files
+    from proxy.config import loader
     from proxy.rules.loader import compile_rules
     from proxy.rules.schema import TOP_KEYS
-    from proxy.yamlfile.document import Faults, read_document
-    from proxy.yamlfile.document import Mapping as MappingNode
+    from proxy.yamlfile.document import Faults, Mapping, read_document
 
     contents = []
     for path in rules_only(files):
         data = read_input(str(path))
-        root = read_document(data, str(path), Faults())
-        keys = {key.text for key, _ in root.entries} if isinstance(root, MappingNode) else set()
+        faults = Faults()
+        root = read_document(data, str(path), faults)
+        keys = {key.text for key, _ in root.entries} if isinstance(root, Mapping) else set()
         # No rules file has this key.
         if "rules" in keys and not keys & set(TOP_KEYS):
-            settings = parse_settings(data, path, environ, Faults(), secrets_required=False)
-            contents += [(str(path), read_input(str(path))) for path in rules_files(settings)]
+            settings = loader.read_settings(root, path, os.environ, faults, secrets_required=False)
+            contents += [(str(path), read_input(str(path))) for path in loader.rules_files(settings)]
         else:
             contents.append((str(path), data))
     return compile_rules(contents)
@@ -129,10 +131,8 @@ def read_settings(path: Path, *, secrets_required: bool = True) -> Settings:
     Raises:
         ConfigErrors: all errors in the configuration.
     """
-    from proxy.config.loader import parse_settings
-    from proxy.yamlfile.document import Faults
+    from proxy.config.loader import load_settings
 
-    faults = Faults()
-    settings = parse_settings(read_input(str(path)), path, os.environ, faults, secrets_required)
-    print_errors(faults.warnings if secrets_required else ())
+    settings, warnings = load_settings(path, os.environ, secrets_required)
+    print_errors(warnings if secrets_required else ())
     return settings

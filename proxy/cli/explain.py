@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients, ask_workers
+from proxy.cli.commands import add_repeatable
 from proxy.cli.console import DONE, NO, load_rules_of, print_errors, print_json, print_line, printable, read_input
 from proxy.rules.explain import (
     AddressRequest,
@@ -64,20 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     message.add_argument("--message", metavar="FILE", help="message as YAML or JSON; - for standard input")
     message.add_argument("--exchange", metavar="NAME", help="exchange")
     message.add_argument("--key", metavar="KEY", help="routing key")
-    message.add_argument(
-        "--header", metavar="NAME[:TYPE]=VALUE", action="append", default=[], help="header; can be repeated"
-    )
-    message.add_argument(
-        "--property",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="property such as priority=5; can be repeated",
-    )
+    add_repeatable(message, "--header", "NAME[:TYPE]=VALUE", "header")
+    add_repeatable(message, "--property", "NAME=VALUE", "property such as priority=5")
     message.add_argument("--size", metavar="BYTES", type=int, help="size of the body")
-    message.add_argument(
-        "--queue", metavar="NAME", action="append", default=[], help="queue to treat as existing; can be repeated"
-    )
+    add_repeatable(message, "--queue", "NAME", "queue to treat as existing")
     message.add_argument(
         "--vhost", metavar="NAME", help="virtual host, if the exchange or address table is defined in several"
     )
@@ -112,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     if options.rules is None:
         return _ask_running(admin_clients(options, "oxproxy explain"), data, options)
     question = read_question(data, source)
-    loaded = load_rules_of(options.rules, os.environ)
+    loaded = load_rules_of(options.rules)
     if isinstance(question, AddressRequest):
         lookup = explain_address(loaded, question.address, question.vhost)
         _print(lookup, options.json)
@@ -204,7 +194,7 @@ def _quoted(text: str) -> str:
 def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argparse.Namespace) -> int:
     """Print all distinct answers. Return NO as `run` does, and also if answers differ or a worker can't be queried."""
     answers: dict[AdminClient, dict[str, Any]]  # Any: JSON
-    answers, complete = ask_workers(clients, lambda client: json.loads(client.request("POST", "/explain", question)))
+    answers, complete = ask_workers(clients, lambda client: client.json("/explain", "POST", question))
     distinct = list({_outcome(answer): client for client, answer in reversed(answers.items())}.values())[::-1]
     for client in distinct:
         if len(distinct) > 1:
@@ -213,7 +203,7 @@ def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argpa
             print_json(answers[client])
         else:
             text = client.request("POST", "/explain", question, accept="text/plain")
-            print_line("\n".join(map(printable, text.rstrip("\n").split("\n"))))
+            print_line(printable(text.rstrip("\n"), "\n"))
     if len(distinct) > 1:
         print_errors([f"these workers returned different results: {', '.join(client.url for client in distinct)}"])
     status = DONE if complete and len(distinct) == 1 else NO

@@ -14,6 +14,7 @@ from proxy.rules.file_tests import TestFailure
 from proxy.rules.lint.bindings import UntestedBindings
 from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination
 from proxy.rules.loader import LoadedRules
+from proxy.rules.ruleset import VhostRules
 from proxy.yamlfile.document import ConfigWarning, Faults, Place
 
 ERROR, WARNING, TEST = "error", "warning", "test"
@@ -55,8 +56,6 @@ class Findings:
     Args:
         errors: errors, each of which would prevent the sidecar from starting.
         warnings: valid definitions that are probably not intended.
-        failures: failed tests.
-        files: the files that were read.
         sets: sets of rules that could be compiled.
         untested: bindings that no test makes true, by exchange.
         destinations: destinations that must exist on the broker.
@@ -92,17 +91,21 @@ class Findings:
     @property
     def coverage(self) -> float:
         """Percentage of the bindings that at least one test makes true; 100 if there are no bindings."""
-        bindings = sum(self._bindings())
+        bindings = self._bindings
         return 100.0 if not bindings else 100.0 * (bindings - sum(map(len, self.untested))) / bindings
 
     @property
     def uncovered(self) -> Iterator[ConfigWarning]:
         return chain.from_iterable(self.untested)
 
-    def _bindings(self) -> Iterator[int]:
-        for loaded in self.sets:
-            for vhost in loaded.rules.vhosts.values():
-                yield from (len(exchange.bindings) for exchange in vhost.exchanges)
+    @property
+    def vhosts(self) -> list[VhostRules]:
+        """The virtual hosts in all sets of rules."""
+        return [vhost for loaded in self.sets for vhost in loaded.rules.vhosts.values()]
+
+    @property
+    def _bindings(self) -> int:
+        return sum(len(exchange.bindings) for vhost in self.vhosts for exchange in vhost.exchanges)
 
     def listed(self) -> Iterator[Finding]:
         """Yield every error, warning and failed test, for other programs."""
@@ -128,18 +131,15 @@ class Findings:
         """True if any listener, the upstream or another broker uses TLS."""
         sections: list[object] = [settings.upstream.tls for settings in self.settings]
         sections += [listener.tls for settings in self.settings for listener in settings.listen]
-        vhosts = [vhost for loaded in self.sets for vhost in loaded.rules.vhosts.values()]
-        return any(sections) or any(broker.tls for vhost in vhosts for broker in vhost.brokers)
+        return any(sections) or any(broker.tls for vhost in self.vhosts for broker in vhost.brokers)
 
     @property
     def summary(self) -> str:
         """The number of checked files, exchanges, bindings and tests, as one line."""
-        vhosts = [vhost for loaded in self.sets for vhost in loaded.rules.vhosts.values()]
-        exchanges = [exchange for vhost in vhosts for exchange in vhost.exchanges]
         counts = (
             counted(len(self.files), "file"),
-            counted(len(exchanges), "exchange"),
-            counted(sum(self._bindings()), "binding"),
+            counted(sum(len(vhost.exchanges) for vhost in self.vhosts), "exchange"),
+            counted(self._bindings, "binding"),
             counted(sum(len(loaded.tests) for loaded in self.sets), "test"),
         )
         versions = [loaded.rules.version for loaded in self.sets if loaded.rules.vhosts]

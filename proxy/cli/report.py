@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from proxy.audit.record import text
+from proxy.cli.commands import add_repeatable
 from proxy.cli.console import DONE, load_rules_of, print_line
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.report.request import KnownBinding, Request, day, setting
@@ -40,8 +41,18 @@ def add_days_and_spark(parser: argparse.ArgumentParser, master: str) -> None:
     )
     parser.add_argument("--until", metavar="DAY", help="last day; default: the latest")
     parser.add_argument("--master", metavar="URL", help=master)
-    parser.add_argument(
-        "--conf", metavar="NAME=VALUE", action="append", default=[], help="Spark setting; can be repeated"
+    add_repeatable(parser, "--conf", "NAME=VALUE", "Spark setting")
+
+
+def request_of(options: argparse.Namespace, output: str) -> Request:
+    """Return the request that the arguments shared with `oxproxy trace` describe."""
+    return Request(
+        options.input,
+        output,
+        None if options.since is None else day(options.since, "--since"),
+        None if options.until is None else day(options.until, "--until"),
+        options.master,
+        settings=tuple(map(setting, options.conf)),
     )
 
 
@@ -49,17 +60,8 @@ def run(options: argparse.Namespace) -> int:
     """Make the report and print a summary with its path, or follow the audit log until SIGTERM."""
     with faults_of("oxproxy report"):
         known = None if options.rules is None else _known_bindings(options.rules)
-        request = Request(
-            options.input,
-            options.output,
-            None if options.since is None else day(options.since, "--since"),
-            None if options.until is None else day(options.until, "--until"),
-            options.master,
-            known,
-            tuple(map(setting, options.conf)),
-            options.trace,
-            options.forget,
-        )
+        request = request_of(options, options.output)
+        request = replace(request, bindings=known, trace=options.trace, forget=options.forget)
         from proxy.report.job import Summary, follow, report
 
         def print_summary(summary: Summary) -> None:
@@ -73,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _known_bindings(paths: list[Path]) -> tuple[KnownBinding, ...]:
-    rules = load_rules_of(paths, os.environ).rules
+    rules = load_rules_of(paths).rules
     return tuple(
         KnownBinding(vhost, text(exchange.name), binding.id, rules.version)
         for vhost, content in rules.vhosts.items()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxy.cli.admin_client import add_admin_arguments, admin_clients
+from proxy.cli.commands import add_repeatable
 from proxy.cli.console import DONE, NO, load_rules_of, print_errors, print_json, printable, rich_console
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_admin_arguments(parser)
     parser.add_argument("--vhost", metavar="NAME", help="only this virtual host")
-    parser.add_argument(
-        "--exchange", metavar="NAME", action="append", default=[], help="only this exchange; can be repeated"
-    )
+    add_repeatable(parser, "--exchange", "NAME", "only this exchange")
     parser.add_argument("--json", action="store_true", help="print the response of /api/routes")
 
 
@@ -38,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     if options.files:
         from proxy.rules.overview import overview
 
-        routes: dict[str, Any] = overview(load_rules_of(options.files, os.environ))
+        routes: dict[str, Any] = overview(load_rules_of(options.files))
     else:
         routes = admin_clients(options, "oxproxy routes")[0].json("/api/routes")
     routes["vhosts"] = list(_chosen(routes["vhosts"], options.vhost, options.exchange))

@@ -47,7 +47,7 @@ def _show(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
     for number, file in enumerate(files):
         if len(in_force["files"]) > 1 or not options.files:
             print_line(("\n" if number else "") + f"# {printable(file['name'])}, rules {in_force['rules']}")
-        print_line("\n".join(map(_printable_line, file["text"].rstrip("\n").split("\n"))))
+        print_line(printable(file["text"].rstrip("\n"), "\n\t"))
     return DONE
 
 
@@ -85,7 +85,7 @@ def _diff(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
     else:
         for difference in differences:
             for line in difference["diff"]:
-                print_line(_colored(_printable_line(line)))
+                print_line(_colored(printable(line, "\t")))
         if secret:
             print_line("The files differ only in passwords, line endings or order.")
         elif not differences:
@@ -113,10 +113,6 @@ def _pairs(in_force: list[dict[str, str]], options: argparse.Namespace) -> list[
         (name, by_path.pop(os.path.abspath(name), None)) for name in names
     ]
     return [*pairs, *(("", file) for file in by_path.values())]
-
-
-def _printable_line(line: str) -> str:
-    return "\t".join(map(printable, line.split("\t")))
 
 
 def _colored(line: str) -> str:

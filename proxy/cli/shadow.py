@@ -25,6 +25,7 @@ from proxy.errors import ConfigError, ConfigErrors
 #: The sidecar's answer.
 Report: TypeAlias = dict[str, Any]  # Any: JSON
 
+_PAGE = "/-/shadow"
 #: Seconds between two requests for the report of a running shadow. The sidecar drops a shadow whose report is not read.
 _POLL_SECONDS = 30.0
 #: Maximum number of bindings in a table; JSON output contains all bindings.
@@ -76,7 +77,7 @@ def compare(files: Sequence[Path], admins: Sequence[AdminClient], seconds: float
     begun: list[AdminClient] = []
     try:
         for admin in admins:
-            _ask(admin, "POST", body)
+            admin.json(_PAGE, "POST", body)
             begun.append(admin)
         _wait(admins, seconds)
     except KeyboardInterrupt:
@@ -84,14 +85,9 @@ def compare(files: Sequence[Path], admins: Sequence[AdminClient], seconds: float
     except BaseException:
         for admin in begun:
             with contextlib.suppress(ConfigErrors):
-                _ask(admin, "DELETE")
+                admin.json(_PAGE, "DELETE")
         raise
-    return [_ask(admin, "DELETE") for admin in begun]
-
-
-def _ask(admin: AdminClient, method: str, body: bytes | None = None) -> Report:
-    report: Report = json.loads(admin.request(method, "/-/shadow", body))
-    return report
+    return [admin.json(_PAGE, "DELETE") for admin in begun]
 
 
 def _wait(admins: Sequence[AdminClient], seconds: float | None) -> None:
@@ -99,7 +95,7 @@ def _wait(admins: Sequence[AdminClient], seconds: float | None) -> None:
     while end is None or time.monotonic() < end:
         time.sleep(_POLL_SECONDS if end is None else max(0.0, min(_POLL_SECONDS, end - time.monotonic())))
         for admin in admins:
-            _ask(admin, "GET")
+            admin.json(_PAGE)
 
 
 def print_tables(report: Report, console: Console | None = None) -> None:

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients, ask_workers
+from proxy.cli.admin_client import AdminClient, Sample, add_admin_arguments, admin_clients, ask_workers
 from proxy.cli.console import DONE, NO, print_json, print_line, printable
-from proxy.cli.metrics_page import Sample, samples
 
 #: Lists that `/status` contains for a virtual host, with their titles.
 _FINDINGS = (
@@ -44,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         print_json(output)
     else:
         for admin, status in states.items():
-            page = list(samples(admin.request("GET", "/metrics", accept="text/plain")))
+            page = list(admin.metrics())
             for line in (*_head(admin, status), *_traffic(page), *_body(status)):
                 print_line(printable(line))
     return DONE if complete and all(status.get("ready") for status in states.values()) else NO

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients
 from proxy.cli.console import DONE, print_line, printable, rich_console
-from proxy.cli.metrics_page import Sample, samples
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -61,11 +60,9 @@ class _Reading:
     connections: float
 
     @classmethod
-    def of(cls, admins: Sequence[AdminClient], clock: Callable[[], float]) -> _Reading:
+    def of(cls, admins: Sequence[AdminClient]) -> _Reading:
         """Read the metrics pages of all workers, and add up their values."""
-        page: list[Sample] = []
-        for admin in admins:
-            page += samples(admin.request("GET", "/metrics", accept="text/plain"))
+        page = [sample for admin in admins for sample in admin.metrics()]
         connections = sum(
             sample.value
             for sample in page
@@ -76,7 +73,7 @@ class _Reading:
             if sample.name in (_EXCHANGES, _BINDINGS, _DESTINATIONS):
                 labels = tuple(label for label in sample.labels if label[0] != "worker")
                 counters[sample.name, labels] = counters.get((sample.name, labels), 0.0) + sample.value
-        return cls(clock(), counters, connections)
+        return cls(time.monotonic(), counters, connections)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -84,11 +81,11 @@ def run(options: argparse.Namespace) -> int:
     admins = admin_clients(options, "oxproxy top")
     printed = False
     try:
-        before = _Reading.of(admins, time.monotonic)
+        before = _Reading.of(admins)
         with _output(admins, options) as show:
             for _ in itertools.repeat(None) if options.count is None else range(options.count):
                 time.sleep(options.interval)
-                now = _Reading.of(admins, time.monotonic)
+                now = _Reading.of(admins)
                 show(rates(before, now))
                 sys.stdout.flush()
                 before, printed = now, True

@@ -6,8 +6,7 @@ import argparse
 import json
 
 from proxy.cli.console import DONE, NO, counted, print_errors, print_line
-from proxy.cli.report import add_days_and_spark, faults_of
-from proxy.report.request import Request, day, setting
+from proxy.cli.report import add_days_and_spark, faults_of, request_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,14 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the records. Return NO if there are none."""
     with faults_of("oxproxy trace"):
-        request = Request(
-            options.input,
-            "",
-            None if options.since is None else day(options.since, "--since"),
-            None if options.until is None else day(options.until, "--until"),
-            options.master,
-            settings=tuple(map(setting, options.conf)),
-        )
+        request = request_of(options, "")
         from proxy.report.trace import trace
 
         result = trace(options.message_id, request, options.output)

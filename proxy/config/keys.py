@@ -55,14 +55,9 @@ class _NoSuchKeyError(Exception):
 
 
 def override(root: Node, environ: Environment[str, str], faults: Faults) -> Node:
-    """Insert the values of all ``OXPROXY_`` variables into the tree. Empty variables are ignored.
+    """Insert the values of all ``OXPROXY_`` variables into the tree of a file, and return the tree.
 
-    Args:
-        root: the parsed file.
-        faults: receives an error for each variable whose key does not exist.
-
-    Returns:
-        The tree with the values.
+    Empty variables are ignored. A variable whose key does not exist is an error.
     """
     named = set(_named_variables(root)) | {environ[name] for name in environ if name.endswith(_NAMES_VARIABLE.upper())}
     for name in sorted(environ):

@@ -208,12 +208,7 @@ def _absence(file: Path) -> str:
 
 
 class ChangedSettings(NamedTuple):
-    """Changes to a configuration file that a running sidecar has not applied.
-
-    Args:
-        keys: keys with new values.
-        errors: errors in the current file.
-    """
+    """Keys with new values, and errors, in a configuration file that has changed since the sidecar was started."""
 
     keys: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
@@ -242,7 +237,7 @@ def rules_files(settings: Settings) -> list[Path]:
     for pattern in settings.rules:
         paths = [path for path in _matching(settings.folder, pattern) if not is_tests_file(path.name)]
         if not paths:
-            problem = "pattern matches no file" if _is_pattern(pattern) else "file does not exist"
+            problem = "pattern matches no file" if glob.has_magic(pattern) else "file does not exist"
             if is_tests_file(pattern):
                 problem = "is a test file according to its name, expected a rules file that names it under tests"
             errors.append(ConfigError(str(settings.folder / pattern), 0, "rules", f"this {problem}"))
@@ -258,11 +253,7 @@ def tests_files(settings: Settings) -> list[Path]:
     return sorted({path for path in matching if is_tests_file(path.name)})
 
 
-def _is_pattern(pattern: str) -> bool:
-    return glob.has_magic(pattern)
-
-
 def _matching(folder: Path, pattern: str) -> list[Path]:
     # As in a shell, a pattern does not match names that begin with a dot, such as editors' backups.
-    names = glob.glob(pattern, root_dir=folder, recursive=True) if _is_pattern(pattern) else [pattern]
+    names = glob.glob(pattern, root_dir=folder, recursive=True) if glob.has_magic(pattern) else [pattern]
     return [folder / name for name in names if (folder / name).is_file()]

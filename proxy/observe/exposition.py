@@ -12,20 +12,13 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-    UnknownMetricFamily,
-)
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from proxy.observe.metrics import METRICS, MetricKind, MetricSpec, Row
+from proxy.observe.metrics import METRICS, MetricSpec, Row
 from proxy.relay.counters import Counters, Histogram
 
 #: In OpenMetrics, a counter's family name has no `_total`. This counter's family name would clash with the gauge
@@ -61,12 +54,7 @@ class Exposition:
 
 
 class SidecarCollector(Collector):
-    """Collects every metric of the page.
-
-    Args:
-        labels: additional labels for all series.
-        openmetrics: whether the page is in the OpenMetrics format.
-    """
+    """Collects every metric of the page, in either format, and adds `labels` to all series."""
 
     def __init__(self, counters: Counters, labels: Mapping[str, str], openmetrics: bool) -> None:
         self._counters = counters
@@ -97,21 +85,12 @@ def _histogram(spec: MetricSpec, histogram: Histogram) -> Metric:
 
 
 def _family(spec: MetricSpec, openmetrics: bool, rows: Iterable[Row]) -> Metric:
-    if spec.kind is MetricKind.INFO:
-        info = InfoMetricFamily(spec.name.removesuffix("_info"), spec.help)
-        for values, _ in rows:
-            info.add_metric((), dict(zip(spec.labels, map(_printable, values), strict=True)))
-        return info
-    family: CounterMetricFamily | GaugeMetricFamily | UnknownMetricFamily
-    if spec.kind is MetricKind.GAUGE:
-        family = GaugeMetricFamily(spec.name, spec.help, labels=spec.labels)
-    elif openmetrics and spec.name == _CLASHING:
-        family = UnknownMetricFamily(spec.name, spec.help, labels=spec.labels)
-    else:
-        family = CounterMetricFamily(spec.name, spec.help, labels=spec.labels)
+    kind = "unknown" if openmetrics and spec.name == _CLASHING else spec.kind.value
+    suffix = {"counter": "_total", "info": "_info"}.get(kind, "")
+    metric = Metric(spec.name.removesuffix(suffix), spec.help, kind)
     for values, value in rows:
-        family.add_metric([_printable(label) for label in values], value)
-    return family
+        metric.add_sample(spec.name, dict(zip(spec.labels, map(_printable, values), strict=True)), value)
+    return metric
 
 
 def _printable(value: str) -> str:

@@ -16,7 +16,6 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, TextIO
 
@@ -32,38 +31,26 @@ _SECRET_KEY = re.compile(r"passw|secret|authorization|credential", re.IGNORECASE
 _ADDRESS = re.compile(r"(://[^\s:/@]*):\S*@")
 #: Maximum number of tracked keys of repeated events; the least recently seen key is dropped first.
 _REPEAT_KEYS = 1024
-_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+#: Interval in which a repeated event is written only once.
+_REPEAT_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class LogSettings:
-    """Log settings.
+def configure(level: str = "info", style: str = "text", stream: TextIO | None = None) -> None:
+    """Set up logging for the whole process. Can be called again to change the settings.
 
     Args:
         level: debug, info, warning or error.
         style: ``text`` for key=value, or ``json``.
-        repeat_seconds: interval in which a repeated event is written only once.
-    """
-
-    level: str = "info"
-    style: str = "text"
-    repeat_seconds: float = 10.0
-
-
-def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
-    """Set up logging for the whole process. Can be called again to change the settings.
-
-    Args:
         stream: output; standard error by default.
     """
-    level = _LEVELS[settings.level]
+    least = logging.getLevelNamesMapping()[level.upper()]
     renderer: list[structlog.typing.Processor] = [escape, structlog.processors.LogfmtRenderer(bool_as_flag=False)]
-    if settings.style == "json":
+    if style == "json":
         renderer = [structlog.processors.JSONRenderer(default=str)]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
-            RepeatLimit(settings.repeat_seconds),
+            RepeatLimit(_REPEAT_SECONDS),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
             structlog.processors.StackInfoRenderer(),
@@ -71,14 +58,14 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
             mask_secrets,
             *renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=_LineLoggerFactory(stream),
+        wrapper_class=structlog.make_filtering_bound_logger(least),
+        logger_factory=lambda *_: _LineLogger(stream),
         cache_logger_on_first_use=False,
     )
     root = logging.getLogger()
     root.handlers[:] = [_LibraryHandler()]
     # Libraries log every connection at INFO; the sidecar logs connections itself.
-    root.setLevel(max(level, logging.WARNING) if level > logging.DEBUG else logging.DEBUG)
+    root.setLevel(max(least, logging.WARNING) if least > logging.DEBUG else logging.DEBUG)
 
 
 class RepeatLimit:
@@ -158,14 +145,6 @@ class _LineLogger:
             return
 
     log = debug = info = warn = warning = error = critical = fatal = exception = msg
-
-
-class _LineLoggerFactory:
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream
-
-    def __call__(self, *args: object) -> _LineLogger:
-        return _LineLogger(self._stream)
 
 
 class _LibraryHandler(logging.Handler):

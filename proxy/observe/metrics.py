@@ -61,17 +61,13 @@ def destination_publishes(counters: Counters) -> Iterable[Row]:
     return merged(((vhost, text(name)), count) for vhost, name, count in counters.traffic.destinations())
 
 
-def relays(attribute: str) -> Reading:
+def relays(attribute: str) -> Callable[[Counters], float]:
     """Read one attribute of `RelayCounters`, summed over all virtual hosts."""
-    return lambda counters: [((), sum(getattr(relay, attribute) for relay in relay_counters(counters)))]
+    return lambda counters: sum(getattr(relay, attribute) for relay in relay_counters(counters))
 
 
 def relays_by(*attributes: tuple[str, str]) -> Reading:
-    """Read several attributes of `RelayCounters` as one metric.
-
-    Args:
-        attributes: pairs of an attribute's name and its label value.
-    """
+    """Read several attributes of `RelayCounters`, given by name and label value, as one metric."""
 
     def rows(counters: Counters) -> Iterable[Row]:
         summed = relay_counters(counters)
@@ -130,10 +126,6 @@ def reloads(counters: Counters) -> Iterable[Row]:
     return [((result,), count) for result, count in counters.rules.reloads.items()]
 
 
-def single(read: Callable[[Counters], float]) -> Reading:
-    return lambda counters: [((), read(counters))]
-
-
 class MetricKind(Enum):
     """Type of a metric in Prometheus."""
 
@@ -169,6 +161,16 @@ def _metric(name: str, kind: MetricKind, labels: str, rows: Reading, about: str)
     return MetricSpec(f"oxproxy_{name}", kind, tuple(labels.split()), about, rows)
 
 
+def _counter(name: str, value: Callable[[Counters], float], about: str) -> MetricSpec:
+    """Return a counter without labels."""
+    return _metric(name, COUNTER, "", lambda counters: [((), value(counters))], about)
+
+
+def _gauge(name: str, value: Callable[[Counters], float], about: str) -> MetricSpec:
+    """Return a gauge without labels."""
+    return _metric(name, GAUGE, "", lambda counters: [((), value(counters))], about)
+
+
 def _histogram(name: str, about: str) -> MetricSpec:
     return MetricSpec(f"oxproxy_{name}", MetricKind.HISTOGRAM, (), about, lambda _counters: (), attrgetter(name))
 
@@ -190,25 +192,15 @@ METRICS: tuple[MetricSpec, ...] = (
         "Version (short hash) of the rules in force; always 1.",
     ),
     _metric("rules_reload_total", COUNTER, "result", reloads, "Attempts to load rules files by result: ok or error."),
-    _metric(
+    _gauge(
         "rules_last_reload_success_timestamp_seconds",
-        GAUGE,
-        "",
-        single(lambda counters: counters.rules.last_success_seconds),
+        lambda counters: counters.rules.last_success_seconds,
         "Time when the rules in force were loaded.",
     ),
-    _metric(
-        "workers",
-        GAUGE,
-        "",
-        single(lambda counters: counters.workers),
-        "Configured workers; each is a separate scrape target.",
-    ),
-    _metric(
+    _gauge("workers", lambda counters: counters.workers, "Configured workers; each is a separate scrape target."),
+    _counter(
         "worker_restarts_total",
-        COUNTER,
-        "",
-        single(lambda counters: counters.worker_restarts),
+        lambda counters: counters.worker_restarts,
         "Restarts of this worker by the supervisor after an unexpected exit.",
     ),
     _metric(
@@ -225,18 +217,14 @@ METRICS: tuple[MetricSpec, ...] = (
         connections_total,
         "Attempts to open a connection by result: ok, refused, unavailable, timeout, protocol_error or tls_error.",
     ),
-    _metric(
+    _gauge(
         "connections_kept",
-        GAUGE,
-        "",
-        single(lambda counters: counters.kept_connections),
+        lambda counters: counters.kept_connections,
         "Idle upstream connections kept for reuse (upstream.reuse); not included in oxproxy_connections.",
     ),
-    _metric(
+    _counter(
         "connections_reused_total",
-        COUNTER,
-        "",
-        single(lambda counters: counters.reused_connections),
+        lambda counters: counters.reused_connections,
         "Idle upstream connections that were reused for another producer.",
     ),
     _metric(
@@ -246,7 +234,7 @@ METRICS: tuple[MetricSpec, ...] = (
         certificates,
         "Expiry time of a certificate that the sidecar presents to producers (downstream) or brokers (upstream).",
     ),
-    _metric("channels", GAUGE, "", relays("channels"), "Open channels of producers."),
+    _gauge("channels", relays("channels"), "Open channels of producers."),
     _metric(
         "publishes_total",
         COUNTER,
@@ -291,11 +279,9 @@ METRICS: tuple[MetricSpec, ...] = (
         relays_by(("confirms_acked", "acked"), ("confirms_nacked", "nacked")),
         "Publishes confirmed to producers with an ack or a nack.",
     ),
-    _metric("returns_total", COUNTER, "", relays("returns"), "Messages returned to producers."),
-    _metric(
+    _counter("returns_total", relays("returns"), "Messages returned to producers."),
+    _counter(
         "regex_limit_hits_total",
-        COUNTER,
-        "",
         relays("regex_limit_hits"),
         "Regular expression searches that reached the match limit and were counted as no match.",
     ),
@@ -307,32 +293,20 @@ METRICS: tuple[MetricSpec, ...] = (
         "Decisions in which regular expressions exceeded limits.regex_budget, by owner of the expressions: rules "
         "(rules files), client (a user's bindings) or message (message headers).",
     ),
-    _metric(
+    _counter(
         "failed_translations_total",
-        COUNTER,
-        "",
         relays("failed_translations"),
         "Destinations whose address translation failed; each causes a nack.",
     ),
-    _metric(
-        "upstream_blocked",
-        GAUGE,
-        "",
-        relays("upstream_blocked"),
-        "Links that RabbitMQ has blocked (memory or disk alarm).",
-    ),
-    _metric(
+    _gauge("upstream_blocked", relays("upstream_blocked"), "Links that RabbitMQ has blocked (memory or disk alarm)."),
+    _gauge(
         "paused_producers",
-        GAUGE,
-        "",
         relays("paused_producers"),
         "Producers whose socket is not being read because of back-pressure.",
     ),
-    _metric(
+    _gauge(
         "throttled_producers",
-        GAUGE,
-        "",
-        single(lambda counters: counters.limits.throttled),
+        lambda counters: counters.limits.throttled,
         "Producers paused because their user exceeded limits.publish_rate or limits.publish_bytes, or "
         "because their publishes exhausted regex budgets.",
     ),
@@ -351,32 +325,24 @@ METRICS: tuple[MetricSpec, ...] = (
         "Number of times that an open connection reached a limit: publish_rate, publish_bytes, patience, "
         "message_size, idle or regex_budget.",
     ),
-    _metric(
+    _gauge(
         "topology_missing_destinations",
-        GAUGE,
-        "",
-        single(lambda counters: counters.missing_destinations),
+        lambda counters: counters.missing_destinations,
         "Destinations named in the rules that do not exist or can't be reached.",
     ),
-    _metric(
+    _gauge(
         "topology_foreign_bindings",
-        GAUGE,
-        "",
-        single(lambda counters: counters.foreign_bindings),
+        lambda counters: counters.foreign_bindings,
         "Foreign bindings on carriers, which were not created by a sidecar and bypass the rules.",
     ),
-    _metric(
+    _gauge(
         "topology_unkeyed_tokens",
-        GAUGE,
-        "",
-        single(lambda counters: counters.unkeyed_tokens),
+        lambda counters: counters.unkeyed_tokens,
         "Bindings on carriers with unkeyed tokens, as created by version 0.1; `oxproxy adopt --finish` removes them.",
     ),
-    _metric(
+    _gauge(
         "topology_carrier_bypasses",
-        GAUGE,
-        "",
-        single(lambda counters: counters.carrier_bypasses),
+        lambda counters: counters.carrier_bypasses,
         "Alternate and dead-letter exchanges on RabbitMQ that route messages to a carrier and bypass its rules.",
     ),
     _metric(
@@ -387,11 +353,9 @@ METRICS: tuple[MetricSpec, ...] = (
         "Bindings on carriers by carrier type (direct or topic); `fits` is `no` if the other type is configured "
         "or costs RabbitMQ less.",
     ),
-    _metric(
+    _gauge(
         "topology_unsigned_bindings",
-        GAUGE,
-        "",
-        single(lambda counters: counters.unsigned_bindings),
+        lambda counters: counters.unsigned_bindings,
         "Stored client bindings without a valid signature, which route only to their own destination.",
     ),
     _metric(
@@ -401,28 +365,20 @@ METRICS: tuple[MetricSpec, ...] = (
         control_failures,
         "Unexpected exceptions in tasks of the control plane; each is logged with its traceback and retried.",
     ),
-    _metric(
-        "audit_lines_total", COUNTER, "", single(lambda counters: counters.audit.lines), "Audit lines written to disk."
-    ),
-    _metric(
+    _counter("audit_lines_total", lambda counters: counters.audit.lines, "Audit lines written to disk."),
+    _counter(
         "audit_dropped_total",
-        COUNTER,
-        "",
-        single(lambda counters: counters.audit.dropped),
+        lambda counters: counters.audit.dropped,
         "Audit lines dropped because the disk or the writer could not keep up.",
     ),
-    _metric(
+    _counter(
         "audit_bytes_total",
-        COUNTER,
-        "",
-        single(lambda counters: counters.audit.text_bytes),
+        lambda counters: counters.audit.text_bytes,
         "Bytes of audit text written to disk, before compression.",
     ),
-    _metric(
+    _gauge(
         "audit_failing",
-        GAUGE,
-        "",
-        single(lambda counters: counters.audit.failing),
+        lambda counters: counters.audit.failing,
         "1 while the disk rejects audit lines or does not respond.",
     ),
     _metric("remote_up", GAUGE, "broker", remote_up, "1 if the link to another broker is up, else 0."),

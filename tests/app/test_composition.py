@@ -15,9 +15,9 @@ from proxy.app.composition import (
     secrets_of,
     session_limits,
 )
+from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.record import Privacy
 from proxy.audit.retention import Retention
-from proxy.audit.writer import AuditMode, AuditPolicy
 from proxy.config.loader import load_settings, parse_settings
 from proxy.config.settings import AuditSection, Settings
 from proxy.errors import ConfigError

@@ -13,7 +13,7 @@ import pytest
 
 from proxy.admin.server import AdminServer
 from proxy.app import reload as reloading
-from proxy.app.reload import Activation, ActivationResult, Reload, free_exchanges
+from proxy.app.reload import Activation, Reload, ReloadReport, free_exchanges
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.net.tasks import Tasks
@@ -39,7 +39,7 @@ class Asked(Reload):
         counters = Counters()
         self.counters = counters.rules
         self.counters.version = loaded.rules.version
-        self.results: list[ActivationResult] = []
+        self.results: list[ReloadReport] = []
         self.held: list[str] = []
         self.fault: Exception | None = None
         self.at_work = 0
@@ -60,12 +60,12 @@ class Asked(Reload):
             raise self.fault
         return lambda: self.held.append(loaded.rules.version)
 
-    async def _activate(self, loaded: LoadedRules, activation: Activation) -> ActivationResult:
+    async def _activate(self, loaded: LoadedRules, activation: Activation) -> ReloadReport:
         assert not self.at_work
         self.at_work += 1
         await asyncio.sleep(0)
         self.at_work -= 1
-        result = self.results.pop(0) if self.results else ActivationResult()
+        result = self.results.pop(0) if self.results else ReloadReport()
         if not result.errors:
             activation()
             self.loaded = loaded
@@ -117,7 +117,7 @@ async def followed(asked: Asked, change: Callable[[], object], attempts: int) ->
 
 async def test_good_rules_that_could_not_hold_are_tried_again(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.app.reload.RETRY_SECONDS", 0.01)
-    asked.results = [ActivationResult(["the broker is away"])]
+    asked.results = [ReloadReport(["the broker is away"])]
     await followed(asked, lambda: asked.file.write_text(AFTER), 2)
     assert asked.counters.reloads == {"ok": 1, "error": 1}
 
@@ -125,13 +125,13 @@ async def test_good_rules_that_could_not_hold_are_tried_again(asked: Asked, monk
 @pytest.mark.parametrize(
     ("result", "status"),
     [
-        (ActivationResult(), 200),
-        (ActivationResult(["bad"], invalid=True), 422),
-        (ActivationResult(["no broker"]), 503),
+        (ReloadReport(), 200),
+        (ReloadReport(["bad"], invalid=True), 422),
+        (ReloadReport(["no broker"]), 503),
     ],
 )
 async def test_the_status_of_the_page_tells_invalid_files_from_an_unreachable_broker(
-    asked: Asked, result: ActivationResult, status: int
+    asked: Asked, result: ReloadReport, status: int
 ) -> None:
     asked.results = [result]
     admin = AdminServer(Exposition(Counters()), tuple, dict, routes=[asked.route])

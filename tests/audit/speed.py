@@ -14,7 +14,8 @@ from pathlib import Path
 
 import structlog
 
-from proxy.audit.writer import AuditMode, AuditPolicy, AuditWriter
+from proxy.audit.policy import AuditMode, AuditPolicy
+from proxy.audit.writer import AuditWriter
 from proxy.relay.counters import AuditCounters
 from tests.report.generator import Day
 
@@ -34,7 +35,7 @@ async def measure(folder: Path) -> None:
     """Write, close, and print both times."""
     writer = AuditWriter(AuditPolicy(directory=folder, instance="speed", mode=AuditMode.BACKPRESSURE), AuditCounters())
     drained = asyncio.Event()
-    writer.on_drained = drained.set
+    writer.on_full = lambda full: None if full else drained.set()
     await writer.start()
     lines = made(folder / "made")
     begin = time.monotonic()

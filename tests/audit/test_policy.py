@@ -4,8 +4,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.record import HASHABLE
-from proxy.audit.writer import AuditMode, AuditPolicy
 
 DOCS = (Path(__file__).parents[2] / "docs" / "reference" / "audit.md").read_text()
 

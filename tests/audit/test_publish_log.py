@@ -6,8 +6,9 @@ import gzip
 import json
 from pathlib import Path
 
+from proxy.audit.policy import AuditPolicy
 from proxy.audit.record import LineRenderer, Privacy, PublishLog
-from proxy.audit.writer import AuditPolicy, AuditWriter
+from proxy.audit.writer import AuditWriter
 from proxy.relay.counters import AuditCounters
 
 

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.audit import segments
+from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.segments import OpenSegment
-from proxy.audit.writer_thread import RotatingLog, RotationSettings
+from proxy.audit.writer_thread import RotatingLog
 
 START = datetime(2026, 11, 21, 7, 30, tzinfo=UTC)
 
@@ -47,7 +48,7 @@ class Desk:
         self.clock = Clock()
         self.ended: list[Path] = []
         self.directory = directory
-        wanted = replace(RotationSettings(directory, "m"), **options)  # type: ignore[arg-type]  # by name
+        wanted = replace(AuditPolicy(directory, "m"), **options)  # type: ignore[arg-type]  # by name
         self.log = RotatingLog(wanted, self.ended.append, self.clock.wall, self.clock.timer, make)
 
     def files(self) -> list[tuple[str, bytes]]:
@@ -170,7 +171,7 @@ def test_every_line_is_written_exactly_once_whatever_fails(
     batches: list[list[tuple[int, int]]], segment_bytes: int, faults: list[tuple[str, int]]
 ) -> None:
     with TemporaryDirectory() as folder, patch.object(segments, "sync_directory"):
-        desk = Desk(Path(folder), faulty(faults), segment_bytes=segment_bytes, sync=True)
+        desk = Desk(Path(folder), faulty(faults), segment_bytes=segment_bytes, mode=AuditMode.STRICT)
         number = 0
         sent = []
         for groups in batches:

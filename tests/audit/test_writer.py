@@ -19,8 +19,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.audit import writer, writer_thread
+from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.retention import Retention
-from proxy.audit.writer import AuditMode, AuditPolicy, AuditWriter
+from proxy.audit.writer import AuditWriter
 from proxy.audit.writer_thread import RotatingLog
 from proxy.errors import ConfigError
 from proxy.relay.counters import AuditCounters
@@ -228,8 +229,7 @@ async def test_producers_wait_while_the_disk_can_not_keep_up_and_none_is_lost(tm
     disk = Disk()
     told: list[str] = []
     async with writing(policy(tmp_path, mode, buffer_bytes=4000), disk) as (audit, counters):
-        audit.on_full = lambda: told.append("full")
-        audit.on_drained = lambda: told.append("drained")
+        audit.on_full = lambda full: told.append("full" if full else "drained")
         disk.open.clear()
         number = 0
         while not audit.full:
@@ -453,16 +453,16 @@ KILLED = """
 import asyncio, sys
 from pathlib import Path
 from proxy.relay.counters import AuditCounters
-from proxy.audit.writer import AuditPolicy, AuditMode
+from proxy.audit.policy import AuditPolicy, AuditMode
 from proxy.audit.writer import AuditWriter
-from proxy.observe.logs import LogSettings, configure
+from proxy.observe.logs import configure
 
 async def main():
-    configure(LogSettings("error"))
+    configure("error")
     policy = AuditPolicy(Path(sys.argv[1]), "m", AuditMode.STRICT, 8000, segment_bytes=4000)
     audit = AuditWriter(policy, AuditCounters())
     drained = asyncio.Event()
-    audit.on_drained = drained.set
+    audit.on_full = lambda full: None if full else drained.set()
     audit.on_durable = lambda sequence: print(sequence, flush=True)
     await audit.start()
     number = 0

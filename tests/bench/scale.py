@@ -214,7 +214,7 @@ async def longest_turns_ms(path: Path) -> list[float]:
     gc.freeze()
     state, topology = VhostState("/", Router(())), cast("Topology", NoBroker())
     tasks = Tasks()
-    reload = Reload(lambda: [path], loaded, lambda _: state, topology, Counters(), tasks)
+    reload = Reload(lambda: [path], loaded, lambda _: state, topology, Counters(), tasks, lambda _: lambda: None)
     del loaded
     found = []
     for number in range(RELOADS):

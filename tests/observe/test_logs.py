@@ -10,7 +10,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.observe.logs import LogSettings, RepeatLimit, configure
+from proxy.observe.logs import RepeatLimit, configure
 
 Lines = Callable[[], list[str]]
 
@@ -27,7 +27,7 @@ def _restored() -> Iterator[None]:
 
 def logging_to(style: str, level: str = "info") -> tuple[structlog.typing.FilteringBoundLogger, Lines]:
     stream = io.StringIO()
-    configure(LogSettings(level=level, style=style), stream)
+    configure(level, style, stream)
     return structlog.get_logger(), lambda: stream.getvalue().splitlines()
 
 
@@ -155,9 +155,9 @@ def test_a_stream_that_fails_does_not_fail_the_caller() -> None:
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
-    configure(LogSettings(), Broken())
+    configure(stream=Broken())
     structlog.get_logger().info("x")
     closed = io.StringIO()
     closed.close()
-    configure(LogSettings(), closed)
+    configure(stream=closed)
     structlog.get_logger().info("x")
