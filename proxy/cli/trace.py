@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
     with faults_of("oxproxy trace"):
         request = Request(
             options.input,
-            "",
+            options.output or "",
             None if options.since is None else day(options.since, "--since"),
             None if options.until is None else day(options.until, "--until"),
             options.master,
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
         )
         from proxy.report.trace import trace
 
-        result = trace(options.message_id, request, options.output)
+        result = trace(options.message_id, request)
     for record in result.records:
         print_line(json.dumps(record))
     if not result.records:
