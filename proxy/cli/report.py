@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         from proxy.report.job import Summary, follow, report
 
         def print_summary(summary: Summary) -> None:
-            print_line(json.dumps(summary.as_json(), ensure_ascii=False) if options.json else str(summary))
+            print_line(json.dumps(dataclasses.asdict(summary), ensure_ascii=False) if options.json else str(summary))
 
         if options.stream:
             follow(request, print_summary, options.once)

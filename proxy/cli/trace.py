@@ -19,10 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the records. Return NO if there are none."""
     with faults_of("oxproxy trace"):
-        request = request_of(options, "")
+        request = request_of(options, options.output or "")
         from proxy.report.trace import trace
 
-        result = trace(options.message_id, request, options.output)
+        result = trace(options.message_id, request)
     for record in result.records:
         print_line(json.dumps(record))
     if not result.records:

@@ -7,10 +7,12 @@ available width, while the size of its text is fixed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import NamedTuple
+
+from proxy.report.wording import day_range
 
 #: Pixels from the top of a plot to its time axis.
 DEPTH = 200
@@ -42,9 +44,22 @@ class Span(NamedTuple):
     @property
     def title(self) -> str:
         """The days of the span, and the time zone."""
-        last = (self.end - timedelta(microseconds=1)).date()
-        first = self.begin.date()
-        return f"{first}, UTC" if first == last else f"{first} to {last}, UTC"
+        last = self.end - timedelta(microseconds=1)
+        return f"{day_range([self.begin.date(), last.date()])}, UTC"
+
+    @property
+    def times(self) -> list[tuple[float, str]]:
+        """The ticks of the time axis: position and text."""
+        longest = _PACES[-1] * math.ceil(self.seconds / _PACES[-1] / _MOST_MARKS)
+        pace = next((pace for pace in _PACES if self.seconds / pace <= _MOST_MARKS), longest)
+        form = "%H:%M" if pace < _DAY_SECONDS and self.seconds <= 2 * _DAY_SECONDS else "%m-%d %H h"
+        if pace >= _DAY_SECONDS:
+            form = "%Y-%m-%d"
+        start = int(self.begin.timestamp())
+        midnight = start // _DAY_SECONDS * _DAY_SECONDS
+        first = midnight + math.ceil((start - midnight) / pace) * pace
+        times = [datetime.fromtimestamp(second, UTC) for second in range(first, int(self.end.timestamp()) + 1, pace)]
+        return [(self.at(time), time.strftime(form)) for time in times]
 
 
 class Series(NamedTuple):
@@ -73,25 +88,21 @@ class Upright(NamedTuple):
         part = math.log(max(value, low) / low) / math.log(high / low) if self.least > 0 else value / high
         return DEPTH * (1 - part)
 
-
-class Column(NamedTuple):
-    """A rectangle and its tooltip; x and width are in percent, y and height in pixels."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    colour: int
-    tooltip: str
+    @property
+    def levels(self) -> list[tuple[float, str]]:
+        """The ticks of the axis: position and text."""
+        return [(self.at(value), self.label(value)) for value in self.marks]
 
 
-class Dot(NamedTuple):
-    """A value on a line; x is in percent, y in pixels."""
+class Mark(NamedTuple):
+    """A column, or a dot (which has no size), and its tooltip; x and width are in percent, y and height in pixels."""
 
     x: float
     y: float
     colour: int
     tooltip: str
+    width: float = 0.0
+    height: float = 0.0
 
 
 class Chart(NamedTuple):
@@ -101,25 +112,8 @@ class Chart(NamedTuple):
     span: Span
     upright: Upright
     legend: Sequence[Series]
-    columns: Sequence[Column] = ()
-    dots: Sequence[Dot] = ()
-    strokes: Sequence[tuple[Dot, Dot]] = ()
-
-    @property
-    def times(self) -> list[tuple[float, str]]:
-        return [(self.span.at(time), text) for time, text in _times(self.span)]
-
-    @property
-    def levels(self) -> list[tuple[float, str]]:
-        return [(self.upright.at(value), self.upright.label(value)) for value in self.upright.marks]
-
-
-class Bar(NamedTuple):
-    """A named value; ``length`` is a percentage of the longest bar."""
-
-    name: str
-    value: float
-    length: float
+    marks: Sequence[Mark]
+    strokes: Sequence[tuple[Mark, Mark]] = ()
 
 
 def rounds(most: float) -> list[float]:
@@ -158,49 +152,35 @@ def columns(span: Span, step: timedelta, stack: Sequence[Series], upright: Uprig
     heights: dict[datetime, float] = {}
     for series in stack:
         for time, value in sorted(series.values.items()):
-            if value <= 0:
-                continue
-            bottom = heights.get(time, 0.0)
-            heights[time] = bottom + value
-            top, low = upright.at(bottom + value), upright.at(bottom)
-            marks.append(
-                Column(span.at(time), top, width, max(0.5, low - top), series.colour, _tooltip(series, time, upright))
-            )
-    return Chart(title, span, upright, stack, columns=marks)
+            if value > 0:
+                bottom = heights.get(time, 0.0)
+                heights[time] = bottom + value
+                top = upright.at(bottom + value)
+                height = max(0.5, upright.at(bottom) - top)
+                marks.append(_mark(span.at(time), top, series, time, upright)._replace(width=width, height=height))
+    return Chart(title, span, upright, stack, marks)
 
 
 def lines(span: Span, several: Sequence[Series], upright: Upright, title: str) -> Chart:
     """Return a chart with a line for each series and a dot for each value."""
-    dots: list[Dot] = []
-    strokes: list[tuple[Dot, Dot]] = []
+    dots: list[Mark] = []
+    strokes: list[tuple[Mark, Mark]] = []
     for series in several:
         own = [
-            Dot(span.at(time), upright.at(value), series.colour, _tooltip(series, time, upright))
+            _mark(span.at(time), upright.at(value), series, time, upright)
             for time, value in sorted(series.values.items())
         ]
         dots += own
         strokes += pairwise(own)
-    return Chart(title, span, upright, several, dots=dots, strokes=strokes)
+    return Chart(title, span, upright, several, dots, strokes)
 
 
-def bars(items: Sequence[tuple[str, float]]) -> list[Bar]:
+def _mark(x: float, y: float, series: Series, time: datetime, upright: Upright) -> Mark:
+    tooltip = f"{time:%Y-%m-%d %H:%M} {series.name}: {upright.label(series.values[time])}"
+    return Mark(x, y, series.colour, tooltip)
+
+
+def bars(items: Sequence[tuple[str, float]]) -> list[tuple[str, float, float]]:
+    """Return the bars for named values: name, value, and length as a percentage of the longest bar."""
     most = max((value for _, value in items), default=0) or 1
-    return [Bar(name, value, max(0.3, 100 * value / most)) for name, value in items]
-
-
-def _tooltip(series: Series, time: datetime, upright: Upright) -> str:
-    return f"{time:%Y-%m-%d %H:%M} {series.name}: {upright.label(series.values[time])}"
-
-
-def _times(span: Span) -> Iterator[tuple[datetime, str]]:
-    longest = _PACES[-1] * math.ceil(span.seconds / _PACES[-1] / _MOST_MARKS)
-    pace = next((pace for pace in _PACES if span.seconds / pace <= _MOST_MARKS), longest)
-    form = "%H:%M" if pace < _DAY_SECONDS and span.seconds <= 2 * _DAY_SECONDS else "%m-%d %H h"
-    if pace >= _DAY_SECONDS:
-        form = "%Y-%m-%d"
-    start = int(span.begin.timestamp())
-    midnight = start // _DAY_SECONDS * _DAY_SECONDS
-    first = midnight + math.ceil((start - midnight) / pace) * pace
-    for second in range(first, int(span.end.timestamp()) + 1, pace):
-        time = datetime.fromtimestamp(second, UTC)
-        yield time, time.strftime(form)
+    return [(name, value, max(0.3, 100 * value / most)) for name, value in items]

@@ -1,4 +1,4 @@
-"""Defines the data of a page as plain values. `selection` reads the data from the tables."""
+"""Defines the data of a page as plain values. `pages` reads the data from the tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any, NamedTuple
+
+from proxy.report.wording import day_range
 
 #: A row of a list, by column name; see `sql/page.sql`.
 Row = dict[str, Any]
@@ -24,10 +26,7 @@ class Step(NamedTuple):
 
 
 def added(several: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for counts in several:
-        total.update(counts)
-    return dict(total)
+    return dict(sum(map(Counter, several), Counter[str]()))
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,7 @@ class Figures:
 
     @property
     def range(self) -> str:
-        if not self.days:
-            return "no day"
-        first, last = self.days[0], self.days[-1]
-        return str(first) if first == last else f"{first} to {last}"
+        return day_range(self.days)
 
     @property
     def publishes(self) -> int:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from proxy.report import charts, wording
@@ -42,10 +41,9 @@ class Days:
     next: date | None = None
 
     @classmethod
-    def around(cls, first: date, last: date, pages: Iterable[date], folder: str = "") -> Days:
+    def around(cls, first: date, last: date, pages: Collection[date], folder: str = "") -> Days:
         """Choose the link targets among the days that have a page."""
-        known = list(pages)
-        before, after = [day for day in known if day < first], [day for day in known if day > last]
+        before, after = [day for day in pages if day < first], [day for day in pages if day > last]
         return cls(folder, max(before, default=None), min(after, default=None))
 
 
@@ -147,13 +145,8 @@ def _place(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def _template(name: str) -> str:
-    return files(__package__).joinpath("templates", name).read_text("utf-8")
-
-
 _TEMPLATES = Environment(
-    # Templates are not read from a directory because on a cluster, the package is in an archive.
-    loader=FunctionLoader(_template),
+    loader=PackageLoader("proxy.report"),  # on a cluster, the package is in an archive
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,

@@ -71,15 +71,6 @@ def statements(name: str, **values: object) -> dict[str, str]:
 MACROS = statements("macros.sql")["macros"]
 
 
-def _classes() -> str:
-    bounds = [-1, *(bound for bound in SIZE_CLASSES if bound is not None)]
-    tests = [
-        f"size > {low}" + (f" AND size <= {high}" if high else "")
-        for low, high in zip(bounds, SIZE_CLASSES, strict=True)
-    ]
-    return ", ".join(f"count(*) FILTER ({test})" for test in tests)
-
-
 _SQL = statements(
     "partials.sql",
     temporary=tempfile.gettempdir(),
@@ -91,7 +82,10 @@ _SQL = statements(
     longest_tail=LONGEST_TAIL,
     time_digits=TIME_DIGITS,
     size_digits=SIZE_DIGITS,
-    classes=_classes(),
+    classes=", ".join(
+        f"count(*) FILTER (size > {low}{f' AND size <= {high}' if high else ''})"
+        for low, high in itertools.pairwise((-1, *SIZE_CLASSES))
+    ),
 )
 #: Partial tables by name. The table of all publishes is created only on request.
 TRACE = "trace"
@@ -107,15 +101,11 @@ class Piece(NamedTuple):
 
 
 class DamagedError(Exception):
-    """Compressed data that can't be read to the end."""
+    """Compressed data that can't be read to the end. It is raised after all readable text has been yielded."""
 
 
 def inflated(content: bytes, packed: bool) -> Iterator[bytes]:
-    """Yield text in chunks of bounded size.
-
-    Raises:
-        DamagedError: the data are damaged; raised after all readable text has been yielded.
-    """
+    """Yield text in chunks of bounded size."""
     whole = io.BytesIO(content)
     stream = gzip.GzipFile(fileobj=whole) if packed else whole
     try:
@@ -126,11 +116,7 @@ def inflated(content: bytes, packed: bool) -> Iterator[bytes]:
 
 
 def texts(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Yield text in chunks that end at a line break.
-
-    Raises:
-        DamagedError: the data are damaged; raised after the last complete line has been yielded.
-    """
+    """Yield text in chunks that end at a line break. A line that is incomplete because of damage is not yielded."""
     rest = b""
     for piece in pieces:
         rest += piece
@@ -162,7 +148,7 @@ class Reader:
         self._begin()
 
     def _begin(self) -> None:
-        self.bytes = 0
+        self.bytes = self.segments = 0  # since the last call of `pieces`
         self._duck.execute(Template(_SQL["begin"]).substitute(parse=self._parse(0)))
         self._duck.begin()
 
@@ -181,6 +167,7 @@ class Reader:
             except DamagedError:
                 damaged = True
             self.bytes += file.tell()
+            self.segments += 1
         self._duck.execute(f"INSERT INTO lines {self._parse(sid)}")
         self._set_aside(sid)
         values = [sid, path, path.rpartition("/")[2], digest.hexdigest(), size, modified, folder_day(path), damaged]
@@ -220,7 +207,7 @@ class Reader:
         """Create the bloom filters of the message ids. The size of each filter is a power of two."""
         counts = self._duck.execute("SELECT sid, count(DISTINCT id) AS n FROM publishes GROUP BY sid HAVING n > 0")
         for sid, ids in counts.fetchall():
-            size = bloom_size(ids)
+            size = 1 << max(6, (ids * BLOOM_BITS - 1).bit_length())
             places = ", ".join(bloom_place("id", number, str(size)) for number in range(BLOOM_HASHES))
             self._duck.execute(Template(_SQL["bloom"]).substitute(sid=sid, size=size, places=places))
 
@@ -234,11 +221,6 @@ def _reason(line: str, version: int | None) -> str:
 def bloom_place(of: str, number: int, size: str) -> str:
     """Return the SQL for a bit position in a bloom filter, by double hashing with the two halves of a 64-bit hash."""
     return f"((({of} & 4294967295) + {number} * ({of} >> 32)) % ({size}))::BIGINT"
-
-
-def bloom_size(ids: int) -> int:
-    """Return the size of a bloom filter, in bits, for a number of message ids."""
-    return 1 << max(6, (ids * BLOOM_BITS - 1).bit_length())
 
 
 def folder_day(path: str) -> date | None:
@@ -283,13 +265,12 @@ def _digest(content: bytes) -> hashlib.blake2b:
 
 def _read(segments: Iterable[tuple[str, int, int, Iterator[bytes], hashlib.blake2b]], traced: bool) -> Iterator[Piece]:
     with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
-        reader, some = Reader(traced, Path(folder)), False
+        reader = Reader(traced, Path(folder))
         for segment in segments:
             reader.add(*segment)
-            some = reader.bytes < _GROUP
-            if not some:
+            if reader.bytes >= _GROUP:
                 yield from reader.pieces()
-        if some:
+        if reader.segments:
             yield from reader.pieces()
 
 

@@ -6,7 +6,7 @@ This module does not import Spark, since the command line builds a request befor
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 
 from proxy.errors import ConfigError
@@ -27,10 +27,10 @@ class KnownBinding:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One run of the report."""
+    """One run of the report, or a search for one message."""
 
     input: str  # directory of the audit log: a path, or a URI that Hadoop supports
-    output: str  # directory for tables and pages: a path or a URI, as for `input`
+    output: str  # directory for tables and pages: a path or a URI, as for `input`; empty in a search without a report
     since: date | None = None  # first day (UTC); None: the oldest day in the log
     until: date | None = None  # last day; None: the newest day
     master: str | None = None  # Spark master; None: the master set by spark-submit, otherwise all cores of this machine
@@ -52,9 +52,6 @@ class Request:
 
     def wants(self, day: date) -> bool:
         return (self.since is None or day >= self.since) and (self.until is None or day <= self.until)
-
-    def again(self) -> Request:
-        return replace(self, now=datetime.now(UTC))
 
     def named_days(self) -> list[date] | None:
         """Return each day of the requested range; None if no first day is given."""

@@ -1,4 +1,4 @@
-"""Starts Spark.
+"""Starts Spark, and defines what the steps of a run share.
 
 By default, Spark uses all cores of this machine, listens only on loopback and has no web page. On a cluster,
 spark-submit or ``--master`` determines the master and all other settings. The JVM only lists files and moves bytes to
@@ -10,15 +10,18 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import duckdb
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from proxy.errors import ConfigError
 from proxy.report.request import Request
+from proxy.report.storage import Storage
 
 #: Set by spark-submit for the program that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -55,6 +58,18 @@ LOCAL = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the steps of one run share."""
+
+    request: Request
+    spark: SparkSession
+    storage: Storage
+    output: str  # output directory, with its scheme
+    work: Path  # temporary directory on this machine
+    duck: duckdb.DuckDBPyConnection
+
+
 @contextmanager
 def session(request: Request) -> Iterator[SparkSession]:
     """Start Spark for a request, and stop it at the end.
@@ -62,16 +77,13 @@ def session(request: Request) -> Iterator[SparkSession]:
     Raises:
         ConfigError: Java is not installed, or Spark does not start.
     """
-    wanted = chosen(request, os.environ)
-    if _SUBMITTED not in os.environ and not _has_java(os.environ):
+    wanted = chosen(request)
+    if _SUBMITTED not in os.environ and not has_java():
         raise ConfigError("oxproxy report", 0, "", "requires Java 17 or newer (apt-get install default-jre-headless)")
     if wanted.get("spark.master", "").startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # for the tasks
-    builder = SparkSession.builder.appName("oxproxy report")
-    for name, value in wanted.items():
-        builder = builder.config(name, value)
     try:
-        spark = builder.getOrCreate()
+        spark = SparkSession.builder.appName("oxproxy report").config(map={**wanted}).getOrCreate()
     except PySparkRuntimeError as error:
         raise ConfigError("oxproxy report", 0, "", f"Spark does not start: {error}") from error
     try:
@@ -80,17 +92,13 @@ def session(request: Request) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def chosen(request: Request, environment: Mapping[str, str]) -> dict[str, str]:
-    """Choose the initial settings; ``environment`` shows whether spark-submit started this process."""
-    wanted = dict(FIXED)
-    local = request.master is None and _SUBMITTED not in environment
-    if local or (request.master or "").startswith("local"):
-        wanted |= LOCAL
-    if request.master is not None:
-        wanted["spark.master"] = request.master
-    return wanted | dict(request.settings)
+def chosen(request: Request) -> dict[str, str]:
+    """Choose the initial settings."""
+    master = {} if request.master is None else {"spark.master": request.master}
+    is_local = _SUBMITTED not in os.environ if request.master is None else request.master.startswith("local")
+    return FIXED | (LOCAL if is_local else {}) | master | dict(request.settings)
 
 
-def _has_java(environment: Mapping[str, str]) -> bool:
-    home = environment.get("JAVA_HOME")
+def has_java() -> bool:
+    home = os.environ.get("JAVA_HOME")
     return Path(home, "bin", "java").is_file() if home else shutil.which("java") is not None

@@ -15,11 +15,11 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JJavaError
@@ -27,8 +27,18 @@ from pyspark.sql import SparkSession
 
 from proxy.report.partials import folder_day
 
+#: Endings of segments' names.
+_SUFFIXES = (".jsonl", ".jsonl.gz")
+#: Maximum depth at which date directories are searched, which is enough for input/cluster/sidecar/date=...
+_DEPTH = 3
+#: Depth up to which files are searched within a date directory, which contains a directory for each hour.
+_DEPTH_OF_DAY = 2
 #: Special characters in Spark's and Hadoop's patterns.
 _PATTERN = frozenset("\\*?[]{},")
+_JAR = (
+    "add the jar, for s3a with --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION, where VERSION is the "
+    "version of Spark's hadoop-client-api (docs/reference/audit.md, On a cluster)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +46,21 @@ class Entry:
     """A file or directory; ``modified`` is in milliseconds since 1970."""
 
     path: str
-    name: str
     is_folder: bool
-    size: int = 0
-    modified: int = 0
+    size: int
+    modified: int
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def day(self) -> date | None:
+        return folder_day(self.path)
 
 
 class StorageError(OSError):
     """An error reported by a file system, with its message."""
-
-
-class Files(Protocol):
-    """The operations required for reading the log; see `Storage`."""
-
-    def is_folder(self, path: str) -> bool: ...
-
-    def entries(self, path: str) -> list[Entry]: ...
-
-    def fetch(self, path: str, folder: Path) -> Path: ...
 
 
 class LocalFiles:
@@ -67,8 +74,8 @@ class LocalFiles:
         entries = []
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
             status = entry.stat()
-            name = f"file:{entry.absolute()}"
-            entries.append(Entry(name, entry.name, entry.is_dir(), status.st_size, status.st_mtime_ns // 1_000_000))
+            modified = status.st_mtime_ns // 1_000_000
+            entries.append(Entry(f"file:{entry.absolute()}", entry.is_dir(), status.st_size, modified))
         return entries
 
     def fetch(self, path: str, folder: Path) -> Path:
@@ -80,27 +87,6 @@ class LocalFiles:
 def _local(path: str) -> Path:
     parts = urlsplit(path)
     return Path(unquote(parts.path) if path.startswith("file://") else path.removeprefix("file:"))
-
-
-@contextmanager
-def _of_java(path: str) -> Iterator[None]:
-    """Convert exceptions from a file system to a readable `StorageError`."""
-    try:
-        yield
-    except Py4JJavaError as error:
-        text = str(error.java_exception.getMessage() or error.java_exception)
-        scheme = path.partition(":")[0]
-        if "No FileSystem for scheme" in text or "ClassNotFoundException" in text:
-            raise StorageError(f"{path}: Spark has no file system for {scheme}://; {_JAR}") from error
-        raise StorageError(
-            text.splitlines()[0] if text.startswith(path) else f"{path}: {text.splitlines()[0]}"
-        ) from error
-
-
-_JAR = (
-    "add the jar, for s3a with --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION, where VERSION is the "
-    "version of Spark's hadoop-client-api (docs/reference/audit.md, On a cluster)"
-)
 
 
 class Storage:
@@ -115,10 +101,6 @@ class Storage:
         with self._at(path) as (files, target):
             return str(files.makeQualified(target).toString())
 
-    def exists(self, path: str) -> bool:
-        with self._at(path) as (files, target):
-            return bool(files.exists(target))
-
     def is_folder(self, path: str) -> bool:
         with self._at(path) as (files, target):
             return bool(files.exists(target) and files.getFileStatus(target).isDirectory())
@@ -130,10 +112,8 @@ class Storage:
             if not files.exists(target):
                 return []
             for status in files.listStatus(target):
-                at = status.getPath()
-                size = 0 if status.isDirectory() else int(status.getLen())
-                modified = int(status.getModificationTime())
-                entries.append(Entry(str(at.toString()), str(at.getName()), bool(status.isDirectory()), size, modified))
+                place, size, modified = status.getPath().toString(), status.getLen(), status.getModificationTime()
+                entries.append(Entry(str(place), bool(status.isDirectory()), int(size), int(modified)))
         return sorted(entries, key=lambda entry: entry.name)
 
     def make(self, path: str) -> None:
@@ -175,38 +155,42 @@ class Storage:
         """Write a text file atomically. An existing file is replaced."""
         with self._at(path) as (files, target):
             files.setWriteChecksum(False)
-            hidden = self._jvm.org.apache.hadoop.fs.Path(target.getParent(), f"_{target.getName()}")
-            out = files.create(hidden, True)
-            try:
-                out.write(bytearray(content.encode()))
-            finally:
-                out.close()
+            hidden = self._path(f"{target.getParent()}/_{target.getName()}")
+            with closing(files.create(hidden, True)) as stream:
+                stream.write(bytearray(content.encode()))
             files.delete(target, False)
             if not files.rename(hidden, target):
                 raise StorageError(f"{path}: can't be written")
 
     def read(self, path: str) -> str:
+        """Return the content of a text file; empty if the file does not exist."""
         with self._at(path) as (files, target):
-            stream = files.open(target)
-            try:
+            if not files.exists(target):
+                return ""
+            with closing(files.open(target)) as stream:
                 return bytes(stream.readAllBytes()).decode()
-            finally:
-                stream.close()
 
     def read_json(self, path: str) -> dict[str, Any]:
         """Read a JSON object; return {} if the file does not exist or was left incomplete by a killed run."""
         try:
-            content: dict[str, Any] = json.loads(self.read(path)) if self.exists(path) else {}
+            content: dict[str, Any] = json.loads(self.read(path))
         except ValueError:
             return {}
         return content
 
     @contextmanager
     def _at(self, path: str) -> Iterator[tuple[Any, Any]]:  # JVM objects
-        """Yield the file system of a path, and the path as a Java object. Errors become a `StorageError`."""
-        with _of_java(path):
+        """Yield the file system of a path, and the path as a Java object. Errors become a readable `StorageError`."""
+        try:
             target = self._path(path)
             yield target.getFileSystem(self._hadoop), target
+        except Py4JJavaError as error:
+            text = str(error.java_exception.getMessage() or error.java_exception)
+            if "No FileSystem for scheme" in text or "ClassNotFoundException" in text:
+                scheme = path.partition(":")[0]
+                raise StorageError(f"{path}: Spark has no file system for {scheme}://; {_JAR}") from error
+            line = text.splitlines()[0]
+            raise StorageError(line if text.startswith(path) else f"{path}: {line}") from error
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(path)
@@ -217,38 +201,21 @@ def literal(path: str) -> str:
     return "".join(f"\\{character}" if character in _PATTERN else character for character in path)
 
 
-SUFFIXES = (".jsonl", ".jsonl.gz")
-#: Maximum depth at which date directories are searched, which is enough for input/cluster/sidecar/date=...
-_DEPTH = 3
-#: Depth up to which files are searched within a date directory, which contains a directory for each hour.
-_DEPTH_OF_DAY = 2
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Segment:
-    """A file of the log; ``modified`` is in milliseconds since 1970."""
-
-    folder: date | None  # day of the directory
-    path: str
-    size: int
-    modified: int
-
-
-def find_segments(files: Files, folder: str, wanted: Callable[[date], bool] = lambda _: True) -> list[Segment]:
+def find_segments(
+    files: LocalFiles | Storage, folder: str, wanted: Callable[[date], bool] = lambda _: True, depth: int = _DEPTH
+) -> list[Entry]:
     """List the segments for the wanted days and the loose segments, ordered by day and path."""
-    return sorted(_walk(files, folder, _DEPTH, wanted), key=lambda segment: (segment.folder or date.min, segment.path))
-
-
-def _walk(files: Files, folder: str, depth: int, wanted: Callable[[date], bool]) -> Iterator[Segment]:
+    found: list[Entry] = []
     for entry in files.entries(folder):
         if entry.name.startswith(("_", ".")):
             continue
         day = folder_day(f"{entry.path}/")
         if not entry.is_folder:
-            if entry.name.endswith(SUFFIXES):
-                yield Segment(day, entry.path, entry.size, entry.modified)
+            if entry.name.endswith(_SUFFIXES):
+                found.append(entry)
         elif entry.name.startswith("date=") and day is not None:
             if wanted(day):
-                yield from _walk(files, entry.path, _DEPTH_OF_DAY, lambda _: True)
+                found += find_segments(files, entry.path, depth=_DEPTH_OF_DAY)
         elif depth:
-            yield from _walk(files, entry.path, depth - 1, wanted)
+            found += find_segments(files, entry.path, wanted, depth - 1)
+    return sorted(found, key=lambda segment: (segment.day or date.min, segment.path))

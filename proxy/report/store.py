@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import functools
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-import duckdb
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from proxy.report import partials
-from proxy.report.storage import Segment, Storage, StorageError, literal
+from proxy.report.session import Run
+from proxy.report.storage import Entry, StorageError, literal
 
 #: Compression ratio of text in a segment (gzip, level 3).
 PACKING = 12
@@ -44,28 +44,60 @@ _EMPTY = "nothing"
 
 
 class Partials:
-    """The partials of one output directory; ``work`` is a temporary directory on this machine."""
+    """The partials of one output directory."""
 
-    def __init__(
-        self, spark: SparkSession, storage: Storage, output: str, work: Path, duck: duckdb.DuckDBPyConnection
-    ) -> None:
-        self._spark = spark
-        self._storage = storage
-        self._folder = f"{output}/{partials.FOLDER}"
-        self._work = work / "partials"
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._folder = f"{run.output}/{partials.FOLDER}"
+        self._work = run.work / "partials"
         self._work.mkdir()
-        self._duck = duck
-        self._files: dict[str, Path] = {}  # by path on the storage
-        self._batches: dict[str, Path] = {}
-        self._put(partials.nothing(), _EMPTY)
+        self._files: dict[str, Path] = {}  # stored files on this machine, by path on the storage
+        self._batches: dict[str, str] = {}  # paths of the stored files by batch
+        self._put(_EMPTY, ((piece.name, piece.data) for piece in partials.nothing()))
 
-    def load(self) -> None:
+    def update(self, segments: Sequence[Entry]) -> int:
+        """Read the segments that are new or have changed, and return their number.
+
+        Raises:
+            StorageError: a segment can't be read, or partials can't be written.
+        """
+        self._load()
+        paths = [segment.path for segment in segments]
+        self._run.duck.execute("CREATE OR REPLACE TEMP TABLE present AS SELECT unnest(?::VARCHAR[]) AS path", [paths])
+        traced = self._run.request.trace
+        rows = self._ask("SELECT path, size, modified, traced FROM latest")
+        known = {(path, size, modified) for path, size, modified, with_trace in rows if with_trace or not traced}
+        new = [segment for segment in segments if (segment.path, segment.size, segment.modified) not in known]
+        for are_large in (False, True):
+            for job in _jobs(segment for segment in new if (segment.size > _WHOLE_BYTES) == are_large):
+                try:
+                    self._read(job, are_large)
+                except (Py4JJavaError, PySparkException) as error:
+                    raise StorageError(_sentence(error)) from error
+        if new:
+            self._load()
+        if self._run.request.forget:
+            self._forget()
+        self._compact()
+        return len(new)
+
+    def days(self) -> list[date]:
+        """Return the days of which segments in the log contain records, in order."""
+        rows = self._ask(
+            """SELECT DISTINCT day FROM (SELECT unnest(days) AS day, * FROM latest SEMI JOIN present USING (path))
+            WHERE day = folder OR day BETWEEN first::DATE AND last::DATE ORDER BY day"""
+        )
+        return [day for (day,) in rows]
+
+    def _load(self) -> None:
         """Load the tables ``segments`` (all partials) and ``live`` (the effective partial for each content hash)."""
-        for entry in self._storage.entries(self._folder):
+        for entry in self._run.storage.entries(self._folder):
             if entry.name.endswith(".parquet") and entry.path not in self._files:
-                self._files[entry.path] = self._storage.fetch(entry.path, self._work)
-                self._take(self._files[entry.path])
-        self._duck.execute(
+                file = self._files[entry.path] = self._run.storage.fetch(entry.path, self._work)
+                for batch, data in self._ask(f"SELECT batch, data FROM '{file}' WHERE name = 'segments'"):
+                    self._batches[batch] = entry.path
+                    self._put(batch, [("segments", data)])
+        self._run.duck.execute(
             f"""CREATE OR REPLACE TEMP TABLE segments AS SELECT * EXCLUDE (bloom, filename),
                 parse_filename(filename, true) AS batch
                 FROM read_parquet('{self._work}/segments/*.parquet', filename = true);
@@ -75,40 +107,34 @@ class Partials:
                 QUALIFY row_number() OVER (PARTITION BY content ORDER BY traced DESC, path) = 1;"""
         )
 
-    def _take(self, file: Path) -> None:
-        rows = self._duck.execute(f"SELECT batch, data FROM '{file}' WHERE name = 'segments'").fetchall()
-        for batch, data in rows:
-            self._batches[batch] = file
-            self._put([partials.Piece(batch, "segments", data)], batch)
+    def _put(self, batch: str, tables: Iterable[tuple[str, bytes]]) -> None:
+        """Write tables of a batch to files on this machine."""
+        for name, data in tables:
+            file = self._local(name, batch)
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(data)
 
-    def _put(self, pieces: Iterable[tuple[str, str, bytes]], batch: str) -> None:
-        for _, name, data in pieces:
-            place = self._work / name
-            place.mkdir(exist_ok=True)
-            (place / f"{batch}.parquet").write_bytes(data)
+    def _local(self, name: str, batch: str) -> Path:
+        return self._work / name / f"{batch}.parquet"
 
-    def unknown(self, segments: Sequence[Segment], traced: bool) -> list[Segment]:
-        """Return the segments that are new or have changed."""
-        rows = self._duck.execute("SELECT path, size, modified, traced FROM latest").fetchall()
-        known = {(path, size, modified) for path, size, modified, with_trace in rows if with_trace or not traced}
-        return [segment for segment in segments if (segment.path, segment.size, segment.modified) not in known]
+    def _unpack(self, batches: Iterable[str]) -> None:
+        """Write all tables of batches to files on this machine."""
+        for batch in batches:
+            if not self._local("traffic", batch).exists():
+                stored = self._files[self._batches[batch]]
+                self._put(batch, self._ask(f"SELECT name, data FROM '{stored}' WHERE batch = ?", [batch]))
 
-    def make(self, segments: Sequence[Segment], traced: bool) -> None:
-        """Read segments and store their partials.
+    def _source(self, name: str, batches: Iterable[str]) -> str:
+        """Return the SQL for one table of several batches, not all of which have the table."""
+        files = [self._local(name, batch) for batch in (_EMPTY, *batches)]
+        listed = ", ".join(f"'{file}'" for file in files if file.exists())
+        return f"read_parquet([{listed}])"
 
-        Raises:
-            StorageError: a segment can't be read, or partials can't be written.
-        """
-        small = [segment for segment in segments if segment.size <= _WHOLE_BYTES]
-        large = [segment for segment in segments if segment.size > _WHOLE_BYTES]
-        for job in (*_jobs(small), *_jobs(large)):
-            try:
-                self._run(job, traced)
-            except (Py4JJavaError, PySparkException) as error:
-                raise StorageError(_sentence(error)) from error
+    def _ask(self, question: str, values: Sequence[object] = ()) -> list[Any]:  # rows with values of any column
+        return self._run.duck.execute(question, values).fetchall()
 
-    def _run(self, job: Sequence[Segment], traced: bool) -> None:
-        spark = self._spark
+    def _read(self, job: Sequence[Entry], are_large: bool) -> None:
+        spark, traced = self._run.spark, self._run.request.trace
         cores = spark.sparkContext.defaultParallelism
         size = sum(segment.size + _OPEN_BYTES for segment in job) // cores
         tasks = min(_TASKS_PER_CORE, 1 + size // _TASK_BYTES)
@@ -116,7 +142,7 @@ class Partials:
         # A task always reads whole files, whose sizes rarely add up to exactly the size of a task.
         spark.conf.set("spark.sql.files.maxPartitionBytes", str(max(largest, size // tasks + largest // 2)))
         spark.conf.set("spark.sql.files.openCostInBytes", str(_OPEN_BYTES))
-        if max(at.size for at in job) <= _WHOLE_BYTES:
+        if not are_large:
             files = spark.read.format("binaryFile").load([literal(at.path) for at in job])
             rows = files.select("path", F.unix_millis("modificationTime"), "content").rdd
             pieces = rows.mapPartitions(functools.partial(partials.read, traced=traced))
@@ -133,82 +159,77 @@ class Partials:
         frame = spark.createDataFrame(pieces, _ROW, verifySchema=False)
         frame.write.mode("append").parquet(self._folder)
 
-    def open(self, days: Iterable[date]) -> None:
-        """Create the views ``p_NAME`` over the effective partials of the given days."""
-        wanted = self._duck.execute(
-            "SELECT DISTINCT batch FROM live WHERE list_has_any(days, ?::DATE[]) OR len(days) = 0", [list(days)]
-        )
-        batches = [batch for (batch,) in wanted.fetchall()]
-        for batch in batches:
-            if not (self._work / "traffic" / f"{batch}.parquet").exists():
-                self._put(self._pieces(batch), batch)
+    def open(self, day: date | None) -> None:
+        """Create the views ``p_NAME`` over the effective partials of a day and the days before and after it.
+
+        If the day is None, they are the partials of the segments outside date directories.
+        """
+        condition = "folder IS NULL"
+        if day is not None:
+            condition = f"list_has_any(days, [DATE '{day}' - 1, DATE '{day}', DATE '{day}' + 1])"
+        batches = [batch for (batch,) in self._ask(f"SELECT DISTINCT batch FROM live WHERE {condition}")]
+        self._unpack(batches)
         # This table is usually empty, so joining with it costs nothing. A join with `live` would copy all rows.
-        self._duck.execute(
+        self._run.duck.execute(
             "CREATE OR REPLACE TEMP TABLE superseded AS SELECT sid FROM segments ANTI JOIN live USING (sid)"
         )
         for name in partials.PARTIALS:
-            files = [self._work / name / f"{batch}.parquet" for batch in (_EMPTY, *batches)]
-            listed = ", ".join(f"'{file}'" for file in files if file.exists())
-            self._duck.execute(
-                f"""CREATE OR REPLACE TEMP VIEW p_{name} AS
-                    FROM read_parquet([{listed}]) ANTI JOIN superseded USING (sid)"""
+            source = self._source(name, batches)
+            self._run.duck.execute(
+                f"CREATE OR REPLACE TEMP VIEW p_{name} AS FROM {source} ANTI JOIN superseded USING (sid)"
             )
 
-    def _pieces(self, batch: str) -> list[tuple[str, str, bytes]]:
-        question = f"SELECT batch, name, data FROM '{self._batches[batch]}' WHERE batch = ?"
-        return self._duck.execute(question, [batch]).fetchall()
-
-    def forget(self, gone: Sequence[str]) -> None:
-        self._duck.execute("CREATE OR REPLACE TEMP TABLE forgotten AS SELECT unnest(?::VARCHAR[]) AS path", [gone])
-        rows = self._duck.execute("SELECT DISTINCT batch FROM segments SEMI JOIN forgotten USING (path)").fetchall()
-        files = {self._batches[batch] for (batch,) in rows}
-        self._rewrite(
-            [path for path, local in self._files.items() if local in files], "ANTI JOIN forgotten USING (path)"
+    def _forget(self) -> None:
+        """Remove the partials of deleted segments for the requested days."""
+        request = self._run.request
+        root = f"{self._run.storage.whole(request.input).rstrip('/')}/"
+        self._run.duck.execute(
+            """CREATE OR REPLACE TEMP TABLE forgotten AS SELECT path FROM latest ANTI JOIN present USING (path)
+            WHERE starts_with(path, ?) AND (folder IS NULL OR folder BETWEEN ? AND ?)""",
+            [root, request.since or date.min, request.until or date.max],
         )
+        batches = self._ask("SELECT DISTINCT batch FROM segments SEMI JOIN forgotten USING (path)")
+        self._rewrite({self._batches[batch] for (batch,) in batches}, "ANTI JOIN forgotten USING (path)")
 
-    def compact(self) -> None:
+    def _compact(self) -> None:
         """Join small files if there are many, since following the log creates a new file every minute."""
-        small = [path for path, local in self._files.items() if local.stat().st_size <= _SMALL_FILE]
+        small = {path for path, local in self._files.items() if local.stat().st_size <= _SMALL_FILE}
         if len(small) > _MOST_FILES:
             self._rewrite(small, "")
 
-    def _rewrite(self, paths: Sequence[str], condition: str) -> None:
+    def _rewrite(self, paths: Collection[str], condition: str) -> None:
         """Write the effective partials that meet a condition to one new file, which replaces the given files.
 
-        The partials get new numbers, so that `load` uses only one version even if a killed run left the old files.
+        The partials get new numbers, so that `_load` uses only one version even if a killed run left the old files.
         """
-        batches = [batch for batch, local in self._batches.items() if local in {self._files[path] for path in paths}]
+        batches = [batch for batch, path in self._batches.items() if path in paths]
         if not batches:
             return
-        for batch in batches:
-            self._put(self._pieces(batch), batch)
+        self._unpack(batches)
         shift, new = uuid.uuid4().int >> 66, uuid.uuid4().hex
         kept = f"(SELECT sid FROM latest {condition} WHERE batch IN ({', '.join(map(repr, batches))}))"
         target, piece = self._work / f"{new}.parquet", self._work / "piece"
-        self._duck.execute("CREATE OR REPLACE TEMP TABLE rewritten (batch VARCHAR, name VARCHAR, data BLOB)")
+        self._run.duck.execute("CREATE OR REPLACE TEMP TABLE rewritten (batch VARCHAR, name VARCHAR, data BLOB)")
         for name in partials.PARTIALS:
-            files = [self._work / name / f"{batch}.parquet" for batch in batches]
-            listed = ", ".join(f"'{file}'" for file in files if file.exists())
-            if not listed:
-                continue
-            self._duck.execute(
-                f"""COPY (SELECT * REPLACE ((sid + {shift}) % 4611686018427387904 AS sid) FROM read_parquet([{listed}])
-                    WHERE sid IN {kept}) TO '{piece}' (FORMAT parquet, COMPRESSION zstd)"""
+            self._run.duck.execute(
+                f"""COPY (SELECT * REPLACE ((sid + {shift}) % 4611686018427387904 AS sid)
+                    FROM {self._source(name, batches)} WHERE sid IN {kept})
+                    TO '{piece}' (FORMAT parquet, COMPRESSION zstd)"""
             )
-            self._duck.execute("INSERT INTO rewritten VALUES (?, ?, ?)", [new, name, piece.read_bytes()])
-        self._duck.execute(f"COPY rewritten TO '{target}' (FORMAT parquet, COMPRESSION uncompressed)")
-        self._storage.put(target, f"{self._folder}/joined-{new}.parquet")
+            self._run.duck.execute("INSERT INTO rewritten VALUES (?, ?, ?)", [new, name, piece.read_bytes()])
+        self._run.duck.execute(f"COPY rewritten TO '{target}' (FORMAT parquet, COMPRESSION uncompressed)")
+        self._run.storage.put(target, f"{self._folder}/joined-{new}.parquet")
         for path in paths:
-            self._storage.remove(path)
+            self._run.storage.remove(path)
             del self._files[path]
         for batch in batches:
             del self._batches[batch]
-            (self._work / "segments" / f"{batch}.parquet").unlink()
-        self.load()
+            self._local("segments", batch).unlink()
+        self._load()
 
 
-def _jobs(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    job: list[Segment] = []
+def _jobs(segments: Iterable[Entry]) -> Iterator[list[Entry]]:
+    job: list[Entry] = []
     text = 0
     for segment in segments:
         job.append(segment)

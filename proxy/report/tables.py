@@ -1,4 +1,7 @@
-"""Defines the names of a report's tables, and replaces the tables for a day.
+"""Creates the tables for one day from the partials of its segments, and puts them in place of the old tables.
+
+Each table is created by one statement on the views ``p_NAME`` (see `proxy.report.store`). Sums and histograms are
+added, percentiles are computed from histograms, ranges of numbers are joined, and returns are matched to publishes.
 
 The new tables for a day are first written next to the old tables; then each old directory is removed, and the new
 directory is moved into place. The inputs of a day's tables are recorded in ``_days/``. The record is deleted before the
@@ -11,97 +14,197 @@ columns. A day without records has no directory.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Iterable
-from datetime import date
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
+from string import Template
 from typing import Any
 
-from proxy.report.partials import folder_day
-from proxy.report.storage import Storage
+import duckdb
+
+from proxy.report.partials import MACROS, SIZE_CLASSES, folder_day, statements
+from proxy.report.request import KnownBinding
+from proxy.report.session import Run
 
 #: The tables of a report.
-TRAFFIC, DESTINATIONS, BINDINGS, UNROUTABLE = "traffic", "destinations", "bindings", "unroutable"
-LATENCY, PRODUCERS, ANOMALIES, TRACE = "latency", "producers", "anomalies", "trace"
-TABLES = (TRAFFIC, DESTINATIONS, BINDINGS, UNROUTABLE, LATENCY, PRODUCERS, ANOMALIES, TRACE)
+TRAFFIC, TRACE = "traffic", "trace"
+TABLES = (TRAFFIC, "destinations", "bindings", "unroutable", "latency", "producers", "anomalies", TRACE)
 #: Invalid lines, as JSON lines.
 REJECTED = "_rejected"
-#: Directory of invalid lines in segments outside date directories.
-UNDATED = "unknown"
 #: Readers skip names that begin with ``_``.
 _STAGING, _DAYS = "_staging", "_days"
+_PARQUET, _JSON = ("parquet", "FORMAT parquet, COMPRESSION zstd"), ("json.gz", "FORMAT json, COMPRESSION gzip")
+
+#: Part of the fingerprint of a day's tables. It is increased with every change that affects the tables.
+_EDITION = 1
+#: Number of earlier days with which an hour is compared, and minimum number of days required for a comparison.
+_HISTORY_DAYS, _LEAST_DAYS = 28, 3
+#: A value whose modified z-score exceeds the limit is an outlier. The factor makes the median absolute deviation
+#: comparable to a standard deviation. Source: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993.
+_LIMIT, _FACTOR = 3.5, 1.4826
+#: Even if earlier days were very regular, an outlier deviates from the median by more than this fraction of the median.
+_LEAST_SHARE = 0.05
+#: Maximum number of messages whose path through several sidecars is shown, and of steps in each path.
+WAYS, _STEPS = 10, 50
+#: Returns for the publishes of a day may arrive until this long after the end of the day.
+_LATE = timedelta(hours=1)
+
+_SQL = statements(
+    "tables.sql",
+    history_days=_HISTORY_DAYS,
+    least_days=_LEAST_DAYS,
+    limit=_LIMIT,
+    factor=_FACTOR,
+    least_share=_LEAST_SHARE,
+    ways=WAYS,
+    steps=_STEPS,
+    sizes=", ".join(
+        f"{{'up_to': {'NULL' if bound is None else bound}::BIGINT, 'publishes': total(classes[{place}])}}"
+        for place, bound in enumerate(SIZE_CLASSES, 1)
+    ),
+)
 
 
 class Tables:
-    """The tables of one output directory; ``work`` is a temporary directory on this machine."""
+    """The tables of one output directory.
 
-    def __init__(self, storage: Storage, output: str, work: Path) -> None:
-        self._storage = storage
-        self._output = output
-        self._staged = work / "tables"
-        self._fetched = work / "fetched"
+    A day that is None stands for the segments outside date directories. It has only invalid lines.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._staged = run.work / "tables"
+        self._values = {
+            "now": f"TIMESTAMP '{run.request.now.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}'",
+            "is_known": run.request.bindings is not None,
+        }
+        self._hours: set[date] = set()
 
     def begin(self) -> None:
-        """Remove the files of a run that was killed, and create directories."""
-        self._storage.remove(f"{self._output}/{_STAGING}")
-        self._storage.make(self._output)
+        """Remove the files of a run that was killed, and prepare to create tables."""
+        self._run.storage.remove(f"{self._run.output}/{_STAGING}")
+        self._run.storage.make(self._run.output)
+        known = self._run.request.bindings or ()
+        columns = [[getattr(binding, name) for binding in known] for name in KnownBinding.__slots__]
+        self._run.duck.execute(MACROS + _SQL["begin"])
+        self._run.duck.execute(
+            "INSERT INTO m_known SELECT" + ", ".join([" unnest(?::VARCHAR[])"] * len(columns)), columns
+        )
 
-    def staging(self, name: str, day: date | None) -> Path:
-        """Return the local directory to which a table for a day is written."""
-        folder = self._staged / name / _folder(day)
-        folder.mkdir(parents=True)
-        return folder
-
-    def drop(self, day: date | None, *only: str) -> None:
-        """Remove the new tables for a day, or only the given tables."""
-        for name in only or TABLES:
-            shutil.rmtree(self._staged / name, ignore_errors=True)
-
-    def exchange(self, day: date | None, state: dict[str, Any] | None) -> bool:
-        """Replace the tables for a day with the new tables. ``state`` describes the inputs of the new tables.
-
-        Returns:
-            True if the day had tables and no longer has any.
-        """
-        folder, staging = _folder(day), f"{self._output}/{_STAGING}"
-        self._storage.remove(f"{self._output}/{_DAYS}/{folder}.json")
-        if self._staged.exists():
-            self._storage.put(self._staged, staging)
-        written = {entry.name for entry in self._storage.entries(staging)}
-        gone = False
-        for name in (*TABLES, REJECTED):
-            placed = f"{self._output}/{name}/{folder}"
-            was_there = self._storage.remove(placed)
-            if name in written:
-                self._storage.make(f"{self._output}/{name}")
-                self._storage.move(f"{staging}/{name}/{folder}", placed)
-            gone |= was_there and name == TRAFFIC and name not in written
-        self._storage.remove(staging)
-        if state is not None:
-            self._storage.make(f"{self._output}/{_DAYS}")
-            self._storage.write(f"{self._output}/{_DAYS}/{folder}.json", json.dumps(state))
-        return gone
-
-    def state(self, day: date | None) -> dict[str, Any]:
-        """Return the recorded inputs of a day's tables; empty if another version created the tables."""
-        return self._storage.read_json(f"{self._output}/{_DAYS}/{_folder(day)}.json")
-
-    def days(self, name: str) -> list[date]:
-        """Return the days for which a table exists, in order."""
-        days = (folder_day(f"{entry.name}/") for entry in self._storage.entries(f"{self._output}/{name}"))
+    def days(self) -> list[date]:
+        """Return the days that have tables, in order."""
+        days = (folder_day(f"{entry.name}/") for entry in self._run.storage.entries(f"{self._run.output}/{TRAFFIC}"))
         return [day for day in days if day is not None]
 
-    def files(self, name: str, days: Iterable[date]) -> list[Path]:
+    def files(self, name: str, day: date) -> list[Path]:
         """Return the files of a table as links or copies on this machine."""
-        files = []
-        for day in days:
-            for entry in self._storage.entries(f"{self._output}/{name}/{_folder(day)}"):
-                if entry.name.endswith(".parquet"):
-                    self._fetched.mkdir(exist_ok=True)
-                    files.append(self._storage.fetch(entry.path, self._fetched))
-        return files
+        entries = self._run.storage.entries(f"{self._run.output}/{name}/{_folder(day)}")
+        return [
+            self._run.storage.fetch(entry.path, self._run.work) for entry in entries if entry.name.endswith(".parquet")
+        ]
+
+    def state(self, day: date | None) -> dict[str, Any]:
+        """Return the inputs and page data of a day's tables; empty if another version created the tables."""
+        return self._run.storage.read_json(self._state_file(day))
+
+    def fingerprint(self, day: date | None) -> str:
+        """Return a fingerprint of the inputs of a day's tables."""
+        if day is None:
+            return self._contents("folder IS NULL")
+        request = self._run.request
+        begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
+        parts = [
+            _EDITION,
+            self._contents(f"list_contains(days, DATE '{day}')"),
+            min(24, max(0, int((request.now - begin).total_seconds()) // 3600)),
+            [str(other) for other in self._history(day)],
+            None if request.bindings is None else sorted(map(repr, request.bindings)),
+            request.trace,
+        ]
+        return _digest(json.dumps(parts))
+
+    def _contents(self, condition: str) -> str:
+        rows = self._run.duck.execute(f"SELECT content FROM live WHERE {condition} ORDER BY content").fetchall()
+        return _digest("".join(content for (content,) in rows))
+
+    def make(self, day: date | None, fingerprint: str) -> None:
+        """Create the tables for a day, and replace the old tables."""
+        data = {} if day is None else self._create(day)
+        self._replace(day, {"fingerprint": fingerprint, **self._set_aside(day), **data})
+
+    def _create(self, day: date) -> dict[str, Any]:
+        """Write the tables for a day to a local directory. Return the page data that no table contains."""
+        self._values |= {
+            "day": f"DATE '{day}'",
+            "begin": f"DATE '{day - timedelta(days=1)}'",
+            "end": f"TIMESTAMP '{datetime.combine(day, time()) + timedelta(days=1) + _LATE}'",
+        }
+        for other in self._history(day):
+            if other not in self._hours:
+                self._hours.add(other)
+                for file in self.files(TRAFFIC, other):
+                    self._run.duck.execute(Template(_SQL["earlier hours"]).substitute(other=other, file=file))
+        self._hours.add(day)
+        self._ask("prepare")
+        wanted = [name for name in TABLES if name != TRACE or self._run.request.trace]
+        if not sum(self._write(name, *_PARQUET) for name in wanted):
+            shutil.rmtree(self._staged)
+        [(unmatched,)] = self._ask("unmatched").fetchall()
+        results, ways = self._ask("results").fetchall(), self._ask("ways").fetchall()
+        return {"results": dict(results), "unmatched": unmatched, "ways": ways}
+
+    def _set_aside(self, day: date | None) -> dict[str, Any]:
+        """Count the invalid lines in the log directory of a day, and write them to a local directory."""
+        self._values["here"] = "folder IS NULL" if day is None else f"folder = DATE '{day}'"
+        if not self._write(REJECTED, *_JSON):
+            shutil.rmtree(self._staged / REJECTED)
+        answer = self._ask("rejected counts")
+        counts = dict(zip((column[0] for column in answer.description), answer.fetchall()[0], strict=True))
+        late = counts.pop("late")
+        return {"rejected": {why: count for why, count in counts.items() if count}, "late": late}
+
+    def _replace(self, day: date | None, state: dict[str, Any]) -> None:
+        staging = f"{self._run.output}/{_STAGING}"
+        self._run.storage.remove(self._state_file(day))
+        written = {folder.name for folder in self._staged.iterdir()}
+        if written:
+            self._run.storage.put(self._staged, staging)
+        for name in (*TABLES, REJECTED):
+            placed = f"{self._run.output}/{name}/{_folder(day)}"
+            self._run.storage.remove(placed)
+            if name in written:
+                self._run.storage.make(f"{self._run.output}/{name}")
+                self._run.storage.move(f"{staging}/{name}", placed)
+        self._run.storage.remove(staging)
+        self._run.storage.write(self._state_file(day), json.dumps(state))
+
+    def _history(self, day: date) -> list[date]:
+        """Return the days with tables with which a day is compared."""
+        return [other for other in self.days() if 0 < (day - other).days <= _HISTORY_DAYS]
+
+    def _write(self, name: str, ending: str, form: str) -> int:
+        """Write a table to a local directory; return the number of rows."""
+        folder = self._staged / name
+        folder.mkdir(parents=True)
+        statement = self._filled(f"table {name}")
+        [(rows,)] = self._run.duck.execute(f"COPY ({statement}) TO '{folder}/part-0.{ending}' ({form})").fetchall()
+        return int(rows)
+
+    def _ask(self, statement: str) -> duckdb.DuckDBPyConnection:
+        return self._run.duck.execute(self._filled(statement))
+
+    def _filled(self, statement: str) -> str:
+        return Template(_SQL[statement]).substitute(self._values)
+
+    def _state_file(self, day: date | None) -> str:
+        return f"{self._run.output}/{_DAYS}/{_folder(day)}.json"
 
 
 def _folder(day: date | None) -> str:
-    return f"date={day or UNDATED}"
+    return f"date={day or 'unknown'}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-_THOUSAND = 1000
+_THOUSAND = 1000.0
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 _TIMES = (("µs", 1.0), ("ms", 1e3), ("s", 1e6))
 
@@ -21,21 +22,15 @@ def several(number: int, singular: str, plural: str = "") -> str:
 
 def short(number: float, unit: str = "") -> str:
     """Format a number with up to three digits, such as 1.25 M or, with a unit, 1.25 MB."""
-    size, prefix = scale(number)
-    return f"{_three(number / size)} {prefix}{unit}".rstrip()
+    place = 0
+    while abs(number) >= _THOUSAND ** (place + 1) and place < len(_PREFIXES) - 1:
+        place += 1
+    return f"{_three(number / _THOUSAND**place)} {_PREFIXES[place]}{unit}".rstrip()
 
 
 def _three(number: float) -> str:
     text = f"{number:.{max(0, 3 - len(str(int(abs(number)))))}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def scale(number: float) -> tuple[float, str]:
-    """Choose the prefix for numbers up to this number, such as (1000000.0, "M")."""
-    size, place = 1.0, 0
-    while abs(number) >= size * _THOUSAND and place < len(_PREFIXES) - 1:
-        size, place = size * _THOUSAND, place + 1
-    return size, _PREFIXES[place]
 
 
 def micros(microseconds: float) -> str:
@@ -54,13 +49,16 @@ def hour(time: datetime) -> str:
     return f"{time:%Y-%m-%d %H}-{(time + timedelta(hours=1)):%H} h"
 
 
+def day_range(days: Sequence[object]) -> str:
+    """Format a range of days, such as 2026-11-20 to 2026-11-22."""
+    return " to ".join(dict.fromkeys(map(str, (*days[:1], *days[-1:])))) or "no day"
+
+
 def minutes(count: int) -> str:
     """Format the length of a step, such as minute, 10 minutes, hour, 2 hours or day."""
-    for name, size in (("week", 10080), ("day", 1440), ("hour", 60), ("minute", 1)):
-        if count % size == 0:
-            times = count // size
-            return name if times == 1 else f"{times} {name}s"
-    raise AssertionError("unreachable: every step is a whole number of minutes")
+    sizes = (("week", 10080), ("day", 1440), ("hour", 60), ("minute", 1))
+    name, size = next((name, size) for name, size in sizes if count % size == 0)
+    return name if count == size else f"{count // size} {name}s"
 
 
 def share(part: float, all_of_it: float) -> str:

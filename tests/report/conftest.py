@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,16 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(SPARK_SECONDS))
 
 
-def java_is_there() -> bool:
-    home = os.environ.get("JAVA_HOME")
-    return Path(home, "bin", "java").is_file() if home else shutil.which("java") is not None
-
-
 @pytest.fixture(scope="session")
 def java() -> None:
     """Skip where there is no Java or no pyspark."""
     pytest.importorskip("pyspark")
-    if not java_is_there():
+    from proxy.report.session import has_java
+
+    if not has_java():
         pytest.skip("no Java runtime (apt-get install default-jre-headless)")
 
 

@@ -83,11 +83,27 @@ def test_a_day_that_grows_is_read_where_it_is_new(place: Place) -> None:
     assert (first.read, len(first.made)) == (2, 2)
     opened = segment(place.input, [publish(seq=3)], hour=8)
     hidden = opened.rename(opened.with_name(f"_{opened.name}"))
-    assert (place.run().read, place.run().made) == (0, ())
+    nothing = place.run()
+    assert (nothing.read, nothing.made) == (0, [])
     hidden.rename(opened)
     grown = place.run()
-    assert (grown.read, list(map(str, grown.made))) == (1, ["2026-11-20"])
+    assert (grown.read, grown.made) == (1, ["2026-11-20"])
     assert place.publishes() == {"2026-11-19": 1, "2026-11-20": 3}
+
+
+def test_days_that_are_compared_with_each_other_are_made_once(place: Place) -> None:
+    for day in ("2026-11-19", "2026-11-20"):
+        segment(place.input, [publish(ts=f"{day}T07:00:00Z")], day)
+    assert place.run().made == ["2026-11-19", "2026-11-20"]
+    assert place.run().made == []
+
+
+def test_invalid_lines_of_a_loose_segment_are_kept_whatever_days_are_asked_for(place: Place) -> None:
+    segment(place.input, [publish()])
+    (place.input / "loose.jsonl").write_text(f"{publish(ts='2026-11-18T01:00:00Z')}\nrubbish\n")
+    day = datetime(2026, 11, 20, tzinfo=UTC).date()
+    assert place.run(since=day, until=day).rejected == {"foreign": 1}
+    assert [path.name for path in (place.output / "_rejected").iterdir()] == ["date=unknown"]
 
 
 def test_a_segment_that_changed_is_read_again_and_counts_as_it_is_now(place: Place) -> None:
@@ -100,13 +116,13 @@ def test_a_segment_that_changed_is_read_again_and_counts_as_it_is_now(place: Pla
 
 def test_a_copy_counts_once_and_is_named(place: Place) -> None:
     path = segment(place.input, [publish(), publish(seq=2)])
-    assert place.run().figures.duplicates == []
+    assert place.run().duplicates == []
     shutil.copy(path, path.with_name("audit-copy.jsonl.gz"))
     (place.input / "other/date=2026-11-20/hour=09").mkdir(parents=True)
     shutil.copy(path, place.input / "other/date=2026-11-20/hour=09/audit-moved.jsonl.gz")
     summary = place.run()
     assert place.publishes() == {"2026-11-20": 2}
-    assert summary.figures.duplicates == ["audit-moved.jsonl.gz", "audit-p-1-1.jsonl.gz"]
+    assert summary.duplicates == ["audit-moved.jsonl.gz", "audit-p-1-1.jsonl.gz"]
     assert "counted once: audit-moved.jsonl.gz, audit-p-1-1.jsonl.gz" in str(summary)
     assert "audit-moved.jsonl.gz" in (place.output / "report.html").read_text()
 
@@ -115,7 +131,7 @@ def test_a_segment_that_was_moved_is_no_copy(place: Place) -> None:
     path = segment(place.input, [publish()])
     place.run()
     path.rename(path.with_name("audit-p-1-2.jsonl.gz"))
-    assert place.run().figures.duplicates == []
+    assert place.run().duplicates == []
     assert place.publishes() == {"2026-11-20": 1}
 
 
@@ -153,7 +169,7 @@ def test_a_return_finds_its_publish_in_another_segment_also_beyond_midnight(plac
     assert place.ask("SELECT date::VARCHAR, example_rk, publishes, returned FROM {unroutable}") == [
         ("2026-11-20", "k5", 3, 3)
     ]
-    assert summary.figures.unmatched == 1
+    assert summary.unmatched == 1
     assert "1 return without a publish in the log" in str(summary)
 
 
@@ -228,7 +244,7 @@ def test_output_of_version_0_1_stays_and_the_first_run_says_what_it_makes_again(
 
 
 #: What changes the output: methods by the class that has them.
-CHANGES = {Storage: ("remove", "make", "put", "move", "write"), store.Partials: ("_run",)}
+CHANGES = {Storage: ("remove", "make", "put", "move", "write"), store.Partials: ("_read",)}
 
 
 def before_changes(patch: Callable[[type, str, Any], None], look: Callable[[str], None]) -> None:
@@ -248,7 +264,7 @@ def before_changes(patch: Callable[[type, str, Any], None], look: Callable[[str]
 
 def step(method: str, arguments: Sequence[Any]) -> str:
     """The name of a change: what is done, and to what in the output."""
-    if method == "_run":
+    if method == "_read":
         return "read segments"
     path = arguments[2 if method in ("put", "move") else 1]
     return f"{method} {path.partition('/out/')[2].partition('/')[0] or 'output'}"
@@ -344,6 +360,6 @@ def test_following_says_what_is_new(place: Place, monkeypatch: pytest.MonkeyPatc
     for _ in range(2):
         follow(Request(str(place.input), str(place.output)), said.append, once=True)
     assert ["read 1 new segment" in str(summary) for summary in said] == [True, False]
-    assert [summary.as_json()["read"] for summary in said] == [1, 0]
-    assert (said[0].as_json()["publishes"], said[0].as_json()["page"]) == (1, f"file:{place.output}/report.html")
+    assert [summary.read for summary in said] == [1, 0]
+    assert (said[0].publishes, said[0].page) == (1, f"file:{place.output}/report.html")
     assert PUBLISH["proxy"] in str(place.ask("SELECT proxy FROM {producers}"))

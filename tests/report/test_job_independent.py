@@ -48,7 +48,7 @@ TIMES = tuple(
 def compared(spark: SparkSession, folder: Path, records: int) -> None:
     Day(records, packed=False).write(folder / "in")
     summary = run(spark, Request(str(folder / "in"), str(folder / "out"), trace=True))
-    assert summary.figures.publishes == records
+    assert summary.publishes == records
     assert len(Computed(folder / "in", folder / "out").compare()) >= len(QUESTIONS) - 1
 
 
@@ -139,7 +139,7 @@ def test_nasty_input_has_the_numbers_that_duckdb_finds(
     summary = run(spark, request)
     assert summary.read == len(later)
     assert run(spark, request).read == 0
-    assert summary.figures.publishes == sum(record["kind"] == "publish" for _, record in made)
-    assert sum(summary.figures.rejected.values()) == bad
-    assert summary.figures.unmatched == 0
+    assert summary.publishes == sum(record["kind"] == "publish" for _, record in made)
+    assert sum(summary.rejected.values()) == bad
+    assert summary.unmatched == 0
     assert Computed(tmp_path / "in", tmp_path / "out").compare() == {question[0] for question in QUESTIONS}

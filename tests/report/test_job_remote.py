@@ -32,7 +32,7 @@ def test_log_and_output_may_lie_on_hdfs(
     segments = {f"/{path.relative_to(tmp_path)}": path.stat().st_size for path in (tmp_path / "log").rglob("audit-*")}
     with WebHdfs(tmp_path) as hdfs:
         request = Request(f"{hdfs.url}/log", f"{hdfs.url}/out", trace=True, now=NOW)
-        assert run(spark, request).figures.segments == len(segments) == 6
+        assert run(spark, request).segments == len(segments) == 6
         assert all(hdfs.read_bytes[path] >= size for path, size in segments.items())
         Computed(tmp_path / "log", tmp_path / "out").compare()
         hdfs.read_bytes.clear()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import gzip
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import create_autospec
 
 import duckdb
 import pytest
+from pyspark.sql import SparkSession
 
-from proxy.report.merge import Merge
 from proxy.report.partials import KEPT_LINES, TAIL, read
-from proxy.report.request import KnownBinding
+from proxy.report.request import KnownBinding, Request
+from proxy.report.session import Run
+from proxy.report.storage import Storage
 from proxy.report.tables import Tables
 from tests.report.lines import TS, gap, publish, settle
 
@@ -162,11 +163,14 @@ def test_numbers_of_a_channel_are_ranges_however_they_come(tmp_path: Path) -> No
     assert sorted((row["first"], row["last"]) for row in made["ranges"]) == [(1, 3), (7, 8), (20, 20)]
 
 
-def test_a_hundred_thousand_bindings_of_rules_files_are_taken_in_less_than_three_seconds_of_cpu() -> None:
-    known = [KnownBinding("/", "orders", f"binding {number}", "r1") for number in range(100_000)]
+def test_a_hundred_thousand_bindings_of_rules_files_are_taken_in_less_than_three_seconds_of_cpu(
+    tmp_path: Path,
+) -> None:
+    known = tuple(KnownBinding("/", "orders", f"binding {number}", "r1") for number in range(100_000))
+    request = Request("in", "out", bindings=known)
     with duckdb.connect() as duck:
         begin = time.process_time()
-        Merge(duck, create_autospec(Tables), known, datetime(2026, 11, 20, tzinfo=UTC), trace=False)
+        Tables(Run(request, create_autospec(SparkSession), create_autospec(Storage), "out", tmp_path, duck)).begin()
         assert time.process_time() - begin < 3
         assert duck.execute("SELECT count(*), min(binding), max(rules) FROM m_known").fetchall() == [
             (100_000, "binding 0", "r1")

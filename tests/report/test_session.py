@@ -11,8 +11,6 @@ from proxy.errors import ConfigError
 from proxy.report.request import Request
 from proxy.report.session import LOCAL, chosen, session
 
-SUBMITTED = {"PYSPARK_GATEWAY_PORT": "1"}
-
 
 def request(master: str | None = None, *settings: tuple[str, str]) -> Request:
     return Request("in", "out", master=master, settings=settings)
@@ -20,21 +18,25 @@ def request(master: str | None = None, *settings: tuple[str, str]) -> Request:
 
 @pytest.mark.parametrize("master", [None, "local[2]"])
 def test_on_this_machine_nothing_listens_beyond_loopback(master: str | None) -> None:
-    settings = chosen(request(master), {})
+    settings = chosen(request(master))
     assert settings["spark.driver.bindAddress"] == settings["spark.driver.host"] == "127.0.0.1"
     assert settings["spark.ui.enabled"] == "false"
     assert settings["spark.master"] == (master or "local[*]")
 
 
-@pytest.mark.parametrize(("master", "environment"), [("spark://host:7077", {}), (None, SUBMITTED)])
-def test_on_a_cluster_its_own_settings_hold(master: str | None, environment: dict[str, str]) -> None:
-    settings = chosen(request(master), environment)
+@pytest.mark.parametrize(("master", "is_submitted"), [("spark://host:7077", False), (None, True)])
+def test_on_a_cluster_its_own_settings_hold(
+    monkeypatch: pytest.MonkeyPatch, master: str | None, is_submitted: bool
+) -> None:
+    if is_submitted:
+        monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    settings = chosen(request(master))
     assert not settings.keys() & (LOCAL.keys() - {"spark.master"})
     assert settings.get("spark.master") == master
 
 
 def test_the_operator_has_the_last_word() -> None:
-    assert chosen(request(None, ("spark.ui.enabled", "true")), {})["spark.ui.enabled"] == "true"
+    assert chosen(request(None, ("spark.ui.enabled", "true")))["spark.ui.enabled"] == "true"
 
 
 def test_without_java_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from proxy.cli.main import main
 from proxy.report.job import run
 from proxy.report.request import Request
+from proxy.report.storage import Entry, LocalFiles
 from tests.report.lines import publish, segment, settle
 
 
@@ -64,6 +65,23 @@ def test_segments_whose_partial_says_no_are_left_out(
     # A segment that the report has not read is read.
     segment(log, [publish(message_id="new")], hour=10)
     assert traced(capsys, log, "new", "--output", str(output))[1] == ["publish p 1"]
+
+
+def test_partials_are_read_once_however_many_segments_there_are(
+    log: Path, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out"
+    run(spark, Request(str(log), str(output)))
+    listed: list[str] = []
+    entries = LocalFiles.entries
+
+    def counted(files: LocalFiles, path: str) -> list[Entry]:
+        listed.append(path)
+        return entries(files, path)
+
+    monkeypatch.setattr(LocalFiles, "entries", counted)
+    assert traced(capsys, log, "m11", "--output", str(output))[0] == 0
+    assert listed.count(f"{output}/_partials/1") == 1
 
 
 def test_a_folder_that_is_not_there_is_a_fault(tmp_path: Path) -> None:

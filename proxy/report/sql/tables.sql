@@ -1,4 +1,4 @@
--- The tables of a day, $day, from the views p_NAME over partials. `proxy.report.merge` fills in $NAME.
+-- The tables of a day, $day, from the views p_NAME over partials. `proxy.report.tables` fills in $NAME.
 
 -- name: begin
 CREATE MACRO IF NOT EXISTS utc(x) AS make_timestamptz(epoch_us(x));
@@ -59,7 +59,7 @@ CREATE OR REPLACE TEMP TABLE m_deviations AS
 INSERT INTO m_hours SELECT DATE '$other', hour, vhost, exchange, outcome, sum(publishes) FROM read_parquet('$file')
     GROUP BY ALL
 
--- name: rejected
+-- name: table _rejected
 SELECT path AS file, why, line FROM p_rejected JOIN live USING (sid) WHERE $here
 UNION ALL SELECT path, 'damaged file', NULL FROM live WHERE damaged AND $here ORDER BY ALL
 
