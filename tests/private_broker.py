@@ -160,6 +160,11 @@ class PrivateBroker(Broker):
         """The broker's log file; gone after ``stop``."""
         return self.folder / "log" / "broker.log"
 
+    @property
+    def process_id(self) -> int:
+        """Of the Erlang virtual machine."""
+        return int((self.folder / "pid").read_text())
+
     def start(self) -> None:
         """Start it and return when it serves AMQP and its management API; after ``kill``, with what it had.
 

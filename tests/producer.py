@@ -301,6 +301,12 @@ class Producer:
         self._input += data
         return False
 
+    def unread(self) -> bytes:
+        """Give the bytes that came and were not read as frames, for who takes the socket over."""
+        rest = bytes(self._input)
+        self._input.clear()
+        return rest
+
     def _whole(self) -> Frame | None:
         if len(self._input) < 7:
             return None
@@ -403,6 +409,14 @@ class Producer:
         self.call(commands.Basic.Get(queue=queue, no_ack=True), channel)
         found = self.expect("Basic.GetOk", "Basic.GetEmpty")
         return self.message(found) if found.name == "Basic.GetOk" else None
+
+    def next(self, queue: str) -> Message:
+        """Wait for a message in a queue and take it."""
+        end = time.monotonic() + ANSWER_SECONDS
+        while (message := self.get(queue)) is None:
+            assert time.monotonic() < end, f"nothing came into queue {queue}"
+            time.sleep(0.02)
+        return message
 
     def take(self, queue: str, channel: int = 1) -> list[Message]:
         """Take all messages from a queue."""

@@ -2,12 +2,15 @@
 
 - `publishes`   the bytes of the messages, built before anything is timed
 - `confirms`    counting the broker's acks without a client library
-- `link`        a blocking AMQP connection: handshake, declares
 - `generator`   a producer in a separate process
-- `processes`   CPU time and memory of a process; HAProxy and the sidecar as child processes
+- `processes`   CPU time and memory of a process; HAProxy and generators as child processes
 - `arrangement` exchanges, queues and rules files used by the cases
 - `cases`       the cases, and the rows of the table with their targets
 - `memory`      an idle sidecar, idle connections, one very large message
+- `pauses`      the longest confirm during reloads and scrapes
+- `cycles`      producers that connect, publish and disconnect
+- `scale`       100,000 bindings
+- `in_process`  events of the console, the metrics page and look-ups of addresses, without a broker
 - `report`      medians, the printed table, the JSON file
 - `profile`     one case for a few seconds, with the sidecar under a profiler
 """

@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,11 @@ from pamqp import commands
 
 from tests.bench import arrangement
 from tests.bench.cases import CONSUMED, MICROSECONDS, Case, Sample, Way
-from tests.bench.link import Link
-from tests.bench.processes import Child, ChildError, Producer, answers
+from tests.bench.processes import START_SECONDS, Child, ChildError, LoadProcess
 from tests.private_broker import PrivateBroker, free_port
+from tests.producer import Producer
+from tests.sidecar import PROGRAM, Sidecar, SidecarFailed
 
-OXPROXY = str(Path(sys.executable).with_name("oxproxy"))
 FOLLOWERS = 1_000
 REST_SECONDS = 0.003
 """Pause of the resting relay after a read, which is long enough for many confirms to arrive."""
@@ -58,9 +58,8 @@ class Arena:
         self.folder = folder
         self.terms = terms
         self._children = contextlib.ExitStack()
-        self._sidecars: dict[int, Child] = {}
         self._ways: dict[Way, tuple[int, int] | ChildError] = {}
-        self._producers: dict[str, list[Producer] | ChildError] = {}
+        self._producers: dict[str, list[LoadProcess] | ChildError] = {}
 
     def __enter__(self) -> Self:
         arrangement.declare(self.broker)
@@ -96,20 +95,20 @@ class Arena:
     def _consume(self, case: Case) -> Sample:
         """Fill the queue directly at the broker, then let a consumer read all messages through the case's process."""
         consumer, filler = self.consumer(case), self.producers(replace(case, name=CONSUMED, way=Way.BROKER))[0]
-        with Link(self.broker.host, self.broker.port) as link:
-            link.call(commands.Queue.Purge(queue=CONSUMED), commands.Queue.PurgeOk)
+        with Producer(self.broker.port).open() as control:
+            control.ask(commands.Queue.Purge(queue=CONSUMED))
             seconds = min(self.terms.seconds, case.prefetch * FILL_SECONDS)
             filler.ask({"run": seconds, "warm_up": 0.0, "watch": {}})
-            declared = link.call(commands.Queue.Declare(queue=CONSUMED, passive=True), commands.Queue.DeclareOk)
+            declared = control.ask(commands.Queue.Declare(queue=CONSUMED, passive=True)).arguments
         watch = self._watched() | {"producer": consumer.pid}
-        run = consumer.ask({"consume": declared.message_count, "watch": watch})
+        run = consumer.ask({"consume": declared["message_count"], "watch": watch})
         cpu = {name: spent / run["confirmed"] * MICROSECONDS for name, spent in run["cpu_seconds"].items()}
         return Sample(run["confirmed"] / run["seconds"], cpu)
 
-    def consumer(self, case: Case) -> Producer:
+    def consumer(self, case: Case) -> LoadProcess:
         """Return the consumer of a case, which waits for commands."""
         plan: dict[str, object] = {"port": self.port(case.way), "queue": CONSUMED, "prefetch": case.prefetch}
-        make = partial(Producer, case.name, self.folder, plan, "consumer")
+        make = partial(LoadProcess, case.name, self.folder, plan, "consumer")
         return once(self._producers, f"{case.name} (consumer)", lambda: [self._children.enter_context(make())])[0]
 
     def ping(self, case: Case, count: int) -> list[float]:
@@ -117,44 +116,30 @@ class Arena:
         times: list[float] = self.producers(case)[0].ask({"ping": count + PING_WARM_UP})
         return times[PING_WARM_UP:]
 
-    def producers(self, case: Case) -> list[Producer]:
+    def producers(self, case: Case) -> list[LoadProcess]:
         """Return the generators of a case, which are connected and wait for commands."""
         return once(self._producers, case.name, lambda: self._start_producers(case))
 
     def port(self, way: Way) -> int:
         return self._way(way)[0]
 
-    def pid(self, way: Way) -> int:
-        return self._way(way)[1]
-
     def start_sidecar(
-        self, name: str, rules: Path, wrap: tuple[str, ...] = (), settings: str = "", admin_port: int = 0
-    ) -> tuple[int, int]:
-        """Start a sidecar with a rules file; return its port and its process id once it is ready.
+        self, name: str, rules: Path, settings: Mapping[str, object] | None = None, wrap: tuple[str, ...] = ()
+    ) -> Sidecar:
+        """Start a sidecar with a rules file, and return it once it is ready.
 
         Args:
-            name: name of the sidecar's files.
+            name: name of the sidecar's folder.
+            settings: additional configuration.
             wrap: a command that runs the sidecar.
-            settings: additional lines of the configuration.
-            admin_port: port of the admin address; 0 for any port.
         """
-        port, admin_port = free_port(), admin_port or free_port()
-        config = arrangement.sidecar_config(
-            self.folder / f"{name.replace(' ', '-')}.yaml", self.broker, port, admin_port, rules
-        )
-        with config.open("a") as file:
-            file.write(settings)
-        if not Path(OXPROXY).exists():
-            raise ChildError(f"{OXPROXY} is not installed")
-        command = [*wrap, OXPROXY, "serve", "--config", str(config)]
-        child = self._children.enter_context(Child(name.replace(" ", "-"), command, self.folder))
-        child.wait_until(lambda: answers(f"http://127.0.0.1:{admin_port}/readyz"))
-        self._sidecars[child.pid] = child
-        return port, child.pid
-
-    def end_sidecar(self, pid: int) -> None:
-        """End a sidecar before the others, so that it no longer queries the broker."""
-        self._sidecars[pid].stop()
+        folder = self.folder / name.replace(" ", "-")
+        folder.mkdir()
+        sidecar = Sidecar(self.broker, [rules], settings, folder, (*wrap, str(PROGRAM)), START_SECONDS)
+        try:
+            return self._children.enter_context(sidecar)
+        except SidecarFailed as error:
+            raise ChildError(str(error)) from error
 
     def _way(self, way: Way) -> tuple[int, int]:
         return once(self._ways, way, lambda: self._start_way(way))
@@ -162,44 +147,39 @@ class Arena:
     def _start_way(self, way: Way) -> tuple[int, int]:
         match way:
             case Way.BROKER:
-                return self.broker.port, self._broker_pid()
+                return self.broker.port, self.broker.process_id
             case Way.HAPROXY:
                 return self._start_haproxy()
             case Way.COPYING:
                 return self._start_copying_relay(way, 0.0)
             case Way.RESTING:
                 return self._start_copying_relay(way, REST_SECONDS)
-            case Way.RULES:
-                return self.start_sidecar(way, arrangement.real_rules(self.folder), self.terms.wrap)
-            case Way.SIDECAR:
-                rules = arrangement.small_rules(self.folder, self.broker)
-                started = self.start_sidecar(way, rules, self.terms.wrap)
-                arrangement.declare_as_client(self.broker, started[0])
-                return started
-            case Way.WORKERS:
-                rules = arrangement.small_rules(self.folder, self.broker)
-                return self.start_sidecar(way, rules, settings="workers: 2\n")
-            case Way.AUDITED | Way.RULES_AUDITED:
-                real = way is Way.RULES_AUDITED
-                rules = (
-                    arrangement.real_rules(self.folder) if real else arrangement.small_rules(self.folder, self.broker)
-                )
-                audit = self.folder / f"audit-{way.name.lower()}"
-                audit.mkdir()
-                return self.start_sidecar(way, rules, settings=f"audit: {{directory: {audit}}}\n")
-            case Way.FLOODED:
-                return self._start_flooded()
-            case Way.LOADED:
-                return self.start_sidecar(way, arrangement.large_rules(self.folder, self.broker))
+        sidecar = self._start_sidecar_of(way)
+        return sidecar.port, sidecar.process_id
 
-    def _start_flooded(self) -> tuple[int, int]:
-        admin_port = free_port()
-        started = self.start_sidecar(Way.FLOODED, arrangement.real_rules(self.folder), admin_port=admin_port)
-        command = [sys.executable, "-m", "tests.bench.followers", str(admin_port), str(FOLLOWERS)]
-        child = self._children.enter_context(Child("followers", command, self.folder))
-        log = self.folder / "followers.log"
-        child.wait_until(lambda: "all have asked" in log.read_text())
-        return started
+    def _start_sidecar_of(self, way: Way) -> Sidecar:
+        small, audit = partial(arrangement.small_rules, self.folder, self.broker), self.folder / f"audit-{way.name}"
+        match way:
+            case Way.RULES:
+                return self.start_sidecar(way, arrangement.real_rules(self.folder), wrap=self.terms.wrap)
+            case Way.SIDECAR:
+                sidecar = self.start_sidecar(way, small(), wrap=self.terms.wrap)
+                arrangement.declare_as_client(sidecar.port)
+                return sidecar
+            case Way.WORKERS:
+                return self.start_sidecar(way, small(), {"workers": 2})
+            case Way.AUDITED | Way.RULES_AUDITED:
+                audit.mkdir()
+                rules = arrangement.real_rules(self.folder) if way is Way.RULES_AUDITED else small()
+                return self.start_sidecar(way, rules, {"audit": {"directory": str(audit)}})
+            case Way.FLOODED:
+                sidecar = self.start_sidecar(way, arrangement.real_rules(self.folder))
+                command = [sys.executable, "-m", "tests.bench.followers", str(sidecar.admin_port), str(FOLLOWERS)]
+                child = self._children.enter_context(Child("followers", command, self.folder))
+                log = self.folder / "followers.log"
+                child.wait_until(lambda: "all have asked" in log.read_text())
+                return sidecar
+        return self.start_sidecar(way, arrangement.large_rules(self.folder, self.broker))
 
     def _start_haproxy(self) -> tuple[int, int]:
         program = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -220,18 +200,15 @@ class Arena:
         child.wait_until(lambda: listens(port))
         return port, child.pid
 
-    def _start_producers(self, case: Case) -> list[Producer]:
+    def _start_producers(self, case: Case) -> list[LoadProcess]:
         plan = {"port": self.port(case.way), "shape": asdict(case.shape), "window": case.window}
         return [
-            self._children.enter_context(Producer(f"{case.name}-{number}", self.folder, plan))
+            self._children.enter_context(LoadProcess(f"{case.name}-{number}", self.folder, plan))
             for number in range(case.producers or self.terms.producers)
         ]
 
     def _watched(self) -> dict[str, int]:
         return {way.value: found[1] for way, found in self._ways.items() if isinstance(found, tuple)}
-
-    def _broker_pid(self) -> int:
-        return int((self.broker.folder / "pid").read_text())
 
 
 def once(known: dict[Key, Found | ChildError], key: Key, start: Callable[[], Found]) -> Found:

@@ -28,7 +28,7 @@ from tests.bench.cases import (
     kind,
     routing_key,
 )
-from tests.bench.link import Link
+from tests.producer import Producer
 from tests.rabbitmq import Broker
 
 MAX_LENGTH = 1_000
@@ -45,41 +45,33 @@ def queue(number: int) -> str:
 
 def declare(broker: Broker) -> None:
     """Declare the queues, and the ordinary exchanges used by the direct and the pass-through cases."""
-    with Link(broker.host, broker.port) as link:
+    with Producer(broker.port).open() as producer:
         for name in ("bench.direct", "bench.direct-eight", "bench.remote", NOWHERE):
-            link.call(commands.Exchange.Declare(exchange=name, durable=True), commands.Exchange.DeclareOk)
+            producer.ask(commands.Exchange.Declare(exchange=name, durable=True))
         for number in range(QUEUES):
             arguments: FieldTable = {"x-max-length": MAX_LENGTH}
-            link.call(
-                commands.Queue.Declare(queue=queue(number), durable=True, arguments=arguments),
-                commands.Queue.DeclareOk,
-            )
-            for exchange in ("bench.direct", "bench.remote"):
-                bind = commands.Queue.Bind(queue=queue(number), exchange=exchange, routing_key=routing_key(number))
-                link.call(bind, commands.Queue.BindOk)
-        link.call(commands.Queue.Declare(queue=CONSUMED, durable=True), commands.Queue.DeclareOk)
-        bind = commands.Queue.Bind(queue=CONSUMED, exchange="bench.direct", routing_key=CONSUMED)
-        link.call(bind, commands.Queue.BindOk)
+            producer.ask(commands.Queue.Declare(queue=queue(number), durable=True, arguments=arguments))
+        producer.ask(commands.Queue.Declare(queue=CONSUMED, durable=True))
+        producer.ask(commands.Queue.Bind(queue=CONSUMED, exchange="bench.direct", routing_key=CONSUMED))
         for number in range(QUEUES):
+            key = routing_key(number)
+            for exchange in ("bench.direct", "bench.remote"):
+                producer.ask(commands.Queue.Bind(queue=queue(number), exchange=exchange, routing_key=key))
             for name in eight_queues(number):
-                key = routing_key(number)
-                bind = commands.Queue.Bind(queue=name, exchange="bench.direct-eight", routing_key=key)
-                link.call(bind, commands.Queue.BindOk)
+                producer.ask(commands.Queue.Bind(queue=name, exchange="bench.direct-eight", routing_key=key))
 
 
 def eight_queues(number: int) -> list[str]:
     return [queue(number + further) for further in range(QUEUES_AT_ONCE)]
 
 
-def declare_as_client(broker: Broker, port: int) -> None:
+def declare_as_client(port: int) -> None:
     """Declare the open exchange that is in no rules file, through the sidecar at a port."""
-    with Link(broker.host, port) as link:
-        declare = commands.Exchange.Declare(exchange="bench.declared", exchange_type="x-open", durable=True)
-        link.call(declare, commands.Exchange.DeclareOk)
+    with Producer(port).open() as producer:
+        producer.ask(commands.Exchange.Declare(exchange="bench.declared", exchange_type="x-open", durable=True))
         for number in range(QUEUES):
             arguments: FieldTable = {"x-?hkv= kind": kind(number)}
-            bind = commands.Queue.Bind(queue=queue(number), exchange="bench.declared", arguments=arguments)
-            link.call(bind, commands.Queue.BindOk)
+            producer.ask(commands.Queue.Bind(queue=queue(number), exchange="bench.declared", arguments=arguments))
 
 
 def by_kind(number: int) -> str:
@@ -183,21 +175,6 @@ def real_rules(folder: Path) -> Path:
 def many_rules(folder: Path) -> Path:
     """Write one exchange with 10,000 bindings, the file whose loading is timed."""
     return rules_file(folder / "many.yaml", (exchange_rules("bench.load", MANY, by_kind),))
-
-
-def sidecar_config(path: Path, broker: Broker, port: int, admin_port: int, rules: Path) -> Path:
-    lines = [
-        "listen:",
-        f"  - address: 127.0.0.1:{port}",
-        "upstream:",
-        f"  address: {broker.address}",
-        f"  control: {{username: {broker.username}, password: {broker.password}}}",
-        f"  management: {broker.management}",
-        f"rules: [{rules}]",
-        f"admin: {{address: 127.0.0.1:{admin_port}}}",
-    ]
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 HAPROXY_CONFIG = """\

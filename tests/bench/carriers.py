@@ -11,10 +11,8 @@ otherwise a direct exchange. Rounds alternate, and the table contains medians.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import secrets
-import socket
 import statistics
 import tempfile
 import time
@@ -27,6 +25,7 @@ from pamqp import commands
 from proxy.broker.reconcile.carrier_forms import scans_bindings
 from proxy.values import Table, Value
 from tests import client
+from tests.bench.confirms import ConfirmCounter
 from tests.bench.processes import cpu_seconds
 from tests.private_broker import PrivateBroker
 from tests.producer import Producer, headers
@@ -50,27 +49,6 @@ def names(form: str, count: int) -> list[bytes]:
     return [FORMS[form][1].format("x-o-p-e-n-x-r-q", f"{number:016x}").encode() for number in range(count)]
 
 
-def beam(broker: Broker) -> int:
-    """Find the broker's process by its listening socket."""
-    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    inode = listening_inode(broker.port)
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for handle in Path(f"/proc/{pid}/fd").iterdir():
-                if str(handle.readlink()) == f"socket:[{inode}]":
-                    return pid
-    raise RuntimeError("no process listens on the broker's port")
-
-
-def listening_inode(port: int) -> str:
-    """Return the inode of the socket that listens on a port of loopback."""
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-            return fields[9]
-    raise RuntimeError(f"nothing listens on port {port}")
-
-
 class Stream:
     """Sends publishes in turn, with confirms, over one connection.
 
@@ -82,42 +60,28 @@ class Stream:
     def __init__(self, port: int, vhost: str, publishes: Sequence[bytes]) -> None:
         self._producer = Producer(port, vhost).open(confirm=True)
         self._window = b"".join(publishes[number % len(publishes)] for number in range(WINDOW))
-        self._sent = 0
+        self._counter = ConfirmCounter()
 
     def run(self, seconds: float) -> tuple[int, float]:
         """Publish for the given time; return the number of publishes and the actual time in seconds."""
-        wire: socket.socket = self._producer.socket
+        wire = self._producer.socket
         began_at = time.perf_counter()
-        before = self._sent
+        before = sent = self._counter.confirmed
         while time.perf_counter() < began_at + seconds:
             wire.sendall(self._window)
-            self._sent += WINDOW
-            self._await_confirms(wire)
-        return self._sent - before, time.perf_counter() - began_at
-
-    def _await_confirms(self, wire: socket.socket) -> None:
-        """Read acks of 21 bytes until all publishes are confirmed. With several queues, acks arrive in any order."""
-        waiting = set(range(self._sent - WINDOW + 1, self._sent + 1))
-        received = b""
-        while waiting:
-            received += wire.recv(1 << 16)
-            whole = len(received) // 21 * 21
-            for at in range(0, whole, 21):
-                tag = int.from_bytes(received[at + 11 : at + 19], "big")
-                if received[at + 19]:
-                    waiting = {number for number in waiting if number > tag}
-                else:
-                    waiting.discard(tag)
-            received = received[whole:]
+            sent += WINDOW
+            while self._counter.confirmed < sent:
+                self._counter.feed(wire.recv(1 << 16))
+        return sent - before, time.perf_counter() - began_at
 
 
 def frames(exchange: str, key: str, table: Table) -> bytes:
     return client.publish(1, exchange.encode(), key.encode(), table, b"x" * 100)
 
 
-def crossing(broker: Broker, vhost: str, seconds: float, rounds: int) -> None:
+def crossing(broker: PrivateBroker, vhost: str, seconds: float, rounds: int) -> None:
     """Print the broker's CPU time per message in microseconds: with one token / with three tokens."""
-    pid = beam(broker)
+    pid = broker.process_id
     broker.create_queue(vhost, "all", True, **{"x-max-length": 1})
     print(f"| bindings | {' | '.join(FORMS)} |\n|---|{'---|' * len(FORMS)}")
     bound = dict.fromkeys(FORMS, 0)

@@ -7,16 +7,15 @@ Each command is a line of JSON on standard input, and gets one line as the answe
 from __future__ import annotations
 
 import json
-import struct
 import sys
 import time
 from dataclasses import asdict
 
 from pamqp import commands
 
+from tests import client
 from tests.bench.generator import CHUNK_BYTES, Run, cpu_of
-from tests.bench.link import Link
-from tests.bench.publishes import frame
+from tests.producer import Gone, Producer
 
 ACKS = 4
 """Number of acknowledgements per prefetch window."""
@@ -26,30 +25,30 @@ SILENCE_SECONDS = 30.0
 
 def consume(port: int, queue: str, prefetch: int, count: int, watch: dict[str, int]) -> Run:
     """Read a number of deliveries. Elapsed time and CPU time are measured from the first delivery."""
-    with Link("127.0.0.1", port) as link:
-        link.call(commands.Basic.Qos(prefetch_count=prefetch), commands.Basic.QosOk)
-        link.socket.settimeout(SILENCE_SECONDS)
-        link.call(commands.Basic.Consume(queue=queue, consumer_tag="bench"), commands.Basic.ConsumeOk)
+    with Producer(port).open() as consumer:
+        consumer.ask(commands.Basic.Qos(prefetch_count=prefetch))
+        consumer.socket.settimeout(SILENCE_SECONDS)
+        consumer.ask(commands.Basic.Consume(queue=queue, consumer_tag="bench"))
         before, start = cpu_of(watch), time.perf_counter()
-        data = link.take_rest()
+        data = consumer.unread()
         while (stride := delivery_bytes(data)) == 0:
-            data += link.socket.recv(CHUNK_BYTES)
+            data += consumer.socket.recv(CHUNK_BYTES)
         arrived, acknowledged, every = len(data), 0, max(prefetch // ACKS, 1)
         while True:
             complete = arrived // stride
             if complete >= acknowledged + every or complete == count:
                 acknowledged = complete
-                link.socket.sendall(frame(1, struct.pack(">HHQB", 60, 80, acknowledged, 1)))
+                consumer.send(client.method(1, commands.Basic.Ack(acknowledged, multiple=True)))
             if arrived >= count * stride:
                 break
-            read = len(link.socket.recv(CHUNK_BYTES))
+            read = len(consumer.socket.recv(CHUNK_BYTES))
             if read == 0:
-                raise ConnectionError("the other side closed the socket")
+                raise Gone
             arrived += read
         after, end = cpu_of(watch), time.perf_counter()
         if arrived != count * stride:
             raise ValueError(f"{arrived} bytes are no {count} deliveries of {stride} bytes")
-        link.call(commands.Channel.Close(0, "", 0, 0), commands.Channel.CloseOk)
+        consumer.ask(commands.Channel.Close(0, "", 0, 0))
     return Run(count, end - start, {name: after[name] - before[name] for name in watch})
 
 

@@ -21,7 +21,7 @@ from tests.bench.processes import ChildError
 from tests.certificates import Authority
 from tests.private_broker import PrivateBroker, free_port
 from tests.producer import Producer
-from tests.sidecar import Sidecar, SidecarFailed
+from tests.sidecar import Sidecar
 
 #: Number and duration of the parts of a measurement. The paths alternate, so that a change in the machine's speed
 #: affects all of them.
@@ -57,10 +57,7 @@ def measure_cycles(arena: Arena) -> list[list[float]]:
         rules.write_text(RULES)
 
         def sidecar(settings: dict[str, object]) -> int:
-            try:
-                return stack.enter_context(Sidecar(broker, [rules], settings)).port
-            except SidecarFailed as error:
-                raise ChildError(str(error)) from error
+            return stack.enter_context(Sidecar(broker, [rules], settings)).port
 
         def secure(reuse: str | None) -> int:
             port = free_port()

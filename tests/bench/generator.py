@@ -9,15 +9,16 @@ process ends at end of file.
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from tests.bench.confirms import ConfirmCounter
-from tests.bench.link import Link
 from tests.bench.processes import cpu_seconds
 from tests.bench.publishes import Ring, Shape
+from tests.producer import Producer
 
 WINDOW_MESSAGES = 10_000
 TICK_SECONDS = 0.001
@@ -34,16 +35,12 @@ class Run:
     seconds: float
     cpu_seconds: dict[str, float]
 
-    @property
-    def per_second(self) -> float:
-        return self.confirmed / self.seconds
-
 
 class Generator:
     """A producer on one connection, which sends a ring of publishes, with at most `window` of them unconfirmed."""
 
-    def __init__(self, link: Link, ring: Ring, window: int = WINDOW_MESSAGES) -> None:
-        self._socket = link.socket
+    def __init__(self, connection: socket.socket, ring: Ring, window: int = WINDOW_MESSAGES) -> None:
+        self._socket = connection
         self._ring = ring
         self._window = window
         self._counter = ConfirmCounter()
@@ -155,8 +152,8 @@ def serve(generator: Generator, lines: Iterable[str]) -> None:
 def main(argument: str) -> None:
     plan = json.loads(argument)
     ring = Ring(Shape(**plan["shape"]))
-    with Link("127.0.0.1", plan["port"], confirms=True) as link:
-        serve(Generator(link, ring, plan.get("window") or WINDOW_MESSAGES), sys.stdin)
+    with Producer(plan["port"]).open(confirm=True) as producer:
+        serve(Generator(producer.socket, ring, plan.get("window") or WINDOW_MESSAGES), sys.stdin)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -101,8 +99,8 @@ class Child:
         return self._log.read_text(errors="replace").strip()[-600:]
 
 
-class Producer(Child):
-    """A generator process; `ask` sends one command and waits for the answer."""
+class LoadProcess(Child):
+    """A generator or consumer process; `ask` sends one command and waits for the answer."""
 
     def __init__(self, name: str, folder: Path, plan: dict[str, object], module: str = "generator") -> None:
         command = [sys.executable, "-m", f"tests.bench.{module}", json.dumps(plan)]
@@ -133,12 +131,3 @@ class Producer(Child):
             self.process.wait(STOP_SECONDS)
             raise ChildError(f"{self.name} ended: {self.tail()}")
         return json.loads(line)
-
-
-def answers(url: str) -> bool:
-    """Return True if a GET request for this URL succeeds with status 200."""
-    try:
-        with urllib.request.urlopen(url, timeout=5) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False

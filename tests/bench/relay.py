@@ -15,7 +15,8 @@ from proxy.audit.record import LineRenderer, PublishLog
 from proxy.native import BUILD
 from proxy.relay.publish.plan import ClientRules, Plans, Sources
 from proxy.relay.vhost import VhostState
-from tests.bench.publishes import DIFFERENT, FACTS, Ring, Shape, frame
+from tests import client
+from tests.bench.publishes import DIFFERENT, FACTS, Ring, Shape
 from tests.relay.wire import Wire, owned, state
 from tests.routing.building import NOW, Plain, exchange, to_queue
 
@@ -88,7 +89,7 @@ def microseconds(data: list[bytes], audited: bool = False) -> float:
             assert made.upstream()
             at = (at + 1) % len(data)
             tag += PER_READ
-            made.answer(frame(1, b"\x00\x3c\x00\x50" + tag.to_bytes(8, "big") + b"\1"))
+            made.answer(client.frame(1, 1, b"\x00\x3c\x00\x50" + tag.to_bytes(8, "big") + b"\1"))
         best = min(best, spent)
     return best / (READS * PER_READ) * 1e6
 

@@ -29,21 +29,23 @@ from proxy.routing.router import Router
 from proxy.rules.loader import load_rules
 from proxy.values import Value
 from tests.bench import arrangement
-from tests.bench.arena import OXPROXY, Arena
+from tests.bench.arena import Arena
 from tests.bench.cases import Row
-from tests.bench.link import Link
-from tests.bench.pauses import compared, confirm_seconds, longest_ms
+from tests.bench.pauses import reloaded_and_still
 from tests.bench.processes import ChildError, cpu_seconds
+from tests.producer import Producer
 from tests.routing.building import NOW, Plain, exchange, no_draw, to_queue
+from tests.sidecar import PROGRAM
 
 BINDINGS, FEW = 100_000, 10
 CHECKS, RELOADS, STARTS = 2, 3, 2
 DECISIONS, DECISION_ROUNDS = 10_000, 7
 BINDS_AHEAD = 1_000
 
-CHECK = Row("check", "load a rules file of 100,000 bindings (oxproxy check), CPU", "s", 8, at_least=False)
-CHECK_MEMORY = Row("check", "the same, peak memory", "MiB", 250, at_least=False)
-CHECK_ROWS = (CHECK, CHECK_MEMORY)
+CHECK_ROWS = (
+    Row("check", "load a rules file of 100,000 bindings (oxproxy check), CPU", "s", 8, at_least=False),
+    Row("check", "the same, peak memory", "MiB", 250, at_least=False),
+)
 
 #: The part of a message that a binding's condition tests.
 FAMILIES = ("header", "routing key", "property", "topic")
@@ -63,14 +65,15 @@ DECIDE_ROWS = (
     Row("decide", "what it costs more", "us CPU", None),
 )
 
-RELOAD = Row("reload-many", "longest confirm while 100,000 bindings reload", "ms", 20, at_least=False)
-STILL = Row("reload-many", "the same in as long a time without a reload", "ms", None, at_least=False)
-HELD = Row("reload-many", "CPU time for which that reload holds the event loop", "ms", 20, at_least=False)
-RELOAD_ROWS = (RELOAD, STILL, HELD)
-
-RESTORE = Row("restore", "start with 100,000 bindings that clients declared", "s", 15, at_least=False)
-RESTORE_CPU = Row("restore", "the same, CPU of the sidecar", "s", None)
-RESTORE_ROWS = (RESTORE, RESTORE_CPU)
+RELOAD_ROWS = (
+    Row("reload-many", "longest confirm while 100,000 bindings reload", "ms", 20, at_least=False),
+    Row("reload-many", "the same in as long a time without a reload", "ms", None, at_least=False),
+    Row("reload-many", "CPU time for which that reload holds the event loop", "ms", 20, at_least=False),
+)
+RESTORE_ROWS = (
+    Row("restore", "start with 100,000 bindings that clients declared", "s", 15, at_least=False),
+    Row("restore", "the same, CPU of the sidecar", "s", None),
+)
 
 
 def by_kind_and_amount(number: int) -> str:
@@ -91,7 +94,7 @@ def measure_check(arena: Arena) -> list[list[float]]:
 
 def checked(path: Path) -> tuple[float, float]:
     """Return the CPU time in seconds and the memory peak in MiB of `oxproxy check`."""
-    process = subprocess.Popen([OXPROXY, "check", str(path)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([PROGRAM, "check", str(path)], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -184,12 +187,7 @@ def measure_reload(arena: Arena) -> list[list[float]]:
     turn is not affected, because it is measured as CPU time of the process and its threads.
     """
     path = rules(arena.folder).rename(arena.folder / "reloaded-many.yaml")
-    name = "sidecar that reloads many"
-    port, pid = arena.start_sidecar(name, path)
-    log = arena.folder / f"{name.replace(' ', '-')}.log"
-    with Link("127.0.0.1", port, confirms=True) as link:
-        confirm_seconds(link)
-        waits = compared(link, lambda: longest_ms(link, path, pid, log), RELOADS)
+    waits = reloaded_and_still(arena.start_sidecar("sidecar that reloads many", path), path, RELOADS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         turns = runner.run(longest_turns_ms(path))
     return [*waits, turns]
@@ -237,28 +235,27 @@ def measure_restore(arena: Arena) -> list[list[float]]:
     without_rules = arrangement.rules_file(
         arena.folder / "no-bindings.yaml", (arrangement.exchange_rules("bench.none", 1, by_kind_and_amount),)
     )
-    port, pid = arena.start_sidecar("sidecar that is declared to", without_rules)
-    declare_many(port)
-    arena.end_sidecar(pid)  # it would list the bindings as well, which occupies a core of the broker
+    sidecar = arena.start_sidecar("sidecar that is declared to", without_rules)
+    declare_many(sidecar.port)
+    sidecar.stop()  # it would list the bindings as well, which occupies a core of the broker
     seconds, cpu = [], []
     for number in range(STARTS):
         begin = time.monotonic()
-        _, pid = arena.start_sidecar(f"sidecar that restores {number}", without_rules)
+        sidecar = arena.start_sidecar(f"sidecar that restores {number}", without_rules)
         seconds.append(time.monotonic() - begin)
-        cpu.append(cpu_seconds(pid))
-        arena.end_sidecar(pid)
+        cpu.append(cpu_seconds(sidecar.process_id))
+        sidecar.stop()
     return [seconds, cpu]
 
 
 def declare_many(port: int) -> None:
     """Declare an exchange over AMQP and bind it 100,000 times."""
-    with Link("127.0.0.1", port) as link:
-        declare = commands.Exchange.Declare(exchange="bench.restored", exchange_type="x-open", durable=True)
-        link.call(declare, commands.Exchange.DeclareOk)
+    with Producer(port).open() as producer:
+        producer.ask(commands.Exchange.Declare(exchange="bench.restored", exchange_type="x-open", durable=True))
         for at in range(0, BINDINGS, BINDS_AHEAD):
             for number in range(at, at + BINDS_AHEAD):
                 arguments: FieldTable = {"x-?hkv= kind": f"kind.{number:06}", "x-?hkv>= amount": number % 1_000}
                 queue = arrangement.queue(number)
-                link.send(commands.Queue.Bind(queue=queue, exchange="bench.restored", arguments=arguments))
+                producer.call(commands.Queue.Bind(queue=queue, exchange="bench.restored", arguments=arguments))
             for _ in range(BINDS_AHEAD):
-                link.expect(commands.Queue.BindOk)
+                producer.expect("Queue.BindOk")

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from tests.bench import cycles, events, lookups, memory, pauses, report, scale, turns
+from tests.bench import cycles, in_process, memory, pauses, report, scale
 from tests.bench.arena import Arena
 from tests.bench.cases import CASES, EXTRA_ROWS, ROWS, Round
-from tests.bench.link import LinkError
 from tests.bench.processes import ChildError
 from tests.bench.report import Outcome
+from tests.producer import Closed, Gone
+from tests.sidecar import SidecarFailed
 
 
 def unique(names: Iterable[str]) -> list[str]:
@@ -26,15 +27,14 @@ PING_BLOCKS, PINGS = 8, 50
 SINGLES = (
     (memory.IDLE_ROWS, memory.measure_idle),
     (memory.HOSTILE_ROWS, memory.measure_hostile),
-    (memory.LARGE_PASS_ROWS, memory.measure_large_pass),
-    (memory.LARGE_OPEN_ROWS, memory.measure_large_open),
+    (memory.LARGE_ROWS, memory.measure_large),
     (memory.LOAD_ROWS, memory.measure_load),
-    (lookups.MISS_ROWS, lookups.measure_miss),
+    (in_process.MISS_ROWS, in_process.measure_miss),
     (pauses.PAUSE_ROWS, pauses.measure_pause),
     (cycles.CYCLE_ROWS, cycles.measure_cycles),
     (pauses.SCRAPE_ROWS, pauses.measure_scrape),
-    (turns.HELD_ROWS, turns.measure_turns),
-    (events.EVENT_ROWS, events.measure_events),
+    (in_process.HELD_ROWS, in_process.measure_turns),
+    (in_process.EVENT_ROWS, in_process.measure_events),
 )
 """Measurements that are made once, outside the rounds: rows, and the function that returns their values."""
 EXTRA_SINGLES = (
@@ -99,6 +99,6 @@ class Session:
             return None
         try:
             return work()
-        except (ChildError, LinkError, OSError) as error:
+        except (ChildError, SidecarFailed, Closed, Gone, AssertionError, OSError) as error:
             self.failures[name] = f"{name}: {error}"
             return None

@@ -3,13 +3,11 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from typing import cast
 
 import pytest
 from pamqp import commands, frame
 
 from tests.bench.generator import Generator
-from tests.bench.link import Link
 from tests.bench.publishes import Ring, Shape
 
 SHAPE = Shape("bench", ("key.0", "key.1"), ("kind.0",), distinct=True)
@@ -43,16 +41,9 @@ class Acknowledging:
         self.theirs.close()
 
 
-class Wire:
-    """The part of a link that a generator needs."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self.socket = end
-
-
 @pytest.fixture
 def ring() -> Ring:
-    return Ring(SHAPE)
+    return Ring(SHAPE, distinct_count=1_000)
 
 
 @pytest.fixture
@@ -64,7 +55,7 @@ def broker(ring: Ring) -> Iterator[Acknowledging]:
 
 @pytest.fixture
 def generator(ring: Ring, broker: Acknowledging) -> Generator:
-    return Generator(cast(Link, Wire(broker.ours)), ring, WINDOW)
+    return Generator(broker.ours, ring, WINDOW)
 
 
 def test_a_run_ends_with_every_publish_whole_and_confirmed(

@@ -4,7 +4,7 @@ from typing import cast
 
 from tests.bench.arena import Arena
 from tests.bench.cases import Case, Round, Sample, cpu, latency, ratio
-from tests.bench.processes import ChildError, Producer
+from tests.bench.processes import ChildError, LoadProcess
 from tests.bench.report import outcome, table
 from tests.bench.session import Session
 
@@ -68,7 +68,7 @@ class HalfBrokenArena:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def producers(self, case: Case) -> list[Producer]:
+    def producers(self, case: Case) -> list[LoadProcess]:
         self.asked.append(case.name)
         if case.name != "direct":
             raise ChildError("no sidecar")

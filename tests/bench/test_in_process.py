@@ -7,7 +7,7 @@ import pytest
 from proxy.garbage import without_collection
 from proxy.observe.exposition import Exposition
 from proxy.relay.counters import Counters
-from tests.bench import turns
+from tests.bench import in_process
 from tests.bench.cases import MANY
 
 
@@ -23,7 +23,7 @@ async def test_every_series_is_read_in_turns_that_are_short_beside_the_whole() -
     counters = counters_of_many()
     with without_collection():  # it would traverse everything that earlier tests have left, in a single turn
         begin = time.process_time()
-        longest, series = await turns.longest_turn_seconds(counters)
+        longest, series = await in_process.longest_turn_seconds(counters)
         whole = time.process_time() - begin
     assert series > MANY
     assert 0 < longest < whole / 2
@@ -37,6 +37,6 @@ async def test_what_holds_the_loop_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
                 pass
             return await super().render(accept)
 
-    monkeypatch.setattr(turns, "Exposition", Slow)
-    longest, _ = await turns.longest_turn_seconds(counters_of_many())
+    monkeypatch.setattr(in_process, "Exposition", Slow)
+    longest, _ = await in_process.longest_turn_seconds(counters_of_many())
     assert longest >= 0.1
