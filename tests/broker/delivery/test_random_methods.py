@@ -1,0 +1,203 @@
+"""Random methods, pipelined on one channel, do with open exchanges what they do with RabbitMQ's headers exchanges.
+
+A binding whose arguments are names of headers means the same to both types. What is compared: the replies in their
+order, the texts of errors, what is returned, and the messages that each queue has in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pytest
+from pamqp import commands
+
+from proxy.amqp.method_frames import exchange_declare
+from tests import client
+from tests.broker.delivery.applications import entries
+from tests.client import Frame, method
+from tests.producer import Closed, Producer, headers
+from tests.rabbitmq import Broker
+from tests.sidecar import Sidecar
+
+#: The last queue is exclusive.
+QUEUES = ("one", "two", "three", "mine")
+#: The second exchange is deleted with its last binding. Messages may be passed on from the third to the first.
+EXCHANGES = ("kept", "brief", "further")
+#: An exchange of the broker's own, and the queue that is bound to it.
+COPIES, COPIED = "copies", "copied"
+HEADERS = ("a", "b")
+
+
+class Side(NamedTuple):
+    """RabbitMQ or the sidecar.
+
+    Args:
+        port: on loopback.
+        vhost: virtual host.
+        declared: type and arguments of exchanges.
+        prefix: of the names of all that is declared there.
+    """
+
+    port: int
+    vhost: str
+    declared: tuple[str, dict[str, object]]
+    prefix: str
+
+
+class Step(NamedTuple):
+    """A method.
+
+    Args:
+        what: kind of method.
+        names: of its queue or exchanges.
+        table: arguments of a binding, or headers of a message.
+        flag: nowait, or mandatory.
+        number: of a message.
+    """
+
+    what: str
+    names: tuple[str, ...]
+    table: Mapping[str, object] = MappingProxyType({})
+    flag: bool = False
+    number: int = 0
+
+
+def declares() -> list[Step]:
+    return [Step("declare exchange", (name,)) for name in EXCHANGES] + [
+        Step("declare queue", (name,)) for name in QUEUES
+    ]
+
+
+def steps(random: Random, count: int) -> Iterator[Step]:
+    """Draw methods. What is unbound has mostly been bound before, and what is deleted is declared again."""
+    bound: list[Step] = []
+    for number in range(count):
+        exchange, queue, nowait = random.choice(EXCHANGES), random.choice(QUEUES), random.random() < 0.15
+        arguments: dict[str, object] = {"x-match": random.choice(("all", "any"))}
+        arguments |= {name: random.choice("vw") for name in random.sample(HEADERS, random.choice((1, 1, 2)))}
+        receivers = [("bind", (queue, exchange)), ("chain", (COPIES, exchange)), ("chain", ("kept", "further"))]
+        bind = Step(*random.choices(receivers, (6, 2, 1))[0], arguments, nowait)
+        match random.choices(("bind", "unbind", "queue", "exchange", "publish", "get"), (20, 12, 10, 6, 30, 12))[0]:
+            case "bind":
+                bound.append(bind)
+                yield bind
+            case "unbind":
+                chosen = random.choice(bound) if bound and random.random() < 0.9 else bind
+                yield chosen._replace(what=f"un{chosen.what}", flag=False)
+            case "queue":
+                if random.random() < 0.5:
+                    yield Step("delete queue", (queue,), flag=nowait)
+                yield Step("declare queue", (queue,), flag=nowait)
+            case "exchange":
+                if random.random() < 0.3:
+                    yield Step("delete exchange", (exchange,), flag=nowait)
+                yield Step("declare exchange", (exchange,), flag=nowait)
+            case "publish":
+                table: dict[str, object] = {name: random.choice("vwx") for name in HEADERS if random.random() < 0.8}
+                yield Step("publish", (exchange,), table, random.random() < 0.4, number)
+            case "get":
+                yield Step("get", (queue,))
+
+
+def frames(step: Step, side: Side) -> bytes:
+    names = [side.prefix + name for name in step.names]
+    raw = [name.encode() for name in names]
+    match step.what:
+        case "bind":
+            return client.queue_bind(1, raw[0], raw[1], b"", entries(step.table), nowait=step.flag)
+        case "unbind":
+            return client.queue_unbind(1, raw[0], raw[1], b"", entries(step.table))
+        case "chain":
+            return client.exchange_bind(1, raw[0], raw[1], b"", entries(step.table), nowait=step.flag)
+        case "unchain":
+            return client.exchange_unbind(1, raw[0], raw[1], b"", entries(step.table))
+        case "declare queue":
+            own = step.names[0] == "mine"
+            return method(1, commands.Queue.Declare(queue=names[0], durable=not own, exclusive=own, nowait=step.flag))
+        case "delete queue":
+            return method(1, commands.Queue.Delete(queue=names[0], nowait=step.flag))
+        case "declare exchange":
+            kind, arguments = side.declared
+            brief = step.names[0] == "brief"
+            return exchange_declare(1, raw[0], kind.encode(), entries(arguments), auto_delete=brief, nowait=step.flag)
+        case "delete exchange":
+            return method(1, commands.Exchange.Delete(exchange=names[0], nowait=step.flag))
+        case "publish":
+            body = str(step.number).encode()
+            return client.publish(1, raw[0], b"key", headers(step.table), body, mandatory=step.flag)
+        case "get":
+            return method(1, commands.Basic.Get(queue=names[0], no_ack=True))
+    raise AssertionError(step)
+
+
+class Conversation:
+    """What one side answers to batches of methods."""
+
+    def __init__(self, side: Side) -> None:
+        self._side = side
+        self._producer = Producer(side.port, side.vhost).open()
+        self._producer.ask(commands.Exchange.Declare(exchange=side.prefix + COPIES, exchange_type="fanout"))
+        self._producer.ask(commands.Queue.Declare(queue=side.prefix + COPIED))
+        self._producer.ask(commands.Queue.Bind(queue=side.prefix + COPIED, exchange=side.prefix + COPIES))
+
+    def said(self, batch: Sequence[Step]) -> list[object]:
+        """Send all methods at once; give the replies until the last one, or until the channel is closed."""
+        last = method(1, commands.Basic.Qos(prefetch_count=1))
+        self._producer.send(*(frames(step, self._side) for step in batch), last)
+        heard: list[object] = []
+        while not heard or heard[-1] != "Basic.QosOk":
+            try:
+                heard.append(self._seen(self._producer.frame()))
+            except Closed as closed:
+                heard.append((closed.code, closed.method, closed.text.replace(self._side.prefix, "")))
+                self._producer.call(commands.Channel.CloseOk())
+                self._producer.open()
+                break
+        return heard
+
+    def _seen(self, frame: Frame) -> object:
+        if frame.name in ("Basic.Return", "Basic.GetOk"):
+            return frame.name, self._producer.message(frame).body
+        if frame.name == "Queue.DeleteOk":
+            return frame.name, frame.arguments["message_count"]
+        if frame.name in ("Channel.Close", "Connection.Close"):
+            close = frame.method
+            assert isinstance(close, commands.Channel.Close | commands.Connection.Close)
+            ids = (close.class_id or 0, close.method_id or 0)
+            raise Closed(frame.channel, close.reply_code or 0, close.reply_text, ids)
+        return frame.name
+
+    def end(self) -> list[object]:
+        """Give the messages that each queue has, and end the connection."""
+        self.said(declares())
+        left: list[object] = [
+            (name, [message.body for message in self._producer.take(self._side.prefix + name)])
+            for name in (*QUEUES, COPIED)
+        ]
+        self._producer.close()
+        return left
+
+
+@pytest.fixture(scope="module")
+def sidecar(broker: Broker) -> Iterator[Sidecar]:
+    """A sidecar where an unbind of what is not bound is silent, as at the broker."""
+    with Sidecar(broker, settings={"declared": {"unbind": "broker"}}) as running:
+        yield running
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_pipelined_methods_have_the_same_results(
+    broker: Broker, sidecar: Sidecar, vhost: str, delivery: str, seed: int
+) -> None:
+    random = Random(seed)
+    batches = [declares()]
+    for _ in range(random.randrange(2, 6)):
+        batches.append([*declares(), *steps(random, random.randrange(3, 40))])
+    beside = Conversation(Side(broker.port, vhost, ("headers", {}), "beside."))
+    through = Conversation(Side(sidecar.port, vhost, ("x-open", {"x-delivery": delivery}), "through."))
+    for batch in batches:
+        assert through.said(batch) == beside.said(batch), batch
+    assert through.end() == beside.end(), batches
