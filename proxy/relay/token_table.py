@@ -106,6 +106,8 @@ class TokenRecord:
     marks: set[int] = field(default_factory=set)
     #: the pins made by this process
     pins: set[bytes] = field(default_factory=set)
+    #: the pins that this process made before the carrier's tokens changed, and that have former tokens as keys
+    former_pins: set[bytes] = field(default_factory=set)
     #: time at which the newest of these marks and pins was sent
     asserted_at: float = _LONG_AGO
     #: connection that made the newest mark or pin; None if a new queue with the same name may have replaced the
@@ -278,6 +280,7 @@ class TokenTable:
         """Record that a token is about to be unbound, so that publishes must not use it any more."""
         record = self._change(destination)
         self._withdraw(record)
+        record.former_pins.clear()
         self._set(destination, record, TokenState.UNBINDING)
 
     def release(self, destination: Destination) -> None:
@@ -310,6 +313,7 @@ class TokenTable:
             return False
         was_bound = destination in self._bound
         self._withdraw(self._change(destination))
+        record.former_pins.clear()
         record.listed = frozenset()
         self._without_plain.discard(destination)
         self._released.discard(destination)
@@ -382,6 +386,10 @@ class TokenTable:
         """Return the pins of this process, which a new pin would replace."""
         return tuple(sorted(self._records.get(destination, _ABSENT).pins - {PLAIN}))
 
+    def former_pins(self, destination: Destination) -> tuple[bytes, ...]:
+        """Return the pins that this process made before the carrier's tokens changed."""
+        return tuple(sorted(self._records.get(destination, _ABSENT).former_pins - {PLAIN}))
+
     def asserted(
         self, destination: Destination, row: Row, sent_at: float, binder: object | None, replaced: Iterable[bytes] = ()
     ) -> None:
@@ -435,6 +443,7 @@ class TokenTable:
         """Forget this process's assertions, except which marks it made. Called when the carrier's tokens change."""
         for record in self._records.values():
             marks = set(record.marks)
+            record.former_pins |= record.pins
             self.events += 1
             self._withdraw(record)
             record.marks = marks  # no binding made through another sidecar relies on them

@@ -84,6 +84,18 @@ def test_what_rules_released_is_retired_though_its_pins_have_gone_meanwhile() ->
     assert (table.retire(A), table.retire(B), table.retire(A)) == (True, False, False)
 
 
+def test_pins_from_before_the_tokens_changed_are_known_until_they_are_unbound() -> None:
+    table = TokenTable()
+    table.asserted(A, 1, 0.0, None)
+    table.asserted(A, b"p", 0.0, None)
+    table.forget_assertions()
+    table.asserted(A, b"later", 1.0, None)
+    assert (table.former_pins(A), table.removable(A)) == ((b"p",), (b"later",))
+    assert not table.unbind_plan(A, (1,), needed=False).pin  # its mark is still its own
+    table.unbinding(A)
+    assert table.former_pins(A) == ()
+
+
 def test_what_is_deleted_while_somebody_needs_it_has_a_reason() -> None:
     table = TokenTable([A, B])
     table.need(A, Need.RULES)

@@ -39,6 +39,7 @@ from proxy.relay.declare.token_bindings import (
     new_pin,
     note_pin,
     own_tokens,
+    removal_frames,
     row_frames,
     withdraw,
 )
@@ -549,8 +550,8 @@ class ClientBindings:
         if receiver in table.bound and not self._reach.needed_besides(owned, stored):
             # Tokens are unbound first, since they keep the exchange in use and an auto-delete exchange is deleted with
             # its last binding.
-            for row in table.removable(receiver):
-                steps += row_frames(unbind, channel.number, owned, receiver, self._state.tokens_of(owned), row)
+            tokens = self._state.tokens_of(owned)
+            steps += removal_frames(channel.number, owned, receiver, tokens, table.removable(receiver))
             table.unbinding(receiver)
         # A copy with a retired token as key may have been moved to another key in the meantime.
         stays = (stored.key, *self._state.tokens_of(owned).of(*receiver))

@@ -40,6 +40,17 @@ def row_frames(
     return [make(number, destination, owned.carrier, key, entries) for key in tokens.of(*destination)]
 
 
+def removal_frames(
+    number: int, owned: OwnedExchange, destination: Destination, tokens: Tokens, rows: Iterable[bytes]
+) -> list[bytes]:
+    """Build the methods that unbind rows, and the pins with former tokens, which would keep the exchange in use."""
+    frames = [frame for row in rows for frame in row_frames(unbind, number, owned, destination, tokens, row)]
+    for row in owned.tokens.former_pins(destination):
+        entries = pin_entries(row)
+        frames += [unbind(number, destination, owned.carrier, key, entries) for key in tokens.former(*destination)]
+    return frames
+
+
 class Pin(NamedTuple):
     """A pin that is being bound (see `relay.token_table`)."""
 
@@ -198,10 +209,9 @@ def withdraw(
     frames = []
     for destination in destinations:
         rows = {*table.removable(destination), PLAIN} if plain or not table.shared else {*table.superseded(destination)}
+        frames += removal_frames(number, owned, destination, state.tokens_of(owned), sorted(rows))
         if rows:
             table.unbinding(destination)
-        for row in sorted(rows):
-            frames += row_frames(unbind, number, owned, destination, state.tokens_of(owned), row)
     frames += [unbind(number, owned.grants.pop(key), owned.carrier, key) for key in grants]
     if owned.delivery is Delivery.QUEUE or not frames:
         done()

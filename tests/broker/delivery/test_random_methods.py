@@ -6,6 +6,7 @@ order, the texts of errors, what is returned, and the messages that each queue h
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
@@ -18,7 +19,7 @@ from proxy.amqp.method_frames import exchange_declare
 from tests import client
 from tests.broker.delivery.applications import entries
 from tests.client import Frame, method
-from tests.producer import Closed, Producer, headers
+from tests.producer import Closed, Producer, headers, until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
@@ -181,6 +182,11 @@ class Conversation:
         return left
 
 
+def is_ready(sidecar: Sidecar, vhost: str) -> bool:
+    """Whether the first pass of a virtual host has ended."""
+    return any(host["vhost"] == vhost and host["ready"] for host in json.loads(sidecar.get("/status"))["vhosts"])
+
+
 @pytest.fixture(scope="module")
 def sidecar(broker: Broker) -> Iterator[Sidecar]:
     """A sidecar where an unbind of what is not bound is silent, as at the broker."""
@@ -188,7 +194,7 @@ def sidecar(broker: Broker) -> Iterator[Sidecar]:
         yield running
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", [*range(25), 112, 133])
 def test_pipelined_methods_have_the_same_results(
     broker: Broker, sidecar: Sidecar, vhost: str, delivery: str, seed: int
 ) -> None:
@@ -198,6 +204,7 @@ def test_pipelined_methods_have_the_same_results(
         batches.append([*declares(), *steps(random, random.randrange(3, 40))])
     beside = Conversation(Side(broker.port, vhost, ("headers", {}), "beside."))
     through = Conversation(Side(sidecar.port, vhost, ("x-open", {"x-delivery": delivery}), "through."))
+    until(lambda: is_ready(sidecar, vhost))  # during its first pass, exchanges may be deleted late
     for batch in batches:
         assert through.said(batch) == beside.said(batch), batch
     assert through.end() == beside.end(), batches
