@@ -17,9 +17,10 @@ from proxy.addressing.table import AddressPattern, AddressTable, TranslationTemp
 from proxy.values import EXCHANGE, QUEUE, Destination
 
 _LONGEST_NAME = 255  # AMQP 0-9-1 spec, 4.2.5.3: short strings
-_QUEUE, _EXCHANGE = b"/queue/", b"/exchange/"
+_QUEUE, _EXCHANGE, _TOPIC = b"/queue/", b"/exchange/", b"topic/"
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_INCOMPLETE_ESCAPE = re.compile(rb"%[0-9A-Fa-f]?\Z")
 #: Maximum number of cached targets. The cache takes a few megabytes if routing keys have 255 bytes.
 _KEPT_TARGETS = 8192
 #: Maximum number of cached targets for destinations in rules. The control plane looks all of these up in every
@@ -320,12 +321,18 @@ def _named(name: bytes, original: Publication) -> Publication:
 def _may_name(translation: bytes, exchange: bytes) -> bool:
     """Return True if a local translation can name the exchange, judging by the literal before the first variable."""
     fixed, variable, _ = translation.partition(b"$")
-    fixed = b"/" + fixed.lstrip(b"/")
-    plain = exchange.replace(b"%", b"%25").replace(b"/", b"%2F")
-    for name in (_EXCHANGE + exchange, _EXCHANGE + plain, b"/exchanges/" + plain):
-        if fixed == name or fixed.startswith(name + b"/") or (variable and name.startswith(fixed)):
+    fixed = fixed.lstrip(b"/")
+    for form, decode in ((b"exchange/", _plain_exchange), (b"exchanges/", _decoded)):
+        if fixed.startswith(form):
+            name, slash, _ = fixed[len(form) :].partition(b"/")
+            if variable and not slash:
+                # The variable may also complete an escape.
+                return exchange.startswith(decode(_INCOMPLETE_ESCAPE.sub(b"", name)))
+            return decode(name) == exchange
+        if variable and form.startswith(fixed):
             return True
-    return exchange == b"amq.topic" and fixed.startswith(b"/topic/")
+    may_be_topic = fixed.startswith(_TOPIC) or bool(variable and _TOPIC.startswith(fixed))
+    return may_be_topic and exchange == b"amq.topic"
 
 
 def _plain_exchange(text: bytes) -> bytes:
@@ -337,6 +344,10 @@ def _percent_decoded(text: bytes) -> bytes:
         raise _NowhereError("too many parts in a name")
     if _BAD_ESCAPE.search(text):
         raise _NowhereError("a malformed percent escape in a name")
+    return _decoded(text)
+
+
+def _decoded(text: bytes) -> bytes:
     return _ESCAPE.sub(lambda escape: bytes.fromhex(escape[1].decode()), text)
 
 
@@ -375,5 +386,5 @@ _FORMS: dict[bytes, Callable[[bytes, Publication], Publication]] = {
     b"queue/": _queue,
     b"amq/queue/": _queue,
     b"queues/": _queue_v2,
-    b"topic/": _topic,
+    _TOPIC: _topic,
 }
