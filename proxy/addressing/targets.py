@@ -29,6 +29,8 @@ _KEPT_FIXED_TARGETS = 1 << 16
 #: Maximum number of exchanges whose translated destinations are cached.
 _KEPT_REWRITES = 1024
 ANY_HOST = b"*"
+#: Translations to the original exchange and routing key on the sidecar's own broker.
+_SAME_NAME = (b"", b"/", b"//")
 #: Sample values of a variable: a part of a name, and the digits of an escape such as ``%2F``.
 _POSSIBLE = (b"v", b"2F")
 
@@ -235,11 +237,27 @@ class AddressBook:
 
     def may_lead_to(self, exchange: bytes) -> bool:
         """Return True if any rule may send a publish to an exchange on the sidecar's own broker."""
-        return any(
-            _may_name(rule.translation, exchange)
-            for rule, domain in zip(self.table.rules, self._domains, strict=True)
-            if rule.translation is not None and (domain is None or domain.local)
-        )
+        return any(self._may_name(position, exchange) for position in range(len(self.table.rules)))
+
+    def may_keep(self, exchange: bytes) -> bool:
+        """Return True if a rule that precedes the rule for every publish to an exchange may lead back to the exchange.
+
+        The preceding rule matches only some routing keys.
+        """
+        beginning = address_of(Publication(exchange, b""))
+        every = AddressPattern(beginning + b"*")
+        for position, pattern in enumerate(self.table.patterns):
+            if pattern.covers(every):
+                return False
+            translation = self.table.rules[position].translation
+            if pattern.may_fit(beginning) and (translation in _SAME_NAME or self._may_name(position, exchange)):
+                return True
+        return False
+
+    def _may_name(self, position: int, exchange: bytes) -> bool:
+        """Return True if a rule may send a publish to an exchange on the sidecar's own broker."""
+        translation, domain = self.table.rules[position].translation, self._domains[position]
+        return translation is not None and (domain is None or domain.local) and _may_name(translation, exchange)
 
     def rules_exposing_passwords(self) -> list[int]:
         """Return the rules that have matched an address with a password and were not returned before.

@@ -12,7 +12,7 @@ from proxy.routing.destination_translation import (
     translate_destinations,
 )
 from proxy.routing.router import Router
-from proxy.values import QUEUE
+from proxy.values import EXCHANGE, QUEUE
 from tests.routing.building import exchange, to_queue
 
 RULES = {
@@ -169,3 +169,24 @@ def test_destinations_of_an_exchange_that_the_table_names_with_an_escape_must_ex
     router = Router([exchange(to_queue("q1"), name="aufträge")])
     rules = [AddressRule(b"in/*", b"/exchanges/auftr%C3%A4ge/$1"), AddressRule(b"q1", b"/queue/q2")]
     assert static_translations(AddressBook(AddressTable(rules)), [(QUEUE, b"q1")], router).away == {}
+
+
+@pytest.mark.parametrize(
+    ("earlier", "translation", "away"),
+    [
+        (b"/exchange/events/keep.*", b"/exchange/events/keep.$1", False),
+        (b"/exchange/events/keep.*", b"/", False),
+        (b"/exchange/events/keep", b"/exchanges/%65vents/other", False),
+        (b"/exchange/%/keep", b"/exchange/$1/other", False),
+        (b"/exchange/events/keep.*", b"/queue/kept", True),
+        (b"/exchange/events2/*", b"/exchange/events/$1", True),
+    ],
+)
+def test_an_exchange_that_keeps_messages_with_some_routing_keys_must_exist(
+    earlier: bytes, translation: bytes, away: bool
+) -> None:
+    rules = [AddressRule(earlier, translation), AddressRule(b"/exchange/events/*", b"/exchange/events2/$1")]
+    named = (EXCHANGE, b"events")
+    moved = static_translations(AddressBook(AddressTable(rules)), [named], Router([]))
+    assert [found.here for found in moved.found] == [(EXCHANGE, b"events2")]
+    assert (named in moved.away) is away
