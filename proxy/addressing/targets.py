@@ -26,8 +26,8 @@ _KEPT_TARGETS = 8192
 #: Maximum number of cached targets for destinations in rules. The control plane looks all of these up in every
 #: reconcile pass.
 _KEPT_FIXED_TARGETS = 1 << 16
-#: Maximum number of exchanges whose translated destinations are cached.
-_KEPT_REWRITES = 1024
+#: Maximum number of exchanges for which translated destinations, or the result of `may_lead_to`, are cached.
+_KEPT_EXCHANGES = 1024
 ANY_HOST = b"*"
 #: Translations to the original exchange and routing key on the sidecar's own broker.
 _SAME_NAME = (b"", b"/", b"//")
@@ -175,6 +175,8 @@ class AddressBook:
         self._fixed_targets: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
         #: translations of destinations, by name of the exchange
         self._rewrites: dict[bytes, Rewrites] = {}
+        #: results of `may_lead_to`
+        self._led_to: dict[bytes, bool] = {}
         #: rules that have matched an address that contains a password, and whether this was reported
         self._exposing: dict[int, bool] = {}
 
@@ -205,7 +207,7 @@ class AddressBook:
         """
         kept = self._rewrites.get(exchange)
         if kept is None or kept.destinations is not destinations:
-            if len(self._rewrites) >= _KEPT_REWRITES:
+            if len(self._rewrites) >= _KEPT_EXCHANGES:
                 self._rewrites.clear()
             kept = self._rewrites[exchange] = Rewrites(self, destinations, kept)
         return kept
@@ -237,7 +239,13 @@ class AddressBook:
 
     def may_lead_to(self, exchange: bytes) -> bool:
         """Return True if any rule may send a publish to an exchange on the sidecar's own broker."""
-        return any(self._may_name(position, exchange) for position in range(len(self.table.rules)))
+        kept = self._led_to.get(exchange)
+        if kept is None:
+            if len(self._led_to) >= _KEPT_EXCHANGES:
+                self._led_to.clear()
+            kept = any(self._may_name(position, exchange) for position in range(len(self.table.rules)))
+            self._led_to[exchange] = kept
+        return kept
 
     def may_keep(self, exchange: bytes) -> bool:
         """Return True if a rule that precedes the rule for every publish to an exchange may lead back to the exchange.
