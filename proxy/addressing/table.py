@@ -69,6 +69,10 @@ class AddressPattern:
         """
         return self._match(other.source, b"/*") is not None
 
+    def may_fit(self, beginning: bytes) -> bool:
+        """Return False only if no address with this prefix can match."""
+        return self.prefix.startswith(beginning) or (bool(self.wildcards) and beginning.startswith(self.prefix))
+
     def _match(self, address: bytes, barriers: bytes) -> tuple[bytes, ...] | None:
         end = len(address) - len(self.suffix)
         if len(address) < self._least or not (address.startswith(self.prefix) and address.endswith(self.suffix)):
@@ -309,10 +313,7 @@ class AddressTable:
 
     def may_fit(self, beginning: bytes) -> bool:
         """Return False only if no rule can match an address with this prefix."""
-        return any(
-            pattern.prefix.startswith(beginning) or (pattern.wildcards and beginning.startswith(pattern.prefix))
-            for pattern in self.patterns
-        )
+        return any(pattern.may_fit(beginning) for pattern in self.patterns)
 
     def shadowed(self) -> Iterator[tuple[int, int]]:
         """Yield the rules that can never apply: (index, index of an earlier rule that covers the rule's pattern)."""

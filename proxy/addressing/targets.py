@@ -17,17 +17,20 @@ from proxy.addressing.table import AddressPattern, AddressTable, TranslationTemp
 from proxy.values import EXCHANGE, QUEUE, Destination
 
 _LONGEST_NAME = 255  # AMQP 0-9-1 spec, 4.2.5.3: short strings
-_QUEUE, _EXCHANGE = b"/queue/", b"/exchange/"
+_QUEUE, _EXCHANGE, _TOPIC = b"/queue/", b"/exchange/", b"topic/"
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_INCOMPLETE_ESCAPE = re.compile(rb"%[0-9A-Fa-f]?\Z")
 #: Maximum number of cached targets. The cache takes a few megabytes if routing keys have 255 bytes.
 _KEPT_TARGETS = 8192
 #: Maximum number of cached targets for destinations in rules. The control plane looks all of these up in every
 #: reconcile pass.
 _KEPT_FIXED_TARGETS = 1 << 16
-#: Maximum number of exchanges whose translated destinations are cached.
-_KEPT_REWRITES = 1024
+#: Maximum number of exchanges for which translated destinations, or the result of `may_lead_to`, are cached.
+_KEPT_EXCHANGES = 1024
 ANY_HOST = b"*"
+#: Translations to the original exchange and routing key on the sidecar's own broker.
+_SAME_NAME = (b"", b"/", b"//")
 #: Sample values of a variable: a part of a name, and the digits of an escape such as ``%2F``.
 _POSSIBLE = (b"v", b"2F")
 
@@ -172,6 +175,8 @@ class AddressBook:
         self._fixed_targets: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
         #: translations of destinations, by name of the exchange
         self._rewrites: dict[bytes, Rewrites] = {}
+        #: results of `may_lead_to`
+        self._led_to: dict[bytes, bool] = {}
         #: rules that have matched an address that contains a password, and whether this was reported
         self._exposing: dict[int, bool] = {}
 
@@ -202,7 +207,7 @@ class AddressBook:
         """
         kept = self._rewrites.get(exchange)
         if kept is None or kept.destinations is not destinations:
-            if len(self._rewrites) >= _KEPT_REWRITES:
+            if len(self._rewrites) >= _KEPT_EXCHANGES:
                 self._rewrites.clear()
             kept = self._rewrites[exchange] = Rewrites(self, destinations, kept)
         return kept
@@ -234,11 +239,33 @@ class AddressBook:
 
     def may_lead_to(self, exchange: bytes) -> bool:
         """Return True if any rule may send a publish to an exchange on the sidecar's own broker."""
-        return any(
-            _may_name(rule.translation, exchange)
-            for rule, domain in zip(self.table.rules, self._domains, strict=True)
-            if rule.translation is not None and (domain is None or domain.local)
-        )
+        kept = self._led_to.get(exchange)
+        if kept is None:
+            if len(self._led_to) >= _KEPT_EXCHANGES:
+                self._led_to.clear()
+            kept = any(self._may_name(position, exchange) for position in range(len(self.table.rules)))
+            self._led_to[exchange] = kept
+        return kept
+
+    def may_keep(self, exchange: bytes) -> bool:
+        """Return True if a rule that precedes the rule for every publish to an exchange may lead back to the exchange.
+
+        The preceding rule matches only some routing keys.
+        """
+        beginning = address_of(Publication(exchange, b""))
+        every = AddressPattern(beginning + b"*")
+        for position, pattern in enumerate(self.table.patterns):
+            if pattern.covers(every):
+                return False
+            translation = self.table.rules[position].translation
+            if pattern.may_fit(beginning) and (translation in _SAME_NAME or self._may_name(position, exchange)):
+                return True
+        return False
+
+    def _may_name(self, position: int, exchange: bytes) -> bool:
+        """Return True if a rule may send a publish to an exchange on the sidecar's own broker."""
+        translation, domain = self.table.rules[position].translation, self._domains[position]
+        return translation is not None and (domain is None or domain.local) and _may_name(translation, exchange)
 
     def rules_exposing_passwords(self) -> list[int]:
         """Return the rules that have matched an address with a password and were not returned before.
@@ -320,12 +347,18 @@ def _named(name: bytes, original: Publication) -> Publication:
 def _may_name(translation: bytes, exchange: bytes) -> bool:
     """Return True if a local translation can name the exchange, judging by the literal before the first variable."""
     fixed, variable, _ = translation.partition(b"$")
-    fixed = b"/" + fixed.lstrip(b"/")
-    plain = exchange.replace(b"%", b"%25").replace(b"/", b"%2F")
-    for name in (_EXCHANGE + exchange, _EXCHANGE + plain, b"/exchanges/" + plain):
-        if fixed == name or fixed.startswith(name + b"/") or (variable and name.startswith(fixed)):
+    fixed = fixed.lstrip(b"/")
+    for form, decode in ((b"exchange/", _plain_exchange), (b"exchanges/", _decoded)):
+        if fixed.startswith(form):
+            name, slash, _ = fixed[len(form) :].partition(b"/")
+            if variable and not slash:
+                # The variable may also complete an escape.
+                return exchange.startswith(decode(_INCOMPLETE_ESCAPE.sub(b"", name)))
+            return decode(name) == exchange
+        if variable and form.startswith(fixed):
             return True
-    return exchange == b"amq.topic" and fixed.startswith(b"/topic/")
+    may_be_topic = fixed.startswith(_TOPIC) or bool(variable and _TOPIC.startswith(fixed))
+    return may_be_topic and exchange == b"amq.topic"
 
 
 def _plain_exchange(text: bytes) -> bytes:
@@ -337,6 +370,10 @@ def _percent_decoded(text: bytes) -> bytes:
         raise _NowhereError("too many parts in a name")
     if _BAD_ESCAPE.search(text):
         raise _NowhereError("a malformed percent escape in a name")
+    return _decoded(text)
+
+
+def _decoded(text: bytes) -> bytes:
     return _ESCAPE.sub(lambda escape: bytes.fromhex(escape[1].decode()), text)
 
 
@@ -375,5 +412,5 @@ _FORMS: dict[bytes, Callable[[bytes, Publication], Publication]] = {
     b"queue/": _queue,
     b"amq/queue/": _queue,
     b"queues/": _queue_v2,
-    b"topic/": _topic,
+    _TOPIC: _topic,
 }

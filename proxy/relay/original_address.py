@@ -137,9 +137,18 @@ def _translated(state: VhostState, book: AddressBook, first: OriginalAddress, ne
 
 
 def _destination(state: VhostState, book: AddressBook, first: OriginalAddress, new: OriginalAddress) -> bool:
-    """Return True if a publish to `first` may be routed to a destination that is translated to `new`."""
+    """Return True if a publish to `first` may be routed to a destination that is translated to `new`.
+
+    The header does not contain the destination. If no rule names it, its name is unknown, so that any result of the
+    table is possible.
+    """
     rewrites = book.rewrites(first.exchange, state.router.destinations(first.exchange))
-    return rewrites.leads_to(first.routing_key, Publication(*new))
+    if rewrites.leads_to(first.routing_key, Publication(*new)):
+        return True
+    if not new.exchange or new.exchange in state.exchanges:
+        return False
+    chooses = any(state.router.may_choose_unnamed(first.exchange, kind) for kind in (QUEUE, EXCHANGE))
+    return chooses and book.may_lead_to(new.exchange)
 
 
 def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[bytes, bytes]:

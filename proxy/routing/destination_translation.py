@@ -104,6 +104,8 @@ def static_translations(book: AddressBook, named: Iterable[Destination], router:
     # A message that the table redirected to an exchange is not translated again, so these destinations must exist.
     final = {destination for name in evaluated if book.may_lead_to(name) for destination in router.destinations(name)}
     by_destination = {translation.destination: translation for translation in translations}
+    # A rule for some routing keys may keep messages at an exchange from which a later rule redirects all others.
+    final |= {(kind, name) for kind, name in by_destination if kind == EXCHANGE and book.may_keep(name)}
     away = {destination: by_destination[destination] for destination in by_destination if destination not in final}
     return StaticTranslations(away, translations)
 
@@ -111,7 +113,10 @@ def static_translations(book: AddressBook, named: Iterable[Destination], router:
 def static_translation(
     book: AddressBook, destination: Destination, evaluated: Container[bytes]
 ) -> StaticTranslation | None:
-    """Return the translation of a destination; None if the table does not translate it for every message."""
+    """Return the translation of a destination; None if the table does not translate it for every message.
+
+    Rules that match only some routing keys of an exchange are not considered, unless they match a probe key.
+    """
     kind, name = destination
     if kind == QUEUE:
         targets = [book.fixed_target(b"", name)]

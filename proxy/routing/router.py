@@ -81,10 +81,12 @@ class Router:
         kind, name = destination
         if kind == EXCHANGE and name in self._exchanges:
             return False
+        return self.may_choose_unnamed(exchange, kind) or self.names(exchange, destination)
+
+    def may_choose_unnamed(self, exchange: bytes, kind: str) -> bool:
+        """Return True if `exchange` can lead to queues, or to exchanges outside the router, that no rule names."""
         reached = self._reach(exchange).exchanges
-        if any(other.chooses_queues if kind == QUEUE else other.lets_producer_add_exchanges for other in reached):
-            return True
-        return self.names(exchange, destination)
+        return any(other.chooses_queues if kind == QUEUE else other.lets_producer_add_exchanges for other in reached)
 
     def decide(
         self,

@@ -12,10 +12,11 @@ from proxy.amqp.tables import MAX_NESTING, encode_table
 from proxy.relay.original_address import CC_ASIDE, OriginalAddress, can_produce, entry, restored_content
 from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, VhostState
+from proxy.routing.decision import QueueNames
 from proxy.values import Value
 from tests.client import content_header, method, split
-from tests.relay.wire import address_of, chosen, routed, ruled, several, table, table_of
-from tests.routing.building import many, to_exchange, to_queue
+from tests.relay.wire import Wire, address_of, chosen, owned, publish, routed, ruled, several, state, table, table_of
+from tests.routing.building import exchange, many, to_exchange, to_queue
 
 QUEUE = routed("q", delivery=Delivery.QUEUE)
 CARRIER = routed("q")
@@ -87,6 +88,36 @@ def test_where_destinations_are_sent_on_follows_their_bindings() -> None:
     assert can_produce(of, FROM, OriginalAddress(b"of.2", b"key"))
     of.router.exchanges[b"xo"].unbind(fifth)
     assert not can_produce(of, FROM, OriginalAddress(b"of.5", b"key"))
+
+
+@pytest.mark.parametrize("delivery", Delivery)
+@pytest.mark.parametrize("route", ["x-addqre-ontrue", "x-msg-addq-ontrue", "x-msg-adde-ontrue"])
+def test_a_chosen_destination_that_the_table_sends_to_an_exchange_can_be_restored(
+    delivery: Delivery, route: str
+) -> None:
+    made = exchange(to_queue("q", {route: "^team" if route == "x-addqre-ontrue" else ""}))
+    of = state((made, owned(made, delivery)))
+    rules = [AddressRule(b"team.%", b"/exchange/teams/$1"), AddressRule(b"/exchange/other/*", b"/exchange/teams/x.$1")]
+    of.set_addresses(AddressBook(AddressTable(rules)))
+    assert can_produce(of, FROM, OriginalAddress(b"teams", b"red"))
+    assert not can_produce(of, FROM, OriginalAddress(b"elsewhere", b"red"))
+    assert not can_produce(of, FROM, OriginalAddress(b"xo", b"red"))
+    of.router.add(exchange(to_queue("q")))
+    assert not can_produce(of, FROM, OriginalAddress(b"teams", b"red"))
+
+
+def test_consumers_see_the_original_address_if_a_regex_chose_the_queue_that_the_table_replaces() -> None:
+    made = exchange(to_queue("q", {"x-addqre-ontrue": "^team"}))
+    of = state((made, owned(made, Delivery.CARRIER, bound=[("queue", b"q")])))
+    of.queues = QueueNames((b"q", b"team.red"), 1)
+    of.set_addresses(AddressBook(AddressTable([AddressRule(b"team.%", b"/exchange/teams/$1")])))
+    frames = split(Wire(of).open().produce(publish("key", to="xo")))
+    publishes = [place for place, one in enumerate(frames) if one.name == "Basic.Publish"]
+    [place] = [place for place in publishes if address_of(frames[place]) == ("teams", "red")]
+    deliver = method(1, commands.Basic.Deliver("me", 1, False, "teams", "red"))
+    delivered, header = restored_content(of, deliver, frames[place + 1].raw)
+    assert address_of(split(delivered)[0]) == ("xo", "key")
+    assert table_of(split(header)[0]) == table(type="report")
 
 
 def cpu_seconds(of: VhostState) -> float:

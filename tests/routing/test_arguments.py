@@ -70,6 +70,13 @@ def test_only_the_first_problem_is_reported(entries: dict[str, Plain], text: str
     assert refusal(to_queue("q", entries)) == text
 
 
+@pytest.mark.parametrize(
+    ("key", "element"), [("x-del-dest", ""), ("x-order", 100), ("x-goto-ontrue", 100), ("x-goto-onfalse", 100)]
+)
+def test_lists_are_refused_for_operators_with_a_single_value(key: str, element: Plain) -> None:
+    assert refusal(to_queue("q", {key: many(element)})) == _unknown(key)
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("kind", ["x-open", "headers", "topic", "direct", "fanout"])
 def test_numbers_that_are_none_are_refused(number: float, kind: str) -> None:

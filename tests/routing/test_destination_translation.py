@@ -8,8 +8,12 @@ from proxy.routing.destination_translation import (
     EVALUATED_HERE,
     TranslatedDestinations,
     static_translation,
+    static_translations,
     translate_destinations,
 )
+from proxy.routing.router import Router
+from proxy.values import EXCHANGE, QUEUE
+from tests.routing.building import exchange, to_queue
 
 RULES = {
     b"moved": b"/queue/new",
@@ -133,3 +137,56 @@ def test_what_stands_in_place_of_a_destination_before_there_is_a_message() -> No
 def test_a_rule_may_lead_to_an_exchange_here(translation: bytes | None, leads: bool) -> None:
     book = AddressBook(AddressTable([AddressRule(b"*", translation)]), [b"archive"])
     assert book.may_lead_to(b"open") is leads
+
+
+@pytest.mark.parametrize(
+    ("translation", "exchange", "leads"),
+    [
+        (b"/exchanges/auftr%C3%A4ge/k", "aufträge", True),
+        (b"/exchanges/auftr%C3%A4ge/$1", "aufträge", True),
+        (b"/exchanges/auftr%C3%$1", "aufträge", True),
+        (b"/exchanges/auftr%C$1", "aufträge", True),
+        (b"/exchanges/%6fpen", "open", True),
+        (b"/exchange/a%2fb/$1", "a/b", True),
+        (b"/exchange/a%2Fb", "a/b", True),
+        (b"/exchange/a%2$1", "a/b", True),
+        (b"/exchange/a%25b", "a%b", True),
+        (b"/exchange/a%b/$1", "a%b", True),
+        (b"/top$1", "amq.topic", True),
+        (b"/topic/k", "amq.topic", True),
+        (b"/exchange/%6fpen", "open", False),
+        (b"/exchanges/auftr%C3%B6ge/$1", "aufträge", False),
+        (b"/top$1", "open", False),
+        (b"/top", "amq.topic", False),
+    ],
+)
+def test_a_rule_may_name_an_exchange_with_escapes_or_as_topic(translation: bytes, exchange: str, leads: bool) -> None:
+    book = AddressBook(AddressTable([AddressRule(b"*", translation)]))
+    assert book.may_lead_to(exchange.encode()) is leads
+
+
+def test_destinations_of_an_exchange_that_the_table_names_with_an_escape_must_exist() -> None:
+    router = Router([exchange(to_queue("q1"), name="aufträge")])
+    rules = [AddressRule(b"in/*", b"/exchanges/auftr%C3%A4ge/$1"), AddressRule(b"q1", b"/queue/q2")]
+    assert static_translations(AddressBook(AddressTable(rules)), [(QUEUE, b"q1")], router).away == {}
+
+
+@pytest.mark.parametrize(
+    ("earlier", "translation", "away"),
+    [
+        (b"/exchange/events/keep.*", b"/exchange/events/keep.$1", False),
+        (b"/exchange/events/keep.*", b"/", False),
+        (b"/exchange/events/keep", b"/exchanges/%65vents/other", False),
+        (b"/exchange/%/keep", b"/exchange/$1/other", False),
+        (b"/exchange/events/keep.*", b"/queue/kept", True),
+        (b"/exchange/events2/*", b"/exchange/events/$1", True),
+    ],
+)
+def test_an_exchange_that_keeps_messages_with_some_routing_keys_must_exist(
+    earlier: bytes, translation: bytes, away: bool
+) -> None:
+    rules = [AddressRule(earlier, translation), AddressRule(b"/exchange/events/*", b"/exchange/events2/$1")]
+    named = (EXCHANGE, b"events")
+    moved = static_translations(AddressBook(AddressTable(rules)), [named], Router([]))
+    assert [found.here for found in moved.found] == [(EXCHANGE, b"events2")]
+    assert (named in moved.away) is away

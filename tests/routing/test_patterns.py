@@ -76,6 +76,11 @@ def test_words_and_case_are_those_of_latin_1() -> None:
     assert not search("(?i)^É$".encode(), "é".encode())
 
 
+def test_lower_case_letters_are_those_of_latin_1() -> None:
+    lower = {byte for byte in range(256) if search(b"[[:lower:]]", bytes([byte]))}
+    assert lower == {*string.ascii_lowercase.encode(), 0xB5, *range(0xDF, 0x100)} - {0xF7}
+
+
 def test_utf8_is_characters_only_where_the_pattern_says_so() -> None:
     text = "é".encode()
     assert search(b"^..$", text)

@@ -39,6 +39,10 @@ exchanges:
     type: direct
     bindings:
       - {queue: a, routing_key: a}
+  - name: topics
+    type: topic
+    bindings:
+      - {queue: a, routing_key: "a.#"}
   - name: many
     bindings:
       - {queue: many.0, arguments: {x-addqre-ontrue: "^many[.]"}}
@@ -139,6 +143,19 @@ def test_a_cc_of_the_producer_stays_visible_and_does_not_route(site: Site, produ
     message = only(site.take("a"))
     assert message.entries == encode_table(headers({"CC": ["b", "c"], "to": "twice"}))
     assert site.bodies("b", "c") == [[], []]
+
+
+@pytest.mark.parametrize("header", ["CC", "BCC"])
+@pytest.mark.parametrize(("exchange", "brokers_own"), [("keys", "amq.direct"), ("topics", "amq.topic")])
+def test_direct_and_topic_exchanges_of_the_rules_do_not_route_by_cc_as_those_of_the_broker_do(
+    site: Site, producer: Producer, exchange: str, brokers_own: str, header: str
+) -> None:
+    site.bind(brokers_own, "b", "a")
+    for name in (exchange, brokers_own):
+        assert producer.send_settled(name, "other", {header: ["a"]}).acked
+    assert site.bodies("a", "b") == [[], [b"body"]]
+    assert producer.send_settled(exchange, "a", {header: ["other"]}).acked
+    assert site.bodies("a", "b") == [[b"body"], []]
 
 
 def test_of_two_bcc_entries_none_routes_and_none_arrives(site: Site, producer: Producer) -> None:
