@@ -554,7 +554,7 @@ class ConnectionState:
             self.backlog.collected -= content.collected.body_size
 
     def refuse(self, channel: Channel, error: ProtocolError) -> None:
-        """Answer a producer's protocol error on one channel by sending Channel.Close to both sides.
+        """Answer a producer's protocol error on one channel by sending Channel.Close to both sides at once.
 
         Earlier publishes stay published, since the broker receives them before our close.
         """

@@ -11,11 +11,13 @@ from proxy.relay.original_address import OriginalAddress, entry
 from proxy.relay.vhost import Delivery
 from tests.client import HEARTBEAT, content, content_header, frame, method, names, split
 from tests.relay.wire import (
+    AHEAD,
     CLOSE,
     CLOSE_OK,
     DECLARE,
     DECLARED,
     NOT_FOUND,
+    OURS,
     OWN,
     REPORT,
     RESERVED,
@@ -130,21 +132,24 @@ def test_channels_interleave_while_originals_are_put_back() -> None:
 @pytest.mark.parametrize("sent", [1, 2, 3])
 def test_a_close_of_ours_waits_for_the_end_of_a_content_on_its_channel(sent: int) -> None:
     wire = Wire(routed("a")).open()
+    wire.produce(publish())
     frames = [one.raw for one in split(delivery(bytes(300_000)))]
     assert wire.answer(*frames[:sent]) == b"".join(frames[:sent])
-    assert names(wire.produce(RESERVED)) == ["Channel.Close"]
-    assert wire.producer() == b""
+    wire.relay.over_limit("too many messages")
+    assert (wire.upstream(), wire.producer()) == (OURS, b"")
     rest = wire.answer(*frames[sent:], delivery(), method(1, commands.Basic.QosOk()))
     assert rest.startswith(b"".join(frames[sent:]))
-    assert closed(rest[len(b"".join(frames[sent:])) :])[:2] == (1, 403)
+    assert closed(rest[len(b"".join(frames[sent:])) :])[:2] == (1, 406)
     assert wire.answer(delivery()) == b""
 
 
 def test_both_answers_of_closes_that_cross_wait_for_it() -> None:
     wire = Wire(routed("a")).open()
+    wire.produce(publish())
     frames = [one.raw for one in split(delivery(bytes(300_000)))]
     wire.answer(*frames[:2])
-    wire.produce(RESERVED, CLOSE)
+    wire.relay.over_limit("too many messages")
+    wire.produce(CLOSE)
     left = wire.answer(*frames[2:])
     assert names(left)[-2:] == ["Channel.Close", "Channel.CloseOk"]
 
@@ -153,14 +158,31 @@ def test_a_close_of_ours_on_another_channel_waits_for_nothing() -> None:
     wire = Wire(routed("a")).open(1, 2)
     wire.answer(*(one.raw for one in split(delivery(bytes(300_000), 2))[:2]))
     wire.produce(RESERVED)
-    assert closed(wire.producer())[:2] == (1, 403)
+    assert closed(wire.refused())[:2] == (1, 403)
+
+
+def test_a_refusal_follows_what_the_broker_sent_before() -> None:
+    wire = Wire(routed("a")).open()
+    frames = [one.raw for one in split(delivery(bytes(300_000)))]
+    wire.answer(*frames[:2])
+    wire.produce(RESERVED, publish())
+    assert wire.answer(*frames[2:], delivery()) == b"".join(frames[2:]) + delivery()
+    assert closed(wire.refused())[:2] == (1, 403)
+    assert wire.answer(delivery()) == b""
+
+
+def test_an_earlier_error_of_the_broker_takes_the_place_of_a_refusal() -> None:
+    wire = Wire(routed("a")).open()
+    assert wire.produce(RESERVED, publish()) == AHEAD
+    assert wire.answer(NOT_FOUND) == NOT_FOUND
+    assert wire.upstream() == b""
 
 
 def test_a_content_that_is_held_back_does_not_count_as_begun() -> None:
     wire = Wire(QUEUE).open()
     assert wire.answer(split(moved())[0].raw) == b""
     wire.produce(RESERVED)
-    assert closed(wire.producer())[:2] == (1, 403)
+    assert closed(wire.refused())[:2] == (1, 403)
     assert wire.answer(*(one.raw for one in split(moved())[1:])) == b""
 
 

@@ -195,6 +195,12 @@ class Wire:
                 self.answer(method(number, commands.Confirm.SelectOk()))
         return self
 
+    def refused(self, channel: int = 1) -> bytes:
+        """The broker answers the method that goes ahead of a refusal; give what leaves to the producer."""
+        left = self.answer(method(channel, commands.Exchange.DeclareOk()))
+        assert self.upstream() == method(channel, commands.Channel.Close(200, "closed by the proxy", 0, 0))
+        return left
+
     def request(self) -> EnsureQueue | BindDestinations:
         """Take the one request to the control plane."""
         (found,) = self.relay.connection.pending.requests
@@ -307,6 +313,8 @@ CLOSE_OK = method(1, commands.Channel.CloseOk())
 NOT_FOUND = method(1, commands.Channel.Close(404, "NOT_FOUND - no queue 'q'", 60, 70))
 #: what the sidecar says to the broker where it closes channel 1
 OURS = method(1, commands.Channel.Close(200, "closed by the proxy", 0, 0))
+#: what it sends ahead of that, for the answers to what the producer sent before
+AHEAD = method(1, commands.Exchange.Declare(exchange="amq.direct", passive=True, durable=True))
 #: a publish that it refuses, and closes channel 1 for
 RESERVED = publish("x.o.p.e.n.x.q.1")
 OPEN, OPEN_OK = method(1, commands.Channel.Open()), method(1, commands.Channel.OpenOk())

@@ -14,6 +14,7 @@ from functools import partial
 
 from proxy.amqp.method_frames import exchange_declare
 from proxy.amqp.methods import method_frame, reply_of, reply_to
+from proxy.errors import ProtocolError
 from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState
@@ -86,6 +87,14 @@ def inject_and_reply(
 ) -> None:
     """Run methods as `inject` does; then answer the client with the result of `done` and process its held frames."""
     inject(connection, channel, steps, lambda: reply_and_resume(connection, channel, done()))
+
+
+def refuse_in_order(connection: ConnectionState, channel: Channel, error: ProtocolError) -> None:
+    """Refuse a method as RabbitMQ does: the client first receives what its earlier methods on the channel lead to.
+
+    If one of them is an error to the broker, the client receives only that error.
+    """
+    inject(connection, channel, [], partial(connection.refuse, channel, error))
 
 
 def count_unanswerable(connection: ConnectionState, channel: Channel) -> None:

@@ -28,6 +28,7 @@ from proxy.relay.channel_state import (
 from proxy.relay.connection_state import AHEAD_MESSAGES, ConnectionState, Phase
 from proxy.relay.declare.bindings import ClientBindings
 from proxy.relay.declare.exchanges import ClientExchanges
+from proxy.relay.declare.injected_methods import refuse_in_order
 from proxy.relay.declare.queues import ClientQueues
 from proxy.relay.publish.publish_frames import KIND_NAMES, PublishFrames
 
@@ -104,7 +105,7 @@ class ProducerFrames:
         except ProtocolError as error:
             if error.scope is Scope.CONNECTION:
                 raise
-            connection.refuse(channel, error)
+            refuse_in_order(connection, channel, error)
             return False
 
     def _open(self, kind: int, number: int, frame: bytes) -> bool:

@@ -64,6 +64,7 @@ from proxy.relay.channel import HEADER_TO_COME, Channel, ContentUnderWay, Pendin
 from proxy.relay.channel_state import CONFIRM, DECLARING, OPEN, OPENING, WAITING, ChannelEvent
 from proxy.relay.connection_audit import ConnectionAudit
 from proxy.relay.connection_state import ConnectionState, Phase
+from proxy.relay.declare.injected_methods import refuse_in_order
 from proxy.relay.original_address import ADDRESS_HEADER, refuse_forged
 from proxy.relay.publish.outgoing import (
     CC_BCC,
@@ -557,7 +558,7 @@ class PublishPass:
             self._plans.fail(user, channel.number, "rejected", str(error), (exchange, routing_key), header)
             if error.scope is Scope.CONNECTION:
                 raise
-            connection.refuse(channel, error)
+            refuse_in_order(connection, channel, error)
             return body_at
 
         if plan.tap is not None:

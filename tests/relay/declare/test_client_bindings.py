@@ -18,6 +18,7 @@ from proxy.values import Table, Value
 from tests import client
 from tests.client import Frame, exchange_bind, names, queue_bind, queue_unbind, split
 from tests.relay.wire import (
+    AHEAD,
     CLOSE_OK,
     OPEN,
     OPEN_OK,
@@ -144,7 +145,9 @@ def test_a_bind_that_is_not_valid_is_refused_when_those_before_it_are_answered()
     made = wire()
     bad = queue_bind(1, b"b", b"xo", b"not empty", ENTRIES)
     assert len(split(made.produce(numbered(1), bad, numbered(2)))) == 1
-    assert names(made.answer(BIND_OK)) == ["Queue.BindOk", "Channel.Close"]
+    assert names(made.answer(BIND_OK)) == ["Queue.BindOk"]
+    assert made.upstream() == AHEAD
+    assert closed(made, made.refused())[0] == 406
     assert len(made.state.exchanges[b"xo"].clients) == 1
 
 
@@ -231,8 +234,8 @@ def test_a_refused_bind_is_the_brokers_own_and_changes_nothing() -> None:
 
 def test_what_the_plugin_would_refuse_never_reaches_the_broker() -> None:
     made = wire()
-    assert names(made.produce(queue_bind(1, b"b", b"xo", b"key", ENTRIES))) == ["Channel.Close"]
-    assert closed(made) == (406, "PRECONDITION_FAILED - Forbidden declaration of binding's routing key")
+    assert names(made.produce(queue_bind(1, b"b", b"xo", b"key", ENTRIES))) == ["Exchange.Declare"]
+    assert closed(made, made.refused()) == (406, "PRECONDITION_FAILED - Forbidden declaration of binding's routing key")
 
 
 def test_an_empty_queue_name_is_the_queue_declared_last() -> None:
@@ -241,7 +244,7 @@ def test_an_empty_queue_name_is_the_queue_declared_last() -> None:
     made.answer(say(1, commands.Queue.DeclareOk("amq.gen-1", 0, 0)))
     made.produce(queue_bind(1, b"", b"xo", b"", ENTRIES))
     # Its name is the routing key as well then, which an open exchange does not take.
-    assert closed(made)[0] == 406
+    assert closed(made, made.refused())[0] == 406
 
 
 def unbound(frames: list[Frame]) -> list[tuple[bytes, bool]]:
@@ -379,7 +382,7 @@ def test_a_bind_answered_when_new_rules_hold_counts_under_them() -> None:
 def test_unbinding_with_other_arguments_is_refused_where_that_is_strict() -> None:
     made = bound()
     made.produce(UNBIND_OTHER)
-    assert closed(made) == (406, "PRECONDITION_FAILED - binding arguments do not match")
+    assert closed(made, made.refused()) == (406, "PRECONDITION_FAILED - binding arguments do not match")
 
 
 def test_unbinding_with_other_arguments_is_silent_where_the_broker_rules() -> None:
@@ -399,7 +402,7 @@ def test_unbinding_what_nobody_bound_is_fine() -> None:
 def test_what_a_rules_file_binds_is_not_the_clients_to_unbind() -> None:
     made = wire()
     made.produce(queue_unbind(1, b"a", b"xo", b"", encode_table(arguments(TYPE))))
-    assert closed(made)[0] == 403
+    assert closed(made, made.refused())[0] == 403
 
 
 # -- reach ------------------------------------------------------------------------------------------------------------

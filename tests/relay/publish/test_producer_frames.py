@@ -8,6 +8,7 @@ from pamqp import base, commands
 from proxy.relay.connection_state import LookUpExchange, Phase, RelayLimits
 from tests.client import HEARTBEAT, content_header, frame, method, names, split
 from tests.relay.wire import (
+    AHEAD,
     CLOSE,
     CLOSE_OK,
     GOODBYE,
@@ -15,7 +16,6 @@ from tests.relay.wire import (
     NOT_FOUND,
     OPEN,
     OPEN_OK,
-    OURS,
     OWN,
     OWN_BIND_OK,
     OWN_OPEN_OK,
@@ -257,8 +257,8 @@ def test_closes_that_cross_are_both_answered_where_the_producers_comes_first(ord
 
 def test_behind_a_close_of_ours_frames_of_both_sides_are_discarded() -> None:
     wire = Wire(routed("a")).open()
-    assert wire.produce(RESERVED, publish()) == OURS
-    wire.producer()
+    assert wire.produce(RESERVED, publish()) == AHEAD
+    wire.refused()
     assert wire.produce(publish(), publish(to="amq.direct")) == b""
     assert wire.answer(say(1, commands.Basic.QosOk()), content_header(1, 5), say(1, commands.Basic.Ack(1))) == b""
     assert wire.answer(CLOSE_OK) == b""
@@ -270,7 +270,7 @@ def test_the_number_of_a_channel_that_we_closed_is_opened_again_only_behind_the_
     """RabbitMQ takes an open that overtakes its own close-ok for a second one on the old channel (504)."""
     wire = Wire(routed("a")).open()
     wire.produce(RESERVED)
-    wire.producer()
+    wire.refused()
     message = publish()
     assert wire.produce(CLOSE_OK + OPEN, message) == b""
     assert wire.answer(CLOSE_OK) == b""
@@ -281,7 +281,7 @@ def test_the_number_of_a_channel_that_we_closed_is_opened_again_only_behind_the_
 def test_closes_of_the_producer_and_of_ours_that_cross_are_both_answered() -> None:
     wire = Wire(routed("a")).open()
     wire.produce(RESERVED)
-    wire.producer()
+    wire.refused()
     assert wire.produce(CLOSE) == b""
     assert wire.producer() == CLOSE_OK
     assert wire.produce(CLOSE_OK) == b""
@@ -292,7 +292,7 @@ def test_closes_of_the_producer_and_of_ours_that_cross_are_both_answered() -> No
 def test_closes_of_the_broker_and_of_ours_that_cross_are_both_answered() -> None:
     wire = Wire(routed("a")).open()
     wire.produce(RESERVED)
-    wire.producer()
+    wire.refused()
     assert wire.answer(NOT_FOUND) == b""
     assert wire.upstream() == CLOSE_OK
     assert wire.answer(CLOSE_OK) == b""
@@ -484,8 +484,8 @@ def test_the_mode_of_a_channel_does_not_change(
     first: base.Frame, second: base.Frame, text: str, ids: tuple[int, int]
 ) -> None:
     wire = Wire(routed("a")).open()
-    assert wire.produce(say(1, first, second)) == say(1, first) + OURS
-    assert closed(wire.producer()) == (1, 406, f"PRECONDITION_FAILED - {text}", ids)
+    assert wire.produce(say(1, first, second)) == say(1, first) + AHEAD
+    assert closed(wire.refused()) == (1, 406, f"PRECONDITION_FAILED - {text}", ids)
 
 
 def test_frames_after_a_close_of_the_producer_are_discarded() -> None:
@@ -523,8 +523,10 @@ def test_a_close_that_waits_is_answered_where_we_close_the_channel() -> None:
 
 def test_a_number_that_we_closed_is_free_where_the_broker_answers_last() -> None:
     wire = Wire(routed("a")).open()
-    wire.produce(RESERVED, CLOSE_OK)
-    assert wire.answer(CLOSE_OK) != CLOSE_OK
+    wire.produce(RESERVED)
+    wire.refused()
+    wire.produce(CLOSE_OK)
+    assert wire.answer(CLOSE_OK) == b""
     assert wire.relay.connection.channels == {}
 
 

@@ -13,9 +13,9 @@ from proxy.routing.exchange import Exchange
 from proxy.values import Table, Value
 from tests.client import content_header, frame, names, split
 from tests.relay.wire import (
+    AHEAD,
     CLOSE_OK,
     NOT_FOUND,
-    OURS,
     REPORT,
     Wire,
     ack,
@@ -55,8 +55,8 @@ def test_a_filter_closes_its_channel_and_what_was_published_before_is_sent(body_
     wire = Wire(filtered(max_payload_size=100)).open(1, 2)
     good, bad, beside = publish(), publish(body=bytes(body_size)), publish(channel=2)
     left = wire.produce(good, bad, good, beside)
-    assert left == with_tokens(good, "a") + OURS + with_tokens(beside, "a")
-    assert closed(wire.producer()) == (1, 406, "PRECONDITION_FAILED - Max size payload hit.", (60, 40))
+    assert left == with_tokens(good, "a") + AHEAD + with_tokens(beside, "a")
+    assert closed(wire.refused()) == (1, 406, "PRECONDITION_FAILED - Max size payload hit.", (60, 40))
     assert wire.produce(beside) == with_tokens(beside, "a")
 
 
@@ -71,8 +71,8 @@ def test_a_refused_publish_is_no_publish_upstream() -> None:
     """Not even its method frame: a close in the middle of a content would end the connection."""
     wire = Wire(routed("a", carrier="carried")).open()
     bad = publish(to="carried", headers=((b"CC", many("x.o.p.e.n.x.q.1")),))
-    assert slow(bad, wire) == OURS
-    assert closed(wire.producer())[:2] == (1, 403)
+    assert slow(bad, wire) == AHEAD
+    assert closed(wire.refused())[:2] == (1, 403)
 
 
 RESERVED_KEY = "x.o.p.e.n.x.q.1"
@@ -97,9 +97,9 @@ def test_a_reserved_key_is_refused_on_an_exchange_that_nothing_evaluates(
     wire = Wire().open(1, 2)
     good, beside = publish(to="e", headers=((b"CC", many("fine")),)), publish(to="e", channel=2)
     assert wire.produce(good, good) == good * 2
-    assert pieces(publish(key, headers, body, to=to).replace(b"x.o.p.e.n.x.", prefix), wire) == OURS
+    assert pieces(publish(key, headers, body, to=to).replace(b"x.o.p.e.n.x.", prefix), wire) == AHEAD
     text = f"ACCESS_REFUSED - routing keys that begin with '{prefix.decode()}' are reserved"
-    assert closed(wire.producer()) == (1, 403, text, (60, 40))
+    assert closed(wire.refused()) == (1, 403, text, (60, 40))
     assert wire.produce(beside) == beside
 
 
@@ -109,8 +109,8 @@ def test_a_reserved_key_among_known_publishes_ends_their_run_there(count: int) -
     good = publish(to="e", headers=((b"CC", many("fine")),))
     bad = publish(to="e", headers=((b"CC", many(RESERVED_KEY)),))
     assert wire.produce(good) == good
-    assert wire.produce(good * count, bad, good) == good * count + OURS
-    assert closed(wire.producer())[:2] == (1, 403)
+    assert wire.produce(good * count, bad, good) == good * count + AHEAD
+    assert closed(wire.refused())[:2] == (1, 403)
 
 
 @pytest.mark.parametrize(
@@ -230,8 +230,8 @@ def test_a_body_too_large_to_repeat_is_refused_before_it_comes() -> None:
     wire = Wire(several("e"), limits=RelayLimits(replay_bytes=100_000)).open()
     good, bad = publish(body=bytes(100_000)), publish(body=bytes(100_001))
     assert names(wire.produce(good)).count("Basic.Publish") == 2
-    assert wire.produce(b"".join(one.raw for one in split(bad)[:2])) == OURS
-    assert closed(wire.producer())[:3] == (
+    assert wire.produce(b"".join(one.raw for one in split(bad)[:2])) == AHEAD
+    assert closed(wire.refused())[:3] == (
         1,
         311,
         "CONTENT_TOO_LARGE - body of 100001 bytes would be sent in several copies; the limit is 100000 bytes",
@@ -243,7 +243,7 @@ def test_bodies_that_are_collected_are_bounded_over_all_channels() -> None:
     for channel in (1, 2, 3):
         wire.produce(*(one.raw for one in split(publish(body=bytes(150_000), channel=channel))[:-1]))
     text = "body of 150000 bytes would be sent in several copies; with 300000 bytes of other such bodies in progress"
-    assert closed(wire.producer())[:3] == (
+    assert closed(wire.refused(3))[:3] == (
         3,
         311,
         f"CONTENT_TOO_LARGE - {text}, the total would exceed the limit of 400000 bytes",

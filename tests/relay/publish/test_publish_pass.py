@@ -214,9 +214,9 @@ def test_a_channel_closed_in_the_middle_of_a_read_loses_what_comes_behind() -> N
     left = wire.produce(good, bad, good, good, publish(channel=2))
     own = with_tokens(good, "a")
     assert left.startswith(own)
-    assert names(left) == [*names(own), "Channel.Close", *names(own)]
+    assert names(left) == [*names(own), "Exchange.Declare", *names(own)]
     assert {one.channel for one in split(left)[-3:]} == {2}
-    assert closed(wire.producer())[:2] == (1, 403)
+    assert closed(wire.refused())[:2] == (1, 403)
 
 
 def test_a_channel_that_needs_the_ledger_has_it_from_then_on() -> None:
@@ -378,8 +378,8 @@ def test_nothing_is_read_behind_a_fault() -> None:
 def test_a_reserved_key_closes_its_channel_and_no_other() -> None:
     wire = Wire(routed("a")).open(1, 2)
     left = wire.produce(publish("x.o.p.e.n.x.q.0123456789abcdef"), publish(channel=2))
-    assert names(left) == ["Channel.Close", "Basic.Publish", "Header", "Body"]
-    assert closed(wire.producer()) == (
+    assert names(left) == ["Exchange.Declare", "Basic.Publish", "Header", "Body"]
+    assert closed(wire.refused()) == (
         1,
         403,
         "ACCESS_REFUSED - routing keys that begin with 'x.o.p.e.n.x.' are reserved",
@@ -397,8 +397,8 @@ def test_a_carrier_itself_takes_no_token_of_a_producer_however_often_it_is_tried
         fine = publish(to="carried", channel=channel)
         left = wire.produce(fine, fine, bad, fine)
         assert left.startswith(fine * 2)
-        assert closed(left[2 * len(fine) :])[:2] == (channel, 200)
-        assert closed(wire.producer())[:2] == (channel, 403)
+        assert names(left[2 * len(fine) :]) == ["Exchange.Declare"]
+        assert closed(wire.refused(channel))[:2] == (channel, 403)
 
 
 def test_a_bcc_of_the_producer_does_not_route_on_ours() -> None:

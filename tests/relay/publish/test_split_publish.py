@@ -116,8 +116,8 @@ def test_headers_that_leave_no_room_for_a_destination_close_the_channel(delivery
     headers: Table = ((b"fill", Value("S", bytes(4096 - 8 - 14 - 4 - 10))),)
     message = publish(headers=headers, frame_max=4096)
     assert len(split(message)[1].raw) == 4096
-    assert names(wire.produce(message)) == ["Channel.Close"]
-    assert closed(wire.producer())[:3] == (
+    assert names(wire.produce(message)) == ["Exchange.Declare"]
+    assert closed(wire.refused())[:3] == (
         1,
         311,
         "CONTENT_TOO_LARGE - headers of 4096 bytes leave no room for the destinations",

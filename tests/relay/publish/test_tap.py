@@ -135,7 +135,7 @@ def test_a_carrier_keeps_its_own_refusals() -> None:
     tap = tapped(wire)
     carbon = ((b"CC", Value("A", (Value("S", b"x.o.p.e.n.x.q.0"),))),)
     wire.produce(publish("k", carbon, to="carried"))
-    assert b"reserved" in wire.producer()
+    assert b"reserved" in wire.refused()
     assert tap == []
 
 
@@ -153,4 +153,4 @@ def test_a_refusal_is_the_same() -> None:
     wire = Wire(routed("q")).open()
     tapped(wire)
     wire.produce(publish("x.o.p.e.n.x.q.1"))
-    assert b"reserved" in wire.producer()
+    assert b"reserved" in wire.refused()

@@ -70,7 +70,7 @@ def test_a_transaction_can_not_span_brokers() -> None:
     wire.answer(say(1, commands.Tx.SelectOk()))
     assert names(wire.produce(to("here/q"))) == ["Basic.Publish", "Header", "Body"]
     wire.produce(to("out/q"))
-    assert closed(wire.producer())[1] == 406
+    assert closed(wire.refused())[1] == 406
     assert wire.remotes == []
 
 
@@ -78,7 +78,7 @@ def test_a_body_that_is_too_large_to_keep_is_refused() -> None:
     wire = Linked()
     size = wire.relay.connection.terms.limits.replay_bytes + 1
     wire.produce(to("out/q", b"x" * size))
-    assert closed(wire.producer())[1] == 311
+    assert closed(wire.refused())[1] == 311
 
 
 @pytest.mark.parametrize("end", ["channel", "connection", "lost"])
