@@ -243,16 +243,25 @@ def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[P
     yield from _read(whole, traced)
 
 
-def read_lines(lines: Iterable[tuple[str, int, int, bytes]], traced: bool) -> Iterator[Piece]:
-    """Read segments of any size from rows of (path, time of modification, size, line), and yield their partials."""
+def read_lines(
+    lines: Iterable[tuple[str, int, int, bytes]], traced: bool, damaged: tuple[str, int, int] | None = None
+) -> Iterator[Piece]:
+    """Read segments of any size from rows of (path, time of modification, size, line), and yield their partials.
+
+    Args:
+        damaged: path, time of modification and size of a damaged segment; the rows are its lines before the damage.
+    """
 
     def ended(rows: Iterable[tuple[str, int, int, bytes]], digest: hashlib.blake2b) -> Iterator[bytes]:
         while piece := b"".join(bytes(row[3]) + b"\n" for row in itertools.islice(rows, _LINES_AT_ONCE)):
             digest.update(piece)
             yield piece
+        if damaged:
+            raise DamagedError
 
     def streams() -> Iterator[tuple[str, int, int, Iterator[bytes], hashlib.blake2b]]:
-        for segment, rows in itertools.groupby(lines, key=operator.itemgetter(0, 1, 2)):
+        segments = [(damaged, iter(lines))] if damaged else itertools.groupby(lines, key=operator.itemgetter(0, 1, 2))
+        for segment, rows in segments:
             digest = _digest(b"")
             yield (*segment, ended(rows, digest), digest)
 

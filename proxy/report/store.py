@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
+from pyspark import RDD
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
@@ -39,6 +40,7 @@ _WHOLE_BYTES = 24 << 20
 _SMALL_FILE, _MOST_FILES = 8 << 20, 60
 #: Cost of opening a file, as a number of bytes.
 _OPEN_BYTES = 64 << 10
+_SPARK_ERRORS = (Py4JJavaError, PySparkException)
 _ROW = "batch STRING, name STRING, data BINARY"
 _EMPTY = "nothing"
 
@@ -68,12 +70,13 @@ class Partials:
         rows = self._ask("SELECT path, size, modified, traced FROM latest")
         known = {(path, size, modified) for path, size, modified, with_trace in rows if with_trace or not traced}
         new = [segment for segment in segments if (segment.path, segment.size, segment.modified) not in known]
-        for are_large in (False, True):
-            for job in _jobs(segment for segment in new if (segment.size > _WHOLE_BYTES) == are_large):
-                try:
-                    self._read(job, are_large)
-                except (Py4JJavaError, PySparkException) as error:
-                    raise StorageError(_sentence(error)) from error
+        try:
+            for job in _jobs(segment for segment in new if segment.size <= _WHOLE_BYTES):
+                self._read(job)
+            for job in _jobs(segment for segment in new if segment.size > _WHOLE_BYTES):
+                self._read_large(job)
+        except _SPARK_ERRORS as error:
+            raise StorageError(_sentence(error)) from error
         if new:
             self._load()
         if self._run.request.forget:
@@ -133,8 +136,40 @@ class Partials:
     def _ask(self, question: str, values: Sequence[object] = ()) -> list[Any]:  # rows with values of any column
         return self._run.duck.execute(question, values).fetchall()
 
-    def _read(self, job: Sequence[Entry], are_large: bool) -> None:
-        spark, traced = self._run.spark, self._run.request.trace
+    def _read(self, job: Sequence[Entry]) -> None:
+        self._set_task_size(job)
+        files = self._run.spark.read.format("binaryFile").load([literal(at.path) for at in job])
+        rows = files.select("path", F.unix_millis("modificationTime"), "content").rdd
+        self._store(rows.mapPartitions(functools.partial(partials.read, traced=self._run.request.trace)))
+
+    def _read_large(self, job: Sequence[Entry]) -> None:
+        try:
+            self._read_lines(job)
+        except _SPARK_ERRORS:
+            # Spark does not say which file is damaged, and reads its first lines only if it ignores the damage.
+            for segment in job:
+                try:
+                    self._read_lines([segment])
+                except _SPARK_ERRORS:
+                    self._read_lines([segment], (segment.path, segment.modified, segment.size))
+
+    def _read_lines(self, job: Sequence[Entry], damaged: tuple[str, int, int] | None = None) -> None:
+        self._set_task_size(job)
+        spark = self._run.spark
+        spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true" if damaged else "false")
+        # Paths in Spark's rows and listed paths have different forms, so each path is added as a constant.
+        several = [
+            spark.read.option("lineSep", "\n")
+            .text(literal(at.path))
+            .select(F.lit(at.path), F.lit(at.modified), F.lit(at.size), F.col("value").cast("binary"))
+            for at in job
+        ]
+        lines = functools.reduce(DataFrame.unionAll, several)
+        reader = functools.partial(partials.read_lines, traced=self._run.request.trace, damaged=damaged)
+        self._store(lines.rdd.mapPartitions(reader))
+
+    def _set_task_size(self, job: Sequence[Entry]) -> None:
+        spark = self._run.spark
         cores = spark.sparkContext.defaultParallelism
         size = sum(segment.size + _OPEN_BYTES for segment in job) // cores
         tasks = min(_TASKS_PER_CORE, 1 + size // _TASK_BYTES)
@@ -142,21 +177,9 @@ class Partials:
         # A task always reads whole files, whose sizes rarely add up to exactly the size of a task.
         spark.conf.set("spark.sql.files.maxPartitionBytes", str(max(largest, size // tasks + largest // 2)))
         spark.conf.set("spark.sql.files.openCostInBytes", str(_OPEN_BYTES))
-        if not are_large:
-            files = spark.read.format("binaryFile").load([literal(at.path) for at in job])
-            rows = files.select("path", F.unix_millis("modificationTime"), "content").rdd
-            pieces = rows.mapPartitions(functools.partial(partials.read, traced=traced))
-        else:
-            # Paths in Spark's rows and listed paths have different forms, so each path is added as a constant.
-            several = [
-                spark.read.option("lineSep", "\n")
-                .text(literal(at.path))
-                .select(F.lit(at.path), F.lit(at.modified), F.lit(at.size), F.col("value").cast("binary"))
-                for at in job
-            ]
-            lines = functools.reduce(DataFrame.unionAll, several)
-            pieces = lines.rdd.mapPartitions(functools.partial(partials.read_lines, traced=traced))
-        frame = spark.createDataFrame(pieces, _ROW, verifySchema=False)
+
+    def _store(self, pieces: RDD[partials.Piece]) -> None:
+        frame = self._run.spark.createDataFrame(pieces, _ROW, verifySchema=False)
         frame.write.mode("append").parquet(self._folder)
 
     def open(self, day: date | None) -> None:

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from proxy.errors import ConfigError
+from proxy.report import store
 from proxy.report.job import run
 from proxy.report.request import KnownBinding, Request
 from proxy.report.storage import literal
@@ -218,6 +219,23 @@ def test_a_log_of_rubbish_alone_gives_the_friendly_page_too(place: Place) -> Non
     segment(place.input, ["rubbish", ""])
     assert "1 foreign" in place.run()
     assert "Nothing was published" in (place.output / "report.html").read_text()
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["segments that come whole", "segments that come line by line"])
+def test_of_damaged_segments_what_is_before_the_damage_counts(
+    place: Place, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    if not whole:
+        monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
+    segment(place.input, [publish()])
+    broken = segment(
+        place.input, [publish(proxy="b", seq=seq, rk=f"k{seq * 7919}") for seq in range(1, 9001)], name="b"
+    )
+    broken.write_bytes(broken.read_bytes()[:-3000])
+    segment(place.input, [], name="c").write_bytes(b"\x1f\x8b\x08\x00 this is no gzip")
+    assert "2 damaged file" in place.run()
+    assert 1000 < place.publishes()[D20] < 9000
+    assert "read 0 new segments" in place.run()
 
 
 def test_an_input_that_is_not_there_is_a_fault_that_names_it(place: Place) -> None:
