@@ -174,6 +174,7 @@ class TokenTable:
         "_bound",
         "_last_look",
         "_look",
+        "_plain",
         "_records",
         "_released",
         "_wanted",
@@ -198,6 +199,8 @@ class TokenTable:
         #: destinations whose tokens have rows in the last listing, but no plain row
         self._without_plain: set[Destination] = set()
         self._wanted: frozenset[Destination] = frozenset()
+        #: destinations that a rules file names
+        self._plain: frozenset[Destination] = frozenset()
         #: destinations that rules no longer need and whose plain row has not been bound since then
         self._released: set[Destination] = set()
         #: request time of the latest received listing
@@ -235,11 +238,13 @@ class TokenTable:
         if record is not None:
             record.needs &= ~need
 
-    def needs(self, destination: Destination) -> Need:
-        return self._records.get(destination, _ABSENT).needs
+    def needs_plain(self, destination: Destination) -> bool:
+        """Return True if a rules file, or a publish that requested the destination, relies on the plain row."""
+        return destination in self._plain or Need.DEMAND in self._records.get(destination, _ABSENT).needs
 
-    def rules_need(self, wanted: frozenset[Destination]) -> None:
-        """Set the destinations needed by rules."""
+    def rules_need(self, wanted: frozenset[Destination], plain: frozenset[Destination]) -> None:
+        """Set the destinations needed by rules, and those of them that a rules file names."""
+        self._plain = plain
         for destination in self._wanted - wanted:
             self.no_need(destination, Need.RULES)
         for destination in wanted - self._wanted:

@@ -30,7 +30,7 @@ from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, MakeQ
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.declare.storage import pin_entries
-from proxy.relay.token_table import PLAIN, Need, TokenTable
+from proxy.relay.token_table import PLAIN, TokenTable
 from proxy.relay.tokens import Tokens, is_eight_words
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
@@ -233,7 +233,7 @@ class Executor:
 
     def _row_for(self, table: TokenTable, destination: Destination) -> bytes:
         """Return the row to bind for a destination: the plain row or, if only clients need the destination, a pin."""
-        if not table.shared or table.needs(destination) & (Need.RULES | Need.DEMAND):
+        if not table.shared or table.needs_plain(destination):
             return PLAIN
         return self._state.next_pin(time.time())
 

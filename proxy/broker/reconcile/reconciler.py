@@ -299,7 +299,7 @@ class Reconciler:
         self._listed = listed
         desired = wanted()
         for exchange in desired.carriers:
-            exchange.tokens.rules_need(desired.tokens_of(exchange))
+            exchange.tokens.rules_need(desired.tokens_of(exchange), desired.plain[exchange.name])
         await self.forms.change_forms(desired, observer.has_eight_words)
         observation = self._observation(desired, listed, conflicts, remove_foreign, thorough)
         actions = diff(desired, self._undeclared, observation, declare_all=thorough)
