@@ -24,7 +24,7 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, tzinfo
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import structlog
 
@@ -212,8 +212,17 @@ class BindingListings:
         """Number of bindings that are signed with a previous secret, by exchange, as of the last listings."""
         return {name: count for name, count in self._previous.items() if count and name in self._state.exchanges}
 
+    @property
+    def _memories(self) -> Iterable[dict[bytes, Any]]:  # Any: they hold different things
+        return self._unverified, self._decoded, self._applied, self._unsigned, self._previous
+
+    @property
+    def names(self) -> set[bytes]:
+        """Exchanges of which something is remembered."""
+        return set().union(*self._memories)
+
     def forget(self, name: bytes) -> None:
-        for memory in (self._unverified, self._decoded, self._applied, self._unsigned, self._previous):
+        for memory in self._memories:
             memory.pop(name, None)
 
     def settled(self, owned: OwnedExchange) -> bool:
@@ -590,6 +599,11 @@ class DeclarationStore:
     def add_exchange(self, owned: OwnedExchange, exchange: Exchange) -> None:
         self.state.add_exchange(owned, exchange)
         self.changes += 1
+
+    def forget_deleted(self) -> None:
+        """Forget exchanges that no longer exist. Relays remove the exchanges that their clients delete."""
+        for name in (self._kept.keys() | self.listings.names) - self.state.exchanges.keys():
+            self._forget(name)
 
     def _forget(self, name: bytes) -> None:
         self._kept.pop(name, None)

@@ -136,6 +136,8 @@ class CarrierForms:
         Args:
             changed: returns True if a carrier has eight-word tokens because another sidecar needs them.
         """
+        carriers = {exchange.carrier for exchange in desired.carriers}
+        self._looks = {carrier: looks for carrier, looks in self._looks.items() if carrier in carriers}
         for exchange in desired.carriers:
             needed = exchange.form is TokenForm.CHANGING
             if exchange.form is TokenForm.ONE_WORD:

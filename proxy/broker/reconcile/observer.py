@@ -414,6 +414,15 @@ class Observer:
                 bindings=[str(binding) for binding in fresh[:_SHOWN]],
             )
 
+    def forget_others(self, desired: DesiredState) -> None:
+        """Forget what listings have shown of carriers that are no longer needed."""
+        carriers = {exchange.carrier for exchange in desired.carriers}
+        self._readings = {name: last for name, last in self._readings.items() if name in carriers}
+        self.foreign = {name: bindings for name, bindings in self.foreign.items() if name in carriers}
+        self.superfluous = {name: copies for name, copies in self.superfluous.items() if name in carriers}
+        exchanges = {exchange.name for exchange in desired.carriers}
+        self._current_until = {name: until for name, until in self._current_until.items() if name in exchanges}
+
     def finish(self) -> None:
         """Log new failures at the end of a pass."""
         for text in self._failed:

@@ -187,6 +187,8 @@ class Reconciler:
             await self.executor.unbind(orphans)
             await self.executor.bind(self._orphans.needed_again(orphans))
             self.observer.note_bypasses(desired)
+            self.observer.forget_others(desired)
+            self.store.forget_deleted()
             self.observer.finish()
             log_missing(self._state.name, self.missing, missing)
             self.missing = missing

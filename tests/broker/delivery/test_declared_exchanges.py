@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -275,3 +276,17 @@ def test_declaring_needs_the_clients_own_permission(broker: Broker, sidecar: Sid
             app.exchange("other", {"max-payload-size": 5})  # the refused one has left nothing behind
     finally:
         broker.delete_user(name)
+
+
+def test_bindings_past_the_rules_are_forgotten_with_their_exchange(sidecar: Sidecar, outside: Outside) -> None:
+    def foreign() -> list[object]:
+        hosts = json.loads(sidecar.get("/status"))["vhosts"]
+        return [host["foreign"] for host in hosts if host["vhost"] == outside.vhost]
+
+    outside.make_queues("a")
+    with Application(sidecar.port, outside.vhost) as app:
+        app.exchange("ox")
+        outside.bind("ox", "a", "foreign.key")
+        until(lambda: foreign() == [{"ox": ["queue a with key 'foreign.key'"]}])
+        app.delete("ox")
+        until(lambda: foreign() == [{}])
