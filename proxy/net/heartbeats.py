@@ -87,6 +87,7 @@ class Heartbeats:
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        del self._flush, self._idle  # they refer to the session, which is freed at once without this reference cycle
 
     def saw(self, data: bytes, now: float) -> None:
         """Record a read from either side. A heartbeat that is split across two reads counts as another frame type."""

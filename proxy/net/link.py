@@ -101,6 +101,14 @@ class Link(asyncio.Protocol):
         self.connected = True
         self._made()
 
+    def end(self) -> None:
+        """Make no further calls, and abort a connection that is made later.
+
+        The callbacks refer to the session. Without this reference cycle, the session is freed at once.
+        """
+        self.data_received = self._lost = self._writable = _ignore  # type: ignore[method-assign, assignment]
+        self._made = self.abort if self.transport is None else _ignore
+
     def eof_received(self) -> bool:
         """Treat a half-closed connection as closed."""
         return False
@@ -168,3 +176,7 @@ class Link(asyncio.Protocol):
     def abort(self) -> None:
         if self.connected and self.transport is not None:
             self.transport.abort()
+
+
+def _ignore(*_: object) -> None:
+    pass

@@ -398,6 +398,7 @@ class Session:
             relay.ended()
             if self._remotes is not None:
                 self._remotes.close()
+                relay.connection.remotes = None
             self._shared.vhosts.client_connections.leave(relay.connection.plans.state.name, self._user, self)
             counters.downstream.open -= 1
             counters.upstream.open -= 1
@@ -409,3 +410,13 @@ class Session:
         elif self._opening is not None:
             self._opening.failed()
         self._ended(self)
+        self._end_cycles()
+
+    def _end_cycles(self) -> None:
+        """Remove reference cycles, so that the session is freed at once.
+
+        The garbage collector does not free what exists during a reload (`app.reload`).
+        """
+        self.producer.end()
+        self._upstream.end()
+        self.relay = self._remotes = self._throttle = self._opening = self._keep = None

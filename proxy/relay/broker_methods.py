@@ -6,7 +6,6 @@ Source: AMQP 0-9-1 spec, 1.4 to 1.8; RabbitMQ guides "Publisher confirms" and "B
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from proxy.amqp import methods
@@ -44,42 +43,22 @@ class BrokerMethods:
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection = connection
-        self._channel_handlers = {
-            methods.BASIC_ACK: self._ack,
-            methods.BASIC_NACK: self._nack,
-            methods.BASIC_RETURN: self._return,
-            methods.TX_COMMIT_OK: self._commit_ok,
-            methods.CHANNEL_OPEN_OK: self._opened,
-            methods.CHANNEL_CLOSE: self._close,
-            methods.CHANNEL_CLOSE_OK: self._closed,
-            methods.BASIC_DELIVER: self._content,
-            methods.BASIC_GET_OK: self._content,
-            **dict.fromkeys(_ANSWERS, self._answer),
-        }
-        self._connection_handlers: dict[int, Callable[[], bool]] = {
-            methods.CONNECTION_CLOSE: self._connection_close,
-            methods.CONNECTION_CLOSE_OK: self._connection_close_ok,
-            methods.CONNECTION_BLOCKED: partial(self._blocked, True),
-            methods.CONNECTION_UNBLOCKED: partial(self._blocked, False),
-        }
-        self._everything = frozenset(self._channel_handlers) | frozenset(self._connection_handlers)
-        self._without_content = self._everything - _WITH_CONTENT
 
     @property
     def looked_at(self) -> frozenset[int]:
         """Methods that need inspection. Deliveries are included only if an address may have to be restored."""
-        return self._everything if self._connection.plans.state.restores else self._without_content
+        return _EVERYTHING if self._connection.plans.state.restores else _WITHOUT_CONTENT
 
     def take_connection_method(self, frame: bytes) -> bool:
         """Handle a method on channel 0; return whether it is forwarded to the producer unchanged."""
         index = U32.unpack_from(frame, 7)[0] if len(frame) >= 12 else 0
-        taken = self._connection_handlers.get(index)
-        return taken() if taken else self._connection.lifecycle.phase is not Phase.CLOSING
+        taken = _CONNECTION_HANDLERS.get(index)
+        return taken(self) if taken else self._connection.lifecycle.phase is not Phase.CLOSING
 
     def take_channel_method(self, channel: Channel, index: int, frame: bytes) -> bool:
         """Handle a method on an open channel; return whether it is forwarded to the producer unchanged."""
-        taken = self._channel_handlers.get(index)
-        return taken(channel, frame) if taken else True
+        taken = _CHANNEL_HANDLERS.get(index)
+        return taken(self, channel, frame) if taken else True
 
     def take_while_closing(self, channel: Channel, index: int) -> bool:
         """Handle a frame on a channel that was closed by the broker or by us. Most methods are discarded."""
@@ -207,10 +186,39 @@ class BrokerMethods:
             return True
         return False
 
-    def _blocked(self, blocked: bool) -> bool:
+    def _blocked(self) -> bool:
+        return self._block(True)
+
+    def _unblocked(self) -> bool:
+        return self._block(False)
+
+    def _block(self, blocked: bool) -> bool:
         connection = self._connection
         connection.plans.counters.upstream_blocked += connection.upstream.block(blocked)
         return connection.lifecycle.phase is not Phase.CLOSING
+
+
+# These tables do not contain bound methods. A connection without reference cycles is freed as soon as it ends.
+_CHANNEL_HANDLERS: Final[dict[int, Callable[[BrokerMethods, Channel, bytes], bool]]] = {
+    methods.BASIC_ACK: BrokerMethods._ack,
+    methods.BASIC_NACK: BrokerMethods._nack,
+    methods.BASIC_RETURN: BrokerMethods._return,
+    methods.TX_COMMIT_OK: BrokerMethods._commit_ok,
+    methods.CHANNEL_OPEN_OK: BrokerMethods._opened,
+    methods.CHANNEL_CLOSE: BrokerMethods._close,
+    methods.CHANNEL_CLOSE_OK: BrokerMethods._closed,
+    methods.BASIC_DELIVER: BrokerMethods._content,
+    methods.BASIC_GET_OK: BrokerMethods._content,
+    **dict.fromkeys(_ANSWERS, BrokerMethods._answer),
+}
+_CONNECTION_HANDLERS: Final[dict[int, Callable[[BrokerMethods], bool]]] = {
+    methods.CONNECTION_CLOSE: BrokerMethods._connection_close,
+    methods.CONNECTION_CLOSE_OK: BrokerMethods._connection_close_ok,
+    methods.CONNECTION_BLOCKED: BrokerMethods._blocked,
+    methods.CONNECTION_UNBLOCKED: BrokerMethods._unblocked,
+}
+_EVERYTHING: Final = frozenset((*_CHANNEL_HANDLERS, *_CONNECTION_HANDLERS))
+_WITHOUT_CONTENT: Final = _EVERYTHING - _WITH_CONTENT
 
 
 def _naming_the_request(channel: Channel, close: bytes) -> bytes:

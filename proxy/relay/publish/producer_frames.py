@@ -56,14 +56,9 @@ class ProducerFrames:
         self.resuming = False
         exchanges, queues = ClientExchanges(connection), ClientQueues(connection)
         self._bindings = ClientBindings(connection)
-        self._taken = {
-            methods.CHANNEL_OPEN: self._channel_method,
-            methods.CHANNEL_CLOSE: self._channel_method,
-            methods.CHANNEL_CLOSE_OK: self._channel_method,
-            methods.CONFIRM_SELECT: self._select,
-            methods.TX_SELECT: self._select,
-            methods.BASIC_PUBLISH: self._publishes.method,
-            methods.BASIC_QOS: self._qos,
+        #: Handlers other than those in `_OWN_HANDLERS`.
+        self._handlers = {
+            methods.BASIC_PUBLISH: publishes.method,
             methods.EXCHANGE_DECLARE: exchanges.declare,
             methods.EXCHANGE_DELETE: exchanges.delete,
             methods.QUEUE_DECLARE: queues.declare,
@@ -220,15 +215,28 @@ class ProducerFrames:
         index = _method_of(frame)
         if _FIXED_BYTES.get(index) == len(frame):
             return True
-        taken = self._taken.get(index)
-        if taken is not None:
-            try:
+        own, taken = _OWN_HANDLERS.get(index), self._handlers.get(index)
+        try:
+            if own is not None:
+                return own(self, channel, frame)
+            if taken is not None:
                 return taken(channel, frame)
-            except ProtocolError as error:
-                error.about(index)
-                raise
+        except ProtocolError as error:
+            error.about(index)
+            raise
         _check(index, frame[7:-1])
         return True
+
+
+# This table does not contain bound methods. A connection without reference cycles is freed as soon as it ends.
+_OWN_HANDLERS = {
+    methods.CHANNEL_OPEN: ProducerFrames._channel_method,
+    methods.CHANNEL_CLOSE: ProducerFrames._channel_method,
+    methods.CHANNEL_CLOSE_OK: ProducerFrames._channel_method,
+    methods.CONFIRM_SELECT: ProducerFrames._select,
+    methods.TX_SELECT: ProducerFrames._select,
+    methods.BASIC_QOS: ProducerFrames._qos,
+}
 
 
 def _method_of(frame: bytes) -> int:
