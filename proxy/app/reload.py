@@ -184,8 +184,7 @@ class Reload:
     async def reload(self, reason: str) -> ReloadReport:
         """Load the files and, if they are valid, activate them; `reason` is the cause, for the log."""
         async with self._one_at_a_time:
-            with _beside_traffic():
-                answer = await self._load_and_activate()
+            answer = await self._load_and_activate()
             answer = replace(answer, version=self.loaded.rules.version, at=time.time(), reason=reason)
             changed = await asyncio.to_thread(self._settings)
             self.last = answer = replace(answer, restart=changed.keys)
@@ -204,7 +203,8 @@ class Reload:
 
     async def _load_and_activate(self) -> ReloadReport:
         try:
-            loaded, failures, activation = await asyncio.to_thread(self._load)
+            with _beside_traffic():
+                loaded, failures, activation = await asyncio.to_thread(self._load)
         except ConfigErrors as error:
             return ReloadReport([str(fault) for fault in error.errors], invalid=True)
         except Exception as error:  # noqa: BLE001 -- no file may crash the sidecar
@@ -286,6 +286,7 @@ def _beside_traffic() -> Iterator[None]:
     collection is disabled, since it would stop all threads while it traverses all rules. Objects that exist at the end
     are permanently excluded from garbage collection.
     """
+    gc.collect()  # garbage that still exists at the end would never be freed
     interval = sys.getswitchinterval()
     sys.setswitchinterval(_TURN_SECONDS)
     with without_collection():

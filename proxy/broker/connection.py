@@ -524,6 +524,8 @@ class ControlConnection:
         raise UpstreamError(UpstreamFailure.UNAVAILABLE, f"vhost {self._vhost!r}: {cause}") from error
 
     async def _trim(self) -> None:
+        # The channels that were opened first are kept. Those that exist during a reload are never freed (`app.reload`).
+        self._idle.sort(key=lambda channel: channel.number or 0)
         extra, self._idle[:] = self._idle[_KEPT_IDLE:], self._idle[:_KEPT_IDLE]
         for channel in extra:
             if not channel.is_closed:
