@@ -123,19 +123,16 @@ class Arena:
     def port(self, way: Way) -> int:
         return self._way(way)[0]
 
-    def start_sidecar(
-        self, name: str, rules: Path, settings: Mapping[str, object] | None = None, wrap: tuple[str, ...] = ()
-    ) -> Sidecar:
+    def start_sidecar(self, name: str, rules: Path, settings: Mapping[str, object] | None = None) -> Sidecar:
         """Start a sidecar with a rules file, and return it once it is ready.
 
         Args:
             name: name of the sidecar's folder.
             settings: additional configuration.
-            wrap: a command that runs the sidecar.
         """
         folder = self.folder / name.replace(" ", "-")
         folder.mkdir()
-        sidecar = Sidecar(self.broker, [rules], settings, folder, (*wrap, str(PROGRAM)), START_SECONDS)
+        sidecar = Sidecar(self.broker, [rules], settings, folder, (*self.terms.wrap, str(PROGRAM)), START_SECONDS)
         try:
             return self._children.enter_context(sidecar)
         except SidecarFailed as error:
@@ -161,9 +158,9 @@ class Arena:
         small, audit = partial(arrangement.small_rules, self.folder, self.broker), self.folder / f"audit-{way.name}"
         match way:
             case Way.RULES:
-                return self.start_sidecar(way, arrangement.real_rules(self.folder), wrap=self.terms.wrap)
+                return self.start_sidecar(way, arrangement.real_rules(self.folder))
             case Way.SIDECAR:
-                sidecar = self.start_sidecar(way, small(), wrap=self.terms.wrap)
+                sidecar = self.start_sidecar(way, small())
                 arrangement.declare_as_client(sidecar.port)
                 return sidecar
             case Way.WORKERS:
