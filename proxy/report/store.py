@@ -31,8 +31,8 @@ PACKING = 12
 #: Approximate limit, in bytes, of the text read by one Spark job. A killed run loses at most the results of one job.
 _JOB_TEXT = 8 << 30
 #: Each core runs one task, or up to three tasks if each of them reads at least this number of stored bytes. Starting a
-#: task takes as long as reading 1 MiB, but with several tasks per core, all cores finish at about the same time.
-_TASK_BYTES, _TASKS_PER_CORE = 12 << 20, 3
+#: task takes as long as reading 2 MiB, but with several tasks per core, all cores finish at about the same time.
+_TASK_BYTES, _TASKS_PER_CORE = 24 << 20, 3
 #: Stored segments up to this size are held in memory, one per core; larger segments are read line by line. A sidecar's
 #: segment contains at most 128 MiB of text, which compression reduces to about a tenth.
 _WHOLE_BYTES = 24 << 20
@@ -122,10 +122,11 @@ class Partials:
 
     def _unpack(self, batches: Iterable[str]) -> None:
         """Write all tables of batches to files on this machine."""
-        for batch in batches:
-            if not self._local("traffic", batch).exists():
-                stored = self._files[self._batches[batch]]
-                self._put(batch, self._ask(f"SELECT name, data FROM '{stored}' WHERE batch = ?", [batch]))
+        missing = {batch for batch in batches if not self._local("traffic", batch).exists()}
+        for stored in {self._files[self._batches[batch]] for batch in missing}:
+            for batch, name, data in self._ask(f"SELECT batch, name, data FROM '{stored}'"):
+                if batch in missing:
+                    self._put(batch, [(name, data)])
 
     def _source(self, name: str, batches: Iterable[str]) -> str:
         """Return the SQL for one table of several batches, not all of which have the table."""
