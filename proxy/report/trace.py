@@ -121,8 +121,14 @@ class _Search:
     def _records(self, segment: Entry, written: Sequence[str]) -> Iterator[Record]:
         """Yield the records of the lines that contain any of the given strings, up to the first damage."""
         local = self.files.fetch(segment.path, self.work)
-        content = local.read_bytes()
-        local.unlink()
+        try:
+            content = local.read_bytes()
+        except FileNotFoundError:  # retention may remove a segment between listing and reading
+            return
+        except OSError as error:
+            raise StorageError(f"{segment.path}: {error.strerror}") from error
+        finally:
+            local.unlink()
         with suppress(DamagedError):
             for text in texts(inflated(content, segment.path.endswith(".gz"))):
                 if any(part in text for part in written):

@@ -84,9 +84,30 @@ def test_partials_are_read_once_however_many_segments_there_are(
     assert listed.count(f"{output}/_partials/1") == 1
 
 
-def test_a_folder_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+def test_segments_that_are_removed_meanwhile_are_skipped(
+    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = LocalFiles.fetch
+
+    def removing(files: LocalFiles, path: str, folder: Path) -> Path:
+        for removed in log.rglob("*far-*"):
+            removed.unlink()
+        return fetch(files, path, folder)
+
+    monkeypatch.setattr(LocalFiles, "fetch", removing)
+    (log / "link.jsonl").symlink_to(log / "nowhere")
+    assert traced(capsys, log, 'a "quoted" ü')[:2] == (0, ["publish p 1", "settle p 1"])
+
+
+@pytest.mark.parametrize("name", ["none", "x" * 300])
+def test_a_folder_that_is_not_there_is_a_fault(name: str, tmp_path: Path) -> None:
     program = str(Path(sys.executable).with_name("oxproxy"))
-    command = [program, "trace", "m", "--input", str(tmp_path / "none")]
+    command = [program, "trace", "m", "--input", str(tmp_path / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "no such directory" in done.stderr
+    assert done.stderr == f"{tmp_path / name}: --input: no such directory\n"
+
+
+def test_a_folder_that_cannot_be_read_is_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, said = traced(capsys, log, "m11", "--output", str(log / ("x" * 300)))
+    assert (status, said) == (2, f"oxproxy trace: {log / ('x' * 300)}/_partials/1: File name too long\n")
