@@ -10,6 +10,7 @@ import pytest
 from proxy.errors import ConfigError
 from proxy.report.request import Request
 from proxy.report.session import LOCAL, chosen, session
+from tests.report.lines import publish, segment
 
 
 def request(master: str | None = None, *settings: tuple[str, str]) -> Request:
@@ -63,3 +64,23 @@ def test_without_the_jar_of_a_file_system_a_sentence_says_what_to_do(java: None,
     assert "hadoop-aws:VERSION" in done.stderr
     assert "\tat " not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_archive_of_classes_can_be_written_and_used(java: None, tmp_path: Path) -> None:
+    segment(tmp_path / "in", [publish()])
+    archive, log = tmp_path / "spark.jsa", tmp_path / "classes"
+
+    def reported(options: str) -> subprocess.CompletedProcess[str]:
+        program = str(Path(sys.executable).with_name("oxproxy"))
+        command = [program, "report", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+        # The end of the output is also the end of Java, which writes the archive after the command has ended.
+        environment = {**os.environ, "SPARK_SUBMIT_OPTS": f"-Xlog:disable {options}"}
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+
+    done = reported(f"-XX:ArchiveClassesAtExit={archive}")
+    assert done.stdout.startswith("1 publish in 1 segment")
+    assert "[cds]" not in done.stdout
+    assert archive.stat().st_size > 50 << 20
+    reported(f"-XX:SharedArchiveFile={archive} -Xlog:class+load:file={log}")
+    loaded = log.read_text()
+    assert loaded.count("source: shared objects file (top)") > loaded.count("source: file:")
