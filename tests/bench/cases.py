@@ -304,7 +304,6 @@ ROWS = (
     cpu("cpu", "CPU per message, pass-through / HAProxy", "pass", 3),
     cpu("cpu", "CPU per message, open exchange / HAProxy", "open", 5),
     *real_rows(),
-    ratio("console", "1,000 clients ask for event streams / none", "flooded", "real-all", 0.95),
 )
 """Rows that are measured in rounds. The rows of other modules are measured separately."""
 

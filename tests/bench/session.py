@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from tests.bench import cycles, in_process, memory, pauses, report, scale
+from tests.bench import console, cycles, in_process, memory, pauses, report, scale
 from tests.bench.arena import Arena
 from tests.bench.cases import CASES, EXTRA_ROWS, ROWS, Round
 from tests.bench.processes import ChildError
@@ -35,6 +35,7 @@ SINGLES = (
     (pauses.SCRAPE_ROWS, pauses.measure_scrape),
     (in_process.HELD_ROWS, in_process.measure_turns),
     (in_process.EVENT_ROWS, in_process.measure_events),
+    (console.CONSOLE_ROWS, console.measure_console),
 )
 """Measurements that are made once, outside the rounds: rows, and the function that returns their values."""
 EXTRA_SINGLES = (
