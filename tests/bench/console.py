@@ -5,8 +5,11 @@ The clients would slow down all other cases, so they are started after the round
 
 from __future__ import annotations
 
+import time
+
 from tests.bench.arena import Arena
 from tests.bench.cases import CASES, Row, Way
+from tests.bench.followers import AGAIN_SECONDS
 
 ROUNDS = 4
 CONSOLE_ROWS = (
@@ -19,6 +22,8 @@ def measure_console(arena: Arena) -> list[list[float]]:
     """Return the values of `CONSOLE_ROWS` for each round."""
     rates: list[float] = []
     costs: list[float] = []
+    arena.producers(CASES["flooded"])  # which also starts the clients
+    time.sleep(AGAIN_SECONDS)
     for _ in range(ROUNDS):
         without, asked = arena.run(CASES["real-all"]), arena.run(CASES["flooded"])
         rates.append(asked.per_second / without.per_second)

@@ -1,11 +1,13 @@
 """Clients that request the console's events: ``python -m tests.bench.followers PORT COUNT``.
 
-Each client reads its events. A refused client retries after the time given by the sidecar.
+Each client reads its events. A refused client retries after the time given by the sidecar. The first retries are spread
+over this time, so that there are equally many requests at all times.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 
 REQUEST = b"GET /api/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -16,6 +18,7 @@ AT_ONCE = 50
 
 async def follow(port: int, in_turn: asyncio.Semaphore, asked: asyncio.Semaphore) -> None:
     first = True
+    pause = random.uniform(0, AGAIN_SECONDS)
     while True:
         async with in_turn:
             try:
@@ -30,7 +33,8 @@ async def follow(port: int, in_turn: asyncio.Semaphore, asked: asyncio.Semaphore
         while answer and not answer.startswith(b"HTTP/1.1 503"):
             answer = await reader.read(1 << 16)
         writer.close()
-        await asyncio.sleep(AGAIN_SECONDS)
+        await asyncio.sleep(pause)
+        pause = AGAIN_SECONDS
 
 
 async def main() -> None:
