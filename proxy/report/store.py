@@ -121,10 +121,10 @@ class Partials:
         return self._work / name / f"{batch}.parquet"
 
     def _unpack(self, batches: Iterable[str]) -> None:
-        """Write all tables of batches to files on this machine."""
+        """Write all tables of batches to files on this machine. `_load` has already written `segments`."""
         missing = {batch for batch in batches if not self._local("traffic", batch).exists()}
         for stored in {self._files[self._batches[batch]] for batch in missing}:
-            for batch, name, data in self._ask(f"SELECT batch, name, data FROM '{stored}'"):
+            for batch, name, data in self._ask(f"SELECT batch, name, data FROM '{stored}' WHERE name <> 'segments'"):
                 if batch in missing:
                     self._put(batch, [(name, data)])
 
