@@ -198,7 +198,8 @@ class Arena:
         return port, child.pid
 
     def _start_producers(self, case: Case) -> list[LoadProcess]:
-        plan = {"port": self.port(case.way), "shape": asdict(case.shape), "window": case.window}
+        shape, port = asdict(case.shape), self.port(case.way)
+        plan = {"port": port, "shape": shape, "window": case.window, "polls": case.polls}
         return [
             self._children.enter_context(LoadProcess(f"{case.name}-{number}", self.folder, plan))
             for number in range(case.producers or self.terms.producers)

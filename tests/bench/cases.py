@@ -55,6 +55,8 @@ class Case:
     """Number of processes; 0: as given on the command line."""
     window: int = 0
     """Maximum number of unconfirmed publishes; 0: the generator's default."""
+    polls: bool = False
+    """Whether the producers read confirms once per millisecond, instead of when they arrive."""
     prefetch: int = 0
     """Prefetch count of the measured consumer, for which publishes fill the queue beforehand. 0: no consumer."""
 
@@ -134,12 +136,12 @@ DIFFERING: dict[str, tuple[str, tuple[str, ...]]] = {
 """Differences between successive messages in the cases with real traffic, by suffix of the case's name."""
 
 
-def real(name: str, way: Way, differs: tuple[str, ...], exchange: str = RULES_EXCHANGE) -> Case:
+def real(name: str, way: Way, differs: tuple[str, ...], exchange: str = RULES_EXCHANGE, polls: bool = False) -> Case:
     """Return a case with publishes as sent by applications: one producer, up to 2,000 unconfirmed publishes."""
     # Without a sidecar, the exchange is an ordinary exchange with ten bound keys.
     keys = [routing_key(number) if exchange == "bench.direct" else f"order.{number:08}" for number in range(QUEUES)]
     shape = Shape(exchange, tuple(keys), tuple(map(kind, range(QUEUES))), differs=differs)
-    return Case(name, way, shape, producers=1, window=REAL_WINDOW)
+    return Case(name, way, shape, producers=1, window=REAL_WINDOW, polls=polls)
 
 
 def consuming(name: str, way: Way, prefetch: int = 2_000) -> Case:
@@ -179,6 +181,9 @@ CASES = {
         real("real-resting", Way.RESTING, ("message_id", "header"), "bench.direct"),
         *(real(f"real-{end}", Way.RULES, differs) for end, (_, differs) in DIFFERING.items()),
         *(real(f"audited-{end}", Way.RULES_AUDITED, differs) for end, (_, differs) in DIFFERING.items()),
+        real("polled-direct", Way.BROKER, ("message_id", "header"), "bench.direct", polls=True),
+        real("polled-resting", Way.RESTING, ("message_id", "header"), "bench.direct", polls=True),
+        real("polled-all", Way.RULES, FACTS, polls=True),
         real("flooded", Way.FLOODED, FACTS),
         real("mixed", Way.RULES, (*FACTS, "amount"), MIXED_EXCHANGE),
         real("topic", Way.RULES, ("key",), TOPIC_EXCHANGE),
@@ -263,6 +268,8 @@ def real_rows() -> Iterator[Row]:
         for end, (label, _) in DIFFERING.items():
             yield ratio("real", f"10 bindings, {label}{also} / direct", f"{begin}-{end}", base, 1.00)
             yield above(f"{label}{also}", f"{begin}-{end}", most)
+    for case, label in (("polled-resting", "the resting relay"), ("polled-all", "10 bindings, all three differ")):
+        yield ratio("real", f"{label}, confirms read once per ms / direct", case, "polled-direct", None)
     for case, label, most in (
         ("mixed", "1,000 mixed bindings, 3 regular expressions, all differ", 15.0),
         ("topic", "topic condition order.*, keys differ", 6.0),
@@ -299,8 +306,8 @@ ROWS = (
     ratio("remote", "address table, everything to one other broker / direct to it", "remote", "direct", 0.70),
     ratio("table", "1,000 address rules, the last one matches / 10", "table-many", "table-10", 0.90),
     ratio("audit", "open exchange with audit log / without", "open-audited", "open", 0.93),
-    latency("latency", "added latency, open exchange, p50", "open", 150),
-    latency("latency", "added latency, pass-through, p50", "pass", 150),
+    latency("latency", "added latency, open exchange, p50", "open", 60),
+    latency("latency", "added latency, pass-through, p50", "pass", 60),
     cpu("cpu", "CPU per message, pass-through / HAProxy", "pass", 3),
     cpu("cpu", "CPU per message, open exchange / HAProxy", "open", 5),
     *real_rows(),

@@ -1,14 +1,16 @@
 """Measures a producer's rate: a process that publishes pre-built frames and counts the acks.
 
-The process must cost far less than the measured process, so it sleeps between ticks. In each tick, it reads all acks
-that have arrived, and sends as many bytes as the window and the socket accept. Each command is a line of JSON on
-standard input and is answered with one line. `run` publishes at full speed, `ping` one message after another. The
-process ends at end of file.
+The process reads acks as soon as they arrive, as client libraries do: RabbitMQ sends most acks in separate segments,
+each of which wakes the process. With `polls`, it sleeps between ticks instead and reads all acks that have arrived
+since, which costs the producer less than any client library. After each read, it sends as many bytes as the window and
+the socket accept. Each command is a line of JSON on standard input and is answered with one line. `run` publishes at
+full speed, `ping` one message after another. The process ends at end of file.
 """
 
 from __future__ import annotations
 
 import json
+import select
 import socket
 import sys
 import time
@@ -37,12 +39,19 @@ class Run:
 
 
 class Generator:
-    """A producer on one connection, which sends a ring of publishes, with at most `window` of them unconfirmed."""
+    """A producer on one connection, which sends a ring of publishes, with at most `window` of them unconfirmed.
 
-    def __init__(self, connection: socket.socket, ring: Ring, window: int = WINDOW_MESSAGES) -> None:
+    Args:
+        polls: whether acks are read once per tick, instead of when they arrive.
+    """
+
+    def __init__(
+        self, connection: socket.socket, ring: Ring, window: int = WINDOW_MESSAGES, polls: bool = False
+    ) -> None:
         self._socket = connection
         self._ring = ring
         self._window = window
+        self._polls = polls
         self._counter = ConfirmCounter()
         self._sent_bytes = 0
         self._position = 0
@@ -80,9 +89,12 @@ class Generator:
     def _until(self, deadline: float) -> None:
         while time.perf_counter() < deadline:
             self._receive()
-            # Filling the window once per tick is enough, since the socket's buffers hold publishes for many ticks.
+            # Filling the window after each read is enough, since the socket's buffers hold publishes for many reads.
             self._send((self.confirmed + self._window) * self._ring.stride - self._sent_bytes)
-            time.sleep(TICK_SECONDS)
+            if self._polls:
+                time.sleep(TICK_SECONDS)
+            else:
+                select.select([self._socket], [], [], max(0.0, deadline - time.perf_counter()))
 
     def _drain(self) -> None:
         """Send the rest of a publish that has been partially sent, then wait for all confirms."""
@@ -153,7 +165,8 @@ def main(argument: str) -> None:
     plan = json.loads(argument)
     ring = Ring(Shape(**plan["shape"]))
     with Producer(plan["port"]).open(confirm=True) as producer:
-        serve(Generator(producer.socket, ring, plan.get("window") or WINDOW_MESSAGES), sys.stdin)
+        window = plan.get("window") or WINDOW_MESSAGES
+        serve(Generator(producer.socket, ring, window, plan.get("polls", False)), sys.stdin)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ stream, and one strided assignment changes a field of all messages.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proxy.values import Table
+from proxy.values import Table, Value
 from tests import client
 from tests.producer import headers
 
@@ -33,6 +34,8 @@ class Shape:
     differs: tuple[str, ...] | None = None
     """Which of `FACTS` (and "amount") differ from message to message; all messages then have all of these fields. None:
     messages have none of these fields, and `distinct` applies."""
+    tokens: tuple[str, ...] = ()
+    """Tokens sent in `BCC`, one for each kind, as the sidecar sends them; empty: no `BCC`."""
 
 
 FACTS = ("message_id", "header", "key")
@@ -44,6 +47,10 @@ DIFFERENT = 50_000
 def plain_headers(kind: str) -> Table:
     """Return four headers. The header used by rules is the third, so that it must be searched for."""
     return headers({"source": "billing-service", "attempt": 1, "kind": kind, "region": "eu-west-1"})
+
+
+def bcc(keys: Iterable[bytes]) -> Table:
+    return ((b"BCC", Value("A", tuple(Value("S", key) for key in keys))),)
 
 
 def identity(turn: int, index: int) -> dict[str, bytes | int]:
@@ -59,7 +66,10 @@ def publish(shape: Shape, key: str, table: Table, **more: bytes | int) -> bytes:
 
 def plain_publish(shape: Shape, index: int) -> bytes:
     key, kind = shape.routing_keys[index % len(shape.routing_keys)], shape.kinds[index % len(shape.kinds)]
-    return publish(shape, key, plain_headers(kind), **(identity(0, index) if shape.distinct else {}))
+    table = plain_headers(kind)
+    if shape.tokens:
+        table += bcc([shape.tokens[index % len(shape.tokens)].encode()])
+    return publish(shape, key, table, **(identity(0, index) if shape.distinct else {}))
 
 
 def real_publish(shape: Shape, index: int) -> bytes:

@@ -53,9 +53,9 @@ def broker(ring: Ring) -> Iterator[Acknowledging]:
     end.close()
 
 
-@pytest.fixture
-def generator(ring: Ring, broker: Acknowledging) -> Generator:
-    return Generator(broker.ours, ring, WINDOW)
+@pytest.fixture(params=[False, True], ids=["on arrival", "once per tick"])
+def generator(request: pytest.FixtureRequest, ring: Ring, broker: Acknowledging) -> Generator:
+    return Generator(broker.ours, ring, WINDOW, polls=request.param)
 
 
 def test_a_run_ends_with_every_publish_whole_and_confirmed(
