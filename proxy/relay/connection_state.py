@@ -227,6 +227,11 @@ class PendingWork:
     #: channels whose held-back frames can be sent to the producer
     released: list[Channel] = field(default_factory=list)
 
+    def resume(self, channel: Channel) -> None:
+        """Add a channel to `resumable`, unless it has already been added since the last read."""
+        if channel not in self.resumable:
+            self.resumable.append(channel)
+
 
 @dataclass(slots=True, eq=False)
 class Deliveries:
@@ -571,7 +576,7 @@ class ConnectionState:
     def take_held_again(self, channel: Channel) -> None:
         """Schedule a channel's held frames for processing in the channel's current state."""
         if channel.held:
-            self.pending.resumable.append(channel)
+            self.pending.resume(channel)
 
     def fail(self, error: ProtocolError) -> None:
         """Answer a producer's protocol error on the connection by sending Connection.Close to both sides."""

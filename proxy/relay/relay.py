@@ -56,7 +56,7 @@ class Relay:
         if isinstance(request, EnsureQueue):
             self.connection.pending.released.append(request.channel)
         elif isinstance(request, BindDestinations):
-            self.connection.pending.resumable.append(request.channel)
+            self.connection.pending.resume(request.channel)
         else:
             request.answer(exchange_type)
         self._go_on()

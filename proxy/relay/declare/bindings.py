@@ -57,8 +57,9 @@ CHECKED_AT_ONCE = 500
 _REFUSED = "403 ACCESS_REFUSED - "
 #: The broker's error texts for destinations that a client may not bind.
 Refusals: TypeAlias = Mapping[Destination, str]
-#: Maximum number of unanswered binds on one channel; further binds wait.
-_BINDS_AT_ONCE = 256
+#: Maximum number of unanswered binds on one channel; further binds wait. They are sent when the number has dropped to
+#: `_REFILL_AT`, so that the broker is busy while the sidecar prepares further binds.
+_BINDS_AT_ONCE, _REFILL_AT = 256, 128
 
 
 class BindRequest(NamedTuple):
@@ -377,10 +378,12 @@ class ClientBindings:
             if ok is None:
                 return
             del binds[identity]
-            if binds:
-                self._connection.send_to_producer(channel, ok)
-            else:
+            if not binds:
                 reply_and_resume(self._connection, channel, ok)
+                return
+            self._connection.send_to_producer(channel, ok)
+            if len(binds) == _REFILL_AT:
+                self._connection.take_held_again(channel)
 
     def _may_rely(self, place: tuple[OwnedExchange, Destination], channel: Channel) -> bool:
         """Return True if a binding may rely on an assertion that this connection has made or is making."""

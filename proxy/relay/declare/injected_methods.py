@@ -44,7 +44,7 @@ def reply_and_resume(connection: ConnectionState, channel: Channel, answer: byte
         return
     if answer:
         connection.send_to_producer(channel, answer)
-    connection.pending.resumable.append(channel)
+    connection.pending.resume(channel)
 
 
 def inject(

@@ -71,7 +71,7 @@ class ClientQueues:
             connection.terms.inventory.queue_deleted(queue)
             connection.upstream.exclusive_queues.discard(queue)
             if waits:
-                connection.pending.resumable.append(channel)
+                connection.pending.resume(channel)
             return not request.nowait
 
         if waits:
@@ -112,7 +112,7 @@ class ClientQueues:
         connection.
         """
         connection = self._connection
-        go_on = partial(connection.pending.resumable.append, channel)
+        go_on = partial(connection.pending.resume, channel)
 
         def declared(_: bytes) -> bool:
             connection.upstream.exclusive_queues.add(request.queue)

@@ -190,7 +190,7 @@ class PublishPass:
         connection = self._connection
         number = channel.number
         waits = channel.state is WAITING
-        if waits or channel.state is DECLARING:
+        if waits or (channel.state is DECLARING and not channel.held.binds):
             connection.change(channel, ChannelEvent.RESUME)
         held = channel.held.take()
         rest = self._rest.take()
