@@ -11,7 +11,17 @@ from typing import Any, TypeAlias
 import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies
 
-from proxy.relay.token_table import GRACE_SECONDS, LEASE_SECONDS, PLAIN, Need, Row, TokenState, TokenTable, pin_row
+from proxy.relay.token_table import (
+    GRACE_SECONDS,
+    LEASE_SECONDS,
+    PLAIN,
+    RENEWAL_SECONDS,
+    Need,
+    Row,
+    TokenState,
+    TokenTable,
+    pin_row,
+)
 from proxy.values import Destination
 
 Rows: TypeAlias = dict[Destination, frozenset[Row]]
@@ -110,7 +120,8 @@ def test_an_assertion_is_relied_on_by_its_own_connection_for_a_while() -> None:
     table.asserted(A, 1, 10.0, mine)
     assert table.may_rely(A, mine, 11.0)
     assert not table.may_rely(A, other, 11.0)
-    assert not table.may_rely(A, mine, 10.0 + LEASE_SECONDS)
+    assert not table.may_rely(A, mine, 10.0 + RENEWAL_SECONDS)
+    assert table.holds(A, table.events, 10.0 + RENEWAL_SECONDS)
     table.declared(A)
     assert not table.may_rely(A, mine, 11.0)
 
