@@ -9,6 +9,7 @@ from proxy.broker.reconcile.diff import BindToken, DeclareCarrier, MakeQueue, Un
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.relay.token_table import PLAIN
+from tests.broker.clients import text
 from tests.broker.world import Outside, owned, queues, settings
 from tests.rabbitmq import Broker
 
@@ -46,6 +47,15 @@ async def test_what_the_broker_refuses_is_tried_again_less_and_less_often(execut
     assert tried == [0, 1, 3, 7, 15, 28]
     await executor.carry_out([])  # nobody wants it any more
     assert executor.failures == {}
+
+
+async def test_a_queue_with_arguments_that_the_broker_does_not_know_is_a_failure_with_the_brokers_reason(
+    executor: Executor, observed: ObservedState
+) -> None:
+    await executor.carry_out([MakeQueue(b"odd", ((b"x-queue-type", text("no such type")),))])
+    assert not observed.knows(("queue", b"odd"))
+    assert "can't be declared: 406" in reasons(executor)["declare queue odd"]
+    assert "x-queue-type" in reasons(executor)["declare queue odd"]
 
 
 async def test_an_alternate_exchange_that_differs_is_a_conflict(executor: Executor) -> None:

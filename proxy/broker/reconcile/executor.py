@@ -133,23 +133,38 @@ class Executor:
         self.failures[action] = Failure(why, attempts, pause_looks, expected)
 
     async def _make_queues(self, actions: Sequence[MakeQueue]) -> None:
-        looks = await self._connection.call_all([Find(("queue", action.name)) for action in actions])
         lacking: list[MakeQueue] = []
-        for action, refusal in zip(actions, looks, strict=True):
+        for action, refusal in await self._find_queues(actions):
             if refusal is None or refusal.code == LOCKED:
-                self._observed.add_queue(action.name, exclusive=refusal is not None)
-                self._note(action, None, None)
+                self._has_queue(action, refusal)
             elif refusal.code == _NOT_FOUND:
                 lacking.append(action)
             else:
                 self._note(action, refusal, f"refused: {refusal.code} {refusal.text}")
         refusals = await self._connection.call_all([DeclareQueue(action.name, action.arguments) for action in lacking])
+        differing: dict[MakeQueue, Refusal] = {}
         for action, refusal in zip(lacking, refusals, strict=True):
-            if refusal is None or refusal.code == _DIFFERS:  # declared concurrently with other arguments
-                self._observed.add_queue(action.name)
-                self._note(action, None, None)
+            if refusal is None:
+                self._has_queue(action, None)
+            elif refusal.code == _DIFFERS:
+                differing[action] = refusal
             else:
                 self._note(action, refusal, f"can't be declared: {refusal.code} {refusal.text}")
+        # The broker refuses invalid arguments with the same code as a queue declared concurrently with other arguments.
+        for action, absence in await self._find_queues(list(differing)):
+            if absence is None or absence.code == LOCKED:
+                self._has_queue(action, absence)
+            else:
+                refusal = differing[action]
+                self._note(action, refusal, f"can't be declared: {refusal.code} {refusal.text}")
+
+    async def _find_queues(self, actions: Sequence[MakeQueue]) -> list[tuple[MakeQueue, Refusal | None]]:
+        refusals = await self._connection.call_all([Find(("queue", action.name)) for action in actions])
+        return list(zip(actions, refusals, strict=True))
+
+    def _has_queue(self, action: MakeQueue, refusal: Refusal | None) -> None:
+        self._observed.add_queue(action.name, exclusive=refusal is not None)
+        self._note(action, None, None)
 
     async def bind(self, tokens: Sequence[BindToken]) -> dict[BindToken, str]:
         """Bind tokens and update each exchange's table; return the reasons for refusals."""
