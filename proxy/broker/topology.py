@@ -335,7 +335,13 @@ class Topology:
         Raises:
             UpstreamError: see `Reconciler.prepare`. The old rules stay in force.
         """
-        return await self._vhosts[vhost].reconciler.prepare(exchanges, router, queues)
+        managed = self._vhosts[vhost]
+        try:
+            return await managed.reconciler.prepare(exchanges, router, queues)
+        except UpstreamError as error:
+            if managed.connected or not managed.health.fault:
+                raise
+            raise UpstreamError(error.failure, f"{error.message} ({managed.health.fault})") from error
 
     def swap(self, vhost: str, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
         self._vhosts[vhost].reconciler.swap(exchanges, router)

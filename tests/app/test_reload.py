@@ -220,3 +220,11 @@ def test_rules_for_another_virtual_host_hold_after_a_reload(site: Site, vhost: s
     write(site, rules(site, "a"))
     assert post(site, "/-/reload")[0] == 200
     assert routed(site) == "a"
+
+
+def test_rules_for_a_virtual_host_that_does_not_exist_are_refused_with_the_brokers_reason(site: Site) -> None:
+    write(site, "vhost: nowhere\n" + RULES % ("a", "b"))
+    code, answer = post(site, "/-/reload")
+    assert (code, answer["result"]) == (503, "error")
+    assert "refused vhost 'nowhere': it does not exist" in str(answer["errors"])
+    assert routed(site) == "a"
