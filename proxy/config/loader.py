@@ -129,6 +129,9 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
     """Report listen addresses that conflict, and broker addresses on which this sidecar itself listens."""
     listening = [(f"listen[{index}].address", listener.address) for index, listener in enumerate(settings.listen)]
     listening += [("admin.address", address) for address in settings.admin_addresses]
+    # An address that could not be read was replaced by the default, with which nothing conflicts.
+    unreadable = {error.key for error in faults.errors}
+    listening = [(key, address) for key, address in listening if key not in unreadable]
     for index, (key, address) in enumerate(listening):
         other = next((earlier for earlier in listening[:index] if listen_conflict(earlier[1], address)), None)
         if other is not None:
@@ -151,7 +154,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
             message = "port 0 selects any free port, which differs at each start and is logged"
             faults.warn(settings.place(key), key, message)
     here = [(address.host, address.port) for _, address in listening]
-    for address in settings.upstream.addresses:
+    for address in () if "upstream.address" in unreadable else settings.upstream.addresses:
         if is_own_address(address.host, address.port, here):
             message = f"{address} is an address that this sidecar itself listens on"
             faults.error(settings.place("upstream.address"), "upstream.address", message)

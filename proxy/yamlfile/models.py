@@ -227,7 +227,8 @@ def _message(model: type[BaseModel], node: Node | None, detail: ErrorDetails) ->
     if stated is None:
         return f"seen {seen}, expected true or false" if kind == "bool_type" else f"seen {seen}: {detail['msg']}"
     if stated.hidden:
-        return f"seen a value that is not a string, expected {stated.expected}"
+        is_text = isinstance(node, Scalar) and isinstance(node.value, str)
+        return f"seen {'another string' if is_text else 'a value that is not a string'}, expected {stated.expected}"
     expected = str(context["error"]) if kind == "value_error" else ""
     quotes = stated.quotes and kind == "string_type" and isinstance(node, Scalar) and not node.absent
     return f"seen {seen}, expected {expected or stated.expected}{': put it in quotes' if quotes else ''}"

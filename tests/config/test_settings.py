@@ -279,6 +279,27 @@ def test_secrets_that_cannot_be_used_are_faults(tmp_path: Path) -> None:
     assert len(load_settings(path, {}, secrets_required=False)[1]) == 1
 
 
+def test_an_address_that_can_not_be_read_conflicts_with_no_other(tmp_path: Path) -> None:
+    text = "listen:\n- address: 127.0.0.1:5673\n- address: nowhere\nadmin: {address: 127.0.0.1:5672}\n"
+    assert faults(tmp_path, text + "upstream: {address: rabbit}\n") == [
+        'oxproxy.yaml:3:12: listen[1].address: seen the string "nowhere", expected host:port such as 127.0.0.1:5672 '
+        "or [::1]:5672",
+        'oxproxy.yaml:5:21: upstream.address: seen the string "rabbit", expected host:port such as 127.0.0.1:5672 '
+        "or [::1]:5672",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [("rabbit:15672", "another string"), ("http://guest:hunter2@a", "another string"), ("[a]", "not a string")],
+)
+def test_a_wrong_url_is_described_without_its_text(tmp_path: Path, value: str, seen: str) -> None:
+    [found] = faults(tmp_path, f"upstream: {{management: {value}}}\n")
+    assert seen in found
+    assert "expected http://host:port" in found
+    assert "hunter2" not in found
+
+
 def test_no_fault_and_no_text_of_the_settings_shows_a_password(tmp_path: Path) -> None:
     text = "upstream: {control: {password: [hunter2]}, management: 'http://guest:hunter2@a'}\nlog: {level: x}\n"
     assert "hunter2" not in "\n".join(faults(tmp_path, text))

@@ -127,8 +127,9 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 )  # fmt: skip
 def test_what_is_no_http_address_is_refused_and_not_shown(text: str) -> None:
     (message,) = read(f"url: {text}")[1]
+    seen = "a value that is not a string" if text == "5" else "another string"
     assert message == (
-        "f.yaml:1:6: url: seen a value that is not a string, expected http://host:port or https://host:port; "
+        f"f.yaml:1:6: url: seen {seen}, expected http://host:port or https://host:port; "
         "set the credentials in upstream.control"
     )
 
