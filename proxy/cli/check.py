@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Mapping as Environment
 from pathlib import Path
 
-from proxy.cli.console import DONE, NO, WRONG, counted, print_errors, print_json, print_line, read_bytes
+from proxy.cli.console import DONE, NO, WRONG, between, counted, print_errors, print_json, print_line, read_bytes
 from proxy.cli.findings import Findings
 from proxy.config.loader import read_settings, rules_files, tests_files
 from proxy.config.settings import Settings
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-under",
         metavar="N",
-        type=_percentage,
+        type=between(0.0, 100.0, "a percentage from 0 to 100"),
         help="exit with status 1 unless tests match at least N percent of the bindings",
     )
     parser.add_argument(
@@ -73,13 +73,6 @@ def run(options: argparse.Namespace) -> int:
     if findings.errors:
         return WRONG
     return DONE if findings.good else NO
-
-
-def _percentage(text: str) -> float:
-    number = float(text)
-    if not 0 <= number <= 100:
-        raise argparse.ArgumentTypeError(f"seen {text}, expected a percentage from 0 to 100")
-    return number
 
 
 def _percent(number: float) -> str:

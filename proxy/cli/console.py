@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from proxy.errors import ConfigError, ConfigErrors
 
@@ -21,8 +22,29 @@ if TYPE_CHECKING:
 #: Exit statuses: success; the answer is no; invalid usage, configuration or rules.
 DONE, NO, WRONG = 0, 1, 2
 
+_Number = TypeVar("_Number", int, float)
+
 #: Line width if the output is not a terminal. Scripts need unbroken lines.
 _UNBROKEN = 1000
+
+
+def between(low: _Number, high: _Number, expected: str) -> Callable[[str], _Number]:
+    """Return the parser of an argument that is a number of the limits' type, within the limits.
+
+    Args:
+        expected: describes the number in errors.
+    """
+
+    def parse(text: str) -> _Number:
+        try:
+            number = type(low)(text)
+        except ValueError:
+            number = None
+        if number is None or not low <= number <= high:
+            raise argparse.ArgumentTypeError(f"seen {text}, expected {expected}")
+        return number
+
+    return parse
 
 
 def print_line(line: str) -> None:

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients
-from proxy.cli.console import DONE, NO, print_json, print_line, printable, read_input, rich_console, rules_only
+from proxy.cli.console import DONE, NO, between, print_json, print_line, printable, read_input, rich_console, rules_only
 from proxy.errors import ConfigError, ConfigErrors
 
 #: The sidecar's answer.
@@ -28,6 +28,7 @@ Report: TypeAlias = dict[str, Any]  # Any: JSON
 _PAGE = "/-/shadow"
 #: Seconds between two requests for the report of a running shadow. The sidecar drops a shadow whose report is not read.
 _POLL_SECONDS = 30.0
+_MOST_SECONDS = 30 * 86400.0
 #: Maximum number of bindings in a table; JSON output contains all bindings.
 _BINDINGS = 30
 
@@ -35,7 +36,8 @@ _BINDINGS = 30
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("rules", metavar="RULES", type=Path, nargs="+", help="rules files; - for standard input")
     add_admin_arguments(parser)
-    parser.add_argument("--seconds", metavar="N", type=float, help="duration; default: until Ctrl-C")
+    seconds = between(0.0, _MOST_SECONDS, f"0 to {_MOST_SECONDS:.0f} seconds")
+    parser.add_argument("--seconds", metavar="N", type=seconds, help="duration; default: until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients
-from proxy.cli.console import DONE, print_line, printable, rich_console
+from proxy.cli.console import DONE, between, print_line, printable, rich_console
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -25,24 +25,20 @@ _EXCHANGES, _BINDINGS, _DESTINATIONS = (
     "oxproxy_destination_publishes_total",
 )
 _ROWS = 20
-_LEAST_SECONDS = 0.1
+_LEAST_SECONDS, _MOST_SECONDS = 0.1, 86400.0
+_MOST = 2**31 - 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
-    parser.add_argument("--interval", metavar="SECONDS", type=_seconds, default=2.0, help="interval; default: 2")
-    parser.add_argument("--count", metavar="N", type=int, help="exit after N intervals; default: run until Ctrl-C")
+    seconds = between(_LEAST_SECONDS, _MOST_SECONDS, f"{_LEAST_SECONDS} to {_MOST_SECONDS:.0f} seconds")
+    number = between(1, _MOST, f"a whole number from 1 to {_MOST}")
+    parser.add_argument("--interval", metavar="SECONDS", type=seconds, default=2.0, help="interval; default: 2")
+    parser.add_argument("--count", metavar="N", type=number, help="exit after N intervals; default: run until Ctrl-C")
     parser.add_argument(
-        "--rows", metavar="N", type=int, default=_ROWS, help="maximum rows per table; default: %(default)s"
+        "--rows", metavar="N", type=number, default=_ROWS, help="maximum rows per table; default: %(default)s"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object per interval")
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if seconds < _LEAST_SECONDS:
-        raise argparse.ArgumentTypeError(f"seen {text}, expected {_LEAST_SECONDS} seconds or more")
-    return seconds
 
 
 @dataclass(frozen=True, slots=True)

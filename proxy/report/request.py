@@ -43,7 +43,7 @@ class Request:
     def __post_init__(self) -> None:
         """Reject a range whose end is before its start, or whose start is in the future if no end is given."""
         if self.since is not None and self.since > self.last_day:
-            raise ConfigError("oxproxy report", 0, "--since", f"{self.since} comes after the last day, {self.last_day}")
+            raise ConfigError("oxproxy", 0, "--since", f"{self.since} comes after the last day, {self.last_day}")
 
     @property
     def last_day(self) -> date:
@@ -69,12 +69,12 @@ def day(text: str, option: str, now: datetime | None = None) -> date:
             return date.fromisoformat(text)
     except ValueError:
         pass
-    raise ConfigError("oxproxy report", 0, option, f'seen "{text}", expected a day such as 2026-11-21, or yesterday')
+    raise ConfigError("oxproxy", 0, option, f'seen "{text}", expected a day such as 2026-11-21, today or yesterday')
 
 
 def setting(text: str) -> tuple[str, str]:
     """Parse a Spark setting on the command line, such as ``spark.driver.memory=4g``."""
     name, equals, value = text.partition("=")
     if not equals or not name.startswith("spark."):
-        raise ConfigError("oxproxy report", 0, "--conf", f'seen "{text}", expected spark.NAME=VALUE')
+        raise ConfigError("oxproxy", 0, "--conf", f'seen "{text}", expected spark.NAME=VALUE')
     return name, value

@@ -225,6 +225,23 @@ def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFix
     assert "usage: oxproxy" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        *((["top", "--interval", text], "0.1 to 86400 seconds") for text in ("x", "0", "nan", "inf")),
+        *((["top", "--count", text], "a whole number from 1") for text in ("x", "0", "-1")),
+        (["top", "--rows", "-1"], "a whole number from 1"),
+        *((["shadow", "a", "--seconds", text], "0 to 2592000 seconds") for text in ("x", "-1", "nan", "inf")),
+        *((["check", "a", "--fail-under", text], "a percentage from 0 to 100") for text in ("x", "-1", "nan")),
+    ],
+)
+def test_a_number_outside_of_its_limits_is_named_with_them(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert wrong_usage(*arguments) == 2
+    assert f"argument {arguments[-2]}: seen {arguments[-1]}, expected {expected}" in capsys.readouterr().err
+
+
 def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
     assert wrong_usage("--version") == 0
     assert capsys.readouterr().out.startswith("oxproxy 0.")

@@ -46,7 +46,7 @@ def test_both_ends_of_a_range_belong_to_it() -> None:
 
 @pytest.mark.parametrize(("since", "until"), [(D21, D20), (D22, None)])
 def test_a_range_that_ends_before_it_begins_is_a_fault(since: date, until: date | None) -> None:
-    with pytest.raises(ConfigError, match="comes after the last day"):
+    with pytest.raises(ConfigError, match=r"^oxproxy: --since: .* comes after the last day"):
         request(since, until)
 
 
