@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -26,11 +27,26 @@ from typing import Any, TypeAlias, cast
 
 import structlog
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 from prometheus_client.exposition import gzip_accepted
 
 from proxy.observe.exposition import Exposition
 
 _log = structlog.get_logger(__name__)
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    """Return False for an invalid request, which is an error of the client, and log it without its content."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, (HttpProcessingError, web.RequestPayloadError)):
+        return True
+    _log.info("invalid HTTP request", reason=type(error).__name__, repeat="admin")
+    return False
+
+
+#: For aiohttp's server, which logs invalid requests as errors with a traceback.
+_http_log = logging.getLogger(f"{__name__}.http")
+_http_log.addFilter(_is_error)
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Network: TypeAlias = IPv4Network | IPv6Network
@@ -113,7 +129,7 @@ class AdminServer:
         app.router.add_get("/readyz", self._get_readyz)
         for route in (GuardedRoute("GET", "/status", self._get_status), *routes):
             app.router.add_route(route.method, route.path, self._guarded(route.handler))
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
+        self._runner = web.AppRunner(app, access_log=None, logger=_http_log, shutdown_timeout=STOP_SECONDS)
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen; return the bound address and port. `stop` must be called at the end, even after an error.
@@ -360,6 +376,8 @@ def json_route(
                 body = await request.clone(client_max_size=body_bytes).read()
         except TimeoutError:
             raise web.HTTPRequestTimeout(text="the body was not received in time\n") from None
+        except web.RequestPayloadError:
+            raise web.HTTPBadRequest(text="the body can't be decoded\n") from None
         status, content = await asked(body)
         if wants_text and isinstance(content, str):
             return web.Response(status=status, text=content + "\n")

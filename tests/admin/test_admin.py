@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 import aiohttp
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 
 from proxy.admin import server as admin
 from proxy.admin.console import console_routes
@@ -103,6 +104,44 @@ async def test_an_unknown_page_is_404_and_a_wrong_method_405(start: Start, http:
         assert response.status == 404
     async with http.post(base + "/metrics") as response:
         assert response.status == 405
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /livez HTTP/1.1\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: a\r\nX: " + b"hunter2" * 2000 + b"\r\n\r\n",
+        b"GET /livez HTTP/9.9\r\nHost: a\r\n\r\n",
+        b"POST /page HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+async def test_a_request_that_is_no_http_is_the_clients_fault_and_logged_as_such_without_its_content(
+    start: Start, request_bytes: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def page(_body: bytes) -> tuple[int, object]:
+        return 200, {}
+
+    base = await start(routes=[json_route("POST", "/page", page)])
+    with capture_logs() as logged:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(base.rpartition(":")[2]))
+        writer.write(request_bytes)
+        assert (await reader.read()).split()[1] == b"400"
+        writer.close()
+    assert [(event["event"], event["log_level"]) for event in logged] == [("invalid HTTP request", "info")]
+    assert "hunter2" not in str(logged)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_a_body_that_can_not_be_decoded_is_the_clients_fault(
+    start: Start, http: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def page(_body: bytes) -> tuple[int, object]:
+        return 200, {}
+
+    base = await start(routes=[json_route("POST", "/page", page)])
+    async with http.post(f"{base}/page", data=b"abcde", headers={"Content-Encoding": "gzip"}) as response:
+        assert (response.status, await response.text()) == (400, "the body can't be decoded\n")
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 @pytest.mark.parametrize(
