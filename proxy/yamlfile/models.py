@@ -495,6 +495,8 @@ Table: TypeAlias = dict[str, Any]
 
 def name_fault(text: str) -> str | None:
     """Return the reason why a string is not a valid name for a queue or an exchange; None if it is valid."""
+    if "\n" in text or "\r" in text:
+        return "a name with a line break, which the broker would remove"
     return short_fault(text.encode()) if text else "an empty name"
 
 
