@@ -169,6 +169,24 @@ def read_method(method: type[Fields], payload: bytes) -> Fields:
     return method._make(arguments(payload)[-len(method._fields) :])  # reserved arguments come first
 
 
+_NAMES = frozenset(("exchange", "queue", "source", "destination"))
+
+
+def read_request(method: type[Fields], payload: bytes) -> Fields:
+    """Read a declare, delete, bind or unbind with its names as the broker takes them: without line breaks.
+
+    RabbitMQ removes CR and LF from the names of exchanges and queues in these methods, and only in these.
+
+    Raises:
+        ProtocolError: see `read_method`.
+    """
+    request = read_method(method, payload)
+    if b"\n" not in payload and b"\r" not in payload:
+        return request
+    pairs = zip(method._fields, request, strict=True)
+    return method._make(value.translate(None, b"\r\n") if field in _NAMES else value for field, value in pairs)
+
+
 #: Names of the reply codes. RabbitMQ's reply texts begin with these names.
 REPLY_NAMES = {
     200: b"REPLY_SUCCESS",

@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeAlias
 
 from proxy.amqp import methods
 from proxy.amqp.frames import OVERHEAD, U32
-from proxy.amqp.method_frames import ExchangeBind, QueueBind, QueueUnbind, bind, look_for, read_method, unbind
+from proxy.amqp.method_frames import ExchangeBind, QueueBind, QueueUnbind, bind, look_for, read_request, unbind
 from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel
@@ -88,11 +88,11 @@ def read_bind_request(channel: Channel, frame: bytes) -> BindRequest:
     payload = frame[7:-1]
     index = methods.method_of(payload)
     if index in (methods.EXCHANGE_BIND, methods.EXCHANGE_UNBIND):
-        return BindRequest(EXCHANGE, *read_method(ExchangeBind, payload), index)
+        return BindRequest(EXCHANGE, *read_request(ExchangeBind, payload), index)
     if index == methods.QUEUE_BIND:
-        name, source, key, nowait, entries = read_method(QueueBind, payload)
+        name, source, key, nowait, entries = read_request(QueueBind, payload)
     else:
-        (name, source, key, entries), nowait = read_method(QueueUnbind, payload), False
+        (name, source, key, entries), nowait = read_request(QueueUnbind, payload), False
     if not name:  # as in RabbitMQ, the last declared queue, whose name also replaces an empty key
         name = channel.last_queue
         key = key or channel.last_queue

@@ -20,7 +20,7 @@ from proxy.amqp.method_frames import (
     ExchangeDelete,
     exchange_declare,
     exchange_delete,
-    read_method,
+    read_request,
 )
 from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope
@@ -127,7 +127,7 @@ class ClientExchanges:
 
     def declare(self, channel: Channel, frame: bytes) -> bool:
         """Handle exchange.declare; return whether to forward it unchanged."""
-        request = read_method(ExchangeDeclare, frame[7:-1])
+        request = read_request(ExchangeDeclare, frame[7:-1])
         refuse_nested(request.arguments, "exchange", request.exchange, self._state.name)
         refuse_own_arguments(request.arguments)
         owned = self._state.exchanges.get(request.exchange)
@@ -148,7 +148,7 @@ class ClientExchanges:
 
     def delete(self, channel: Channel, frame: bytes) -> bool:
         """Handle exchange.delete; return whether to forward it unchanged."""
-        request = read_method(ExchangeDelete, frame[7:-1])
+        request = read_request(ExchangeDelete, frame[7:-1])
         owned = self._state.exchanges.get(request.exchange)
         if owned is None or owned.unmatched_pass:  # the broker's own exchange, which the rules only supplement
             return pass_on(channel, methods.EXCHANGE_DELETE, request.nowait)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 from proxy.amqp import methods
-from proxy.amqp.method_frames import QueueDeclare, QueueDeclareOk, QueueDelete, read_method
+from proxy.amqp.method_frames import QueueDeclare, QueueDeclareOk, QueueDelete, read_method, read_request
 from proxy.amqp.methods import method_frame
 from proxy.amqp.tables import decode_value, pick
 from proxy.errors import ProtocolError, Scope
@@ -36,7 +36,7 @@ class ClientQueues:
     def declare(self, channel: Channel, frame: bytes) -> bool:
         """Handle queue.declare; return whether it is forwarded unchanged."""
         connection = self._connection
-        request = read_method(QueueDeclare, frame[7:-1])
+        request = read_request(QueueDeclare, frame[7:-1])
         refuse_nested(request.arguments, QUEUE, request.queue, connection.plans.state.name)
         _refuse_dead_letter_key(request)
         refuse_own_arguments(request.arguments)
@@ -58,7 +58,7 @@ class ClientQueues:
     def delete(self, channel: Channel, frame: bytes) -> bool:
         """Handle queue.delete; return whether it is forwarded unchanged."""
         connection = self._connection
-        request = read_method(QueueDelete, frame[7:-1])
+        request = read_request(QueueDelete, frame[7:-1])
         queue = request.queue or channel.last_queue
         # Only this process stores these bindings, so the client's next frames wait until they have been removed.
         waits = any(

@@ -100,6 +100,19 @@ def test_what_the_file_declares_is_not_the_applications_to_delete(app: Applicati
     assert app.reached("filed", {"to": "a"}, *ALL) == ["a"]
 
 
+def test_a_line_break_in_a_name_which_the_broker_removes_leads_around_no_rule(app: Application) -> None:
+    assert app.refused(app.deleting("fi\nled")).code == 403
+    assert app.refused(app.unbinding("a", "filed\r\n", {"x-?hkv= to": "a"})).code == 403
+    assert "inequivalent arg" in app.refused(app.declaring("\nfiled", {"max-payload-size": 99})).text
+    close = app.refused(app.binding("b", "fil\ned", {}, "k"))
+    assert "Forbidden declaration of binding's routing key" in close.text
+    app.bind("\rb", "filed\n", {"x-?hkv= to": "b"})
+    assert app.reached("filed", {"to": "b"}, *ALL) == ["b"]
+    app.unbind("b", "filed", {"x-?hkv= to": "b"})
+    assert app.reached("filed", {"to": "b"}, *ALL) == []
+    assert app.reached("filed", {"to": "a"}, *ALL) == ["a"]
+
+
 def test_the_file_wins_the_declaration(app: Application) -> None:
     app.exchange("filed", {"max-payload-size": 100})
     assert "inequivalent arg 'max-payload-size'" in app.refused(app.declaring("filed", {"max-payload-size": 99})).text
