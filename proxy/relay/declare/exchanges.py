@@ -88,6 +88,14 @@ def refuse_inequivalent(owned: OwnedExchange, request: ExchangeDeclare, table: T
         raise _inequivalent(owned.name, vhost, *compared[0])
 
 
+def _refuse_reserved(name: bytes) -> None:
+    """Refuse the names that the broker refuses, for an exchange that is not declared on the broker."""
+    if not name:
+        raise ProtocolError(403, "operation not permitted on the default exchange", Scope.CHANNEL)
+    if name.startswith(b"amq."):
+        raise ProtocolError(403, f"exchange name '{shown(name)}' contains reserved prefix 'amq.*'", Scope.CHANNEL)
+
+
 def _inequivalent(exchange: bytes, vhost: str, argument: str, received: str, current: str) -> ProtocolError:
     text = (
         f"inequivalent arg '{argument}' for exchange '{shown(exchange)}' in vhost '{vhost}': "
@@ -222,7 +230,7 @@ class ClientExchanges:
     def _new(self, channel: Channel, request: ExchangeDeclare) -> None:
         """Declare an exchange that is unknown here, after looking it up on the broker."""
         new = _NewExchange(channel, request, *self._make(request))
-        if not request.exchange or request.exchange.startswith(b"amq."):
+        if not request.exchange:
             self._connection.change(channel, ChannelEvent.DECLARE)
             self._looked_up(new, None)  # the broker will refuse it
             return
@@ -242,6 +250,8 @@ class ClientExchanges:
                 return
             if exchange_type is not None:
                 raise _inequivalent(owned.name, self._state.name, "type", f"'{OPEN}'", f"'{exchange_type}'")
+            if owned.delivery is Delivery.QUEUE:
+                _refuse_reserved(owned.name)
         except ProtocolError as error:
             self._connection.refuse(channel, error.about(methods.EXCHANGE_DECLARE))
             return

@@ -156,11 +156,34 @@ def test_an_open_exchange_is_no_direct_one_and_a_direct_one_not_open(app: Applic
     where = f"in vhost '{outside.vhost}'"
     app.exchange("ox")
     app.exchange("real", kind="direct")
-    close = app.refused(app.declaring("real"))
-    assert close.text == (
-        f"PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'real' {where}: "
-        "received 'x-open' but current is 'direct'"
-    )
+    for name in ("real", "amq.direct"):
+        close = app.refused(app.declaring(name))
+        assert close.text == (
+            f"PRECONDITION_FAILED - inequivalent arg 'type' for exchange '{name}' {where}: "
+            "received 'x-open' but current is 'direct'"
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("amq.mine", "exchange name 'amq.mine' contains reserved prefix 'amq.*'"),
+        ("", "operation not permitted on the default exchange"),
+    ],
+)
+def test_the_brokers_own_names_are_refused_with_its_texts(app: Application, name: str, text: str) -> None:
+    close = app.refused(app.declaring(name))
+    assert (close.code, close.method, close.text) == (403, (40, 10), f"ACCESS_REFUSED - {text}")
+
+
+def test_no_client_takes_over_an_exchange_of_the_broker(sidecar: Sidecar, vhost: str) -> None:
+    with Application(sidecar.port, vhost) as app:
+        app.queues("q")
+        for name, code in (("amq.direct", 406), ("", 403)):
+            assert app.refused(app.declaring(name, {"x-delivery": "queue"})).code == code
+        app.bind("q", "amq.direct", {}, "k")
+        assert app.reached("amq.direct", {}, "q", key="k") == ["q"]
+        assert app.reached("", {}, "q", key="q") == ["q"]
 
 
 def test_a_carrier_declared_as_direct_is_refused(sidecar: Sidecar, vhost: str) -> None:

@@ -199,11 +199,10 @@ def test_a_delivery_that_nobody_knows_is_refused() -> None:
     assert refusal(wire, wire.refused()) == (406, "PRECONDITION_FAILED - Invalid exchange argument.")
 
 
-@pytest.mark.parametrize("name", [b"", b"amq.mine"])
-def test_names_that_are_the_brokers_own_are_refused_by_the_broker(name: bytes) -> None:
+def test_the_default_exchange_is_refused_by_the_broker() -> None:
     wire = Wire().open()
-    (frame,) = split(wire.produce(exchange_declare(1, name, b"x-open")))
-    assert read_method(ExchangeDeclare, frame.payload).exchange == name
+    (frame,) = split(wire.produce(exchange_declare(1, b"", b"x-open")))
+    assert read_method(ExchangeDeclare, frame.payload).exchange == b""
     assert not wire.relay.connection.pending.requests
 
 
