@@ -20,6 +20,7 @@ from proxy.amqp.method_frames import (
     ExchangeDelete,
     exchange_declare,
     exchange_delete,
+    look_for,
     read_request,
 )
 from proxy.amqp.tables import decode_table
@@ -52,7 +53,7 @@ from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange
 from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.error_texts import TYPE_NAMES
 from proxy.routing.exchange import Exchange
-from proxy.values import Table, Value
+from proxy.values import EXCHANGE, Table, Value
 
 _COMPARED = (
     ALTERNATE,
@@ -255,14 +256,33 @@ class ClientExchanges:
         except ProtocolError as error:
             self._connection.refuse(channel, error.about(methods.EXCHANGE_DECLARE))
             return
-        if owned.declared is None or owned.delivery is Delivery.QUEUE:
+        if owned.declared is None:
             self._compared(new, None)
+            return
+        if owned.delivery is Delivery.QUEUE:
+            sidecar_channel = self._connection.upstream.sidecar_channel
+            look = look_for(sidecar_channel.number or 0, (EXCHANGE, owned.name))
+            sidecar_channel.run([look], partial(self._asked, new))
             return
         frame = self._carrier_frame(channel, request, owned, owned.declared.sequence)
         # Two clients may have declared it concurrently. The broker does not compare filters, so look it up again.
         again = LookUpExchange(channel, request.exchange, partial(self._compared, new))
         look_up_again = partial(self._connection.pending.requests.append, again)
         inject(self._connection, channel, [frame], look_up_again)
+
+    def _asked(self, new: _NewExchange, absence: str | None) -> None:
+        """Add a new exchange with delivery `queue` unless the broker has an exchange with this name.
+
+        The broker is asked on the sidecar's channel, since the look-up finds nothing without the management API.
+        """
+        if absence is None and new.channel.state is DECLARING:
+            text = (
+                f"exchange '{shown(new.owned.name)}' in vhost '{self._state.name}' exists and is not an open exchange"
+            )
+            error = ProtocolError(406, text, Scope.CHANNEL)
+            self._connection.refuse(new.channel, error.about(methods.EXCHANGE_DECLARE))
+            return
+        self._compared(new, None)
 
     def _compared(self, new: _NewExchange, _: str | None) -> None:
         """After the declare-ok, add the new exchange, or compare it with a known exchange that has the same name."""

@@ -176,6 +176,25 @@ def test_the_brokers_own_names_are_refused_with_its_texts(app: Application, name
     assert (close.code, close.method, close.text) == (403, (40, 10), f"ACCESS_REFUSED - {text}")
 
 
+def test_without_a_management_api_no_client_takes_over_an_exchange_of_the_broker(
+    broker: Broker, vhost: str, outside: Outside
+) -> None:
+    with outside.channel() as channel:
+        channel.exchange_declare("real", "fanout")
+    with Sidecar(broker, settings={"upstream": {"management": None}}) as sidecar:
+        with Application(sidecar.port, vhost) as app:
+            close = app.refused(app.declaring("real", {"x-delivery": "queue"}))
+            assert (close.code, close.method) == (406, (40, 10))
+            assert "exists and is not an open exchange" in close.text
+            app.exchange("ox", {"x-delivery": "queue"})
+            app.queues("q")
+            app.bind("q", "real")
+            app.bind("q", "ox", {"x-?hkex": "a"})
+            assert app.reached("real", {}, "q") == ["q"]
+            assert app.reached("ox", {}, "q") == []
+            assert app.reached("ox", {"a": 1}, "q") == ["q"]
+
+
 def test_no_client_takes_over_an_exchange_of_the_broker(sidecar: Sidecar, vhost: str) -> None:
     with Application(sidecar.port, vhost) as app:
         app.queues("q")

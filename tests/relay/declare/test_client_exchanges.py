@@ -184,7 +184,14 @@ def test_a_broker_that_refuses_leaves_nothing_behind() -> None:
 
 def test_in_queue_delivery_nothing_is_declared_on_the_broker() -> None:
     wire = asked(delivery=Delivery.QUEUE)
-    assert wire.producer() == DECLARE_OK
+    number = wire.relay.connection.upstream.sidecar_channel.number
+    assert number is not None
+    assert wire.answer(say(number, commands.Channel.OpenOk())) == b""
+    (frame,) = split(wire.upstream())
+    look = read_method(ExchangeDeclare, frame.payload)
+    assert (frame.channel, look.exchange, look.passive) == (number, b"mine", True)
+    close = commands.Channel.Close(404, "NOT_FOUND - no exchange 'mine'", 40, 10)
+    assert wire.answer(say(number, close)) == DECLARE_OK
     assert wire.state.exchanges[b"mine"].delivery is Delivery.QUEUE
 
 
