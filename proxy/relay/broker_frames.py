@@ -24,7 +24,6 @@ from proxy.amqp.frames import (
     METHOD,
     OVERHEAD,
     U32,
-    U64,
     PartialFrame,
     body_frames,
     check_head,
@@ -38,9 +37,11 @@ from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.original_address import ADDRESS_HEADER, restored_content
 from proxy.relay.publish.split_publish import fingerprint
 
-#: size of a Basic.Ack frame in bytes, and of the part before the delivery tag
+#: size of a Basic.Ack frame in bytes, and of the part before the two lower octets of the delivery tag
 _ACK_FRAME_BYTES: Final = 21
-_ACK_HEAD_BYTES: Final = 11
+_ACK_HEAD_BYTES: Final = 17
+#: upper octets of a delivery tag below 2**32
+_FOUR_ZEROS: Final = bytes(4)
 #: size of the shortest method frame, and of the shortest content header frame, in bytes
 _LEAST_METHOD: Final = 12
 _LEAST_HEADER: Final = 22
@@ -114,17 +115,16 @@ class BrokerFrames:
                         channel = connection.channels.get(number)
                         if channel is not None and channel.confirms.ledger is None:
                             confirms = channel.confirms
+                            settled, published = confirms.settled, confirms.published
                             first = at
-                            # Confirms often arrive in a row, so loop while they are on the same channel.
-                            # In compiled code, reading numbers inline takes a tenth of the time of a call.
+                            # Confirms often arrive in a row, so loop while only the lower octets of the tag differ.
                             head = data[at : at + _ACK_HEAD_BYTES]
+                            upper_tag: int = (data[at + 15] << 24) | (data[at + 16] << 16)
+                            if data[at + 11 : at + 15] != _FOUR_ZEROS:
+                                upper_tag |= U32.unpack_from(data, at + 11)[0] << 32
                             while True:
-                                tag: int = (
-                                    (data[at + 15] << 24) | (data[at + 16] << 16) | (data[at + 17] << 8) | data[at + 18]
-                                )
-                                if data[at + 14] or data[at + 13] or data[at + 12] or data[at + 11]:
-                                    tag = U64.unpack_from(data, at + _ACK_HEAD_BYTES)[0]
-                                acked += confirms.settled.settle(tag, data[at + 19], confirms.published)
+                                tag: int = upper_tag | (data[at + 17] << 8) | data[at + 18]
+                                acked += settled.settle(tag, data[at + 19], published)
                                 at = stop
                                 stop += _ACK_FRAME_BYTES
                                 if stop > end or data[stop - 1] != FRAME_END:

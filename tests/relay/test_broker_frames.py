@@ -90,6 +90,16 @@ def test_confirms_are_relayed_and_counted() -> None:
     assert (counters.confirms_acked, counters.confirms_nacked, wire.relay.connection.unsettled) == (4, 5, 0)
 
 
+@pytest.mark.parametrize("last", [2, 0xFFFF, 0x10000, 0x1FFFF, 2**32 + 1])
+def test_confirms_in_a_row_are_counted_across_every_octet_of_their_tags(last: int) -> None:
+    wire = Wire(routed("a")).open(confirm=True)
+    confirms = wire.relay.connection.channels[1].confirms
+    confirms.published = last + 3
+    said = b"".join(ack(tag, tag == last - 1) for tag in range(last - 1, last + 4))
+    assert wire.answer(said) == said
+    assert (wire.counters.relay("/").confirms_acked, confirms.settled.low) == (last + 3, last + 3)
+
+
 def test_acks_on_a_channel_without_confirms_are_the_consumers_business() -> None:
     wire = Wire(routed("a")).open(9)
     assert wire.answer(ack(1, channel=9)) == ack(1, channel=9)
