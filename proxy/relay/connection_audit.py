@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from proxy.amqp.properties import CONTENT_ENCODING, CONTENT_TYPE, HEADERS
 from proxy.amqp.tables import pick
 from proxy.errors import ProtocolError
 from proxy.relay.audit_sink import AuditSink, LineTemplate
@@ -34,6 +35,10 @@ from proxy.relay.channel_state import CONFIRM
 #: once, since the broker returns a message before confirming it.
 _MANDATORY: Final = 4096
 _MANDATORY_CONFIRMING: Final = 65536
+#: flags of the properties after the header table: delivery mode; priority, correlation id, reply-to and expiration;
+#: message id
+_DELIVERY_MODE: Final = 0x1000
+_BETWEEN: Final = 0x0F00
 _MESSAGE_ID: Final = 0x0080
 #: Maximum number of rendered lines that have not been appended yet.
 _LINES: Final = 256
@@ -204,43 +209,57 @@ class ConnectionAudit:
         """Return the fields that all lines for a channel have in common."""
         return self._journal.origin(self._conn, self._user, self._vhost, channel)
 
-    def _facts(self, data: bytes, start: int, stop: int) -> tuple[bytes | None, str]:
-        """Read the message id (None if there is none) and the allow-listed headers from a content header frame."""
+    def header_facts(self, data: bytes, start: int, stop: int) -> tuple[bytes | None, str]:
+        """Return the facts of the content header frame `data[start:stop]`, see `facts`."""
         flags = (data[start + 19] << 8) | data[start + 20]
-        if not self._names and not flags & _MESSAGE_ID:
-            return None, "{}"
+        at = start + 21
         try:
-            return self._read(data, start, stop, flags)
+            if flags & CONTENT_TYPE:
+                at += 1 + data[at]
+            if flags & CONTENT_ENCODING:
+                at += 1 + data[at]
+            entries_at = at
+            if flags & HEADERS:
+                entries_at = at + 4
+                at = entries_at + ((data[at] << 24) | (data[at + 1] << 16) | (data[at + 2] << 8) | data[at + 3])
+        except IndexError:  # malformed: the broker will reject it
+            return None, "{}"
+        return self.facts(data, flags, entries_at, at, stop)
+
+    def facts(self, data: bytes, flags: int, entries_at: int, at: int, stop: int) -> tuple[bytes | None, str]:
+        """Read the message id (None if there is none) and the allow-listed headers from a content header frame.
+
+        Args:
+            data: bytes that contain the frame.
+            flags: the property flags.
+            entries_at: offset of the first entry of the header table.
+            at: offset after the header table, or where the table would begin.
+            stop: offset after the frame.
+        """
+        headers = "{}"
+        names = self._names
+        if not flags & _MESSAGE_ID and not names:
+            return None, headers
+        try:
+            if names and flags & HEADERS and at < stop:
+                headers = self._journal.headers(pick(data, entries_at, at, names))
+            if not flags & _MESSAGE_ID:
+                return None, headers
+            if flags & _DELIVERY_MODE:
+                at += 1
+            if flags & _BETWEEN:
+                if flags & 0x0800:  # priority
+                    at += 1
+                if flags & 0x0400 and at < stop:  # correlation id
+                    at += 1 + data[at]
+                if flags & 0x0200 and at < stop:  # reply-to
+                    at += 1 + data[at]
+                if flags & 0x0100 and at < stop:  # expiration
+                    at += 1 + data[at]
+            after = at + 1 + data[at]
+            return (data[at + 1 : after] if after < stop else None), headers
         except (IndexError, ProtocolError):  # malformed: the broker will reject it
             return None, "{}"
-
-    def _read(self, data: bytes, start: int, stop: int, flags: int) -> tuple[bytes | None, str]:
-        names = self._names
-        headers = "{}"
-        at = start + 21
-        if flags & 0x8000:  # content type
-            at += 1 + data[at]
-        if flags & 0x4000:  # content encoding
-            at += 1 + data[at]
-        if flags & 0x2000:
-            first = at + 4
-            at = first + ((data[at] << 24) | (data[at + 1] << 16) | (data[at + 2] << 8) | data[at + 3])
-            if names and at < stop:
-                headers = self._journal.headers(pick(data, first, at, names))
-        if not flags & _MESSAGE_ID:
-            return None, headers
-        if flags & 0x1000:  # delivery mode
-            at += 1
-        if flags & 0x0800:  # priority
-            at += 1
-        if flags & 0x0400 and at < stop:  # correlation id
-            at += 1 + data[at]
-        if flags & 0x0200 and at < stop:  # reply-to
-            at += 1 + data[at]
-        if flags & 0x0100 and at < stop:  # expiration
-            at += 1 + data[at]
-        after = at + 1 + data[at]
-        return (data[at + 1 : after] if after < stop else None), headers
 
     def publish(
         self,
@@ -249,23 +268,25 @@ class ConnectionAudit:
         exchange: bytes,
         routing_key: bytes,
         mandatory: int,
-        data: bytes,
-        start: int,
-        stop: int,
+        facts: tuple[bytes | None, str],
         size: int,
         decide_us: float,
     ) -> None:
-        """Render the line for a publish, which must be the last publish that its channel has counted."""
+        """Render the line for a publish, which must be the last publish that its channel has counted.
+
+        Args:
+            facts: message id and headers, from `facts`.
+        """
         trail = channel.audit
         if channel is not self._channel:
             if not trail.origin:
                 trail.origin = self.origin(channel.number)
             self._channel = channel
             self._begin = self._opening + trail.origin
-        seq = channel.confirms.total
-        message_id, headers = self._facts(data, start, stop)
+        confirms = channel.confirms
+        seq = confirms.before + confirms.published
         lines = self._lines
-        lines.append(template.line(self._begin, seq, routing_key, message_id, size, headers, decide_us))
+        lines.append(template.line(self._begin, seq, routing_key, facts[0], size, facts[1], decide_us))
         if self.delayed_confirms is not None:
             self.delayed_confirms.wrote(channel)
         if len(lines) >= _LINES:

@@ -178,8 +178,8 @@ class PublishFrames:
         audit = self._connection.audit
         if audit is not None and out.record is not None:
             address = (publish.exchange, publish.routing_key)
-            header_bytes = len(header)
-            audit.publish(channel, out.record, *address, publish.mandatory, header, 0, header_bytes, body_size, took_us)
+            facts = audit.header_facts(header, 0, len(header))
+            audit.publish(channel, out.record, *address, publish.mandatory, facts, body_size, took_us)
         plans = self._connection.plans
         if plans.failures is not None and plans.failures.watched:
             reason = plan.unroutable(out)

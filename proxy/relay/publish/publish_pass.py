@@ -569,18 +569,8 @@ class PublishPass:
         after = self._body_end(data, at, body_at, body_size, channel)
         audit = self._audit
         if audit is not None and out.record is not None:
-            audit.publish(
-                channel,
-                out.record,
-                exchange,
-                routing_key,
-                data[flags_at] & 1,
-                data,
-                header_at,
-                body_at,
-                body_size,
-                took_us,
-            )
+            told = audit.facts(data, flags, entries_at, table_end, body_at)
+            audit.publish(channel, out.record, exchange, routing_key, data[flags_at] & 1, told, body_size, took_us)
         if rewritten:
             # The publish is sent as slices of the input around the new parts. The last slice, which begins at the end
             # of the table, starts the next run `start:at`.
@@ -642,9 +632,8 @@ class PublishPass:
         if audit is not None and not audit.ruled_only:
             record = self._plans.passed_record(exchange)
             mandatory = data[flags_at] & 1
-            audit.publish(
-                channel, record, exchange, routing_key, mandatory, data, header_at, body_at, body_size, _KNOWN
-            )
+            told = audit.header_facts(data, header_at, body_at)
+            audit.publish(channel, record, exchange, routing_key, mandatory, told, body_size, _KNOWN)
         return after
 
     def _body_end(self, data: bytes, at: int, body_at: int, body_size: int, channel: Channel) -> int:
