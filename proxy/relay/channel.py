@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from proxy.addressing.targets import Remote
+from proxy.amqp.frames import BODY, FRAME_HEAD, HEADER
 from proxy.relay.channel_state import CLOSED, DISCARDING, OPEN, OPENING, PLAIN, ChannelMode, ChannelState
 from proxy.relay.confirm_ledger import Ledger, Returns, Settled
 from proxy.relay.original_address import OriginalAddress
@@ -299,12 +300,18 @@ class Channel:
         "output",
         "remote_publishers",
         "replies",
+        "short_body",
+        "short_header",
         "state",
     )
 
     def __init__(self, number: int, backlog: Backlog | None = None) -> None:
         backlog = backlog or Backlog()
         self.number = number
+        #: the first five octets of the channel's content header and body frames of less than 64 KiB: type, channel, and
+        #: the upper half of the size
+        self.short_header: Final = FRAME_HEAD.pack(HEADER, number, 0)[:5]
+        self.short_body: Final = FRAME_HEAD.pack(BODY, number, 0)[:5]
         self.state: ChannelState = CLOSED
         self.mode: ChannelMode = PLAIN
         self.content: ContentUnderWay | None = None

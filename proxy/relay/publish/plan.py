@@ -351,7 +351,7 @@ class Plan:
             self.mentioned[shortstr(name)] = self.mentioned.get(shortstr(name), 0) | FACT
         #: for each possible size of a name, whether a mentioned name has that size; this rules out most names
         sizes = {name[0] for name in self.mentioned}
-        self.name_sizes: Final = bytes(size in sizes for size in range(256))
+        self.name_sizes: Final = [size in sizes for size in range(256)]
         self.decisions: Final[dict[object, Outgoing]] = {}
         #: the outgoing forms in `decisions`, by decision; thousands of combinations of facts share a few forms
         self._forms: Final[dict[object, Outgoing]] = {}

@@ -11,7 +11,7 @@ from pamqp import commands
 from proxy.amqp.tables import encode_table
 from proxy.relay.vhost import Delivery
 from proxy.routing.decision import QueueNames
-from proxy.values import Table
+from proxy.values import Table, Value
 from tests import client
 from tests.client import HEARTBEAT, content_header, cut, frame, names, split
 from tests.relay.contents import properties, tables
@@ -263,6 +263,25 @@ def test_a_publish_that_is_not_whole_when_its_channel_goes_on_is_brought_to_its_
     at = len(first) - 100 + cut
     wire.produce(whole[:at])
     assert wire.control("a") + wire.produce(whole[at:]) == with_tokens(first, "a") + with_tokens(second, "b")
+
+
+# -- sizes that need more octets --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 65_535, 65_536, 65_537, 100_000])
+def test_bodies_and_strings_of_any_size_go_with_their_tokens(size: int) -> None:
+    wire = Wire(routed("a")).open()
+    messages = [publish(body=b"b" * size), publish(headers=table(longer="s" * size, type="report"))]
+    assert wire.produce(*messages, *messages) == b"".join(with_tokens(message, "a") for message in messages * 2)
+    assert wire.relay.connection.channels[1].content is None
+
+
+@pytest.mark.parametrize("missing", range(1, 10))
+def test_a_table_that_ends_within_a_string_is_an_error(missing: int) -> None:
+    entries = encode_table(((b"type", Value("S", b"reports")),))
+    method_frame = split(publish())[0].raw
+    header = content_header(1, 4, entries[: len(entries) - missing])
+    assert Wire(routed("a")).open().fault(method_frame, header) == (502, (60, 40))
 
 
 # -- unmatched: pass --------------------------------------------------------------------------------------------------
