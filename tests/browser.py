@@ -1,4 +1,4 @@
-"""A Chromium without a window, driven by Playwright, which records what a page requests and reports."""
+"""A headless Chromium, controlled through Playwright, that records the requests and errors of a page."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from playwright.async_api import ConsoleMessage, Error, Page, Request, async_pla
 Scheme: TypeAlias = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 HEIGHT_PIXELS = 900
-#: Time limit of each step: a machine may be busy.
+#: Timeout of each step.
 TIMEOUT_SECONDS = 60.0
 
 
 def program() -> str | None:
-    """Return the path of a Chromium, None if there is none."""
+    """Return the path of Chromium, or None if it is not installed."""
     return shutil.which("chromium") or shutil.which("google-chrome")
 
 
 class Tab:
-    """A page, and what it did.
+    """A page, with its requests and errors.
 
     Args:
-        page: Playwright's page, before it shows anything.
+        page: Playwright's page, before it is loaded.
     """
 
     def __init__(self, page: Page) -> None:
         self.page = page
-        #: URLs of all requests
+        #: URLs of all requests.
         self.requested: list[str] = []
-        #: exceptions of scripts and messages of the browser: failed requests, violations of the page's policy
+        #: Uncaught exceptions and console messages, including failed requests and violations of the page's policy.
         self.complaints: list[str] = []
         page.set_default_timeout(TIMEOUT_SECONDS * 1000)
         page.on("request", self._add_request)
@@ -43,7 +43,7 @@ class Tab:
         page.on("console", self._add_message)
 
     async def open(self, path: Path) -> None:
-        """Show a file, and return when it is loaded."""
+        """Load a file, and return when it is loaded."""
         await self.page.goto(path.as_uri())
 
     async def width(self, pixels: int) -> None:
@@ -66,7 +66,7 @@ class Tab:
 
 @contextlib.asynccontextmanager
 async def browser(command: str) -> AsyncIterator[Tab]:
-    """Run a Chromium, and give its only tab."""
+    """Run Chromium, and yield its only tab."""
     async with async_playwright() as playwright:
         chromium = await playwright.chromium.launch(executable_path=command, args=["--no-sandbox", "--disable-gpu"])
         try:
@@ -77,7 +77,7 @@ async def browser(command: str) -> AsyncIterator[Tab]:
 
 @contextlib.asynccontextmanager
 async def required_browser() -> AsyncIterator[Tab]:
-    """Run a Chromium for a test, which fails in CI and is skipped elsewhere if there is none."""
+    """Run Chromium for a test. Without Chromium, the test fails in CI and is skipped elsewhere."""
     command = program()
     if command is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("no Chromium (make test-matrix installs one)")

@@ -1,6 +1,6 @@
-"""Two processes that get the same bytes: one runs the compiled modules, the other their sources.
+"""Runs the compiled modules and their sources, in one process each, on the same bytes.
 
-What they return is text: results and errors as a person would compare them.
+The processes return results and errors as strings, which tests compare.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _NAMES = frozenset((b"type", b"amount", b"BCC", b"", b"n" * 255))
 
 
 class Build:
-    """One of the two processes, for as long as the context lasts.
+    """One of the two processes.
 
     Args:
-        interpreted: whether it runs the sources.
+        interpreted: whether the process runs the sources.
     """
 
     def __init__(self, interpreted: bool) -> None:
@@ -61,7 +61,7 @@ class Build:
         self._process.communicate()
 
     def run(self, name: str, *pieces: bytes) -> str:
-        """Return what one of `WORK` makes of the bytes."""
+        """Return the result of one of the functions in `WORK` on these bytes."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         pickle.dump((name, pieces), self._process.stdin)
@@ -75,7 +75,7 @@ def build() -> str:
 
 
 def codec(data: bytes) -> str:
-    """Every function that reads bytes, at several places; what was decoded is encoded again."""
+    """Call every function that decodes bytes, at several offsets, and encode the decoded values again."""
     buffer, partial = FrameBuffer(4096), PartialFrame()
     buffer.feed(data)
     partial.keep(data[:9])
@@ -98,34 +98,36 @@ def codec(data: bytes) -> str:
 
 
 def decide(key: bytes, headers: bytes, app_id: bytes, *bindings: bytes) -> str:
-    """A decision, as it is and traced; bindings are tables of arguments, those that are refused with their reasons."""
+    """Return the decision, without and with a trace. Bindings are tables of arguments; rejected ones are listed."""
     exchange = Exchange(b"xo", "x-open")
-    told = []
+    results = []
     for number, arguments in enumerate(bindings):
         binding = Binding(b"xo", QUEUE, b"q%d" % number, b"", decode_table(arguments, 0, len(arguments)))
-        told.append(outcome(lambda binding=binding: exchange.bind(binding)))  # type: ignore[misc]
+        results.append(outcome(lambda binding=binding: exchange.bind(binding)))  # type: ignore[misc]
     facts = Facts(key, decode_table(headers, 0, len(headers)), {"app_id": app_id, "priority": len(key)}, len(headers))
     router, trace = Router([exchange]), Trace()
-    told.append(outcome(lambda: shown(router.decide(b"xo", facts, NOW, QUEUES, lambda count: count - 1))))
-    told.append(outcome(lambda: shown(router.decide(b"xo", facts, NOW, QUEUES, lambda count: count - 1, trace))))
-    told += [repr((step.id, step.true, step.operators, step.added)) for walk in trace.exchanges for step in walk.visits]
-    return "\n".join(told)
+    results.append(outcome(lambda: shown(router.decide(b"xo", facts, NOW, QUEUES, lambda count: count - 1))))
+    results.append(outcome(lambda: shown(router.decide(b"xo", facts, NOW, QUEUES, lambda count: count - 1, trace))))
+    results += [
+        repr((step.id, step.true, step.operators, step.added)) for walk in trace.exchanges for step in walk.visits
+    ]
+    return "\n".join(results)
 
 
 def relay(*pieces: bytes) -> str:
-    """All that leaves a connection, for pieces of which the first byte specifies the side that sends them."""
+    """Return everything that a connection sends. The first byte of each piece specifies the sender."""
     exchange = Exchange(b"xo", "x-open")
     for number, arguments in enumerate(RULES):
         exchange.bind(Binding(b"xo", QUEUE, b"q%d" % number, b"", arguments))
     wire = Wire(state((exchange, owned(exchange)))).open(confirm=True)
-    told = []
+    results = []
     for piece in pieces:
         send = wire.answer if piece[:1] == b"\1" else wire.produce
-        told.append(outcome(lambda send=send, piece=piece: send(piece[1:])))  # type: ignore[misc]
-        told.append(repr((wire.upstream(), wire.producer())))
-        if "Error" in told[-2]:
+        results.append(outcome(lambda send=send, piece=piece: send(piece[1:])))  # type: ignore[misc]
+        results.append(repr((wire.upstream(), wire.producer())))
+        if "Error" in results[-2]:
             break
-    return "\n".join(told)
+    return "\n".join(results)
 
 
 RULES: tuple[Table, ...] = (
@@ -141,7 +143,7 @@ WORK: dict[str, Callable[..., str]] = {"build": build, "codec": codec, "decide":
 
 
 def outcome(call: Callable[[], object]) -> str:
-    """The result, or the error: that of a peer's bytes with its text, any other by its type."""
+    """Return the result or the error; errors about the peer's bytes with their text, others with their type."""
     try:
         return repr(call())
     except ProtocolError as error:

@@ -1,4 +1,4 @@
-"""A private certificate authority, and certificates of it, made by the openssl command."""
+"""A private certificate authority whose certificates are created with the openssl command."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import ssl
 import subprocess
 from pathlib import Path
 
-#: An RSA key takes a hundred times longer to make.
+#: Creating an RSA key takes a hundred times longer.
 KEY = ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
 
-#: ``openssl ca`` alone can choose when a certificate begins and ends.
+#: Only ``openssl ca`` supports arbitrary validity periods.
 _CA = """
 [ca]
 default_ca = here
@@ -26,10 +26,10 @@ commonName = supplied
 
 
 class Authority:
-    """An authority whose files lie in a folder.
+    """An authority with its files in a directory.
 
     Args:
-        folder: an empty one.
+        folder: an empty directory.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,7 +47,7 @@ class Authority:
         subprocess.run(["openssl", *arguments, "-out", target], check=True, capture_output=True)
 
     def certificate(self, name: str, *, expired: bool = False, days: int = 2) -> tuple[Path, Path]:
-        """Make a certificate for a host; give it and its key."""
+        """Create a certificate for a host, and return the certificate and its key."""
         stem = f"{name}-expired" if expired else name
         key, request, made = (self.folder / f"{stem}.{end}" for end in ("key", "csr", "pem"))
         more = ["-newkey", *KEY, "-nodes", "-keyout", str(key), "-subj", f"/CN={name}"]
@@ -61,7 +61,7 @@ class Authority:
         return made, key
 
     def client(self, certificate: tuple[Path, Path] | None = None) -> ssl.SSLContext:
-        """What a client needs that trusts this authority, and has a certificate if need be."""
+        """Return a context for clients that trusts this authority and has the given certificate, if any."""
         context = ssl.create_default_context(cafile=str(self.ca))
         if certificate is not None:
             context.load_cert_chain(*certificate)

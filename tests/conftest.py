@@ -1,4 +1,4 @@
-"""What every test may ask for: one RabbitMQ for the whole run (of each worker), and a virtual host of its own in it."""
+"""Fixtures for all tests: a RabbitMQ for each pytest-xdist worker, and a virtual host for each test."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ from hypothesis import settings
 from tests.private_broker import BrokerMissing, some_broker
 from tests.rabbitmq import Broker
 
-#: Marks of tests that need a service: they skip where it is missing, and fail there in CI.
+#: Markers of tests that need a service. Without the service they are skipped, or fail in CI.
 SERVICES = ("broker", "spark")
 
-# An example has no deadline: it is wall time, which other tests take from it.
+# Hypothesis measures wall time, which depends on the other tests that run at the same time.
 settings.register_profile("oxproxy", settings(), deadline=None)
 settings.load_profile("oxproxy")
 
 
-# A shell starts what runs in its background with SIGINT ignored, and processes of tests would inherit that.
+# A shell starts background jobs with SIGINT ignored, and the processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses the broker, so that ``-m "not broker"`` leaves out all of it.
+    """Mark tests that use the broker, so that ``-m "not broker"`` excludes them.
 
-    Workers of pytest-xdist take files in order: those that use the broker first, so that none of these long ones is
-    begun last, when the other workers have nothing left.
+    Workers of pytest-xdist take files in order. Files that use the broker take longest and therefore run first.
     """
     for item in items:
         if "broker" in getattr(item, "fixturenames", ()):
@@ -57,7 +56,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Broker]:
-    """A RabbitMQ shared by all tests of a worker (of the run); leave its virtual host ``/`` and its settings alone."""
+    """A RabbitMQ shared by all tests of a worker. Tests do not change its virtual host ``/`` or its settings."""
     try:
         with some_broker() as running:
             yield running
@@ -67,7 +66,7 @@ def broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def vhost(broker: Broker) -> Iterator[str]:
-    """A virtual host that only this test uses; deleted after it, with all that is in it."""
+    """A virtual host for one test. It is deleted afterwards with its contents."""
     name = f"test-{secrets.token_hex(6)}"
     broker.create_vhost(name)
     try:
@@ -78,7 +77,7 @@ def vhost(broker: Broker) -> Iterator[str]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 128 KiB."""
+    """A mounted file system of 128 KiB."""
     mounted = tmp_path / "small"
     mounted.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(mounted)]

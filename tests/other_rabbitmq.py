@@ -1,10 +1,10 @@
-"""How is another RabbitMQ run than the one that is installed? From the root file system of a newer Debian, in a chroot.
+"""Runs RabbitMQ from the root file system of a newer Debian, in a chroot.
 
-The file system is made once by mmdebstrap and kept in build/. ``RABBITMQ_ROOT=FOLDER`` in the environment makes every
-private broker one of that folder. Its programs see this machine's folder for temporary files, /proc and /dev, through
-mounts of their own that end with them. Needs root and mmdebstrap; ``make test-matrix`` installs the latter.
+mmdebstrap creates the file system once, in build/. With ``RABBITMQ_ROOT=DIRECTORY`` in the environment, every private
+broker runs from that directory. The programs have this machine's temporary directory, /proc and /dev mounted in a
+private mount namespace. Requires root and mmdebstrap, which ``make test-matrix`` installs.
 
-As a script, ``python -m tests.other_rabbitmq`` makes the file system where there is none, and prints its folder.
+As a script, ``python -m tests.other_rabbitmq`` creates the file system if it does not exist, and prints its directory.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-#: The variable that names the root file system of the RabbitMQ to use for private brokers.
+#: Environment variable with the root file system from which private brokers run.
 ROOT_VARIABLE = "RABBITMQ_ROOT"
 
-#: The Debian that has it, and the RabbitMQ that it has.
+#: The release of Debian, and its version of RabbitMQ.
 SUITE, VERSION = "trixie", (4, 0)
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "matrix" / f"rabbitmq-{SUITE}"
 
-# A shell's arguments: the root, the folder for temporary files, the command.
+# Arguments of the shell script: the root, the temporary directory, the command.
 _ENTER = """
 root=$0 temporary=$1 && shift
 mkdir -p "$root$temporary" && mount --bind "$temporary" "$root$temporary"
@@ -33,7 +33,7 @@ exec chroot "$root" "$@"
 
 
 def obstacle() -> str:
-    """Say why no other RabbitMQ can be run here; "" where one can."""
+    """Return the reason why RabbitMQ cannot be run in a chroot; "" if it can."""
     missing = [name for name in ("mmdebstrap", "unshare", "chroot") if shutil.which(name) is None]
     if os.geteuid() != 0:
         missing.insert(0, "root")
@@ -41,7 +41,7 @@ def obstacle() -> str:
 
 
 def file_system() -> Path:
-    """Return the root file system with the other RabbitMQ; made where there is none, some 240 MB in a minute."""
+    """Return the root file system. Creating it takes up to a minute and 240 MB."""
     if not FOLDER.exists():
         half = FOLDER.with_name(FOLDER.name + ".half")
         shutil.rmtree(half, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""``oxproxy`` with the destination tokens of version 0.1: unkeyed ones, and keyed ones taken for witnesses of clients.
+"""``oxproxy`` with the destination tokens of version 0.1: unkeyed tokens, and keyed ones treated as client witnesses.
 
-Run as a program with the arguments of ``oxproxy``. For tests of fleets in which sidecars of both versions run.
+Takes the same arguments as ``oxproxy``. For tests in which sidecars of both versions run.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""How a RabbitMQ of our own is started and ended, without touching any other on the machine.
+"""Starts and stops a private RabbitMQ that shares nothing with other nodes on the machine.
 
-Everything it has is its own: node name, Erlang port mapper, ports (all on loopback), configuration, plugins,
-data, log and cookie, under one temporary folder. It is ended by process id, through ``watched``, also when
-this process fails or is killed. Sources: RabbitMQ's guides on configuration and on the server's environment.
+It has its own node name, epmd, loopback ports, configuration, plugins, data, log and cookie, in one temporary
+directory. It is stopped by process id through ``watched``, even if this process fails or is killed. Sources: RabbitMQ's
+guides on configuration and on environment variables.
 
-As a script, ``python -m tests.private_broker [--config LINE]... [-- COMMAND...]`` runs COMMAND with
-RABBITMQ_URL and RABBITMQ_MANAGEMENT_URL set and exits with its status; without a command it prints both and
-waits for Ctrl-C.
+As a script, ``python -m tests.private_broker [--config LINE]... [-- COMMAND...]`` runs COMMAND with RABBITMQ_URL and
+RABBITMQ_MANAGEMENT_URL set and exits with its status. Without a command it prints both variables and runs until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -33,24 +32,23 @@ from tests.other_rabbitmq import ROOT_VARIABLE, inside
 from tests.rabbitmq import Broker, broker_of_environment
 from tests.watched import Watched
 
-#: Seconds for the broker to answer; a start takes 4 to 8 on two idle cores.
+#: Timeout of a start in seconds; a start takes 4 to 8 s on two idle cores.
 START_SECONDS = 90.0
 
-#: Seconds for one rabbitmqctl command.
+#: Timeout of a rabbitmqctl command in seconds.
 CTL_SECONDS = 60.0
 
-#: Starts tried before giving up: another program may take a port between our look and the broker's bind.
+#: Attempts to start: another program may take a port between the check and the broker's bind.
 ATTEMPTS = 3
 
-#: Below the range that systems take outgoing ports from, so that no connection occupies one by chance.
+#: Below the range of ephemeral ports, so that no outgoing connection uses one of them.
 ALL_PORTS = range(20000, 32000)
 
 
 def own_ports(environ: Mapping[str, str]) -> range:
-    """Return the part of ``ALL_PORTS`` that is this process's own among the workers of pytest-xdist; all without them.
+    """Return the ports of ``ALL_PORTS`` that this worker of pytest-xdist uses; all of them without workers.
 
-    A port is chosen some time before it is bound: two workers that chose from the same ports would now and then choose
-    the same.
+    A port is chosen before it is bound, so workers that chose from the same ports would sometimes choose the same one.
     """
     workers = int(environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     number = int(environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
@@ -69,18 +67,18 @@ log.file.level = info
 """
 
 
-class BrokerMissing(Exception):  # noqa: N818 - says that nothing is installed, not that something went wrong
-    """No RabbitMQ is installed here, and RABBITMQ_URL names none."""
+class BrokerMissing(Exception):  # noqa: N818 - nothing is installed, which is no error
+    """RabbitMQ is not installed, and RABBITMQ_URL is not set."""
 
 
 class BrokerFailed(Exception):  # noqa: N818 - reads as the fact it states
-    """The broker did not start, with the end of its log."""
+    """The broker did not start. The message contains the end of its log."""
 
 
 def free_port(*taken: int) -> int:
-    """Return a loopback port that nobody listens on now, and that is none of those given.
+    """Return a loopback port that is free and not among ``taken``.
 
-    Not from the seeded generator: Hypothesis seeds it anew, and two calls would give one port.
+    Uses the system's random numbers, because Hypothesis seeds Python's generator.
     """
     while True:
         port = random.SystemRandom().choice(PORTS)
@@ -95,7 +93,7 @@ def free_port(*taken: int) -> int:
 
 
 def free_ports(count: int, *taken: int) -> int:
-    """Return the first of so many free loopback ports in a row, none of them one of those given."""
+    """Return the first of ``count`` consecutive free loopback ports, none of them among ``taken``."""
     while True:
         first = free_port(*taken)
         wanted = range(first, first + count)
@@ -107,32 +105,31 @@ def free_ports(count: int, *taken: int) -> int:
 
 
 def program(name: str, root: Path = Path("/")) -> list[str]:
-    """Return the command that runs one of RabbitMQ's programs; empty where it is not installed.
+    """Return the command that runs one of RabbitMQ's programs; empty if it is not installed.
 
     Args:
-        name: of the program.
-        root: of the file system in which it is installed, and runs.
+        name: name of the program.
+        root: root file system in which the program is installed and runs.
 
-    The scripts that Debian and Ubuntu put on PATH change to the user rabbitmq and its home; the ones that
-    they wrap run as whoever calls them.
+    The scripts that Debian and Ubuntu install in PATH switch to the user rabbitmq. The scripts that they call run as
+    the current user.
     """
     for folder in ("usr/lib/rabbitmq/bin", "usr/bin"):
         path = root / folder / name
         if path.exists():
             return [str(path)] if root == Path("/") else inside(root, f"/{folder}/{name}")
-    found = shutil.which(name) if root == Path("/") else None
-    return [found] if found else []
+    path_of_command = shutil.which(name) if root == Path("/") else None
+    return [path_of_command] if path_of_command else []
 
 
 class PrivateBroker(Broker):
-    """A RabbitMQ that lives as long as this object's context.
+    """A RabbitMQ that runs while this context is active.
 
     Args:
-        config: lines added to rabbitmq.conf, e.g. ``vm_memory_high_watermark.absolute = 100MB``; take ports
-            for further listeners from ``free_port``.
-        plugins: enabled besides rabbitmq_management.
-        root: of the file system whose RabbitMQ is run (see ``other_rabbitmq``); None is what RABBITMQ_ROOT says, and
-            where it says nothing, this machine's own.
+        config: lines added to rabbitmq.conf, e.g. ``vm_memory_high_watermark.absolute = 100MB``. Use ``free_port`` for
+            further listeners.
+        plugins: plugins enabled in addition to rabbitmq_management.
+        root: root file system from which RabbitMQ runs (see ``other_rabbitmq``); by default RABBITMQ_ROOT or ``/``.
     """
 
     def __init__(self, config: Sequence[str] = (), plugins: Sequence[str] = (), root: Path | None = None) -> None:
@@ -157,20 +154,20 @@ class PrivateBroker(Broker):
 
     @property
     def log(self) -> Path:
-        """The broker's log file; gone after ``stop``."""
+        """The broker's log file; removed by ``stop``."""
         return self.folder / "log" / "broker.log"
 
     @property
     def process_id(self) -> int:
-        """Of the Erlang virtual machine."""
+        """Process id of the Erlang virtual machine."""
         return int((self.folder / "pid").read_text())
 
     def start(self) -> None:
-        """Start it and return when it serves AMQP and its management API; after ``kill``, with what it had.
+        """Start the broker and return when AMQP and the management API respond. Data is preserved after ``kill``.
 
         Raises:
-            BrokerMissing: RabbitMQ or Erlang's epmd is not installed.
-            BrokerFailed: it did not answer in time, or ended.
+            BrokerMissing: RabbitMQ or epmd is not installed.
+            BrokerFailed: the broker did not respond in time, or exited.
         """
         for name in ("rabbitmq-server", "epmd"):
             if not self._program(name):
@@ -189,7 +186,7 @@ class PrivateBroker(Broker):
                     raise
 
     def stop(self) -> None:
-        """End it and remove everything it left; nothing happens where it does not run."""
+        """Stop the broker and remove its files. Does nothing if the broker is not running."""
         self._end(keep=False)
         atexit.unregister(self.stop)
         if self.node:
@@ -197,11 +194,11 @@ class PrivateBroker(Broker):
         self.node = ""
 
     def kill(self) -> None:
-        """End it as a power cut would; ``start`` brings it back on the same ports with its data."""
+        """Stop the broker without a shutdown. ``start`` starts it again with the same ports and data."""
         self._end(keep=True)
 
     def rabbitmqctl(self, *arguments: str) -> str:
-        """Run one rabbitmqctl command on this node and return what it printed."""
+        """Run a rabbitmqctl command on this node and return its output."""
         command = [*self._program("rabbitmqctl"), "-n", self.node, *arguments]
         done = subprocess.run(
             command, env=self._environment(), capture_output=True, text=True, timeout=CTL_SECONDS, check=False
@@ -248,7 +245,7 @@ class PrivateBroker(Broker):
         }
 
     def _launch(self) -> None:
-        # epmd by ourselves: the one that Erlang starts on its own would be a daemon that outlives us.
+        # epmd is started here, because the one that Erlang starts would keep running as a daemon.
         epmd = [*self._program("epmd"), "-address", "127.0.0.1", "-port", str(self._epmd_port)]
         commands = [epmd, self._program("rabbitmq-server")]
         output = self.folder / "log" / "start.log"
@@ -263,9 +260,9 @@ class PrivateBroker(Broker):
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():
             if self._processes is None or not self._processes.running:
-                raise BrokerFailed(f"RabbitMQ ended at its start:\n{self._last_words()}")
+                raise BrokerFailed(f"RabbitMQ ended at its start:\n{self._end_of_log()}")
             if time.monotonic() > deadline:
-                raise BrokerFailed(f"RabbitMQ gave no answer for {START_SECONDS:g} s:\n{self._last_words()}")
+                raise BrokerFailed(f"RabbitMQ gave no answer for {START_SECONDS:g} s:\n{self._end_of_log()}")
             time.sleep(0.1)
 
     def _answers(self) -> bool:
@@ -277,8 +274,8 @@ class PrivateBroker(Broker):
         except (OSError, urllib.error.URLError):
             return False
 
-    def _last_words(self) -> str:
-        # The cause stands in the first errors; what follows them is supervisors giving up one after another.
+    def _end_of_log(self) -> str:
+        # The first errors contain the cause. Later ones report that supervisors terminate.
         logs = (self.log, self.folder / "log" / "start.log")
         lines = [line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines()]
         errors = [line for line in lines if "[error]" in line]
@@ -292,11 +289,11 @@ class PrivateBroker(Broker):
 
 @contextlib.contextmanager
 def some_broker(config: Sequence[str] = ()) -> Iterator[Broker]:
-    """The broker that RABBITMQ_URL names, else a private one for as long as the context lasts.
+    """Yield the broker in RABBITMQ_URL, or a private one if the variable is not set.
 
     Raises:
-        BrokerMissing: neither is there.
-        BrokerFailed: the private one did not start.
+        BrokerMissing: the variable is not set and RabbitMQ is not installed.
+        BrokerFailed: the private broker did not start.
     """
     named = broker_of_environment()
     if named is not None:

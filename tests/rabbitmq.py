@@ -1,7 +1,6 @@
-"""Where a RabbitMQ for tests, demo and benchmarks is reached, and the few things asked of its management API.
+"""Address and management API of a running RabbitMQ, for tests, the demo and benchmarks.
 
-It knows an address and speaks HTTP to it; it starts and ends nothing (see ``private_broker``). Source:
-RabbitMQ's management HTTP API reference.
+Source: RabbitMQ's management HTTP API reference.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-#: Seconds for one management request; a loaded machine takes half of it to delete a vhost with thousands of bindings.
+#: Timeout of a management request in seconds; deleting a vhost with thousands of bindings can take half of it.
 REQUEST_SECONDS = 60.0
 
-#: The variable that names a running broker to use instead of a private one.
+#: Environment variable with the URL of a running broker to use instead of a private one.
 URL_VARIABLE = "RABBITMQ_URL"
 
-#: Where that broker's management API is, where it is not port 15672 of the same host.
+#: Environment variable with the URL of that broker's management API, if it is not port 15672 of the same host.
 MANAGEMENT_VARIABLE = "RABBITMQ_MANAGEMENT_URL"
 
 
@@ -44,7 +43,7 @@ class Broker:
 
     @property
     def address(self) -> str:
-        """``host:port``, as configuration files write it."""
+        """``host:port``, as in configuration files."""
         return f"{self.host}:{self.port}"
 
     def url(self, vhost: str = "/", username: str | None = None, password: str | None = None) -> str:
@@ -55,20 +54,20 @@ class Broker:
 
     @property
     def upstream(self) -> dict[str, object]:
-        """The section ``upstream`` of a configuration that leads here."""
+        """The section ``upstream`` of a configuration for this broker."""
         control = {"username": self.username, "password": self.password}
         return {"address": self.address, "control": control, "management": self.management}
 
     def api(self, method: str, path: str, body: object = None) -> Any:  # JSON of any shape
-        """Send one request to the management API and return the decoded answer (None where it has no body).
+        """Send a request to the management API and return the decoded response; None if it has no body.
 
         Args:
             method: GET, PUT, POST or DELETE.
-            path: what follows ``/api/``; names in it must be percent-encoded already (see ``quoted``).
-            body: sent as JSON where it is not None.
+            path: path after ``/api/``, with percent-encoded names (see ``quoted``).
+            body: sent as JSON, unless None.
 
         Raises:
-            urllib.error.HTTPError: any status from 400 on.
+            urllib.error.HTTPError: the status is 400 or higher.
         """
         request = urllib.request.Request(
             f"{self.management}/api/{path}",
@@ -85,11 +84,11 @@ class Broker:
 
     @property
     def version(self) -> tuple[int, ...]:
-        """Of RabbitMQ, e.g. ``(3, 10, 8)``."""
+        """Version of RabbitMQ, e.g. ``(3, 10, 8)``."""
         return tuple(int(part) for part in self.api("GET", "overview")["rabbitmq_version"].split(".")[:3])
 
     def create_vhost(self, name: str) -> None:
-        """Create a virtual host in which our own user may do everything."""
+        """Create a virtual host in which this broker's own user has all permissions."""
         self.api("PUT", f"vhosts/{quoted(name)}", {})
         self.grant(self.username, name)
 
@@ -98,32 +97,31 @@ class Broker:
         self.api("DELETE", f"vhosts/{quoted(name)}")
 
     def create_user(self, name: str, password: str, tags: str = "") -> None:
-        """Create a user without permissions; ``tags`` is a list with commas, e.g. ``monitoring``."""
+        """Create a user without permissions; ``tags`` is a comma-separated list, e.g. ``monitoring``."""
         self.api("PUT", f"users/{quoted(name)}", {"password": password, "tags": tags})
 
     def delete_user(self, name: str) -> None:
-        """Delete a user."""
         self.api("DELETE", f"users/{quoted(name)}")
 
     def grant(self, user: str, vhost: str, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
-        """Set a user's permissions in a virtual host, each as the regular expression RabbitMQ takes."""
+        """Set a user's permissions in a virtual host, as regular expressions."""
         permissions = {"configure": configure, "write": write, "read": read}
         self.api("PUT", f"permissions/{quoted(vhost)}/{quoted(user)}", permissions)
 
     def create_queue(self, vhost: str, name: str, durable: bool = True, **arguments: object) -> None:
-        """Declare a queue; arguments are keywords with ``_`` for ``-``, e.g. ``x_max_length=1``."""
+        """Declare a queue. Arguments are keywords with ``_`` in place of ``-``, e.g. ``x_max_length=1``."""
         table = {key.replace("_", "-"): value for key, value in arguments.items()}
         body = {"durable": durable, "auto_delete": False, "arguments": table}
         self.api("PUT", f"queues/{quoted(vhost)}/{quoted(name)}", body)
 
 
 def quoted(name: str) -> str:
-    """Return ``name`` as one segment of a management path."""
+    """Return ``name`` percent-encoded as one segment of a management path."""
     return quote(name, safe="")
 
 
 def broker_of_environment() -> Broker | None:
-    """Return the broker that ``RABBITMQ_URL`` names, None where the variable is unset or empty.
+    """Return the broker in ``RABBITMQ_URL``; None if the variable is unset or empty.
 
     Raises:
         ValueError: the URL is not ``amqp://[user:password@]host[:port]``.

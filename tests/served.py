@@ -1,4 +1,4 @@
-"""`oxproxy serve` as a process whose exit status matters, with one worker or two, and its fixtures."""
+"""`oxproxy serve` as a process with one or two workers whose exit status is checked, and its fixtures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.broker.world import Outside
 from tests.private_broker import free_port, free_ports
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
-from tests.sidecar import PROGRAM, asked, merged
+from tests.sidecar import PROGRAM, merged, request_page
 from tests.tap import Tap
 
 RULES = """
@@ -30,17 +30,17 @@ exchanges:
 """
 
 
-#: Seconds for a process that should end to end.
+#: Timeout for the end of a process in seconds.
 END_SECONDS = 30
 
 
 class Running:
-    """An ``oxproxy serve`` whose exit status matters.
+    """A process that runs ``oxproxy serve``.
 
     Args:
-        folder: its configuration, rules and log.
-        settings: the whole configuration but `listen` and `admin`.
-        wrap: a command that executes the one behind it in its own place.
+        folder: directory for configuration, rules and log.
+        settings: the configuration without `listen` and `admin`.
+        wrap: a command that executes the command given as its arguments in its own process.
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any], wrap: Sequence[str] = ()) -> None:
@@ -59,9 +59,9 @@ class Running:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def get(self, path: str, worker: int = 0) -> tuple[int, str]:
-        """Status and text of an admin page; (0, "") where nothing listens."""
+        """Return status and content of an admin page; (0, "") if the connection is refused."""
         try:
-            return asked(f"http://127.0.0.1:{self.admin + worker}{path}")
+            return request_page(f"http://127.0.0.1:{self.admin + worker}{path}")
         except OSError:
             return 0, ""
 
@@ -72,11 +72,11 @@ class Running:
     def await_ready(self) -> None:
         until(self.ready, every=0.02)
 
-    def await_log(self, words: str) -> None:
-        until(lambda: words in self.log.read_text())
+    def await_log(self, text: str) -> None:
+        until(lambda: text in self.log.read_text())
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal and give the exit status."""
+        """Send a signal and return the exit status."""
         self.process.send_signal(number)
         return self.process.wait(END_SECONDS)
 
@@ -96,7 +96,7 @@ Serve = Callable[..., Running]
 
 @pytest.fixture
 def serve(outside: Outside, tmp_path: Path) -> Iterator[Serve]:
-    """Start sidecars before the broker; keywords are settings, as deep as they go."""
+    """Start sidecars for the broker; keywords are merged into the settings."""
     started = []
 
     def start(rules: str | None = RULES, wrap: Sequence[str] = (), **settings: Any) -> Running:
@@ -108,9 +108,9 @@ def serve(outside: Outside, tmp_path: Path) -> Iterator[Serve]:
         return started[-1]
 
     yield start
-    for one in started:
-        one.process.kill()
-        one.process.wait()
+    for sidecar in started:
+        sidecar.process.kill()
+        sidecar.process.wait()
 
 
 Connect = Callable[[Running], Producer]
@@ -118,7 +118,7 @@ Connect = Callable[[Running], Producer]
 
 @pytest.fixture
 def connect(outside: Outside) -> Iterator[Connect]:
-    """Log producers in; their sockets are closed when the test ends."""
+    """Log producers in. Their sockets are closed after the test."""
     with contextlib.ExitStack() as stack:
         yield lambda running: stack.enter_context(Producer(running.port, outside.vhost))
 
@@ -152,36 +152,36 @@ class Pair(Outside):
         self.rules.write_text(f"vhost: {self.vhost}\n{text}")
 
     def status(self, worker: int = 0) -> dict[str, Any]:  # Any: JSON
-        """Return the status of a worker; empty while it does not answer."""
+        """Return the status of a worker; empty if the worker does not respond."""
         text = self.running.get("/status", worker)[1]
-        found: dict[str, Any] = json.loads(text) if text else {}
-        return found
+        status: dict[str, Any] = json.loads(text) if text else {}
+        return status
 
     def statuses(self) -> list[dict[str, Any]]:  # Any: JSON
         return [self.status(worker) for worker in range(WORKERS)]
 
     def processes(self) -> list[int]:
-        """Process ids of the workers; 0 for one that does not answer."""
+        """Return the process ids of the workers; 0 for a worker that does not respond."""
         return [status.get("process", 0) for status in self.statuses()]
 
     def rules_in_force(self) -> set[str]:
         return {status.get("rules", "") for status in self.statuses()}
 
     def metrics(self, name: str, **labels: str) -> list[float]:
-        """Return the number of a series of each worker; 0 where there is none."""
+        """Return the value of a series in each worker; 0 if the worker does not have the series."""
         return [self._metric(worker, name, labels) for worker in range(WORKERS)]
 
     def _metric(self, worker: int, name: str, labels: dict[str, str]) -> float:
         wanted = {f'{key}="{text}"' for key, text in {**labels, "worker": str(worker)}.items()}
         for line in self.running.get("/metrics", worker)[1].splitlines():
             start, _, number = line.rpartition(" ")
-            found, _, rest = start.partition("{")
-            if found == f"oxproxy_{name}" and wanted == set(filter(None, rest.rstrip("}").split(","))):
+            family, _, rest = start.partition("{")
+            if family == f"oxproxy_{name}" and wanted == set(filter(None, rest.rstrip("}").split(","))):
                 return float(number)
         return 0.0
 
     def metric(self, name: str, **labels: str) -> float:
-        """Return the sum over all workers, as Prometheus adds up."""
+        """Return the sum of a series over all workers."""
         return sum(self.metrics(name, **labels))
 
     def published(self) -> float:
@@ -194,7 +194,7 @@ class Pair(Outside):
         return self.metric("binding_matches_total", vhost=self.vhost, exchange="letters", binding=binding)
 
     def reload(self, worker: int = 0) -> tuple[int, dict[str, object]]:
-        status, text = asked(f"http://127.0.0.1:{self.running.admin + worker}/-/reload", b"")
+        status, text = request_page(f"http://127.0.0.1:{self.running.admin + worker}/-/reload", b"")
         return status, json.loads(text)
 
     def producers(self, count: int) -> list[Producer]:
@@ -203,7 +203,7 @@ class Pair(Outside):
         return made
 
 
-#: Runs first in the supervisor: the file `fork` lets one start of a worker fail as if no process were left.
+#: Imported first in the supervisor. If the file `fork` exists, the next start of a worker fails with EAGAIN.
 FAULTS = """
 import os, pathlib, subprocess, sys
 
@@ -236,7 +236,7 @@ def two_workers(broker: Broker, vhost: str, folder: Path, **settings: object) ->
 
 @pytest.fixture
 def faulty(broker: Broker, vhost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    """Workers that are being started by a supervisor that has the fault that a file in its folder asks for."""
+    """Two workers whose supervisor fails to start the first of them."""
     (tmp_path / "sitecustomize.py").write_text(FAULTS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("FAULTS", str(tmp_path))
@@ -254,7 +254,7 @@ def pair(broker: Broker, vhost: str, tmp_path: Path) -> Iterator[Pair]:
 
 
 def gone(producer: Producer) -> bool:
-    """Whether the other side has closed the socket, seen without waiting for what does not come."""
+    """Return whether the peer has closed the socket, without waiting for data."""
     producer.socket.settimeout(0.2)
     try:
         return producer.socket.recv(65536) == b""

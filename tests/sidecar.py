@@ -1,7 +1,7 @@
-"""How a sidecar is run as a user runs it: ``oxproxy serve`` as a process of its own, in front of a given broker.
+"""Runs ``oxproxy serve`` as a separate process in front of a given broker.
 
-It writes the configuration, waits until /readyz agrees and ends the process by SIGTERM. It knows no more of
-the sidecar than the names promised to users: configuration keys, admin paths, exit status.
+This module writes the configuration, waits until /readyz returns 200 and stops the process with SIGTERM. It uses only
+the sidecar's public interfaces: configuration keys, admin paths, exit status.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from tests.private_broker import free_port, free_ports
 from tests.rabbitmq import Broker
 from tests.watched import Watched
 
-#: Seconds until /readyz must agree; a start takes about one, with ten thousand bindings a few.
+#: Timeout for /readyz in seconds; a start takes about 1 s, and a few seconds with ten thousand bindings.
 READY_SECONDS = 40.0
 
-#: Seconds for draining, before the process is killed.
+#: Seconds for draining before the process is killed.
 DRAIN_SECONDS = 15.0
 
 PROGRAM = Path(sys.executable).with_name("oxproxy")
 
 
 class SidecarFailed(Exception):  # noqa: N818 - reads as the fact it states
-    """The sidecar did not get ready, with the end of its log."""
+    """The sidecar did not become ready. The message contains the end of its log."""
 
 
 class Sidecar:
-    """A sidecar that lives as long as this object's context.
+    """A sidecar that runs while this context is active.
 
     Args:
-        broker: its upstream.
+        broker: the upstream broker.
         rules: rules files, absolute or relative to the working directory.
-        settings: configuration keys to add or to replace, as deep as they go.
-        folder: an empty one for configuration and log, which then stay; else a temporary one.
-        program: what is run as ``oxproxy``; None is PROGRAM at the time of the call, which tests replace.
-        ready_seconds: in which /readyz must agree.
+        settings: configuration keys to add or replace, merged at every level.
+        folder: an empty directory for configuration and log, which is kept; by default a temporary directory.
+        program: command run as ``oxproxy``; by default PROGRAM at the time of the call, which tests replace.
+        ready_seconds: timeout for /readyz.
     """
 
     def __init__(
@@ -92,25 +92,24 @@ class Sidecar:
 
     @property
     def configuration(self) -> Path:
-        """The configuration file it runs with."""
+        """The configuration file."""
         return self.folder / "oxproxy.yaml"
 
     @property
     def log(self) -> Path:
-        """What it writes to standard output and error."""
+        """File with standard output and error."""
         return self.folder / "oxproxy.log"
 
     @property
     def process_id(self) -> int:
-        """Of the running process."""
         assert self._processes is not None
         return self._processes.process_ids[0]
 
     def start(self) -> None:
-        """Start it and return when it is ready.
+        """Start the sidecar and return when it is ready.
 
         Raises:
-            SidecarFailed: it ended, or was not ready in time.
+            SidecarFailed: the sidecar exited, or was not ready in time.
         """
         self.configuration.write_text(yaml.safe_dump(self._configured(), sort_keys=False))
         command = [*self._program, "serve", "--config", str(self.configuration)]
@@ -122,15 +121,15 @@ class Sidecar:
             raise
 
     def stop(self) -> bool:
-        """End it by SIGTERM and return whether it exited with 0; a temporary folder goes."""
+        """Send SIGTERM and return whether the exit status was 0. Removes a temporary directory."""
         processes, self._processes = self._processes, None
         return processes is None or processes.end(self._keep)
 
     def get(self, path: str) -> str:
-        """Return what the admin endpoint answers, e.g. to ``/metrics``.
+        """Return an admin page, e.g. ``/metrics``.
 
         Raises:
-            urllib.error.HTTPError: any status from 400 on.
+            urllib.error.HTTPError: the status is 400 or higher.
         """
         with urllib.request.urlopen(self.admin + path, timeout=10) as answer:
             text: bytes = answer.read()
@@ -161,20 +160,20 @@ class Sidecar:
         return False
 
     def last_words(self) -> str:
-        """Return the end of its log."""
+        """Return the end of the log."""
         with contextlib.suppress(FileNotFoundError):
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
         return ""
 
 
 def oxproxy(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:  # Any: as subprocess takes it
-    """Run a command to its end; return status and output."""
+    """Run a command to its end, and return status and output."""
     command = [str(PROGRAM), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **{"check": False, **more})
 
 
-def asked(url: str, body: bytes | None = None, method: str | None = None, **headers: str) -> tuple[int, str]:
-    """Request a page; return status and text of the answer, whatever the status is."""
+def request_page(url: str, body: bytes | None = None, method: str | None = None, **headers: str) -> tuple[int, str]:
+    """Request a page, and return status and content for any status."""
     request = urllib.request.Request(url, body, headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
@@ -184,13 +183,13 @@ def asked(url: str, body: bytes | None = None, method: str | None = None, **head
             return error.code, error.read().decode()
 
 
-#: Path and headers of a request to status, type and content of its answer.
+#: Maps path and headers of a request to status, content type and content of the response.
 Answer = Callable[[str, Mapping[str, str]], tuple[int, str, bytes]]
 
 
 @contextlib.contextmanager
 def answering(answer: Answer, port: int = 0) -> Iterator[int]:
-    """Answer requests in the place of a sidecar; give the port."""
+    """Serve HTTP requests in place of a sidecar, and yield the port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -204,7 +203,7 @@ def answering(answer: Answer, port: int = 0) -> Iterator[int]:
         do_POST = do_GET  # noqa: N815 - as the library calls it
 
         def log_message(self, *arguments: object) -> None:
-            """Say nothing."""
+            """Disable the log."""
 
     with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
@@ -218,7 +217,7 @@ def answering(answer: Answer, port: int = 0) -> Iterator[int]:
 
 @contextlib.contextmanager
 def pika_channel(port: int, vhost: str = "/") -> Iterator[Any]:  # pika has no types
-    """Give a channel with confirms, of a connection that pika makes to a sidecar."""
+    """Yield a channel with confirms, on a pika connection to a sidecar."""
     address = Broker("127.0.0.1", port, "").url(vhost)
     with pika.BlockingConnection(pika.URLParameters(address)) as connection:
         channel = connection.channel()
@@ -227,7 +226,7 @@ def pika_channel(port: int, vhost: str = "/") -> Iterator[Any]:  # pika has no t
 
 
 def merged(settings: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
-    """Return ``settings`` with ``more`` laid over them, mapping by mapping."""
+    """Return ``settings`` with ``more`` merged into it, mapping by mapping."""
     result = dict(settings)
     for key, value in more.items():
         old = result.get(key)

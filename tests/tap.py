@@ -1,4 +1,4 @@
-"""A wire between a sidecar and its broker that can be listened to, held and cut. TCP only, threads, loopback."""
+"""A TCP connection between a sidecar and its broker that a test can read, hold and cut. Uses threads and loopback."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Connection:
     """One connection through the tap.
 
     Attributes:
-        sent: what has come from the side that connected.
-        answered: what has come from the other side.
+        sent: bytes from the side that connected.
+        answered: bytes from the other side.
     """
 
     def __init__(self, near: socket.socket, far: socket.socket) -> None:
@@ -26,10 +26,10 @@ class Connection:
         self.answered = bytearray()
         self.near = near
         self.far = far
-        #: Cleared: what comes from the side that connected is left in its socket.
+        #: While cleared, bytes from the side that connected are not forwarded.
         self.reading = threading.Event()
         self.reading.set()
-        #: Cleared: what the other side answers is kept back.
+        #: While cleared, bytes from the other side are not forwarded.
         self.answering = threading.Event()
         self.answering.set()
         self._threads = [
@@ -41,19 +41,19 @@ class Connection:
 
     @property
     def frames(self) -> list[Frame]:
-        """Whole frames from the side that connected, behind its protocol header, without heartbeats."""
+        """Complete frames from the side that connected, without protocol header and heartbeats."""
         data = bytes(self.sent[8:])
-        return [one for one in split(data[: _whole(data)]) if one.kind != 8]
+        return [frame for frame in split(data[: _complete(data)]) if frame.kind != 8]
 
     def named(self, name: str) -> list[Frame]:
-        """Frames of one name from the side that connected, e.g. ``Basic.Publish``, but for channel 0."""
-        return [one for one in self.frames if one.channel and one.name == name]
+        """Return frames of one method from the side that connected, e.g. ``Basic.Publish``, except on channel 0."""
+        return [frame for frame in self.frames if frame.channel and frame.name == name]
 
     def cut(self) -> None:
         """Close both sockets."""
-        for one in (self.near, self.far):
+        for side in (self.near, self.far):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                side.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
         """Close both sockets and wait for the threads."""
@@ -75,12 +75,12 @@ class Connection:
 
 
 class Tap:
-    """Listens on a free port as long as the context lasts and forwards each connection.
+    """Listens on a loopback port and forwards each connection.
 
     Args:
-        host: where it leads to.
-        port: there.
-        listen: where it listens on loopback, 0 for a free port.
+        host: host to forward to.
+        port: port to forward to.
+        listen: port to listen on; 0 for a free port.
     """
 
     def __init__(self, host: str, port: int, listen: int = 0) -> None:
@@ -91,7 +91,7 @@ class Tap:
         self._thread = threading.Thread(target=self._accept, daemon=True)
 
     def refuse(self) -> None:
-        """Close every connection and each that comes, as if the other side were gone."""
+        """Close all connections, and each new one, as if the other side were down."""
         self._refusing = True
         for connection in self.connections:
             connection.cut()
@@ -107,7 +107,7 @@ class Tap:
 
     @property
     def last(self) -> Connection:
-        """The connection made last."""
+        """The most recent connection."""
         return self.connections[-1]
 
     def __enter__(self) -> Self:
@@ -136,13 +136,13 @@ class Tap:
                 except OSError:
                     near.close()
                     continue
-                for one in (near, far):
-                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for side in (near, far):
+                    side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self.connections.append(Connection(near, far))
 
 
-def _whole(data: bytes) -> int:
-    """Length of the whole frames at the beginning."""
+def _complete(data: bytes) -> int:
+    """Return the length of the complete frames at the beginning."""
     at = 0
     while at + 7 <= len(data):
         stop = at + 8 + int.from_bytes(data[at + 3 : at + 7], "big")

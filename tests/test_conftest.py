@@ -1,4 +1,4 @@
-"""Does a missing service skip its tests on a person's machine, and fail them in CI?"""
+"""Tests skips because of a missing service: they are failures in CI only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of the tree: packages, names, owners of libraries, and what no tracked text may hold."""
+"""Tests the source tree: packages, names, imports of libraries, and strings that no tracked file may contain."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PROXY = ROOT / "proxy"
 
-#: Names that say nothing about the field.
+#: Module names that do not describe their content.
 EMPTY_NAMES = {"util", "utils", "helper", "helpers", "common", "manager", "base", "misc"}
 
-#: The packages that may import a library; all others go through them.
+#: The packages that may import a library.
 OWNERS = {
     "aio_pika": {"broker"},
     "aiohttp": {"admin", "broker"},
@@ -31,7 +31,7 @@ OWNERS = {
     "duckdb": {"report"},
     "jinja2": {"report"},
     "pamqp": {"amqp"},
-    "prometheus_client": {"observe", "admin"},  # admin asks it only which encoding a request accepts
+    "prometheus_client": {"observe", "admin"},  # admin uses it only to negotiate the content type
     "py4j": {"report"},
     "pydantic": {"cli", "config", "rules", "yamlfile"},
     "pydantic_core": {"cli", "yamlfile"},
@@ -42,11 +42,11 @@ OWNERS = {
     "yaml": {"yamlfile"},
 }
 
-#: Largest number of modules in one directory, `__init__` not counted; that of commands has a module for each.
+#: Largest number of modules in a directory, without `__init__`. The directory of commands is exempt.
 MOST_MODULES = 16
 OF_COMMANDS = "proxy/cli"
 
-#: What a tracked text must not hold. Written in pieces, so that this file may be searched too.
+#: Strings that no tracked file may contain. They are split, so that this file can be searched too.
 FORBIDDEN = {
     "an absolute path of one machine": re.compile(r"/(?:work|root|home|Users)" + r"/\w"),
     "a path beside the project": re.compile(r"\.\./" + "shared"),
@@ -75,7 +75,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imported(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield each module that a module imports, and the name it takes from there; ours are imported by full names."""
+    """Yield the modules that a module imports, with the imported name."""
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
@@ -93,7 +93,7 @@ def tracked_texts() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", sorted(PROXY.rglob("__init__.py")), ids=named)
-def test_a_package_opens_with_a_map_and_nothing_else(path: Path) -> None:
+def test_a_package_docstring_names_all_modules_of_the_package(path: Path) -> None:
     body = parsed(path).body
     assert len(body) == (2 if path.parent == PROXY else 1)  # the root also chooses between compiled modules and sources
     text = ast.get_docstring(ast.Module(body, []))
@@ -104,11 +104,11 @@ def test_a_package_opens_with_a_map_and_nothing_else(path: Path) -> None:
         if (child.suffix == ".py" and child != path) or (child / "__init__.py").exists()
         if path.parent != PROXY and not re.search(rf"\b{child.stem}\b", text)
     ]
-    assert missing == [], "the map says which module to open for which question"
+    assert missing == [], "the docstring of a package describes each of its modules"
 
 
 def test_no_init_has_a_docstring() -> None:
-    """What the arguments are stands in the docstring of the class, for callers see only that."""
+    """Arguments are documented in the docstring of the class, which help() and editors show."""
     documented = [
         f"{named(path)}:{node.lineno}"
         for path in modules(PROXY)
@@ -118,13 +118,13 @@ def test_no_init_has_a_docstring() -> None:
     assert documented == []
 
 
-def test_no_directory_holds_too_many_modules() -> None:
+def test_no_directory_has_too_many_modules() -> None:
     held = Counter(named(path.parent) for path in modules(PROXY) if path.stem != "__init__")
     crowded = {directory: count for directory, count in held.items() if count > MOST_MODULES}
     assert crowded.keys() <= {OF_COMMANDS}
 
 
-def test_modules_are_named_by_nouns_of_the_field() -> None:
+def test_no_module_has_a_name_without_meaning() -> None:
     assert [named(path) for path in modules(PROXY) if path.stem in EMPTY_NAMES] == []
 
 
@@ -143,18 +143,18 @@ def test_packages_import_downwards() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_only_its_owners_import_a_library() -> None:
-    strangers = [
+def test_a_library_is_imported_only_by_its_packages() -> None:
+    violations = [
         f"{named(path)}: {module}"
         for path in modules(PROXY)
         for module, _ in imported(path)
         if (library := module.split(".")[0]) in OWNERS and package(path) not in OWNERS[library]
     ]
-    assert strangers == []
+    assert violations == []
 
 
 def test_modules_import_without_cycles() -> None:
-    """Not even under TYPE_CHECKING: compiled modules crash on cycles."""
+    """Imports under TYPE_CHECKING count, because compiled modules crash on cycles."""
     paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in modules(PROXY)}
     graph = {
         name: {f"{module}.{member}" if f"{module}.{member}" in paths else module for module, member in imported(path)}
@@ -168,30 +168,30 @@ def test_modules_import_without_cycles() -> None:
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
-def test_no_tracked_text_holds(what: str) -> None:
-    found = [
+def test_no_tracked_file_contains(what: str) -> None:
+    matches = [
         f"{named(path)}:{number}: {line.strip()[:80]}"
         for path in tracked_texts()
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
         if FORBIDDEN[what].search(line)
     ]
-    assert found == []
+    assert matches == []
 
 
-def test_every_asked_dependency_is_pinned() -> None:
+def test_every_dependency_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = [line for lines in project["project"]["optional-dependencies"].values() for line in lines]
-    asked = [*project["project"]["dependencies"], *extras, *project["dependency-groups"]["dev"]]
+    requirements = [*project["project"]["dependencies"], *extras, *project["dependency-groups"]["dev"]]
     pins = (ROOT / "deploy/local/requirements.txt").read_text().splitlines()
     pinned = {normal(line.split("==")[0]) for line in pins if "==" in line}
-    assert {normal(re.split(r"[^\w.-]", line)[0]) for line in asked} - pinned == set()
+    assert {normal(re.split(r"[^\w.-]", line)[0]) for line in requirements} - pinned == set()
 
 
 def normal(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def test_every_make_target_is_explained() -> None:
+def test_every_make_target_has_a_description() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = re.search(r"^\.PHONY: help (.*)$", makefile, re.MULTILINE)
     assert targets is not None
@@ -199,7 +199,7 @@ def test_every_make_target_is_explained() -> None:
     assert sorted(targets[1].split()) == sorted(explained)
 
 
-def test_links_between_documents_lead_somewhere() -> None:
+def test_targets_of_links_between_documents_exist() -> None:
     documents = [path for path in tracked_texts() if path.suffix == ".md"]
     broken = [
         f"{named(path)}: {target}"

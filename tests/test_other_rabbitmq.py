@@ -1,4 +1,4 @@
-"""Does what holds on the RabbitMQ that is installed hold on a newer one?"""
+"""Tests that use a RabbitMQ, run against a newer version of it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tests.other_rabbitmq import ROOT_VARIABLE, VERSION, file_system, inside, ob
 from tests.private_broker import PrivateBroker
 from tests.rabbitmq import URL_VARIABLE
 
-#: whose tests are about what goes over the wire
+#: Directories with tests of the protocol.
 FOLDERS = ("tests/broker", "tests/faults", "tests/net")
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
-def other() -> Path:
-    """The root file system of another RabbitMQ."""
+def newer_root() -> Path:
+    """The root file system with the newer RabbitMQ."""
     if reason := obstacle():
         pytest.skip(reason)
     return file_system()
 
 
-def test_a_program_of_another_root_is_given_that_root_and_our_folder_for_temporary_files(tmp_path: Path) -> None:
+def test_the_command_for_a_chroot_mounts_the_temporary_directory(tmp_path: Path) -> None:
     command = inside(tmp_path, "rabbitmq-server", "--version")
     assert command[:4] == ["unshare", "--mount", "sh", "-ec"]
     assert command[5] == str(tmp_path)
@@ -38,22 +38,22 @@ def test_a_program_of_another_root_is_given_that_root_and_our_folder_for_tempora
 
 @pytest.mark.matrix
 @pytest.mark.timeout(600)
-def test_a_private_broker_of_another_root_is_that_version_and_leaves_nothing(
-    other: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_private_broker_in_a_chroot_runs_and_leaves_nothing(
+    newer_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(ROOT_VARIABLE, str(other))
+    monkeypatch.setenv(ROOT_VARIABLE, str(newer_root))
     with PrivateBroker() as broker:
         assert broker.version[:2] == VERSION
         assert "running_nodes" in broker.rabbitmqctl("cluster_status", "--formatter", "json")
         folder = broker.folder
     assert not folder.exists()
-    assert not list((other / "proc").iterdir())
+    assert not list((newer_root / "proc").iterdir())
 
 
 @pytest.mark.matrix
 @pytest.mark.timeout(1800)
-def test_whatever_speaks_to_a_broker_does_so_on_a_newer_one(other: Path) -> None:
-    environment = os.environ | {ROOT_VARIABLE: str(other)}
+def test_protocol_tests_pass_with_a_newer_rabbitmq(newer_root: Path) -> None:
+    environment = os.environ | {ROOT_VARIABLE: str(newer_root)}
     environment.pop(URL_VARIABLE, None)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *FOLDERS]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Is the private broker really private, and does nothing of it outlive whoever started it?"""
+"""Tests that the private broker is isolated from other brokers, and ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.rabbitmq import broker_of_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: Seconds within which what was started must be gone.
+#: Timeout in seconds for the end of the broker.
 GONE_SECONDS = 20.0
 
 STARTER = """
@@ -32,7 +32,7 @@ with PrivateBroker() as broker:
 
 @pytest.fixture
 def starter() -> Iterator[subprocess.Popen[str]]:
-    """Another process that started a private broker and prints its folder and ports."""
+    """Another process that starts a private broker and prints its directory and ports."""
     if not private_broker.program("rabbitmq-server"):
         pytest.skip("rabbitmq-server is not installed (run `make setup`)")
     process = subprocess.Popen(
@@ -52,7 +52,9 @@ def listens(port: int) -> bool:
 
 @pytest.mark.broker
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_broker_ends_with_a_starter_that_is_ended(starter: subprocess.Popen[str], number: signal.Signals) -> None:
+def test_the_broker_ends_when_its_starter_is_killed_or_interrupted(
+    starter: subprocess.Popen[str], number: signal.Signals
+) -> None:
     assert starter.stdout is not None
     folder, *numbers = starter.stdout.readline().split()
     ports = [int(text) for text in numbers]
@@ -66,7 +68,7 @@ def test_broker_ends_with_a_starter_that_is_ended(starter: subprocess.Popen[str]
 
 
 @pytest.mark.broker
-def test_a_broker_that_cannot_start_says_why_and_leaves_nothing() -> None:
+def test_a_broker_that_cannot_start_reports_the_reason_and_leaves_nothing() -> None:
     if not private_broker.program("rabbitmq-server"):
         pytest.skip("rabbitmq-server is not installed (run `make setup`)")
     broker = PrivateBroker(["no.such.key = 1"])
@@ -75,13 +77,13 @@ def test_a_broker_that_cannot_start_says_why_and_leaves_nothing() -> None:
     assert not broker.folder.exists()
 
 
-def test_a_broker_that_is_not_installed_is_named_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_installation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_broker, "program", lambda name, root: [])
     with pytest.raises(BrokerMissing, match="make setup"):
         PrivateBroker().start()
 
 
-def test_variables_of_another_broker_do_not_reach_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_of_another_broker_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RABBITMQ_NODENAME", "theirs@localhost")
     monkeypatch.setenv("ERL_EPMD_PORT", "4369")
     monkeypatch.setenv("RABBITMQ_ALLOW_INPUT", "1")
@@ -91,7 +93,7 @@ def test_variables_of_another_broker_do_not_reach_ours(monkeypatch: pytest.Monke
     assert "RABBITMQ_ALLOW_INPUT" not in environment
 
 
-def test_the_url_of_a_running_broker_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_url_of_a_running_broker_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RABBITMQ_URL", "amqp://me:p%40ss@broker.example:5673/ignored")
     monkeypatch.delenv("RABBITMQ_MANAGEMENT_URL", raising=False)
     broker = broker_of_environment()
@@ -106,14 +108,14 @@ def test_without_a_url_no_running_broker_is_used(monkeypatch: pytest.MonkeyPatch
     assert broker_of_environment() is None
 
 
-def test_a_url_of_another_kind_is_refused_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_with_another_scheme_is_rejected_without_showing_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RABBITMQ_URL", "http://me:hidden@broker.example")
     with pytest.raises(ValueError, match="expected amqp") as caught:
         broker_of_environment()
     assert "hidden" not in str(caught.value)
 
 
-def test_workers_of_one_run_choose_from_ports_of_their_own() -> None:
+def test_workers_use_disjoint_ports() -> None:
     shares = [
         private_broker.own_ports({"PYTEST_XDIST_WORKER": f"gw{number}", "PYTEST_XDIST_WORKER_COUNT": "3"})
         for number in range(3)

@@ -1,4 +1,4 @@
-"""Do watched processes end when they are told to, and in the way that was asked for?"""
+"""Tests the end of watched processes, and the removal of their directory."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ def exists(process_id: int) -> bool:
     return True
 
 
-def test_a_process_with_grace_ends_by_itself_and_its_folder_goes(start: Start, folder: Path) -> None:
+def test_a_process_that_handles_sigterm_exits_and_its_directory_is_removed(start: Start, folder: Path) -> None:
     watched = start(POLITE + FOREVER, 20)
     assert watched.running
     assert watched.end()
     assert not folder.exists()
 
 
-def test_a_process_that_outstays_its_grace_is_killed(start: Start) -> None:
+def test_a_process_is_killed_after_the_grace_period(start: Start) -> None:
     watched = start(STUBBORN + FOREVER, 0.1)
     (process_id,) = watched.process_ids
     assert not watched.end()
     assert not exists(process_id)
 
 
-def test_a_folder_that_shall_be_kept_stays(start: Start, folder: Path) -> None:
+def test_a_directory_is_kept_on_request(start: Start, folder: Path) -> None:
     watched = start(POLITE + FOREVER, 20)
     assert watched.end(keep=True)
     assert (folder / "output").read_text() == "up\n"
 
 
-def test_what_a_process_said_before_it_ended_can_be_read(start: Start, folder: Path) -> None:
+def test_the_output_of_a_process_that_exited_can_be_read(start: Start, folder: Path) -> None:
     watched = start("print('up'); raise SystemExit(3)", 0)
     deadline = time.monotonic() + 20
     while watched.running and time.monotonic() < deadline:

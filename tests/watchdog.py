@@ -1,12 +1,10 @@
-"""Which processes must not outlive the one that started them: run as a script, it owns them and ends them.
+"""Runs commands in a process group, and stops the group when the process that started this script ends.
 
-Started with a folder, a JSON list of commands and a grace in seconds, it runs the commands in one process
-group until its standard input is closed (by its starter, or by the starter's death of whatever kind), a
-signal tells it to end, or one of the commands exits. Then it ends the group: with a grace, politely first.
-The folder goes with them, but for two cases: standard input said ``keep``, or a command ended by itself, so
-that the starter can read why. Exit status: 0 where every command ended with 0, else 1. Nothing is ended by
-name. It imports nothing of the project, so that it can be started by path with ``python -I`` (see
-``watched``).
+Arguments: a directory, a JSON list of commands, and a grace period in seconds. The commands run until standard input is
+closed (also if the starter is killed), a signal arrives, or one of the commands exits. Then the group is stopped: with
+SIGTERM first if there is a grace period, then with SIGKILL. The directory is removed, unless standard input contained
+``keep`` or a command exited by itself, so that its output can be read. Exit status: 0 if every command exited with 0,
+otherwise 1. Imports nothing from the project, so that it can be run by its path with ``python -I`` (see ``watched``).
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-#: Seconds between two looks at the commands and at the parent's process id.
+#: Seconds between two checks of the commands and of the parent's process id.
 INTERVAL_SECONDS = 0.25
 
 
@@ -40,7 +38,7 @@ class Group:
         return all(process.poll() is None for process in self.processes)
 
     def end(self, grace_seconds: float) -> bool:
-        """Return whether every process ended well."""
+        """Stop all processes and return whether all exited with 0."""
         if grace_seconds:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -57,17 +55,17 @@ class Group:
 
 
 def wait(group: Group) -> bool:
-    """Return, when there is reason to end, whether the folder shall go."""
+    """Wait until the group has to be stopped, and return whether to remove the directory."""
     parent = os.getppid()
-    said = b""
+    received = b""
     while os.getppid() == parent:
         if not group.complete():
             return False
         if select.select([0], [], [], INTERVAL_SECONDS)[0]:
             data = os.read(0, 64)
             if not data:
-                return said.strip() != b"keep"
-            said += data
+                return received.strip() != b"keep"
+            received += data
     return True
 
 

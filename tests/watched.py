@@ -1,4 +1,4 @@
-"""How processes are started so that they end with us, whatever ends us: the near side of ``watchdog``."""
+"""Starts processes that end together with this process, even if it is killed. Uses ``watchdog``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ WATCHDOG = Path(__file__).with_name("watchdog.py")
 
 
 class Watched:
-    """Commands that run until ``end``, until one of them exits, or until this process is gone.
+    """Commands that run until ``end``, until one of them exits, or until this process ends.
 
     Args:
-        folder: their working directory; removed with them.
-        commands: each as a list of arguments; started in order.
-        environment: all of their environment.
-        output: file in ``folder`` that takes their standard output and error.
-        grace_seconds: how long they may take to end after SIGTERM; 0 ends them by SIGKILL alone.
+        folder: working directory, removed afterwards.
+        commands: commands as lists of arguments, started in order.
+        environment: the complete environment of the commands.
+        output: file in ``folder`` for their standard output and error.
+        grace_seconds: seconds between SIGTERM and SIGKILL; 0 sends only SIGKILL.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class Watched:
 
     @property
     def running(self) -> bool:
-        """Whether all commands still run."""
+        """Whether all commands are still running."""
         return self._watchdog.poll() is None
 
     @property
     def process_ids(self) -> list[int]:
-        """One for each command; known once the first of them answers anything."""
+        """One process id for each command, available once the first command responds."""
         ids: list[int] = json.loads((self._folder / "pids").read_text())
         return ids
 
     def end(self, keep: bool = False) -> bool:
-        """End them and return whether each exited with 0; ``keep`` leaves the folder. Once is enough."""
+        """Stop the commands and return whether all exited with 0. ``keep`` keeps the directory."""
         atexit.unregister(self.end)
         watchdog = self._watchdog
         if watchdog.stdin is not None:

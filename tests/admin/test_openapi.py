@@ -1,4 +1,4 @@
-"""The packaged OpenAPI file says what a running sidecar answers: every page, every field."""
+"""Tests that the OpenAPI file describes every page and field of a running sidecar."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from proxy.admin import console
 from tests.broker.delivery.site import Site, standing
 from tests.rabbitmq import Broker
-from tests.sidecar import asked, pika_channel
+from tests.sidecar import pika_channel, request_page
 
 FILE = files("proxy.admin") / "static" / "openapi.json"
 DESCRIBED: dict[str, Any] = json.loads(FILE.read_text())
@@ -52,21 +52,21 @@ def publish(site: Site, amount: int) -> None:
 
 
 def check(content: object, method: str, path: str, status: int = 200) -> None:
-    """Compare an answer with its description."""
+    """Validate a response against its description."""
     response = DESCRIBED["paths"][path][method]["responses"][str(status)]
     schema = {**response["content"]["application/json"]["schema"], "components": DESCRIBED["components"]}
     jsonschema.validate(content, schema, cls=jsonschema.Draft202012Validator)
 
 
 def ask(site: Site, method: str, path: str, body: bytes | None = None) -> Any:
-    """Request a page; compare its status and content with the description."""
-    status, text = asked(site.sidecar.admin + path, body, method.upper(), Accept="application/json")
+    """Request a page, and validate its status and content against the description."""
+    status, text = request_page(site.sidecar.admin + path, body, method.upper(), Accept="application/json")
     content = json.loads(text)
     check(content, method, path.partition("?")[0], status)
     return content
 
 
-def test_the_file_is_an_openapi_document_without_dangling_references() -> None:
+def test_the_file_is_valid_and_every_schema_is_referenced() -> None:
     assert DESCRIBED["openapi"].startswith("3.1")
     named = set(re.findall(r'"#/components/schemas/(\w+)"', FILE.read_text()))
     assert named == DESCRIBED["components"]["schemas"].keys()
@@ -74,7 +74,7 @@ def test_the_file_is_an_openapi_document_without_dangling_references() -> None:
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
-def test_every_page_of_the_sidecar_is_described_and_no_other(site: Site) -> None:
+def test_the_described_pages_are_those_of_the_sidecar(site: Site) -> None:
     sources = "".join(
         path.read_text() for package in ("admin", "app") for path in Path(f"proxy/{package}").glob("*.py")
     )
@@ -93,7 +93,7 @@ def test_every_page_of_the_sidecar_is_described_and_no_other(site: Site) -> None
     ["/status", "/readyz", "/api/traffic", "/api/rules", "/api/rules/notes", "/api/rules/changes", "/api/routes",
      "/api/recent"],
 )  # fmt: skip
-def test_a_page_answers_as_described(site: Site, path: str) -> None:
+def test_a_page_is_as_described(site: Site, path: str) -> None:
     ask(site, "get", path)
 
 
@@ -113,14 +113,14 @@ def test_explanations_are_as_described(site: Site, message: str) -> None:
     ask(site, "post", "/explain", message.encode())
 
 
-def test_the_time_of_a_message_is_that_of_its_explanation(site: Site) -> None:
-    found = ask(site, "post", "/explain", b"{exchange: orders, at: '2026-11-21T08:00:00Z'}")
-    assert found["at"] == "2026-11-21T08:00:00Z"
+def test_the_explanation_has_the_time_of_the_message(site: Site) -> None:
+    explanation = ask(site, "post", "/explain", b"{exchange: orders, at: '2026-11-21T08:00:00Z'}")
+    assert explanation["at"] == "2026-11-21T08:00:00Z"
 
 
 def test_reloads_are_as_described(site: Site) -> None:
     assert ask(site, "post", "/-/reload")["result"] == "ok"
-    (file,) = (Path(each["name"]) for each in ask(site, "get", "/api/rules")["files"])
+    (file,) = (Path(entry["name"]) for entry in ask(site, "get", "/api/rules")["files"])
     written = file.read_text()
     try:
         file.write_text(written + "nonsense: 1\n")
@@ -145,15 +145,15 @@ def test_comparisons_are_as_described(site: Site) -> None:
 
 def test_events_are_as_described(site: Site) -> None:
     with urllib.request.urlopen(site.sidecar.admin + "/api/live", timeout=30) as stream:
-        seen: dict[str, Any] = {}
+        latest: dict[str, Any] = {}
         name = ""
-        while len(seen) < 4:
+        while len(latest) < 4:
             line = stream.readline().decode().strip()
             if line.startswith("event: "):
                 name = line[7:]
             elif line.startswith("data: "):
-                seen[name] = json.loads(line[6:])
-    check(seen["traffic"], "get", "/api/traffic")
-    check(seen["status"], "get", "/status")
-    check(seen["recent"], "get", "/api/recent")
-    assert seen["shadow"] is None
+                latest[name] = json.loads(line[6:])
+    check(latest["traffic"], "get", "/api/traffic")
+    check(latest["status"], "get", "/status")
+    check(latest["recent"], "get", "/api/recent")
+    assert latest["shadow"] is None

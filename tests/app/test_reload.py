@@ -17,7 +17,7 @@ from tests.broker.delivery.site import Site, standing
 from tests.broker.delivery.test_audit import records
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
-from tests.sidecar import asked
+from tests.sidecar import request_page
 
 #: Two queues a version: a publish that two versions had judged would be in queues of both, or in one alone.
 RULES = """
@@ -44,7 +44,7 @@ def write(site: Site, text: str) -> None:
 
 
 def post(site: Site, path: str, body: bytes = b"") -> tuple[int, dict[str, object]]:
-    code, text = asked(site.sidecar.admin + path, body)
+    code, text = request_page(site.sidecar.admin + path, body)
     return code, json.loads(text)
 
 

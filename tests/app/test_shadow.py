@@ -36,7 +36,7 @@ from tests.rabbitmq import Broker
 from tests.relay.wire import REPORT, publish
 from tests.routing.building import NOW, arguments, no_draw, to_queue
 from tests.rules.loading import load
-from tests.sidecar import PROGRAM, asked, oxproxy
+from tests.sidecar import PROGRAM, oxproxy, request_page
 
 T = TypeVar("T")
 Json = dict[str, Any]  # Any: JSON
@@ -267,7 +267,7 @@ def site(shared: Site) -> Iterator[Site]:
 
 
 def ask(site: Site, method: str, body: bytes | None = None) -> tuple[int, Json]:
-    status, text = asked(site.sidecar.admin + "/-/shadow", body, method)
+    status, text = request_page(site.sidecar.admin + "/-/shadow", body, method)
     return status, json.loads(text)
 
 

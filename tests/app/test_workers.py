@@ -21,7 +21,7 @@ from tests.private_broker import free_port, free_ports
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
 from tests.served import RULES, WORKERS, Pair, Running, alive
-from tests.sidecar import PROGRAM, asked, oxproxy
+from tests.sidecar import PROGRAM, oxproxy, request_page
 
 OTHER_RULES = RULES.replace("all letters", "every letter")
 BAD_RULES = RULES.replace("queue: a", "quee: a")
@@ -88,7 +88,7 @@ def test_a_request_reloads_the_worker_that_it_is_sent_to(pair: Pair) -> None:
 
 def explained(pair: Pair, question: dict[str, str], accept: str) -> tuple[int, str]:
     """Status and text of an answer."""
-    return asked(f"http://127.0.0.1:{pair.running.admin}/explain", json.dumps(question).encode(), Accept=accept)
+    return request_page(f"http://127.0.0.1:{pair.running.admin}/explain", json.dumps(question).encode(), Accept=accept)
 
 
 def test_explain_answers_by_the_rules_in_force_in_both_forms(pair: Pair) -> None:
@@ -114,15 +114,15 @@ def test_explain_answers_by_the_rules_in_force_in_both_forms(pair: Pair) -> None
 def test_explain_asks_all_workers_and_names_one_that_does_not_answer(pair: Pair, tmp_path: Path) -> None:
     message = tmp_path / "message.yaml"
     message.write_text(f"vhost: {pair.vhost}\nexchange: letters\n")
-    asked = ["explain", "--config", str(pair.running.configuration), "--message", str(message)]
-    done = oxproxy(*asked, "--expect", "a")
+    command = ["explain", "--config", str(pair.running.configuration), "--message", str(message)]
+    done = oxproxy(*command, "--expect", "a")
     assert (done.returncode, done.stdout.count("all letters")) == (0, 1), done.stderr
-    assert json.loads(oxproxy(*asked, "--json").stdout)["rules"] == pair.status()["rules"]
-    assert oxproxy(*asked, "--expect", "elsewhere").returncode == 1
+    assert json.loads(oxproxy(*command, "--json").stdout)["rules"] == pair.status()["rules"]
+    assert oxproxy(*command, "--expect", "elsewhere").returncode == 1
     pair.write_rules(BAD_RULES)
     os.kill(pair.processes()[1], signal.SIGKILL)
     pair.running.await_log("worker can't be started: files are invalid")
-    done = oxproxy(*asked)
+    done = oxproxy(*command)
     assert (done.returncode, done.stdout.count("all letters")) == (1, 1)
     assert f"http://127.0.0.1:{pair.running.admin + 1}/explain: " in done.stderr
 
