@@ -1,6 +1,6 @@
-"""How a dashboard is drawn from its JSON and real data, for people who want to see it without a Grafana.
+"""Draws a dashboard from its JSON and real data, as a preview without Grafana.
 
-Every panel stands where Grafana would put it, with what its expressions gave. It is a preview, not Grafana's looks.
+Panels have the positions that they have in Grafana, but not Grafana's exact appearance.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 JSON: TypeAlias = dict[str, Any]  # JSON of any shape
-#: What a panel's expressions gave: for each target its series, as Prometheus' API returns them.
+#: Results of a panel's expressions: for each target its series, as Prometheus' API returns them.
 Answers: TypeAlias = Sequence[list[JSON]]
 
-#: Inches of one column and of one row of Grafana's grid, and of the gap around a panel.
+#: Size in inches of a column and a row of Grafana's grid, and of the gap around a panel.
 COLUMN, ROW, GAP = 0.56, 0.33, 0.09
 DPI = 84
-#: Colours of a picture: a palette makes the file a third of the size, and nobody sees the difference.
+#: Number of colours. A palette reduces the file to a third of its size.
 COLORS = 64
-#: Under this name a picture bears the titles of its panels.
+#: Key of the panel titles in a picture's metadata.
 TITLES = "Panels"
-#: Names below a panel.
+#: Largest number of names below a panel.
 LEGENDS = 6
-#: Inches left free in a panel: above for its title, below for times and names, beside for values.
+#: Margins of a panel in inches: at the top for the title, at the bottom for times and names, at the left for values.
 HEAD, BELOW, BESIDE = 0.24, 0.62, 0.5
-#: The same where a panel has no axes.
+#: Margin of a panel without axes.
 BARE = 0.1
 SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
     "s": ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "µs")),
@@ -47,7 +47,7 @@ SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
 
 
 def shown(value: float, unit: str) -> str:
-    """Return a value with its unit, as Grafana would write it."""
+    """Return a value with its unit, in Grafana's notation."""
     if math.isnan(value):
         return "NaN"
     if unit == "percentunit":
@@ -60,26 +60,26 @@ def shown(value: float, unit: str) -> str:
 
 
 def legend(target: JSON, series: JSON) -> str:
-    """Return what a series is called."""
+    """Return the name of a series."""
     text: str = target["legendFormat"]
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: series["metric"].get(found[1], ""), text)
+    return re.sub(r"\{\{(\w+)\}\}", lambda label: series["metric"].get(label[1], ""), text)
 
 
 def last(series: JSON) -> float:
-    """Return the last value of a series, of a range or of the present."""
+    """Return the last value of a series, from an instant query or a range query."""
     pair = series["value"] if "value" in series else series["values"][-1]
     return float(pair[1])
 
 
 def points(series: JSON) -> tuple[list[float], list[float]]:
-    """Return the times and the values of a range."""
+    """Return the times and the values of a series."""
     return [float(time) for time, _ in series["values"]], [float(value) for _, value in series["values"]]
 
 
 def named_series(panel: JSON, answers: Answers) -> list[tuple[str, JSON]]:
-    """Return every series of a panel with what it is called."""
-    asked = zip(panel["targets"], answers, strict=True)
-    return [(legend(target, each), each) for target, found in asked for each in found]
+    """Return every series of a panel with its name."""
+    results = zip(panel["targets"], answers, strict=True)
+    return [(legend(target, series), series) for target, result in results for series in result]
 
 
 def unit_of(panel: JSON) -> str:
@@ -89,7 +89,7 @@ def unit_of(panel: JSON) -> str:
 
 
 def fixed_color(panel: JSON, name: str) -> str | None:
-    """Return the colour that the panel gives a series, None where it may have any."""
+    """Return the colour of a series that the panel specifies, or None."""
     for override in panel["fieldConfig"]["overrides"]:
         if re.search(override["matcher"]["options"].strip("/"), name):
             color: str = override["properties"][0]["value"]["fixedColor"]
@@ -104,27 +104,27 @@ def lines(axes: Axes, panel: JSON, answers: Answers) -> None:
     colors = [fixed_color(panel, name) or next(others) for name, _ in named]
     custom = panel["fieldConfig"]["defaults"]["custom"]
     if custom["stacking"]["mode"] == "normal":
-        times = sorted({time for _, each in named for time in points(each)[0]})
-        values = [dict(zip(*points(each), strict=True)) for _, each in named]
-        heights = [[each.get(time, 0.0) for time in times] for each in values]
+        times = sorted({time for _, series in named for time in points(series)[0]})
+        values = [dict(zip(*points(series), strict=True)) for _, series in named]
+        heights = [[series.get(time, 0.0) for time in times] for series in values]
         axes.stackplot(times, heights, labels=[name for name, _ in named], colors=colors, alpha=0.6)
     else:
-        for (name, each), color in zip(named, colors, strict=True):
-            axes.plot(*points(each), label=name, linewidth=0.9, color=color)
+        for (name, series), color in zip(named, colors, strict=True):
+            axes.plot(*points(series), label=name, linewidth=0.9, color=color)
     if custom["scaleDistribution"]["type"] == "log":
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(mpl.ticker.NullFormatter())
     else:
-        from_zero(axes, unit_of(panel), any(value for _, each in named for value in points(each)[1]))
+        from_zero(axes, unit_of(panel), any(value for _, series in named for value in points(series)[1]))
     axes.yaxis.set_major_formatter(lambda value, _: shown(value, unit_of(panel)))
     clock(axes)
     handles, names = axes.get_legend_handles_labels()
-    # Where there is room for a few names only, those of series that are not always 0.
-    told = [place for place, (_, each) in enumerate(named) if any(points(each)[1])][:LEGENDS]
-    told = told or list(range(min(len(named), LEGENDS)))
+    # The legend has room for a few names only: those of series that are not always 0.
+    shown_places = [place for place, (_, series) in enumerate(named) if any(points(series)[1])][:LEGENDS]
+    shown_places = shown_places or list(range(min(len(named), LEGENDS)))
     axes.legend(
-        [handles[place] for place in told],
-        [names[place] for place in told],
+        [handles[place] for place in shown_places],
+        [names[place] for place in shown_places],
         fontsize=6.5,
         frameon=False,
         loc="upper center",
@@ -136,7 +136,7 @@ def lines(axes: Axes, panel: JSON, answers: Answers) -> None:
 
 
 def from_zero(axes: Axes, unit: str, anything: bool) -> None:
-    """Let values begin at 0, seen above the axis, with round numbers of the unit beside them."""
+    """Let the axis begin at 0, with tick marks at round numbers of the unit."""
     top = axes.get_ylim()[1] if anything else 1.0
     size = next((size for size, _ in SCALES.get(unit, ()) if top >= size), 1.0)
     round_numbers = mpl.ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10])
@@ -145,7 +145,7 @@ def from_zero(axes: Axes, unit: str, anything: bool) -> None:
 
 
 def clock(axes: Axes) -> None:
-    """Write times of day below."""
+    """Label the axis with times of day."""
     axes.xaxis.set_major_formatter(lambda value, _: datetime.fromtimestamp(value, UTC).strftime("%H:%M:%S"))
     axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(4))
     axes.grid(linewidth=0.2)
@@ -154,7 +154,7 @@ def clock(axes: Axes) -> None:
 def number(axes: Axes, panel: JSON, answers: Answers) -> None:
     """Draw one number, or a few with their names."""
     axes.axis("off")
-    named = [(name, last(each)) for name, each in named_series(panel, answers)]
+    named = [(name, last(series)) for name, series in named_series(panel, answers)]
     for place, (name, value) in enumerate(named):
         text = shown(value, unit_of(panel)) if len(named) == 1 else f"{name} {shown(value, unit_of(panel))}"
         steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
@@ -166,7 +166,7 @@ def number(axes: Axes, panel: JSON, answers: Answers) -> None:
 
 def bars(axes: Axes, panel: JSON, answers: Answers) -> None:
     """Draw the last values as bars, the largest at the top."""
-    named = [(name, last(each)) for name, each in named_series(panel, answers)]
+    named = [(name, last(series)) for name, series in named_series(panel, answers)]
     named.sort(key=lambda pair: pair[1])
     axes.barh([name for name, _ in named], [value for _, value in named], color="darkorange", alpha=0.6)
     for place, (name, value) in enumerate(named):
@@ -176,14 +176,14 @@ def bars(axes: Axes, panel: JSON, answers: Answers) -> None:
 
 
 def table(axes: Axes, panel: JSON, answers: Answers) -> None:
-    """Draw rows of labels and value."""
+    """Draw rows of labels and a value."""
     axes.axis("off")
     organize = panel["transformations"][0]["options"]
     names = sorted(organize["indexByName"], key=organize["indexByName"].get)
-    found = sorted(answers[0], key=last, reverse=True)
+    samples = sorted(answers[0], key=last, reverse=True)
     rows = [
-        [shown(last(each), unit_of(panel)) if name == "Value" else each["metric"][name][:32] for name in names]
-        for each in found
+        [shown(last(sample), unit_of(panel)) if name == "Value" else sample["metric"][name][:32] for name in names]
+        for sample in samples
     ]
     heads = [organize["renameByName"][name] for name in names]
     rows = rows[:10] or [["-"] * len(names)]
@@ -201,10 +201,10 @@ def table(axes: Axes, panel: JSON, answers: Answers) -> None:
 
 
 def states(axes: Axes, panel: JSON, answers: Answers) -> None:
-    """Draw what was there when, one band for each series."""
+    """Draw states over time, with one band for each series."""
     named = named_series(panel, answers)
-    for place, (name, each) in enumerate(named):
-        times, values = points(each)
+    for place, (name, series) in enumerate(named):
+        times, values = points(series)
         for time, value in zip(times, values, strict=True):
             axes.barh(place, 1.5, left=time, color="tab:green" if value else "tab:red", height=0.7)
         axes.text(times[0], place, " " + name, va="center", fontsize=6, color="white")
@@ -214,20 +214,20 @@ def states(axes: Axes, panel: JSON, answers: Answers) -> None:
 
 
 def heatmap(axes: Axes, panel: JSON, answers: Answers) -> None:
-    """Draw a histogram over time: between two bounds lies what the greater bucket has more."""
-    found = sorted(answers[0], key=lambda each: float(each["metric"]["le"]))
-    times = sorted({time for each in found for time in points(each)[0]})
-    columns = [dict(zip(*points(each), strict=True)) for each in found]
-    cells = [[each.get(time, 0.0) for time in times] for each in columns]
+    """Draw a histogram over time. A cell is the difference of two consecutive cumulative buckets."""
+    buckets = sorted(answers[0], key=lambda bucket: float(bucket["metric"]["le"]))
+    times = sorted({time for bucket in buckets for time in points(bucket)[0]})
+    columns = [dict(zip(*points(bucket), strict=True)) for bucket in buckets]
+    cells = [[bucket.get(time, 0.0) for time in times] for bucket in columns]
     inside = [cells[0]] + [[b - a for a, b in zip(low, high, strict=True)] for low, high in pairwise(cells)]
-    axes.pcolormesh(times, range(len(found)), inside, cmap="Oranges", shading="nearest")
-    bounds = [float(each["metric"]["le"]) for each in found]
+    axes.pcolormesh(times, range(len(buckets)), inside, cmap="Oranges", shading="nearest")
+    bounds = [float(bucket["metric"]["le"]) for bucket in buckets]
     names = [shown(bound, "s") if math.isfinite(bound) else "more" for bound in bounds]
-    axes.set_yticks(range(len(found)), names, fontsize=5)
+    axes.set_yticks(range(len(buckets)), names, fontsize=5)
     clock(axes)
 
 
-#: Kinds of panels that show the whole time.
+#: Kinds of panels with a time axis.
 OVER_TIME = frozenset(("timeseries", "state-timeline", "heatmap"))
 KINDS: Mapping[str, Callable[[Axes, JSON, Answers], None]] = {
     "timeseries": lines,
@@ -240,12 +240,12 @@ KINDS: Mapping[str, Callable[[Axes, JSON, Answers], None]] = {
 
 
 def draw(dashboard: JSON, ask: Callable[[JSON], list[JSON]], span: tuple[float, float], path: Path) -> None:
-    """Draw a dashboard into a PNG file.
+    """Draw a dashboard to a PNG file.
 
     Args:
-        dashboard: as Grafana would read it.
-        ask: gives the answer to one target.
-        span: first and last second of the time shown, since 1970.
+        dashboard: the dashboard in Grafana's JSON.
+        ask: returns the result of one target.
+        span: first and last second of the time range, since 1970.
         path: the file.
     """
     panels = dashboard["panels"]
@@ -269,7 +269,7 @@ def draw(dashboard: JSON, ask: Callable[[JSON], list[JSON]], span: tuple[float, 
 
 
 def titles(dashboard: JSON) -> str:
-    """Return the titles of all panels, which a picture bears so that an old one is found out."""
+    """Return the titles of all panels. A test compares them with those in the picture, to detect outdated pictures."""
     return "\n".join(panel["title"] for panel in dashboard["panels"])
 
 
@@ -281,7 +281,7 @@ def headline(figure: Figure, panel: JSON, below_top: float, **looks: Any) -> Non
 
 
 def axes_of(figure: Figure, panel: JSON) -> Axes:
-    """Return where the data of a panel are drawn."""
+    """Return the axes for the data of a panel."""
     width, height = figure.get_size_inches()
     place = panel["gridPos"]
     below, beside = (BARE, BARE) if panel["type"] in {"stat", "table"} else (BELOW, BESIDE)

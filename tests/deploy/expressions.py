@@ -1,7 +1,7 @@
-"""Every PromQL expression that we deliver, in the form in which a test can ask a Prometheus for data.
+"""Every PromQL expression in rules, dashboards, runbooks and operations.md, in a form that always returns data.
 
-Grafana's variables get values, as Grafana would give them. Comparisons, which give nothing where all is well, give 0 or
-1 instead, so that a healthy sidecar answers them too.
+Grafana's variables are replaced by values. Comparisons return 0 or 1 instead of nothing, so that the expressions of
+alerts also return data for a healthy sidecar.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any, NamedTuple
 from deploy.grafana.build import DASHBOARDS
 from tests.deploy.prometheus import ROOT, rules
 
-#: What people would have chosen, and the ranges that Grafana makes of scrape interval and time shown.
+#: Values of Grafana's variables: selections, and ranges that depend on scrape interval and displayed time.
 CHOICES = {"job": "oxproxy.*", "instance": ".*", "rabbitmq": "rabbitmq", "__rate_interval": "10s", "__range": "1m"}
 
 
 class Expression(NamedTuple):
-    """One expression and where it stands."""
+    """An expression and its source."""
 
     where: str
     text: str
 
 
 def with_choices(text: str, choices: Mapping[str, str] = CHOICES) -> str:
-    """Return an expression of a dashboard with values for Grafana's variables."""
+    """Return an expression of a dashboard with values in place of Grafana's variables."""
     for name, value in choices.items():
         text = re.sub(rf"\${name}\b", value, text)
     return text
 
 
 def always_answered(text: str) -> str:
-    """Return the expression with comparisons that give 0 or 1, and without ``absent``."""
+    """Return the expression with comparisons that return 0 or 1, and without ``absent``."""
     text = re.sub(r"^absent\((.*)\)$", r"\1", text)
     return re.sub(r"(?<=\s)(==|!=|>=|<=|>|<)(?=\s)", r"\1 bool", text)
 
@@ -55,22 +55,21 @@ def of_dashboards() -> Iterator[Expression]:
 
 
 def of_variables() -> Iterator[Expression]:
-    """Yield an expression for each choice at the top of a dashboard."""
+    """Yield an expression for each variable at the top of a dashboard."""
     for dashboard in DASHBOARDS:
         for variable in dashboard.variables:
-            found = re.fullmatch(r"label_values\((.*), (\w+)\)", variable.query)
-            assert found, variable.query
-            metric, label = found.groups()
+            query = re.fullmatch(r"label_values\((.*), (\w+)\)", variable.query)
+            assert query, variable.query
+            metric, label = query.groups()
             yield Expression(f"{dashboard.uid}, variable {variable.name}", f"group by ({label}) ({metric})")
 
 
 def of_runbooks() -> Iterator[Expression]:
-    """Yield the expressions that runbooks and operations tell people to ask for."""
+    """Yield the expressions in runbooks and operations.md."""
     for page in (ROOT / "docs" / "how-to" / "operations.md", *sorted((ROOT / "docs" / "runbooks").glob("*.md"))):
         for number, text in enumerate(re.findall(r"```promql\n(.*?)```", page.read_text(), re.DOTALL), 1):
             yield Expression(f"{page.name}, {number}", text)
 
 
 def every_expression() -> list[Expression]:
-    """Return all of them."""
     return [*of_rules(), *of_dashboards(), *of_variables(), *of_runbooks()]

@@ -1,4 +1,4 @@
-"""A sidecar with all that its metrics tell of, traffic of every kind through it, and the Prometheus that scrapes it."""
+"""A sidecar with every kind of metric, traffic through it, and a Prometheus that scrapes it."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from tests.private_broker import PrivateBroker, free_port
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar, answering
 
-#: Of so many messages one is of a kind that should be rare; the first of them comes at once.
+#: One in this many messages is unroutable, and one is too large; the first of each is sent immediately.
 RARELY = 2000
 
-#: Seconds between two messages: a load that leaves the machine time for others.
+#: Seconds between two messages. The load is moderate, because other tests run at the same time.
 PACE_SECONDS = 0.003
 
-#: Seconds that the producer takes to notice that it is to end.
+#: Timeout in seconds for the end of the producer.
 PATIENCE_SECONDS = 10.0
 
 
 def message(number: int) -> tuple[str, str, dict[str, object], bytes]:
-    """Return exchange, routing key, headers and body of a message that the sample rules know what to do with."""
+    """Return exchange, routing key, headers and body of a message for the sample rules."""
     if number % RARELY == 1:
-        return "documents", "a.b", {"document.type": "private"}, b"nobody wants it"
+        return "documents", "a.b", {"document.type": "private"}, b"unroutable"
     if number % RARELY == 2:
         return "documents", "a.b", {"document.type": "public"}, b"x" * 1_048_577
     if number % 10 == 3:
-        return "", "documents.log", {}, b"past the rules"
+        return "", "documents.log", {}, b"without rules"
     return "documents", f"a.{number % 7}", {"document.type": ("public", "general")[number % 2]}, b"x" * (number % 500)
 
 
 @contextlib.contextmanager
 def traffic(address: str, unwanted: bool = False) -> Iterator[None]:
-    """Publish to the sidecar at ``address`` in a thread until the context ends.
+    """Publish to the sidecar in a thread while the context is active.
 
     Args:
         address: ``host:port``.
-        unwanted: publish only messages that no binding takes.
+        unwanted: publish only messages that no binding matches.
     """
     over = threading.Event()
     faults: list[Exception] = []
@@ -81,14 +81,14 @@ def _publish_until(over: threading.Event, address: str, unwanted: bool) -> None:
             try:
                 channel.basic_publish(exchange, key, body, properties, mandatory=True)
             except UnroutableError:
-                pass  # it came back, as it should
+                pass  # expected for some messages
             except ChannelClosedByBroker:
                 channel = connection.channel()
                 channel.confirm_delivery()
 
 
-def whole_sidecar(broker: Broker, rules: Path, folder: Path) -> Sidecar:
-    """Give one with an audit log, and a listener with a certificate, that is yet to be started."""
+def complete_sidecar(broker: Broker, rules: Path, folder: Path) -> Sidecar:
+    """Return a sidecar with an audit log and a TLS listener, not yet started."""
     certificate, key = Authority(folder / "tls").certificate("localhost", days=60)
     audit = folder / "audit"
     audit.mkdir()
@@ -102,7 +102,7 @@ def whole_sidecar(broker: Broker, rules: Path, folder: Path) -> Sidecar:
 
 @contextlib.contextmanager
 def page_with_other_brokers() -> Iterator[str]:
-    """Give the address of a page of metrics as a sidecar has it whose address rules lead to another broker."""
+    """Serve metrics of a sidecar that forwards to another broker, and yield the address."""
     counters = Counters()
     counters.remotes["archive"] = RemoteCounters(up=True)
     counters.remotes["archive"].results["acked"] = 10
@@ -112,7 +112,7 @@ def page_with_other_brokers() -> Iterator[str]:
 
 
 class Scraped(NamedTuple):
-    """A broker, a sidecar that is yet to be started, and the Prometheus that scrapes both."""
+    """A broker, a sidecar that is not started yet, and a Prometheus that scrapes both."""
 
     broker: PrivateBroker
     sidecar: Sidecar
@@ -121,11 +121,11 @@ class Scraped(NamedTuple):
 
 @contextlib.contextmanager
 def scraped(rules: Path, folder: Path) -> Iterator[Scraped]:
-    """Run a broker and a Prometheus for a sidecar with these rules; the folder is for its audit log and certificate."""
+    """Run a broker and a Prometheus for a sidecar with these rules; ``folder`` is for its audit log and certificate."""
     numbers = free_port()
     lines = (f"prometheus.tcp.port = {numbers}", "prometheus.tcp.ip = 127.0.0.1")
     with PrivateBroker(lines, ("rabbitmq_prometheus",)) as broker, page_with_other_brokers() as more:
-        sidecar = whole_sidecar(broker, rules, folder)
+        sidecar = complete_sidecar(broker, rules, folder)
         targets = {
             "oxproxy": sidecar.admin.removeprefix("http://"),
             "oxproxy-more": more,

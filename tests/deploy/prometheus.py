@@ -1,7 +1,7 @@
-"""How a Prometheus of our own is run against given targets, and what is asked of it.
+"""Runs a private Prometheus with given targets, and queries it.
 
-It loads the recording rules and alerts of deploy/prometheus as they are, scrapes often, keeps its data in a temporary
-folder, and ends with us. Source: Prometheus' HTTP API.
+It loads the recording rules and alerts of deploy/prometheus unchanged, scrapes every second, and keeps its data in a
+temporary directory. Source: Prometheus' HTTP API.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tests.watched import Watched
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "prometheus"
 
-#: Seconds between two scrapes and between two evaluations of the rules.
+#: Interval of scrapes and of rule evaluations in seconds.
 INTERVAL_SECONDS = 1
 
-#: Seconds until it answers.
+#: Timeout of the start in seconds.
 START_SECONDS = 30.0
 
 
 def program(name: str) -> str:
-    """Return the path of ``prometheus`` or ``promtool``; the test skips where it is missing, and fails in CI."""
-    found = shutil.which(name)
-    if found is None:
+    """Return the path of ``prometheus`` or ``promtool``. If missing, the test fails in CI and is skipped elsewhere."""
+    path = shutil.which(name)
+    if path is None:
         message = f"{name} is not installed (run `make setup`)"
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
-    return found
+    return path
 
 
 def rule_files() -> list[Path]:
@@ -51,16 +51,16 @@ def rule_files() -> list[Path]:
 
 
 def rules() -> list[dict[str, Any]]:
-    """Return all rules of all groups, as YAML gives them."""
+    """Return all rules of all groups."""
     documents = [yaml.safe_load(path.read_text()) for path in rule_files()]
     return [rule for document in documents for group in document["groups"] for rule in group["rules"]]
 
 
 class Prometheus:
-    """A Prometheus that lives as long as this object's context.
+    """A Prometheus that runs while this context is active.
 
     Args:
-        jobs: by name of a job, the ``host:port`` of its targets.
+        jobs: ``host:port`` of the targets, by job.
     """
 
     def __init__(self, jobs: Mapping[str, list[str]]) -> None:
@@ -70,9 +70,9 @@ class Prometheus:
         self._processes: Watched | None = None
 
     def __enter__(self) -> Self:
-        every = f"{INTERVAL_SECONDS}s"
+        interval = f"{INTERVAL_SECONDS}s"
         configuration = {
-            "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
+            "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
             "rule_files": [str(path) for path in rule_files()],
             "scrape_configs": [
                 {"job_name": name, "static_configs": [{"targets": targets}]} for name, targets in self._jobs.items()
@@ -104,31 +104,31 @@ class Prometheus:
         """Return the samples of an instant query, each with ``metric`` and ``value``.
 
         Raises:
-            ValueError: the expression is wrong, with Prometheus' own text.
+            ValueError: the expression is invalid, with Prometheus' error message.
         """
         arguments = {"query": expression} | ({} if at is None else {"time": str(at)})
         result = self._get("query", arguments)["result"]
-        # A scalar comes alone.
+        # A scalar is not in a list.
         return result if not result or isinstance(result[0], dict) else [{"metric": {}, "value": result}]
 
     def series(self, expression: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
         """Return the series of a range query, each with ``metric`` and ``values``."""
         arguments = {"query": expression, "start": str(start), "end": str(end), "step": str(step)}
-        found: list[dict[str, Any]] = self._get("query_range", arguments)["result"]
-        return found
+        result: list[dict[str, Any]] = self._get("query_range", arguments)["result"]
+        return result
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Return the alerts that are pending or firing."""
-        found: list[dict[str, Any]] = self._get("alerts", {})["alerts"]
-        return found
+        """Return the pending and firing alerts."""
+        alerts: list[dict[str, Any]] = self._get("alerts", {})["alerts"]
+        return alerts
 
     def await_data(self, expression: str, seconds: float = 20.0) -> list[dict[str, Any]]:
-        """Return the samples of an expression as soon as there are any, or none where the time is up."""
+        """Return the samples of an expression as soon as there are any; empty after the timeout."""
         deadline = time.monotonic() + seconds
         while True:
-            found = self.query(expression)
-            if found or time.monotonic() > deadline:
-                return found
+            samples = self.query(expression)
+            if samples or time.monotonic() > deadline:
+                return samples
             time.sleep(0.1)
 
     def _answers(self) -> bool:

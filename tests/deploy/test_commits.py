@@ -1,4 +1,4 @@
-"""The subjects that the commit convention accepts and refuses."""
+"""Tests the check of commit subjects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deploy.commits import fault
 @pytest.mark.parametrize(
     "subject", ["relay: park publishes in the channel", "docs, cli: name PCRE2", "tests/broker: wait for `ready`"]
 )
-def test_a_subject_of_the_convention_is_accepted(subject: str) -> None:
+def test_a_subject_that_follows_the_convention_is_accepted(subject: str) -> None:
     assert fault(subject) is None
 
 
@@ -23,5 +23,5 @@ def test_a_subject_of_the_convention_is_accepted(subject: str) -> None:
         ("relay: " + "x" * 66, "73 characters, expected at most 72"),
     ],
 )
-def test_any_other_subject_is_refused_with_the_reason(subject: str, reason: str) -> None:
+def test_any_other_subject_is_rejected_with_the_reason(subject: str, reason: str) -> None:
     assert str(fault(subject)).startswith(reason)

@@ -1,6 +1,6 @@
-"""Are the dashboards what Grafana can read, what the code says, and clear about their questions?
+"""Tests the dashboards: Grafana's schemas, generated files, layout and descriptions.
 
-The schemas are Grafana's own, from grafana-foundation-sdk; Grafana itself is not run here.
+The schemas come from grafana-foundation-sdk. Grafana itself is not run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.deploy.prometheus import ROOT
 from tests.deploy.test_prometheus import exposed_names, metric_names
 
 SCHEMAS: dict[str, Any] = json.loads(Path(__file__).with_name("grafana.jsonschema.json").read_text())
-# Grafana's own model has any value here; the schema made from it has an object. A regular expression is a string.
+# Grafana's model allows any value here, but the generated schema only an object. A regular expression is a string.
 SCHEMAS["dashboard"]["definitions"]["MatcherConfig"]["properties"]["options"] = {}
 PROVISIONING = DIRECTORY.parent / "provisioning"
 PANELS = [
@@ -37,8 +37,8 @@ every_panel = pytest.mark.parametrize("panel", PANELS)
 
 
 def faults(value: object, schema: dict[str, Any]) -> list[str]:
-    found = jsonschema.Draft7Validator(schema).iter_errors(value)
-    return [f"{list(error.absolute_path)}: {error.message}" for error in found]
+    errors = jsonschema.Draft7Validator(schema).iter_errors(value)
+    return [f"{list(error.absolute_path)}: {error.message}" for error in errors]
 
 
 def part(kind: str, name: str) -> dict[str, Any]:
@@ -46,20 +46,20 @@ def part(kind: str, name: str) -> dict[str, Any]:
 
 
 @every_dashboard
-def test_a_file_is_what_the_code_makes(dashboard: Any) -> None:
+def test_a_dashboard_file_equals_its_generated_content(dashboard: Any) -> None:
     assert (DIRECTORY / f"{dashboard.uid}.json").read_text() == text(dashboard), "run python -m deploy.grafana.build"
 
 
-def test_there_is_no_file_without_code() -> None:
+def test_every_dashboard_file_is_generated() -> None:
     assert {path.stem for path in DIRECTORY.glob("*")} == {dashboard.uid for dashboard in DASHBOARDS}
 
 
 @every_dashboard
-def test_a_dashboard_fits_grafanas_schema(dashboard: Any) -> None:
+def test_a_dashboard_is_valid_for_grafanas_schema(dashboard: Any) -> None:
     assert faults(dashboard.json(), SCHEMAS["dashboard"]) == []
 
 
-def test_the_schema_does_refuse_what_grafana_would_not_know() -> None:
+def test_the_schemas_reject_invalid_dashboards() -> None:
     wrong = DASHBOARDS[0].json()
     wrong["panels"][1]["gridPos"] = {"h": "high"}
     assert faults(wrong, SCHEMAS["dashboard"]) != []
@@ -67,7 +67,7 @@ def test_the_schema_does_refuse_what_grafana_would_not_know() -> None:
 
 
 @every_panel
-def test_a_panel_fits_the_schema_of_its_kind(panel: dict[str, Any]) -> None:
+def test_a_panel_is_valid_for_the_schema_of_its_kind(panel: dict[str, Any]) -> None:
     kind = panel["type"]
     assert faults(panel["options"], part(kind, "Options")) == []
     if panel["fieldConfig"]["defaults"]["custom"]:
@@ -76,20 +76,20 @@ def test_a_panel_fits_the_schema_of_its_kind(panel: dict[str, Any]) -> None:
 
 
 @every_panel
-def test_a_panel_says_which_question_it_answers(panel: dict[str, Any]) -> None:
+def test_a_panel_has_a_title_a_description_and_a_query(panel: dict[str, Any]) -> None:
     assert len(panel["title"]) <= 50
     assert re.search(r"[.?]$", panel["description"])
     assert panel["targets"]
 
 
 @every_panel
-def test_a_panel_asks_only_for_metrics_that_the_sidecar_has(panel: dict[str, Any]) -> None:
+def test_a_panel_uses_only_existing_metrics(panel: dict[str, Any]) -> None:
     names = {name for target in panel["targets"] for name in metric_names(target["expr"])}
     assert names <= exposed_names()
 
 
 @every_panel
-def test_a_panel_asks_only_for_the_chosen_jobs(panel: dict[str, Any]) -> None:
+def test_a_panel_selects_only_the_chosen_jobs(panel: dict[str, Any]) -> None:
     for target in panel["targets"]:
         selectors = re.findall(r"\w+\{([^}]*)\}", target["expr"])
         assert selectors
@@ -97,12 +97,12 @@ def test_a_panel_asks_only_for_the_chosen_jobs(panel: dict[str, Any]) -> None:
 
 
 @every_dashboard
-def test_panels_lie_beside_one_another_and_within_the_grid(dashboard: Any) -> None:
+def test_panels_do_not_overlap_and_are_within_the_grid(dashboard: Any) -> None:
     places = [panel["gridPos"] for panel in dashboard.json()["panels"]]
     assert all(place["x"] + place["w"] <= 24 for place in places)
-    for one, other in combinations(places, 2):
-        apart_x = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
-        apart_y = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+    for first, second in combinations(places, 2):
+        apart_x = first["x"] + first["w"] <= second["x"] or second["x"] + second["w"] <= first["x"]
+        apart_y = first["y"] + first["h"] <= second["y"] or second["y"] + second["h"] <= first["y"]
         assert apart_x or apart_y
 
 
@@ -112,9 +112,11 @@ def test_numbers_of_panels_are_unique(dashboard: Any) -> None:
     assert len(numbers) == len(set(numbers))
 
 
-def test_every_metric_is_shown_somewhere() -> None:
+def test_every_metric_is_in_a_dashboard() -> None:
     expressions = [target["expr"] for dashboard in DASHBOARDS for target in targets(dashboard.json())]
-    shown = {re.sub(r"_(bucket|sum|count)$", "", name) for each in expressions for name in metric_names(each)}
+    shown = {
+        re.sub(r"_(bucket|sum|count)$", "", name) for expression in expressions for name in metric_names(expression)
+    }
     assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in exposed_names()} - shown == set()
 
 
@@ -122,19 +124,19 @@ def targets(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
     return [target for panel in dashboard["panels"] for target in panel.get("targets", ())]
 
 
-def test_provisioning_looks_for_dashboards_where_compose_puts_them() -> None:
+def test_provisioning_and_compose_use_the_same_directory() -> None:
     provider = yaml.safe_load((PROVISIONING / "dashboards" / "oxproxy.yaml").read_text())["providers"][0]
     compose = (DIRECTORY.parents[1] / "docker" / "compose.yaml").read_text()
     assert f":{provider['options']['path']}:ro" in compose
 
 
-def test_provisioning_names_one_data_source_that_is_a_prometheus() -> None:
+def test_provisioning_has_one_default_data_source_of_type_prometheus() -> None:
     sources = yaml.safe_load((PROVISIONING / "datasources" / "oxproxy.yaml").read_text())["datasources"]
     assert [(source["type"], source["isDefault"]) for source in sources] == [("prometheus", True)]
 
 
 @every_dashboard
-def test_there_is_a_small_picture_of_each_dashboard_with_the_panels_that_it_has(dashboard: Any) -> None:
+def test_each_dashboard_has_a_small_up_to_date_picture(dashboard: Any) -> None:
     path = ROOT / "docs" / "dashboards" / f"{dashboard.uid}.png"
     assert path.stat().st_size < 100_000
     with Image.open(path) as picture:
@@ -142,7 +144,7 @@ def test_there_is_a_small_picture_of_each_dashboard_with_the_panels_that_it_has(
         assert picture.info[TITLES] == titles(dashboard.json()), "run python -m tests.deploy.preview"
 
 
-def test_a_panel_of_every_kind_can_be_drawn() -> None:
+def test_every_kind_of_panel_can_be_drawn() -> None:
     kinds = {panel["type"] for dashboard in DASHBOARDS for panel in dashboard.json()["panels"]}
     assert set(KINDS) == kinds - {"row"}
 

@@ -1,4 +1,4 @@
-"""The diagrams of docs/pictures are those that their sources describe."""
+"""Tests that the diagrams in docs/pictures are up to date."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PICTURES = pictures()
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
-def test_a_diagram_is_what_its_source_describes(path: Path) -> None:
+def test_a_diagram_is_up_to_date(path: Path) -> None:
     assert path.read_text() == PICTURES[path], "run python -m deploy.diagrams"
     assert any(path.name in page.read_text() for page in (ROOT / "docs").rglob("*.md")), "no page shows it"
 

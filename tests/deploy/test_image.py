@@ -1,7 +1,7 @@
-"""Does the Dockerfile build without a registry, and does the image run locked in: no root, nothing to write to?
+"""Builds the image without a registry, and runs it as an unprivileged user with a read-only root file system.
 
-The base is a Debian made here; wheels come from a folder. buildah builds in a chroot, so neither a daemon nor a
-registry is needed, but root is. The container is a chroot too, with a root that is mounted read-only.
+mmdebstrap creates the base image, and wheels come from a directory. buildah builds in a chroot, which requires root but
+no daemon. The container is also run in a chroot.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
 IMAGE = "oxproxy:0.2.0"
 BASE, BUILD_BASE = "localhost/oxproxy-base:1", "localhost/oxproxy-build-base:1"
 
-#: The distribution of the bases, and what they must have: Python, and for building also venv, a compiler and headers.
+#: Distribution and packages of the base images: Python; for the build also venv, a compiler and headers.
 SUITE, PACKAGES = "bookworm", "python3,python3-venv,ca-certificates"
 BUILD_PACKAGES = f"{PACKAGES},python3-dev,gcc,libc6-dev"
 
-#: What builds programs or installs them; none of it has a place in the result.
+#: Tools that build or install programs, and must not be in the image.
 TOOLS = ("cc", "c++", "gcc", "g++", "clang", "ld", "as", "make", "cmake", "cargo", "go", "pip", "pip3", "git")
 
 START_SECONDS = 30.0
 
 
 class Buildah:
-    """buildah with a store of its own."""
+    """buildah with a private store."""
 
     def __init__(self, folder: Path) -> None:
         self._store = ["--root", str(folder / "store"), "--runroot", str(folder / "run"), "--storage-driver", "vfs"]
@@ -57,7 +57,7 @@ class Buildah:
 
 
 def base_archive(name: str, packages: str) -> Path:
-    """Return a minimal Debian as an archive; made once, kept in build/."""
+    """Return a minimal Debian as an archive. It is created once, in build/."""
     archive = ROOT / "build" / "matrix" / f"{name}-{SUITE}.tar"
     if not archive.exists():
         archive.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def base_archive(name: str, packages: str) -> Path:
 
 
 def wheels(folder: Path) -> None:
-    """Put a wheel of everything that the image needs into ``folder``, for the Python of the base."""
+    """Put wheels of everything that the image needs into ``folder``, for the Python of the base image."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     hook = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
     wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"], *hook["dependencies"], "isal"]
@@ -79,7 +79,7 @@ def wheels(folder: Path) -> None:
 
 
 def context(folder: Path) -> Path:
-    """Return a folder with what the Dockerfile may copy, wheels included."""
+    """Return a directory with the build context of the Dockerfile, including wheels."""
     for line in (ROOT / ".dockerignore").read_text().splitlines():
         source = ROOT / line[1:]
         if not line.startswith("!") or not source.exists() or line == "!build/wheels":
@@ -98,7 +98,7 @@ def context(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def buildah(tmp_path_factory: pytest.TempPathFactory) -> Buildah:
-    """buildah, with the image in its store."""
+    """buildah with the built image in its store."""
     missing = [name for name in ("buildah", "mmdebstrap", "unshare", "chroot") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         pytest.skip(f"needs root and {', '.join(missing) or 'nothing else'} (make test-matrix installs it)")
@@ -124,7 +124,7 @@ def root(buildah: Buildah) -> Iterator[Path]:
 
 
 def inside(root: Path, *command: str) -> list[str]:
-    """Return the command that runs ``command`` in the container, as its user and with a read-only root."""
+    """Return the command that runs ``command`` in the container, as the image's user on a read-only root."""
     user = "--userspec=10001:10001"
     script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec chroot ' + user + ' "$0" "$@"'
     return ["unshare", "--mount", "sh", "-c", script, str(root), *command]
@@ -132,25 +132,25 @@ def inside(root: Path, *command: str) -> list[str]:
 
 def configuration(buildah: Buildah) -> dict[str, Any]:
     inspected = json.loads(buildah("inspect", "--type", "image", IMAGE))
-    found: dict[str, Any] = inspected["Docker"]["config"]
-    return found
+    config: dict[str, Any] = inspected["Docker"]["config"]
+    return config
 
 
-def test_the_image_runs_the_sidecar_as_somebody_without_rights(buildah: Buildah) -> None:
-    found = configuration(buildah)
-    assert found["User"] == "10001:10001"
-    assert found["Entrypoint"] + found["Cmd"] == ["oxproxy", "serve", "--config", "/etc/oxproxy/oxproxy.yaml"]
-    assert found["StopSignal"] == "SIGTERM"
+def test_the_image_runs_the_sidecar_as_an_unprivileged_user(buildah: Buildah) -> None:
+    config = configuration(buildah)
+    assert config["User"] == "10001:10001"
+    assert config["Entrypoint"] + config["Cmd"] == ["oxproxy", "serve", "--config", "/etc/oxproxy/oxproxy.yaml"]
+    assert config["StopSignal"] == "SIGTERM"
 
 
 def test_the_image_has_a_health_check_that_needs_no_shell(buildah: Buildah) -> None:
     assert configuration(buildah)["Healthcheck"]["Test"][0] == "CMD"
 
 
-def test_no_tool_that_builds_or_installs_is_in_the_result(root: Path) -> None:
+def test_the_image_contains_no_build_tools(root: Path) -> None:
     folders = [root / name for name in ("usr/bin", "usr/local/bin", "bin", "usr/sbin", "opt/oxproxy/bin")]
-    found = [str(folder / name) for folder in folders for name in TOOLS if (folder / name).exists()]
-    assert found == []
+    tools = [str(folder / name) for folder in folders for name in TOOLS if (folder / name).exists()]
+    assert tools == []
 
 
 def test_the_publish_path_is_compiled(root: Path) -> None:
@@ -158,7 +158,7 @@ def test_the_publish_path_is_compiled(root: Path) -> None:
     assert version.stdout.endswith(b"(compiled)\n")
 
 
-def test_no_program_changes_its_user(root: Path) -> None:
+def test_no_file_has_the_setuid_or_setgid_bit(root: Path) -> None:
     modes = [path.lstat() for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
     assert [mode for mode in modes if mode.st_mode & 0o6000] == []
 
@@ -168,7 +168,7 @@ def test_neither_java_nor_spark_are_in_the_sidecars_image(root: Path) -> None:
     assert not (root / "usr/bin/java").exists()
 
 
-def test_the_container_carries_traffic_and_drains_with_a_read_only_root(root: Path, tmp_path: Path) -> None:
+def test_the_container_routes_messages_and_drains_with_a_read_only_root(root: Path, tmp_path: Path) -> None:
     (root / "etc/oxproxy/rules").mkdir(parents=True, exist_ok=True)
     shutil.copy(ROOT / "config" / "rules" / "documents.yaml", root / "etc/oxproxy/rules")
     port, admin = free_port(), free_port()

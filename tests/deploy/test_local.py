@@ -1,4 +1,4 @@
-"""Do the commands behind `make demo` and `make run` do what the README says of them?"""
+"""Tests the commands of `make demo` and `make run`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def delivered(queues: list[str], outcome: str = CONFIRMED) -> Message:
     return message
 
 
-@pytest.mark.timeout(300)  # Spark's start takes its time on a busy machine
-def test_demo_goes_as_the_rules_file_expects_and_leaves_nothing_on_a_given_broker(broker: Broker) -> None:
+@pytest.mark.timeout(300)  # starting Spark takes long on a busy machine
+def test_the_demo_succeeds_and_leaves_nothing_on_a_given_broker(broker: Broker) -> None:
     before = broker.api("GET", "vhosts?columns=name")
     done = run("deploy.local.demo", broker.url(), broker.management)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -46,47 +46,47 @@ def test_demo_goes_as_the_rules_file_expects_and_leaves_nothing_on_a_given_broke
 
 
 @pytest.mark.timeout(300)
-def test_a_demo_that_is_kept_runs_until_ctrl_c_and_then_leaves_nothing(broker: Broker) -> None:
+def test_a_demo_with_keep_runs_until_ctrl_c_and_leaves_nothing(broker: Broker) -> None:
     before = broker.api("GET", "vhosts?columns=name")
     environment = os.environ | {"RABBITMQ_URL": broker.url(), "RABBITMQ_MANAGEMENT_URL": broker.management, "KEEP": "1"}
     command = [sys.executable, "-m", "deploy.local.demo"]
     with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
-        told = ""
+        printed = ""
         try:
             for line in demo.stdout:
-                told += line
+                printed += line
                 if "oxproxy status --admin" in line:
                     break
-            lines = dict(re.findall(r"^   (\w+) +(\S+?),?(?: .*)?$", told.partition("KEEP=1")[2], re.MULTILINE))
+            lines = dict(re.findall(r"^   (\w+) +(\S+?),?(?: .*)?$", printed.partition("KEEP=1")[2], re.MULTILINE))
             with pika.BlockingConnection(pika.URLParameters(lines["producers"])) as connection:
                 connection.channel().exchange_declare("documents", passive=True)
             with urllib.request.urlopen(lines["console"] + "readyz", timeout=10) as answer:
                 assert answer.status == 200
-        finally:  # without it a failure waits for the end of a demo that nobody ends
+        finally:  # otherwise the test would hang after a failure
             demo.send_signal(signal.SIGINT)
         rest = demo.stdout.read()
-    assert demo.returncode == 0, told + rest
+    assert demo.returncode == 0, printed + rest
     assert "Nothing is left running." in rest
     assert broker.api("GET", "vhosts?columns=name") == before
 
 
 @pytest.mark.parametrize("module", ["deploy.local.demo", "deploy.local.run"])
-def test_a_wrong_broker_url_is_wrong_usage(module: str) -> None:
+def test_an_invalid_broker_url_is_a_usage_error(module: str) -> None:
     done = run(module, "amqps://elsewhere")
     assert done.returncode == 2
     assert "expected amqp://" in done.stderr
 
 
-def test_run_without_a_broker_says_how_to_name_one() -> None:
+def test_run_without_a_broker_names_the_environment_variable() -> None:
     done = run("deploy.local.run", "")
     assert done.returncode == 2
     assert "RABBITMQ_URL" in done.stderr
 
 
-def test_run_points_the_configuration_at_the_named_broker() -> None:
-    found = overrides(Broker("broker.example", 5679, "http://broker.example:15672", "me", "secret"))
-    assert found == {
+def test_run_overrides_the_broker_of_the_configuration() -> None:
+    variables = overrides(Broker("broker.example", 5679, "http://broker.example:15672", "me", "secret"))
+    assert variables == {
         "OXPROXY_UPSTREAM__ADDRESS": "broker.example:5679",
         "OXPROXY_UPSTREAM__MANAGEMENT": "http://broker.example:15672",
         "OXPROXY_UPSTREAM__CONTROL__USERNAME": "me",
@@ -94,32 +94,32 @@ def test_run_points_the_configuration_at_the_named_broker() -> None:
     }
 
 
-def test_the_sample_shows_each_thing_that_can_become_of_a_message() -> None:
+def test_the_sample_has_each_outcome_of_a_message() -> None:
     assert {message.outcome for message in sample(RULES)} == {CONFIRMED, RETURNED, REFUSED}
 
 
 @pytest.mark.parametrize("queues", [["one"], ["one", "two", "two"], ["one", "two", "three"], []])
-def test_a_copy_too_few_or_too_many_is_wrong(queues: list[str]) -> None:
+def test_a_missing_or_extra_copy_is_reported(queues: list[str]) -> None:
     assert not delivered(queues).right
     assert "WRONG" in told(1, delivered(queues))
 
 
-def test_the_right_queues_in_any_order_are_right() -> None:
+def test_the_order_of_queues_does_not_matter() -> None:
     assert delivered(["two", "one"]).right
     assert not delivered(["two", "one"], RETURNED).right
 
 
-def test_reasons_name_the_bindings_that_took_a_message_and_what_matched() -> None:
+def test_reasons_name_the_matching_bindings_and_operators() -> None:
     operators = [
         {"operator": "x-?rk=", "expected": "a", "verdict": "match"},
         {"operator": "x-?hkex", "expected": "b", "verdict": "mismatch"},
     ]
-    taken = {"binding": "first", "result": True, "operators": operators}
-    passed = {"binding": "second", "result": False, "operators": operators}
-    assert list(reasons({"walk": [{"filters": [], "bindings": [taken, passed]}]})) == ['binding "first" (x-?rk=: a)']
-    assert list(reasons({"walk": [{"filters": [], "bindings": [passed]}]})) == ["no binding matches"]
+    matching = {"binding": "first", "result": True, "operators": operators}
+    other = {"binding": "second", "result": False, "operators": operators}
+    assert list(reasons({"walk": [{"filters": [], "bindings": [matching, other]}]})) == ['binding "first" (x-?rk=: a)']
+    assert list(reasons({"walk": [{"filters": [], "bindings": [other]}]})) == ["no binding matches"]
 
 
-def test_only_counters_that_have_counted_are_shown() -> None:
+def test_only_counters_above_zero_are_shown() -> None:
     metrics = 'oxproxy_publishes_total{a="b"} 2.0\noxproxy_returns_total 0.0\noxproxy_channels 3.0\n'
     assert worth_a_look(metrics) == ['oxproxy_publishes_total{a="b"} 2.0']

@@ -1,4 +1,4 @@
-"""Is what docs/how-to/operations.md and docs/explanation/security.md say of a running sidecar so?"""
+"""Tests statements of docs/how-to/operations.md and other pages about a running sidecar, commands and settings."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ PAGES = [
 RULES = ROOT / "config" / "rules" / "documents.yaml"
 PRODUCERS = 10
 
-#: Seconds until the control plane has noticed that its connection is gone.
+#: Timeout in seconds for the control plane to notice the lost connection.
 NOTICE_SECONDS = 20.0
 
-#: Seconds until it has one again: the longest pause between two attempts, and a look at everything.
+#: Timeout in seconds for a new connection: the longest back-off, and a complete reconciliation.
 RETURN_SECONDS = 60.0
 
 
 def metric(sidecar: Sidecar, name: str) -> float:
-    found = re.search(rf"^{re.escape(name)} (.*)$", sidecar.get("/metrics"), re.MULTILINE)
-    assert found
-    return float(found[1])
+    match = re.search(rf"^{re.escape(name)} (.*)$", sidecar.get("/metrics"), re.MULTILINE)
+    assert match
+    return float(match[1])
 
 
 def producer(sidecar: Sidecar) -> pika.BlockingConnection:
@@ -63,7 +63,7 @@ def test_a_producer_takes_two_file_descriptors(broker: Broker) -> None:
 
 
 @pytest.mark.broker
-def test_with_the_broker_gone_it_lives_and_stays_ready_but_says_so_until_it_is_back() -> None:
+def test_without_the_broker_the_sidecar_stays_ready_and_reports_degraded() -> None:
     with ExitStack() as stack:
         try:
             own = stack.enter_context(PrivateBroker())
@@ -84,30 +84,30 @@ def test_with_the_broker_gone_it_lives_and_stays_ready_but_says_so_until_it_is_b
 
 def commands() -> set[tuple[str, str]]:
     """Return (page, subcommand) for each ``oxproxy SUBCOMMAND`` in the pages."""
-    found = set()
+    named = set()
     for page in PAGES:
         for name in re.findall(r"(?:^ {4,}|`|/)oxproxy ([a-z]+)\b", page.read_text(), re.MULTILINE):
-            found.add((page.name, name))
-    return found
+            named.add((page.name, name))
+    return named
 
 
-def test_every_command_that_the_pages_name_is_one() -> None:
+def test_every_command_in_the_pages_exists() -> None:
     known = oxproxy("--help", check=True).stdout
     assert sorted((page, name) for page, name in commands() if not re.search(rf"^    {name}\b", known, re.M)) == []
 
 
-def test_every_setting_that_the_pages_name_is_one() -> None:
+def test_every_setting_in_the_pages_exists() -> None:
     known = set(
         re.findall(r"^\| `([a-z_.\[\]]+)` \|", (DOCS / "reference" / "configuration.md").read_text(), re.MULTILINE)
     )
-    known |= {key.rpartition(".")[0].removesuffix("[]") for key in known}  # a section as a whole
+    known |= {key.rpartition(".")[0].removesuffix("[]") for key in known}  # sections
     sections = {key.split(".")[0] for key in known if "." in key and "[" not in key}
     pattern = re.compile(rf"`((?:{'|'.join(sections)})\.[a-z_.]+)(?:: [^`]*)?`")
     wrong = [(page.name, key) for page in PAGES for key in pattern.findall(page.read_text()) if key not in known]
     assert wrong == []
 
 
-def test_the_configuration_of_the_install_page_is_right() -> None:
+def test_the_configuration_in_the_install_page_is_valid() -> None:
     (text,) = re.findall(r"```yaml\n(listen:.*?)```", (DOCS / "how-to" / "install.md").read_text(), re.DOTALL)
     faults = Faults()
     settings = parse_settings(text.encode(), Path("/etc/oxproxy/oxproxy.yaml"), {}, faults, secrets_required=False)

@@ -1,4 +1,4 @@
-"""Do sdist and wheel hold what they should, and does the wheel work where nothing is known of this folder?"""
+"""Tests the contents of sdist and wheel, and runs the wheel in a separate environment."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ RULES = ROOT / "config" / "rules" / "documents.yaml"
 
 def run(*command: str | Path, where: Path, **more: str) -> str:
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"} | more
-    words = list(map(str, command))
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=where, env=environment)
+    arguments = list(map(str, command))
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=where, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist, and the wheel that was made of that sdist."""
+    """A directory with the sdist, and the wheel built from the sdist."""
     folder = tmp_path_factory.mktemp("packages")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, where=folder)
     return folder
@@ -41,7 +41,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clean(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that has the wheel by pip, and our dependencies but not our folder."""
+    """Directory of the programs of an environment with the installed wheel and its dependencies."""
     return installed(next(packages.glob("*.whl")), tmp_path_factory.mktemp("clean"))
 
 
@@ -50,7 +50,8 @@ def installed(wheel: Path, folder: Path) -> Path:
     python = folder / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check")
     run(*pip, "install", "--quiet", "--no-index", "--no-deps", wheel, where=folder)
-    # Dependencies by path: what a path file adds, has its own path files left alone, and so no editable installation.
+    # Dependencies are added with a path file. Path files inside the added directory, such as that of the editable
+    # installation, are ignored.
     inner = next(folder.glob("lib/python*/site-packages"))
     (inner / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     return folder / "bin"
@@ -62,7 +63,7 @@ def members(packages: Path) -> Iterator[str]:
             yield name.partition("/")[2]
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(packages: Path) -> None:
+def test_the_wheel_contains_only_the_package(packages: Path) -> None:
     with zipfile.ZipFile(next(packages.glob("*.whl"))) as archive:
         tops = {name.partition("/")[0] for name in archive.namelist()}
         names = set(archive.namelist())
@@ -72,7 +73,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(packages: Path) -> None:
     assert any(name.endswith("/LICENSE") for name in names)
 
 
-def test_the_wheel_asks_for_no_java_and_no_spark_unless_the_report_is_wanted(packages: Path) -> None:
+def test_the_wheel_requires_spark_only_for_the_report(packages: Path) -> None:
     with zipfile.ZipFile(next(packages.glob("*.whl"))) as archive:
         metadata = Parser().parsestr(archive.read(f"open_exchange_proxy-{VERSION}.dist-info/METADATA").decode())
     spark = [line for line in metadata.get_all("Requires-Dist", []) if line.startswith("pyspark")]
@@ -80,27 +81,27 @@ def test_the_wheel_asks_for_no_java_and_no_spark_unless_the_report_is_wanted(pac
     assert "extra == 'report'" in spark[0].replace('"', "'")
 
 
-def test_the_sdist_holds_what_tests_and_documentation_need_and_nothing_that_was_built(packages: Path) -> None:
+def test_the_sdist_contains_tests_and_documentation_but_no_build_output(packages: Path) -> None:
     tops = {name.partition("/")[0] for name in members(packages)}
     assert {"proxy", "tests", "config", "deploy", "docs", "helm", "Makefile", "CHANGELOG.md"} <= tops
     assert tops & {".venv", "build", "dist", ".git"} == set()
 
 
-def test_the_installed_program_says_its_version(clean: Path) -> None:
+def test_the_installed_program_prints_its_version(clean: Path) -> None:
     assert run(clean / "oxproxy", "--version", where=clean) == f"oxproxy {VERSION} (interpreted)\n"
 
 
-def test_the_installed_program_is_the_one_of_the_wheel(clean: Path) -> None:
-    where = run(clean / "python", "-c", "import proxy; print(proxy.__file__)", where=clean)
-    assert Path(where.strip()).is_relative_to(clean.parent)
+def test_the_installed_program_imports_the_package_of_the_wheel(clean: Path) -> None:
+    location = run(clean / "python", "-c", "import proxy; print(proxy.__file__)", where=clean)
+    assert Path(location.strip()).is_relative_to(clean.parent)
 
 
 def test_the_installed_program_checks_rules(clean: Path) -> None:
     assert run(clean / "oxproxy", "check", RULES, where=clean).startswith("ok")
 
 
-@pytest.mark.timeout(300)  # where nothing was compiled before, it is now
-def test_a_wheel_with_compiled_modules_runs_them_unless_told_otherwise(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)  # includes the compilation
+def test_a_wheel_with_compiled_modules_runs_them_unless_disabled_or_edited(tmp_path: Path) -> None:
     compiles = subprocess.run([sys.executable, "-m", "deploy.native"], cwd=ROOT, capture_output=True, check=False)
     if compiles.returncode == NO_COMPILER and not os.environ.get("CI"):
         pytest.skip(compiles.stdout.decode())
@@ -120,7 +121,7 @@ def test_a_wheel_with_compiled_modules_runs_them_unless_told_otherwise(tmp_path:
 
 @pytest.mark.matrix
 @pytest.mark.timeout(600)
-def test_pip_installs_the_wheel_with_all_that_it_asks_for(packages: Path, tmp_path: Path) -> None:
+def test_pip_installs_the_wheel_with_its_dependencies(packages: Path, tmp_path: Path) -> None:
     venv.create(tmp_path, with_pip=True)
     run(tmp_path / "bin" / "pip", "install", "--quiet", next(packages.glob("*.whl")), where=tmp_path)
     assert run(tmp_path / "bin" / "oxproxy", "check", RULES, where=tmp_path).startswith("ok")

@@ -1,9 +1,7 @@
-"""Do the lines of docs/explanation/security.md give control user and producers just what they need?
+"""Tests the permissions in docs/explanation/security.md: they are sufficient, and one step further is refused.
 
-Run as they stand, on a broker.
-
-Each user can do what its line is for, and is refused one step further. What each single permission is for is tested in
-tests/broker/delivery/test_permissions.py.
+The commands of the page are run unchanged on a broker. tests/broker/delivery/test_permissions.py tests what each single
+permission is required for.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ def broker() -> Iterator[PrivateBroker]:
 
 @pytest.fixture(scope="module")
 def sidecar(broker: PrivateBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
-    """A sidecar with the page's rules whose control user has what the page gives it."""
+    """A sidecar with the page's rules, whose control user has the permissions of the page."""
     folder: Path = tmp_path_factory.mktemp("site")
     (folder / "rules.yaml").write_text(RULES)
     outside = Outside(broker, "/")
@@ -63,76 +61,78 @@ def sidecar(broker: PrivateBroker, tmp_path_factory: pytest.TempPathFactory) -> 
 def speak(sidecar: Sidecar) -> Iterator[Callable[[str], Producer]]:
     opened: list[Producer] = []
 
-    def made(user: str) -> Producer:
+    def open_as(user: str) -> Producer:
         opened.append(Producer(sidecar.port, "/", user, user).open(confirm=True))
         return opened[-1]
 
-    yield made
-    for one in opened:
-        one.vanish()
+    yield open_as
+    for producer in opened:
+        producer.vanish()
 
 
 @pytest.fixture
-def beside(broker: PrivateBroker, sidecar: Sidecar) -> Iterator[Producer]:
-    """At the broker itself, with all rights; the queues are empty when a test ends."""
-    with Producer(broker.port, "/").open() as one:
-        yield one
+def administrator(broker: PrivateBroker, sidecar: Sidecar) -> Iterator[Producer]:
+    """A connection to the broker as administrator. The queues are emptied after each test."""
+    with Producer(broker.port, "/").open() as producer:
+        yield producer
         for queue in ("archive", "box", "fallback"):
-            one.take(queue)
+            producer.take(queue)
 
 
 Speak = Callable[[str], Producer]
 
 
-def refused(producer: Producer, command: base.Frame) -> None:
-    """The broker closes the channel for what a user may not do."""
+def assert_refused(producer: Producer, command: base.Frame) -> None:
+    """Check that the broker closes the channel with ACCESS_REFUSED."""
     producer.call(command)
     assert producer.closed().code == 403
     producer.open(confirm=True)
 
 
-def refused_to_publish(producer: Producer, exchange: str) -> None:
+def assert_publish_refused(producer: Producer, exchange: str) -> None:
     producer.publish(exchange, "archive", {"to": "archive"})
     assert producer.closed().code == 403
     producer.open(confirm=True)
 
 
-def test_every_user_of_the_page_has_its_line() -> None:
+def test_the_page_has_a_command_for_every_user() -> None:
     assert [line[3] for line in LINES if line[0] == "set_permissions"] == list(USERS)
 
 
-def test_the_control_user_finds_nothing_missing(sidecar: Sidecar) -> None:
+def test_the_control_user_can_declare_and_bind_everything(sidecar: Sidecar) -> None:
     assert "topology_missing_destinations 0" in sidecar.get("/metrics")
     assert sidecar.get("/readyz") == "ready\n"
 
 
 @pytest.mark.parametrize(("user", "exchange"), [("carrier-producer", "documents"), ("queue-producer", "orders")])
 def test_a_producer_publishes_to_every_destination_of_its_exchange(
-    speak: Speak, beside: Producer, user: str, exchange: str
+    speak: Speak, administrator: Producer, user: str, exchange: str
 ) -> None:
     producer = speak(user)
     for to, queue in (("archive", "archive"), ("copies", "box"), ("nobody", "fallback")):
         assert producer.send_settled(exchange, "k", {"to": to}, to.encode()) == (True, [])
-        assert [message.body for message in beside.take(queue)] == [to.encode()]
+        assert [message.body for message in administrator.take(queue)] == [to.encode()]
 
 
 @pytest.mark.parametrize(
-    ("user", "others"),
+    ("user", "exchanges"),
     [("carrier-producer", ("", "copies", "spare", "amq.direct")), ("queue-producer", ("documents", "amq.direct"))],
 )
-def test_a_producer_may_do_no_more_than_that(speak: Speak, user: str, others: tuple[str, ...]) -> None:
+def test_a_producer_cannot_publish_elsewhere_declare_or_consume(
+    speak: Speak, user: str, exchanges: tuple[str, ...]
+) -> None:
     producer = speak(user)
-    for exchange in others:
-        refused_to_publish(producer, exchange)
-    refused(producer, commands.Queue.Declare(queue="mine"))
-    refused(producer, commands.Exchange.Declare(exchange="mine", exchange_type="x-open"))
-    refused(producer, commands.Queue.Bind(queue="archive", exchange="documents", routing_key=""))
-    refused(producer, commands.Basic.Get(queue="archive"))
-    refused(producer, commands.Queue.Purge(queue="archive"))
-    refused(producer, commands.Queue.Delete(queue="archive"))
+    for exchange in exchanges:
+        assert_publish_refused(producer, exchange)
+    assert_refused(producer, commands.Queue.Declare(queue="mine"))
+    assert_refused(producer, commands.Exchange.Declare(exchange="mine", exchange_type="x-open"))
+    assert_refused(producer, commands.Queue.Bind(queue="archive", exchange="documents", routing_key=""))
+    assert_refused(producer, commands.Basic.Get(queue="archive"))
+    assert_refused(producer, commands.Queue.Purge(queue="archive"))
+    assert_refused(producer, commands.Queue.Delete(queue="archive"))
 
 
-def test_a_team_declares_binds_publishes_and_consumes_its_own(
+def test_a_team_can_declare_bind_publish_and_consume_its_own_objects(
     speak: Speak, sidecar: Sidecar, broker: PrivateBroker
 ) -> None:
     client = speak("team")
@@ -148,11 +148,13 @@ def test_a_team_declares_binds_publishes_and_consumes_its_own(
     assert message is not None
     assert (message.body, client.get("team.a")) == (b"letter", None)
     until(lambda: "topology_missing_destinations 0" in sidecar.get("/metrics"))
-    # The control user's part: a token that somebody takes away at the broker is put back while a binding needs it.
+    # The control user restores a token that was deleted on the broker, if a binding needs it.
     outside = Outside(broker, "/")
-    here = "bindings/%2F/e/team.letters/q/team.b"
-    [taken] = [one["properties_key"] for one in broker.api("GET", here) if is_keyed(one["routing_key"].encode())]
-    broker.api("DELETE", f"{here}/{quoted(taken)}")
+    path = "bindings/%2F/e/team.letters/q/team.b"
+    [token] = [
+        binding["properties_key"] for binding in broker.api("GET", path) if is_keyed(binding["routing_key"].encode())
+    ]
+    broker.api("DELETE", f"{path}/{quoted(token)}")
     assert outside.bound("team.letters") == {("queue", b"team.a")}
     until(lambda: outside.bound("team.letters") == {("queue", b"team.a"), ("queue", b"team.b")})
     client.ask(commands.Exchange.Delete(exchange="team.letters"))
@@ -160,15 +162,15 @@ def test_a_team_declares_binds_publishes_and_consumes_its_own(
         client.ask(commands.Queue.Delete(queue=queue))
 
 
-def test_a_team_may_not_touch_what_others_own(speak: Speak) -> None:
+def test_a_team_cannot_use_objects_of_others(speak: Speak) -> None:
     client = speak("team")
     for exchange in ("documents", "orders", "copies", ""):
-        refused_to_publish(client, exchange)
-    refused(client, commands.Exchange.Declare(exchange="theirs", exchange_type="x-open"))
-    refused(client, commands.Queue.Declare(queue="theirs"))
-    refused(client, commands.Basic.Get(queue="archive"))
+        assert_publish_refused(client, exchange)
+    assert_refused(client, commands.Exchange.Declare(exchange="theirs", exchange_type="x-open"))
+    assert_refused(client, commands.Queue.Declare(queue="theirs"))
+    assert_refused(client, commands.Basic.Get(queue="archive"))
     client.ask(commands.Queue.Declare(queue="team.c"))
-    refused(client, commands.Queue.Bind(queue="team.c", exchange="documents", routing_key=""))
-    refused(client, commands.Queue.Bind(queue="archive", exchange="documents", routing_key=""))
+    assert_refused(client, commands.Queue.Bind(queue="team.c", exchange="documents", routing_key=""))
+    assert_refused(client, commands.Queue.Bind(queue="archive", exchange="documents", routing_key=""))
     with pytest.raises(Closed, match="403"):
         client.ask(commands.Exchange.Delete(exchange="copies"))

@@ -1,4 +1,4 @@
-"""Are rules and alerts right on paper: promtool's checks, their tests with series, their runbook pages?"""
+"""Tests rules and alerts with promtool, and their runbook pages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def promtool(*arguments: str | Path) -> None:
 
 
 def metric_names(expression: str) -> set[str]:
-    """Return the names in an expression that are ours, without those of recorded series."""
+    """Return the sidecar's metrics in an expression, without recorded series."""
     return set(re.findall(r"(?<![:\w])oxproxy_\w+(?![:\w])", expression))
 
 
@@ -41,7 +41,7 @@ def exposed_names() -> set[str]:
     return names | {f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
 
 
-def test_prometheus_can_read_the_configuration_and_all_that_it_names() -> None:
+def test_promtool_accepts_the_configuration_and_its_rule_files() -> None:
     promtool("check", "config", FOLDER / "prometheus.yaml")
 
 
@@ -50,23 +50,23 @@ def test_the_configuration_names_every_rule_file() -> None:
     assert sorted(path for pattern in patterns for path in FOLDER.glob(pattern)) == rule_files()
 
 
-def test_rules_pass_every_lint() -> None:
+def test_promtool_lint_accepts_the_rules() -> None:
     promtool("check", "rules", "--lint=all", "--lint-fatal", *rule_files())
 
 
 @pytest.mark.parametrize("path", sorted(SERIES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_series_make_the_alerts_that_they_should(path: Path) -> None:
+def test_unit_tests_of_alerts_pass(path: Path) -> None:
     promtool("test", "rules", path)
 
 
 @pytest.mark.parametrize("path", sorted((FOLDER / "alerts").glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_file_holds_one_group_that_bears_its_name(path: Path) -> None:
+def test_a_file_contains_one_group_with_its_name(path: Path) -> None:
     groups = yaml.safe_load(path.read_text())["groups"]
     assert [group["name"] for group in groups] == [f"oxproxy.{path.stem}"]
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_an_alert_says_how_bad_it_is_and_what_to_do(name: str) -> None:
+def test_an_alert_has_severity_summary_description_and_runbook(name: str) -> None:
     alert = ALERTS[name]
     assert re.fullmatch(r"Oxproxy([A-Z][a-z]+)+", name)
     assert alert["labels"]["severity"] in {"critical", "warning", "info"}
@@ -75,7 +75,7 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(name: str) -> None:
     assert alert["annotations"]["description"].endswith(".")
 
 
-def test_a_command_points_every_alert_at_the_place_where_runbooks_are_served(tmp_path: Path) -> None:
+def test_a_command_sets_the_url_of_every_runbook(tmp_path: Path) -> None:
     for path in (*rule_files(), *SERIES.glob("*.yaml"), ROOT / "helm" / "oxproxy" / "values.yaml"):
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def test_a_command_points_every_alert_at_the_place_where_runbooks_are_served(tmp
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_a_runbook_has_the_four_sections_in_order_and_none_is_empty(name: str) -> None:
+def test_a_runbook_has_four_sections_in_order_with_content(name: str) -> None:
     page = (RUNBOOKS / f"{name}.md").read_text()
     assert page.startswith(f"# {name}\n")
     heads = re.findall(r"^## (.*)$", page, re.MULTILINE)
@@ -98,28 +98,28 @@ def test_a_runbook_has_the_four_sections_in_order_and_none_is_empty(name: str) -
     assert all(len(body.strip()) > 40 for body in re.split(r"^## .*$", page, flags=re.MULTILINE)[1:])
 
 
-def test_there_is_no_runbook_without_its_alert() -> None:
+def test_every_runbook_has_an_alert() -> None:
     assert {path.stem for path in RUNBOOKS.glob("*.md")} == set(ALERTS)
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_an_alert_is_seen_to_fire_and_to_keep_quiet(name: str) -> None:
+def test_unit_tests_let_an_alert_fire_and_stay_inactive(name: str) -> None:
     checks = [check for test in UNIT_TESTS for check in test.get("alert_rule_test", ()) if check["alertname"] == name]
-    assert any(check["exp_alerts"] for check in checks), "no series that make it fire"
-    assert any(not check["exp_alerts"] for check in checks), "no series that leave it quiet"
+    assert any(check["exp_alerts"] for check in checks), "no series for which the alert fires"
+    assert any(not check["exp_alerts"] for check in checks), "no series for which the alert is inactive"
 
 
-def test_every_recorded_series_is_compared_with_numbers() -> None:
+def test_every_recorded_series_has_a_unit_test() -> None:
     compared = {check["expr"] for test in UNIT_TESTS for check in test.get("promql_expr_test", ())}
     assert compared == {rule["record"] for rule in RULES if "record" in rule}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
-def test_a_rule_asks_only_for_metrics_that_the_sidecar_has(rule: dict[str, Any]) -> None:
+def test_a_rule_uses_only_existing_metrics(rule: dict[str, Any]) -> None:
     assert metric_names(rule["expr"]) <= exposed_names()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
-def test_a_rule_asks_only_for_series_that_are_recorded(rule: dict[str, Any]) -> None:
-    recorded = {other["record"] for other in RULES if "record" in other}
+def test_a_rule_uses_only_recorded_series(rule: dict[str, Any]) -> None:
+    recorded = {recording["record"] for recording in RULES if "record" in recording}
     assert set(re.findall(r"\w+:oxproxy_\w+:\w+", rule["expr"])) <= recorded

@@ -1,4 +1,4 @@
-"""Are the tables of settings and metrics in docs those of the code?"""
+"""Tests that the generated tables in docs are up to date."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from deploy.reference import TABLES, metrics, pages, settings
 
 
-def test_the_pages_are_what_the_code_makes() -> None:
+def test_generated_pages_are_up_to_date() -> None:
     for path, text in pages().items():
         assert path.read_text() == text, "run python -m deploy.reference"
 

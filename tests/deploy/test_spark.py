@@ -1,4 +1,4 @@
-"""Is the archive for spark-submit enough where nothing of this project is installed?"""
+"""Runs the archive for spark-submit in a Python without installed packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deploy.spark import archive
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Python without any installed package, but with the archive; prints where the package comes from.
+#: Runs the report from the archive without installed packages, and prints the path of the imported package.
 ALONE = """
 import sys
 sys.path[:0] = sys.argv[1:2]
@@ -28,18 +28,18 @@ def run(packed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_archive_alone_wants_duckdb_and_for_rules_files_pydantic(tmp_path: Path) -> None:
+def test_the_archive_requires_only_duckdb_and_for_rules_files_pydantic(tmp_path: Path) -> None:
     packed = tmp_path / "packed.zip"
     archive.write(packed)
     rules = ROOT / "config/rules/documents.yaml"
-    for more, wanted in (((), "needs duckdb"), (("--rules", str(rules)), "needs pydantic")):
+    for more, message in (((), "needs duckdb"), (("--rules", str(rules)), "needs pydantic")):
         done = run(packed, "--input", str(tmp_path), "--output", str(tmp_path / "out"), *more)
         assert done.stdout.startswith(str(packed))
         assert done.returncode == 2, done.stderr
-        assert wanted in done.stderr
+        assert message in done.stderr
 
 
-def test_the_archive_is_the_same_for_the_same_files_and_has_no_compiled_part(tmp_path: Path) -> None:
+def test_the_archive_is_reproducible_and_contains_no_compiled_files(tmp_path: Path) -> None:
     packed = [tmp_path / name for name in ("one.zip", "folder/two.zip")]
     for path in packed:
         archive.write(path)
@@ -49,7 +49,7 @@ def test_the_archive_is_the_same_for_the_same_files_and_has_no_compiled_part(tmp
     assert {"proxy", "yaml", "pamqp", "jinja2", "markupsafe"} < {name.partition("/")[0] for name in names}
 
 
-def test_the_archive_alone_writes_a_page(tmp_path: Path) -> None:
+def test_the_archive_contains_everything_to_write_a_page(tmp_path: Path) -> None:
     packed = tmp_path / "packed.zip"
     archive.write(packed)
     program = (

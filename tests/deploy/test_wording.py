@@ -1,4 +1,4 @@
-"""Words to avoid are found in pages, docstrings, comments and messages."""
+"""Tests the check of wording, and runs it on the project."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from deploy import wording
 
 
-def test_what_users_read_has_none_of_the_words_that_are_left_out() -> None:
+def test_the_project_has_no_findings() -> None:
     assert wording.findings() == []
 
 
@@ -31,7 +31,7 @@ def test_what_users_read_has_none_of_the_words_that_are_left_out() -> None:
         ("proxy/a.py", 'def f() -> None:\n    """Do `nobody`."""\n    # for nobody\n', [3]),
     ],
 )
-def test_words_are_found_on_each_line_of_text_but_not_in_code(
+def test_findings_have_line_numbers_and_exclude_code(
     name: str, text: str, lines: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / name

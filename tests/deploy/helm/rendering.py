@@ -1,4 +1,4 @@
-"""What the real Helm engine makes of the chart, and what Kubernetes' own schemas say of that."""
+"""Renders the chart with the Helm engine, and validates the result against Kubernetes' schemas."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ JSON: TypeAlias = dict[str, Any]
 
 RELEASE, NAMESPACE = "router", "messaging"
 
-#: The oldest Kubernetes that the chart is for, and the newest that there are schemas for.
+#: The oldest version of Kubernetes that the chart supports, and the newest with schemas.
 VERSIONS = ("1.28", kubernetes_validate.latest_version())
 
 MONITORING: JSON = json.loads(Path(__file__).with_name("monitoring.jsonschema.json").read_text())
 
 
 class StrictLoader(yaml.SafeLoader):
-    """YAML in which a key may stand once only: Kubernetes would take the last one without a word."""
+    """A YAML loader that rejects duplicate keys, of which Kubernetes silently uses the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        assert len(keys) == len(set(keys)), f"a key stands twice: {sorted(keys)}"
+        assert len(keys) == len(set(keys)), f"duplicate key: {sorted(keys)}"
         return super().construct_mapping(node, deep)
 
 
@@ -42,8 +42,8 @@ def variants() -> list[str]:
 
 def variant(name: str) -> JSON:
     """Return the values of a variant in ci/."""
-    found: JSON = yaml.safe_load((CHART / "ci" / f"{name}-values.yaml").read_text())
-    return found
+    values: JSON = yaml.safe_load((CHART / "ci" / f"{name}-values.yaml").read_text())
+    return values
 
 
 @functools.cache
@@ -52,21 +52,21 @@ def _rendered(values: str, chart: Path) -> dict[str, str]:
         return loaded.render(values=json.loads(values), name=RELEASE, namespace=NAMESPACE)
 
 
-#: Without a password of the control user the chart renders nothing.
+#: The chart requires a password of the control user.
 CONTROL = {"control": {"password": "not-a-secret"}}
 
 
 def rendered(values: Mapping[str, Any], chart: Path = CHART) -> dict[str, str]:
-    """Return the text that each template gives; the password of the control user is there unless values say where."""
+    """Return the text of each rendered template. Unless the values specify another, a password is added."""
     complete = {**CONTROL, **values} if chart == CHART else values
     return _rendered(json.dumps(complete, sort_keys=True), chart)
 
 
 def objects(values: Mapping[str, Any], chart: Path = CHART) -> list[JSON]:
-    """Return every object that a release with these values has."""
+    """Return every object of a release with these values."""
     texts = [text for path, text in rendered(values, chart).items() if not path.endswith("NOTES.txt")]
     documents = (yaml.load_all(text, StrictLoader) for text in texts)  # SafeLoader's child
-    return [document for found in documents for document in found if document]
+    return [document for texts_of_file in documents for document in texts_of_file if document]
 
 
 def of_kind(kind: str, values: Mapping[str, Any], chart: Path = CHART) -> list[JSON]:
@@ -76,15 +76,15 @@ def of_kind(kind: str, values: Mapping[str, Any], chart: Path = CHART) -> list[J
 
 def the(kind: str, values: Mapping[str, Any], chart: Path = CHART) -> JSON:
     """Return the only object of a kind."""
-    (found,) = of_kind(kind, values, chart)
-    return found
+    (document,) = of_kind(kind, values, chart)
+    return document
 
 
 def validate(document: JSON, version: str) -> None:
-    """Check one object strictly: a key that its kind does not have is a fault too.
+    """Validate an object strictly: unknown keys are errors.
 
     Raises:
-        jsonschema.ValidationError: it is wrong.
+        jsonschema.ValidationError: the object is invalid.
     """
     if document["kind"] in MONITORING:
         jsonschema.Draft7Validator(MONITORING[document["kind"]]).validate(document)
@@ -98,7 +98,7 @@ def _validate(text: str, version: str) -> None:
 
 
 def pod_templates(values: Mapping[str, Any], chart: Path = CHART) -> Iterator[JSON]:
-    """Yield the template of every pod that a release starts."""
+    """Yield the pod template of every workload of a release."""
     for document in objects(values, chart):
         if document["kind"] == "Deployment":
             yield document["spec"]["template"]
@@ -115,8 +115,8 @@ def containers(template: JSON) -> list[JSON]:
 
 
 def configuration(values: Mapping[str, Any]) -> JSON:
-    """Return the sidecar's configuration that the chart writes."""
+    """Return the configuration of the sidecar that the chart generates."""
     name = "settings.yaml" if "key" in values.get("existingConfig", {}) else "oxproxy.yaml"
     (text,) = (document["data"][name] for document in of_kind("ConfigMap", values) if name in document.get("data", {}))
-    found: JSON = yaml.safe_load(text)
-    return found
+    settings: JSON = yaml.safe_load(text)
+    return settings

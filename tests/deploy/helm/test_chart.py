@@ -1,4 +1,4 @@
-"""Is the chart whole: documentation, schema, copies, lint, named templates, monitoring?"""
+"""Tests the chart's README, schema, copied files, lint results, named templates and monitoring objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import yaml
 from deploy.chart.build import made, orphans
 from deploy.chart.readme import CHART, ROOT, at, documented, parent_with_dependency
 from tests.deploy.helm.rendering import JSON, VERSIONS, containers, objects, of_kind, the, validate, variant, variants
-from tests.deploy.helm.test_rendering import SWITCHES, assert_locked_in
+from tests.deploy.helm.test_rendering import SWITCHES, assert_restricted
 from tests.deploy.prometheus import program, rules
 from tests.sidecar import oxproxy
 
@@ -34,16 +34,16 @@ def keys(tree: Any, before: str = "") -> Iterator[str]:  # YAML of any shape
             yield from keys(child, f"{before}{name}.")
 
 
-def test_what_is_made_from_other_files_is_up_to_date() -> None:
+def test_generated_files_are_up_to_date() -> None:
     stale = [path.name for path, text in made().items() if not path.exists() or path.read_text() != text]
     assert stale == [], "run python -m deploy.chart.build"
 
 
-def test_the_chart_has_no_file_from_elsewhere_that_is_no_longer_there() -> None:
+def test_no_copied_file_is_an_orphan() -> None:
     assert orphans() == set()
 
 
-def test_every_value_is_documented_or_part_of_one_that_is() -> None:
+def test_every_value_or_its_parent_is_documented() -> None:
     about = {key for key, _ in documented(VALUES)}
     sections = {key.rsplit(".", 1)[0] for key in about if "." in key}
     bare = [key for key in keys(yaml.safe_load(VALUES)) if not {key, *parents(key)} & about and key not in sections]
@@ -55,14 +55,14 @@ def parents(key: str) -> set[str]:
     return {".".join(parts[:length]) for length in range(1, len(parts))}
 
 
-def test_documentation_is_of_values_that_are_there() -> None:
+def test_every_documented_value_exists() -> None:
     tree = yaml.safe_load(VALUES)
     for key, about in documented(VALUES):
         at(tree, key)
         assert about[0].isupper() or about[0] == "`"
 
 
-def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
+def test_the_schema_contains_exactly_the_existing_values() -> None:
     def known(schema: JSON, before: str = "") -> Iterator[str]:
         for name, child in schema.get("properties", {}).items():
             yield before + name
@@ -77,7 +77,7 @@ def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
     )
 
 
-#: Values that are handed on to Kubernetes or to the sidecar as they are.
+#: Values that the chart passes to Kubernetes or to the sidecar unchanged.
 FREE = {
     "affinity",
     "audit",
@@ -93,21 +93,21 @@ FREE = {
 }
 
 
-def test_the_chart_is_of_the_version_of_the_package() -> None:
+def test_the_chart_has_the_version_of_the_package() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (version, version)
 
 
 @pytest.mark.parametrize("name", variants())
-def test_lint_has_nothing_to_say(name: str) -> None:
+def test_lint_reports_nothing(name: str) -> None:
     report = helm_python.lint(CHART, variant(name), strict=True, kube_version="v1.28.0")
-    # A chart may have an icon; ours has none.
-    said = [message for message in report["messages"] if "icon is recommended" not in message["error"]]
-    assert (said, report["errors"]) == ([], [])
+    # The icon is optional.
+    messages = [message for message in report["messages"] if "icon is recommended" not in message["error"]]
+    assert (messages, report["errors"]) == ([], [])
 
 
-def test_the_package_leaves_out_what_only_developers_need(tmp_path: Path) -> None:
+def test_the_packaged_chart_excludes_files_for_development(tmp_path: Path) -> None:
     archive = helm_python.package(CHART, destination=tmp_path)
     with helm_python.Chart.load(archive) as chart:
         names = {file["name"] for file in chart.files}
@@ -117,21 +117,21 @@ def test_the_package_leaves_out_what_only_developers_need(tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Somebody else's chart that has ours as a dependency."""
+    """A chart that has this chart as a dependency."""
     return parent_with_dependency(tmp_path_factory.mktemp("charts") / "shop")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_somebody_elses_pods_get_a_native_sidecar(parent: Path, version: str) -> None:
+def test_named_templates_add_a_native_sidecar_to_pods_of_another_chart(parent: Path, version: str) -> None:
     for document in objects({}, parent):
         validate(document, version)
     template = the("Deployment", {}, parent)["spec"]["template"]
     (sidecar,) = template["spec"]["initContainers"]
     assert (sidecar["name"], sidecar["restartPolicy"]) == ("oxproxy", "Always")
-    assert_locked_in(sidecar)
+    assert_restricted(sidecar)
 
 
-def test_a_sidecar_finds_what_its_release_made(parent: Path) -> None:
+def test_volumes_of_a_sidecar_refer_to_objects_of_its_release(parent: Path) -> None:
     template = the("Deployment", {}, parent)["spec"]["template"]
     volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
     made_here = {document["metadata"]["name"] for document in of_kind("ConfigMap", {}, parent)}
@@ -141,28 +141,28 @@ def test_a_sidecar_finds_what_its_release_made(parent: Path) -> None:
     assert mounted == set(volumes)
 
 
-def test_a_pod_with_a_sidecar_starts_anew_with_other_rules(parent: Path) -> None:
+def test_changed_rules_restart_a_pod_with_a_sidecar(parent: Path) -> None:
     def annotations(values: JSON) -> dict[str, str]:
-        found: dict[str, str] = the("Deployment", values, parent)["spec"]["template"]["metadata"]["annotations"]
-        return found
+        result: dict[str, str] = the("Deployment", values, parent)["spec"]["template"]["metadata"]["annotations"]
+        return result
 
-    other = {"oxproxy": {"rules": {"files": {"documents.yaml": "exchanges: []"}}}}
-    assert annotations({})["checksum/rules"] != annotations(other)["checksum/rules"]
+    changed = {"oxproxy": {"rules": {"files": {"documents.yaml": "exchanges: []"}}}}
+    assert annotations({})["checksum/rules"] != annotations(changed)["checksum/rules"]
 
 
-def test_a_pod_with_a_sidecar_is_killed_only_after_the_sidecar_could_end(parent: Path) -> None:
+def test_the_grace_period_of_a_pod_with_a_sidecar_exceeds_the_drain(parent: Path) -> None:
     spec = the("Deployment", {}, parent)["spec"]["template"]["spec"]
     assert spec["terminationGracePeriodSeconds"] > 25 + 5
 
 
-def test_the_labels_of_such_a_pod_are_what_the_monitor_asks_for(parent: Path) -> None:
+def test_the_pod_monitor_selects_pods_with_a_sidecar(parent: Path) -> None:
     monitor = the("PodMonitor", {"oxproxy": {"podMonitor": {"enabled": True}}}, parent)
     labels = the("Deployment", {}, parent)["spec"]["template"]["metadata"]["labels"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_pod_that_the_readme_writes_down_is_one(version: str) -> None:
+def test_the_pod_in_the_readme_is_valid(version: str) -> None:
     text = re.findall(r"```yaml\n(metadata:.*?)```", (CHART / "README.md").read_text(), re.DOTALL)[0]
     pod = yaml.safe_load(text)
     pod |= {"apiVersion": "v1", "kind": "Pod"}
@@ -173,28 +173,32 @@ def test_the_pod_that_the_readme_writes_down_is_one(version: str) -> None:
 
 @pytest.mark.parametrize("values", [{"serviceMonitor": {"enabled": True}}, {"podMonitor": {"enabled": True}}], ids=str)
 @pytest.mark.parametrize("name", ["", "messaging", "my-oxproxy"])
-def test_jobs_bear_the_name_that_alerts_and_dashboards_ask_for(values: JSON, name: str) -> None:
+def test_job_names_match_the_selectors_of_alerts_and_dashboards(values: JSON, name: str) -> None:
     monitor = of_kind("ServiceMonitor", values) or of_kind("PodMonitor", values)
     monitor = [
         document for document in objects(values | {"fullnameOverride": name}) if document["kind"] == monitor[0]["kind"]
     ]
     spec = monitor[0]["spec"]
     (endpoint,) = spec.get("endpoints") or spec["podMetricsEndpoints"]
-    assert [re.fullmatch(".*oxproxy.*", each["replacement"]) is not None for each in endpoint["relabelings"]] == [True]
+    assert [
+        re.fullmatch(".*oxproxy.*", relabeling["replacement"]) is not None for relabeling in endpoint["relabelings"]
+    ] == [True]
 
 
-def test_a_service_monitor_finds_the_admin_service() -> None:
+def test_the_service_monitor_selects_the_admin_service() -> None:
     values = {"serviceMonitor": {"enabled": True}}
     monitor = the("ServiceMonitor", values)
     wanted = monitor["spec"]["selector"]["matchLabels"].items()
-    (service,) = [one for one in of_kind("Service", values) if wanted <= one["metadata"]["labels"].items()]
+    (service,) = [
+        document for document in of_kind("Service", values) if wanted <= document["metadata"]["labels"].items()
+    ]
     assert monitor["spec"]["endpoints"][0]["port"] in [port["name"] for port in service["spec"]["ports"]]
 
 
-def test_a_prometheus_rule_holds_every_rule_and_promtool_reads_it(tmp_path: Path) -> None:
+def test_the_prometheus_rule_contains_every_rule_and_promtool_accepts_it(tmp_path: Path) -> None:
     spec = the("PrometheusRule", MONITORED)["spec"]
-    found = [rule.get("alert") or rule["record"] for group in spec["groups"] for rule in group["rules"]]
-    assert sorted(found) == sorted(rule.get("alert") or rule["record"] for rule in rules())
+    names = [rule.get("alert") or rule["record"] for group in spec["groups"] for rule in group["rules"]]
+    assert sorted(names) == sorted(rule.get("alert") or rule["record"] for rule in rules())
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
     done = subprocess.run(
         [program("promtool"), "check", "rules", "--lint=all", "--lint-fatal", str(tmp_path / "rules.yaml")],
@@ -205,7 +209,7 @@ def test_a_prometheus_rule_holds_every_rule_and_promtool_reads_it(tmp_path: Path
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_alerts_can_be_left_out_and_runbooks_be_elsewhere() -> None:
+def test_alerts_can_be_disabled_and_the_url_of_runbooks_changed() -> None:
     chosen = {"enabled": True, "disabled": ["OxproxyAbsent"], "runbookBase": "https://wiki.example/oxproxy/"}
     spec = the("PrometheusRule", {"prometheusRule": chosen})["spec"]
     alerts = {rule["alert"]: rule for group in spec["groups"] for rule in group["rules"] if "alert" in rule}
@@ -213,24 +217,28 @@ def test_alerts_can_be_left_out_and_runbooks_be_elsewhere() -> None:
     assert alerts["OxproxyDown"]["annotations"]["runbook_url"] == "https://wiki.example/oxproxy/OxproxyDown.md"
 
 
-def test_templates_of_alerts_stay_as_they_are() -> None:
+def test_templates_in_alerts_are_not_rendered_by_helm() -> None:
     spec = the("PrometheusRule", MONITORED)["spec"]
     mine = {rule["alert"]: rule["annotations"]["summary"] for rule in rules() if "alert" in rule}
     made_of = {rule["alert"]: rule for group in spec["groups"] for rule in group["rules"] if "alert" in rule}
     assert {name: rule["annotations"]["summary"] for name, rule in made_of.items()} == mine
 
 
-def test_dashboards_are_those_of_grafanas_folder_and_fit_a_config_map() -> None:
-    maps = [one for one in of_kind("ConfigMap", MONITORED) if "grafana_dashboard" in one["metadata"]["labels"]]
-    found = {name: text for one in maps for name, text in one["data"].items()}
+def test_dashboards_equal_those_for_grafana_and_fit_into_a_config_map() -> None:
+    maps = [
+        document
+        for document in of_kind("ConfigMap", MONITORED)
+        if "grafana_dashboard" in document["metadata"]["labels"]
+    ]
+    dashboards = {name: text for document in maps for name, text in document["data"].items()}
     folder = ROOT / "deploy" / "grafana" / "dashboards"
-    assert {name: json.loads(text) for name, text in found.items()} == {
+    assert {name: json.loads(text) for name, text in dashboards.items()} == {
         path.name: json.loads(path.read_text()) for path in folder.glob("*.json")
     }
-    assert all(len(text) < 1_000_000 for text in found.values())
+    assert all(len(text) < 1_000_000 for text in dashboards.values())
 
 
-def test_the_report_reads_the_audit_log_and_writes_elsewhere() -> None:
+def test_the_report_mounts_the_audit_log_read_only_and_another_volume_for_output() -> None:
     spec = the("CronJob", SWITCHES["report"])["spec"]
     assert spec["concurrencyPolicy"] == "Forbid"
     pod = spec["jobTemplate"]["spec"]["template"]["spec"]

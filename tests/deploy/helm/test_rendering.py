@@ -1,4 +1,4 @@
-"""Is every object that the chart can make right for Kubernetes, do they fit together, and are pods locked in?"""
+"""Tests the rendered objects of the chart: schemas, references between objects, and restrictions of pods."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.deploy.helm.rendering import (
     variants,
 )
 
-#: Values beside those of ci/: each switch on its own.
+#: Values in addition to those of ci/, for each option separately.
 SWITCHES: dict[str, JSON] = {
     "defaults": {},
     "sidecar alone": {"mode": "sidecar"},
@@ -65,40 +65,40 @@ every_case = pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX.keys(
 
 @pytest.mark.parametrize("version", VERSIONS)
 @every_case
-def test_every_object_fits_the_schemas_of_kubernetes(values: JSON, version: str) -> None:
-    found = objects(values)
-    assert found
-    for document in found:
+def test_every_object_is_valid_for_the_schemas_of_kubernetes(values: JSON, version: str) -> None:
+    documents = objects(values)
+    assert documents
+    for document in documents:
         validate(document, version)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_schemas_refuse_a_key_that_does_not_exist(version: str) -> None:
+def test_the_schemas_reject_an_unknown_key(version: str) -> None:
     wrong = the("Deployment", {}) | {"spec": the("Deployment", {})["spec"] | {"replica": 2}}
     with pytest.raises(jsonschema.ValidationError):
         validate(wrong, version)
 
 
-def test_the_schemas_of_prometheus_operator_refuse_a_key_that_does_not_exist() -> None:
+def test_the_schemas_of_prometheus_operator_reject_an_unknown_key() -> None:
     monitor = the("ServiceMonitor", {"serviceMonitor": {"enabled": True}})
     with pytest.raises(jsonschema.ValidationError):
         validate(monitor | {"spec": monitor["spec"] | {"endpoint": []}}, VERSIONS[0])
 
 
 @every_case
-def test_no_two_objects_have_one_name_and_all_are_labelled(values: JSON) -> None:
-    found = objects(values)
-    names = [(document["kind"], document["metadata"]["name"]) for document in found]
+def test_object_names_are_unique_and_all_objects_have_labels(values: JSON) -> None:
+    documents = objects(values)
+    names = [(document["kind"], document["metadata"]["name"]) for document in documents]
     assert len(names) == len(set(names))
     assert all(len(name) <= 63 for _, name in names)
-    for document in found:
+    for document in documents:
         labels = document["metadata"]["labels"]
         assert labels["app.kubernetes.io/managed-by"] == "Helm"
         assert labels["app.kubernetes.io/instance"] == "router"
 
 
 @every_case
-def test_no_container_has_more_rights_than_it_needs(values: JSON) -> None:
+def test_pods_and_containers_are_restricted(values: JSON) -> None:
     for template in pod_templates(values):
         spec = template["spec"]
         assert spec["automountServiceAccountToken"] is False
@@ -107,10 +107,10 @@ def test_no_container_has_more_rights_than_it_needs(values: JSON) -> None:
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
         for container in containers(template):
-            assert_locked_in(container)
+            assert_restricted(container)
 
 
-def assert_locked_in(container: JSON) -> None:
+def assert_restricted(container: JSON) -> None:
     context = container["securityContext"]
     assert context["runAsNonRoot"] is True
     assert context["runAsUser"] > 0
@@ -121,7 +121,7 @@ def assert_locked_in(container: JSON) -> None:
 
 
 @every_case
-def test_every_mount_has_its_volume_and_every_volume_its_mount(values: JSON) -> None:
+def test_mounts_and_volumes_match(values: JSON) -> None:
     for template in pod_templates(values):
         volumes = [volume["name"] for volume in template["spec"].get("volumes", ())]
         mounts = {mount["name"] for container in containers(template) for mount in container.get("volumeMounts", ())}
@@ -129,14 +129,14 @@ def test_every_mount_has_its_volume_and_every_volume_its_mount(values: JSON) -> 
 
 
 @every_case
-def test_nothing_is_mounted_by_subpath(values: JSON) -> None:
+def test_no_volume_is_mounted_with_a_subpath(values: JSON) -> None:
     for template in pod_templates(values):
         mounts = [mount for container in containers(template) for mount in container.get("volumeMounts", ())]
         assert all("subPath" not in mount for mount in mounts)
 
 
 @every_case
-def test_what_pods_refer_to_is_made_here_or_said_to_exist(values: JSON) -> None:
+def test_config_maps_and_secrets_of_pods_are_in_the_release_or_in_the_values(values: JSON) -> None:
     made = {(document["kind"], document["metadata"]["name"]) for document in objects(values)}
     existing = yaml.safe_dump(values)
     for template in pod_templates(values):
@@ -146,21 +146,21 @@ def test_what_pods_refer_to_is_made_here_or_said_to_exist(values: JSON) -> None:
 
 
 def references(value: Any) -> set[tuple[str, str]]:  # YAML of any shape
-    """Return every ConfigMap and Secret that a volume names."""
+    """Return the ConfigMaps and Secrets that volumes refer to."""
     if isinstance(value, list):
-        return {found for item in value for found in references(item)}
+        return {reference for item in value for reference in references(item)}
     if not isinstance(value, dict):
         return set()
-    found = {each for item in value.values() for each in references(item)}
+    result = {reference for item in value.values() for reference in references(item)}
     if "configMap" in value:
-        found.add(("ConfigMap", value["configMap"]["name"]))
+        result.add(("ConfigMap", value["configMap"]["name"]))
     if "secret" in value:
-        found.add(("Secret", value["secret"].get("secretName") or value["secret"]["name"]))
-    return found
+        result.add(("Secret", value["secret"].get("secretName") or value["secret"]["name"]))
+    return result
 
 
 @every_case
-def test_selectors_find_the_pods_of_the_gateway_and_only_those(values: JSON) -> None:
+def test_selectors_match_only_the_pods_of_the_gateway(values: JSON) -> None:
     gateways = of_kind("Deployment", values)
     for document in objects(values):
         selector = {
@@ -182,7 +182,7 @@ def job_labels(job: JSON) -> dict[str, str]:
 
 
 @every_case
-def test_services_lead_to_ports_that_the_container_has(values: JSON) -> None:
+def test_target_ports_of_services_exist_in_the_container(values: JSON) -> None:
     for service in of_kind("Service", values):
         ports = {
             port["name"] for port in the("Deployment", values)["spec"]["template"]["spec"]["containers"][0]["ports"]
@@ -191,20 +191,20 @@ def test_services_lead_to_ports_that_the_container_has(values: JSON) -> None:
 
 
 @every_case
-def test_probes_ask_livez_and_readyz_on_the_admin_port(values: JSON) -> None:
+def test_probes_request_livez_and_readyz_on_the_admin_port(values: JSON) -> None:
     for gateway in of_kind("Deployment", values):
         (container,) = gateway["spec"]["template"]["spec"]["containers"]
-        asked = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
-        assert {name: probe["path"] for name, probe in asked.items()} == {
+        probes = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+        assert {name: probe["path"] for name, probe in probes.items()} == {
             "startup": "/livez",
             "liveness": "/livez",
             "readiness": "/readyz",
         }
-        assert {probe["port"] for probe in asked.values()} == {"oxproxy-admin"}
+        assert {probe["port"] for probe in probes.values()} == {"oxproxy-admin"}
 
 
 @every_case
-def test_a_pod_is_killed_only_after_the_drain_could_end(values: JSON) -> None:
+def test_the_grace_period_of_a_pod_exceeds_the_drain(values: JSON) -> None:
     for gateway in of_kind("Deployment", values):
         spec = gateway["spec"]["template"]["spec"]
         stop = spec["containers"][0].get("lifecycle", {"preStop": {"exec": {"command": ["sleep", "0"]}}})
@@ -224,18 +224,22 @@ def test_each_worker_has_an_admin_port_that_prometheus_scrapes() -> None:
     names = ["oxproxy-admin", "oxproxy-admin-1", "oxproxy-admin-2"]
     assert ports == {"amqp": 5673, **dict(zip(names, (15693, 15694, 15695), strict=True))}
     assert [point["port"] for point in the("PodMonitor", values)["spec"]["podMetricsEndpoints"]] == names
-    (service,) = [one for one in of_kind("Service", values) if one["metadata"]["name"].endswith("-admin")]
+    (service,) = [
+        document for document in of_kind("Service", values) if document["metadata"]["name"].endswith("-admin")
+    ]
     assert [port["targetPort"] for port in service["spec"]["ports"]] == names
     scraped = [point["port"] for point in the("ServiceMonitor", values)["spec"]["endpoints"]]
     assert scraped == [port["name"] for port in service["spec"]["ports"]]
-    let_in = the("NetworkPolicy", values)["spec"]["ingress"][1]["ports"]
-    assert [port["port"] for port in let_in] == names
+    admitted = the("NetworkPolicy", values)["spec"]["ingress"][1]["ports"]
+    assert [port["port"] for port in admitted] == names
 
 
 @every_case
-def test_the_configuration_is_one_that_the_sidecar_reads(values: JSON) -> None:
+def test_the_configuration_is_valid_for_the_sidecar(values: JSON) -> None:
     if values.get("existingConfig"):
-        assert not [one for one in of_kind("ConfigMap", values) if one["metadata"]["name"].endswith("-config")]
+        assert not [
+            document for document in of_kind("ConfigMap", values) if document["metadata"]["name"].endswith("-config")
+        ]
         return
     faults = Faults()
     text = yaml.safe_dump(configuration(values)).encode()
@@ -246,14 +250,14 @@ def test_the_configuration_is_one_that_the_sidecar_reads(values: JSON) -> None:
     assert (settings.admin.address.host, settings.admin.address.port) == ("0.0.0.0", ports["admin"])
 
 
-def test_producers_must_have_a_certificate_where_that_is_asked_for() -> None:
+def test_client_certificates_are_required_if_client_ca_is_set() -> None:
     with_authority = configuration({"tls": {"secretName": "amqp-tls", "clientCa": "ca.crt"}})
     assert with_authority["listen"][0]["tls"]["client_ca"] == "/etc/oxproxy/tls/ca.crt"
     assert "client_ca" not in configuration({"tls": {"secretName": "amqp-tls"}})["listen"][0]["tls"]
 
 
 @every_case
-def test_rules_are_files_that_the_sidecar_reads(values: JSON, tmp_path: Path) -> None:
+def test_rules_files_are_valid_for_the_sidecar(values: JSON, tmp_path: Path) -> None:
     for document in of_kind("ConfigMap", values):
         if document["metadata"]["name"].endswith("-rules"):
             for name, text in document["data"].items():
@@ -262,61 +266,65 @@ def test_rules_are_files_that_the_sidecar_reads(values: JSON, tmp_path: Path) ->
             assert configuration(values)["rules"] == ["/etc/oxproxy/rules/*"]
 
 
-def test_a_sidecar_listens_for_its_own_pod_only() -> None:
+def test_a_sidecar_listens_on_loopback_only() -> None:
     assert configuration({"mode": "sidecar"})["listen"] == [{"address": "127.0.0.1:5673"}]
 
 
-def test_a_sidecar_brings_no_pods_of_its_own() -> None:
+def test_the_sidecar_mode_creates_no_pods() -> None:
     kinds = {document["kind"] for document in objects(variant("sidecar"))}
     assert kinds == {"ConfigMap", "PodMonitor", "PrometheusRule", "Secret"}
 
 
-def test_what_config_says_wins_over_the_chart() -> None:
+def test_values_in_config_override_those_of_the_chart() -> None:
     listen = [{"address": "[::]:5673"}]
-    found = configuration({"config": {"listen": listen, "admin": {"address": "[::]:15693"}}})
-    assert (found["listen"], found["admin"]) == (listen, {"address": "[::]:15693"})
+    settings = configuration({"config": {"listen": listen, "admin": {"address": "[::]:15693"}}})
+    assert (settings["listen"], settings["admin"]) == (listen, {"address": "[::]:15693"})
 
 
-def test_a_password_is_in_the_secret_and_nowhere_else() -> None:
+def test_a_password_is_only_in_the_secret() -> None:
     text = rendered({"control": {"password": "not-a-secret"}})
-    assert [path for path, found in text.items() if "not-a-secret" in found] == []
+    assert [path for path, content in text.items() if "not-a-secret" in content] == []
     assert secret("control", {"control": {"password": "not-a-secret"}})["data"] == {"password": "bm90LWEtc2VjcmV0"}
 
 
 def secret(name: str, values: JSON) -> JSON:
-    """Return the Secret of the chart whose name ends so."""
-    (found,) = (one for one in of_kind("Secret", values) if one["metadata"]["name"].endswith(f"-{name}"))
-    return found
+    """Return the chart's Secret whose name ends with ``name``."""
+    (match,) = (document for document in of_kind("Secret", values) if document["metadata"]["name"].endswith(f"-{name}"))
+    return match
 
 
-def test_a_secret_for_what_clients_bind_is_generated_and_kept() -> None:
+def test_the_signing_secret_is_generated_and_kept() -> None:
     made = secret("declared", {})
     assert made["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert read_secret(b64decode(made["data"]["current"])) is not None
-    # Rendered once more: another one, so it is neither in the chart nor derived from what others know.
+    # The next rendering generates another one, so it is neither constant nor derived from public values.
     assert secret("declared", {"replicaCount": 7})["data"] != made["data"]
     assert configuration({})["declared"] == {"secrets": [{"file": "/etc/oxproxy/declared/current"}]}
     assert checksums({}) == checksums({"replicaCount": 7})
-    (volume,) = (one for one in volumes({}) if one["name"] == "oxproxy-declared")
+    (volume,) = (document for document in volumes({}) if document["name"] == "oxproxy-declared")
     assert volume["secret"]["secretName"] == made["metadata"]["name"]
     assert volume["secret"]["items"] == [{"key": "current", "path": "current"}]
 
 
-def test_secrets_for_what_clients_bind_may_come_from_elsewhere() -> None:
+def test_an_existing_signing_secret_can_be_used() -> None:
     values = {"declared": {"existingSecret": "signing", "keys": ["next", "current"]}}
-    assert [one["metadata"]["name"] for one in of_kind("Secret", values) if "declared" in one["metadata"]["name"]] == []
+    assert [
+        document["metadata"]["name"]
+        for document in of_kind("Secret", values)
+        if "declared" in document["metadata"]["name"]
+    ] == []
     files = [{"file": f"/etc/oxproxy/declared/{key}"} for key in ("next", "current")]
     assert configuration(values)["declared"] == {"secrets": files}
-    (volume,) = (one for one in volumes(values) if one["name"] == "oxproxy-declared")
+    (volume,) = (document for document in volumes(values) if document["name"] == "oxproxy-declared")
     assert volume["secret"]["secretName"] == "signing"
     mine = {"config": {"declared": {"secrets": [{"env": "SECRET"}]}}}
-    assert "oxproxy-declared" not in {one["name"] for one in volumes(mine)}
+    assert "oxproxy-declared" not in {document["name"] for document in volumes(mine)}
     assert configuration(mine)["declared"] == {"secrets": [{"env": "SECRET"}]}
 
 
 def volumes(values: JSON) -> list[JSON]:
-    found: list[JSON] = the("Deployment", values)["spec"]["template"]["spec"]["volumes"]
-    return found
+    result: list[JSON] = the("Deployment", values)["spec"]["template"]["spec"]["volumes"]
+    return result
 
 
 def checksums(values: JSON) -> dict[str, str]:
@@ -337,18 +345,18 @@ RULES = "exchanges: [{name: a, bindings: []}]"
         ({"podLabels": {"a": "b"}, "replicaCount": 5}, set()),
     ],
 )
-def test_pods_start_anew_when_what_they_read_at_their_start_changes(values: JSON, changed: set[str]) -> None:
+def test_checksums_change_with_the_files_that_pods_read_at_startup(values: JSON, changed: set[str]) -> None:
     before, after = checksums({}), checksums(values)
     assert {name for name in before if before[name] != after[name]} == changed
 
 
-def test_with_the_same_files_another_text_is_another_checksum() -> None:
-    one, other = (checksums({"rules": {"files": {"a.yaml": text}}}) for text in (RULES, RULES.replace("a,", "b,")))
-    assert one["checksum/config"] == other["checksum/config"]
-    assert one["checksum/rules"] != other["checksum/rules"]
+def test_the_checksum_of_rules_depends_on_their_content() -> None:
+    before, after = (checksums({"rules": {"files": {"a.yaml": text}}}) for text in (RULES, RULES.replace("a,", "b,")))
+    assert before["checksum/config"] == after["checksum/config"]
+    assert before["checksum/rules"] != after["checksum/rules"]
 
 
-def test_changed_rules_can_be_left_to_the_running_sidecar() -> None:
+def test_restarts_on_changed_rules_can_be_disabled() -> None:
     assert set(checksums({"rules": {"restartOnChange": False}})) == {"checksum/config"}
 
 
@@ -387,7 +395,7 @@ def test_changed_rules_can_be_left_to_the_running_sidecar() -> None:
         ({"audit": SWITCHES["report"]["audit"], "report": {"enabled": True}}, "report.output: not set"),
     ],
 )
-def test_values_that_contradict_each_other_are_refused_with_the_reason(values: JSON, text: str) -> None:
+def test_contradictory_values_are_rejected_with_the_reason(values: JSON, text: str) -> None:
     with pytest.raises(helm_python.HelmRenderError, match=re.escape(text)):
         rendered(values)
 
@@ -402,7 +410,7 @@ def test_values_that_contradict_each_other_are_refused_with_the_reason(values: J
     ],
     ids=str,
 )
-def test_the_password_of_the_control_user_may_come_from_elsewhere(values: JSON) -> None:
+def test_the_control_users_password_can_be_given_outside_the_values(values: JSON) -> None:
     assert rendered({"control": {}, **values})
 
 
@@ -425,22 +433,22 @@ def test_the_password_of_the_control_user_may_come_from_elsewhere(values: JSON) 
     ],
     ids=str,
 )
-def test_the_schema_of_values_refuses(values: JSON) -> None:
+def test_the_schema_rejects_invalid_values(values: JSON) -> None:
     with helm_python.Chart.load(CHART) as chart, pytest.raises(helm_python.HelmValuesError):
         chart.validate_schema(chart.merge_values(values))
 
 
-def test_the_namespace_is_that_of_the_release() -> None:
+def test_notes_contain_the_namespace_of_the_release() -> None:
     assert f"{NAMESPACE}.svc" in rendered({})["oxproxy/templates/NOTES.txt"]
 
 
-def test_notes_of_a_sidecar_say_what_the_pods_need() -> None:
+def test_notes_of_the_sidecar_mode_list_the_requirements_for_pods() -> None:
     notes = rendered(variant("sidecar"))["oxproxy/templates/NOTES.txt"]
     assert "restartPolicy: Always" in notes
     assert "terminationGracePeriodSeconds by 40:" in notes
 
 
-def test_the_number_of_pods_is_left_to_the_autoscaler() -> None:
+def test_the_autoscaler_sets_the_number_of_pods() -> None:
     values = {"autoscaling": {"enabled": True, "minReplicas": 3, "maxReplicas": 4}}
     gateway, scaler = the("Deployment", values), the("HorizontalPodAutoscaler", values)
     assert "replicas" not in gateway["spec"]
@@ -452,7 +460,7 @@ def test_the_number_of_pods_is_left_to_the_autoscaler() -> None:
     assert metric["resource"] == {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}}
 
 
-def test_options_of_a_load_balancer_reach_the_service_of_producers_and_not_that_of_metrics() -> None:
+def test_load_balancer_options_apply_only_to_the_service_for_producers() -> None:
     services = {
         service["metadata"]["name"]: service["spec"] for service in of_kind("Service", variant("gateway-everything"))
     }
@@ -463,13 +471,13 @@ def test_options_of_a_load_balancer_reach_the_service_of_producers_and_not_that_
     assert (admin["type"], "loadBalancerClass" in admin) == ("ClusterIP", False)
 
 
-def test_further_objects_are_templates_whether_as_yaml_or_as_text() -> None:
-    added = {one["metadata"]["name"]: one for one in of_kind("ConfigMap", variant("gateway-everything"))}
+def test_extra_objects_are_rendered_from_yaml_and_from_strings() -> None:
+    added = {document["metadata"]["name"]: document for document in of_kind("ConfigMap", variant("gateway-everything"))}
     assert added["router-notes"]["data"] == {"note": "for amqp-gateway"}
     assert added["as-text"]["metadata"]["labels"]["team"] == "messaging"
 
 
-def test_notes_say_where_runbooks_are_only_a_placeholder() -> None:
+def test_notes_warn_of_the_default_url_of_runbooks() -> None:
     def notes(chosen: JSON) -> str:
         return rendered({"prometheusRule": {"enabled": True, **chosen}})["oxproxy/templates/NOTES.txt"]
 
@@ -478,7 +486,7 @@ def test_notes_say_where_runbooks_are_only_a_placeholder() -> None:
 
 
 @every_case
-def test_helm_test_asks_the_services_of_the_release(values: JSON) -> None:
+def test_helm_test_connects_to_the_services_of_the_release(values: JSON) -> None:
     pods = of_kind("Pod", values)
     assert len(pods) == len(of_kind("Deployment", values))
     for pod in pods:
