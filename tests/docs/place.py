@@ -1,4 +1,4 @@
-"""Where a page is followed step by step: a directory as it says, but for addresses, login and virtual host."""
+"""Follows the steps of a page in a directory. Only addresses, login and virtual host are replaced."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Place:
     Args:
         broker: the broker.
         vhost: virtual host of the rules.
-        directory: where commands run.
-        files: where configuration and rules are, with what the page says; both are changed.
+        directory: working directory of commands.
+        files: directory with the configuration and rules of the page, which are adapted.
     """
 
     def __init__(self, broker: Broker, vhost: str, directory: Path, files: Path) -> None:
@@ -45,9 +45,9 @@ class Place:
         }
         configuration = files / "oxproxy.yaml"
         text = configuration.read_text()
-        for written, here in replaced.items():
+        for written, replacement in replaced.items():
             assert written in text
-            text = text.replace(written, here)
+            text = text.replace(written, replacement)
         configuration.write_text(text)
         self.rules.write_text(self.rules.read_text().replace("vhost: /", f"vhost: {vhost}"))
 
@@ -57,23 +57,23 @@ class Place:
 
     @property
     def url(self) -> str:
-        """Where producers connect."""
+        """URL for producers."""
         return Broker("127.0.0.1", self.port, "").url(self.vhost)
 
     def run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         return run(self.directory, command)
 
     def taken(self, *queues: str) -> list[int]:
-        """Empty queues; return how many messages were in each."""
+        """Empty queues, and return the number of messages in each."""
         with pika.BlockingConnection(pika.URLParameters(self.broker.url(self.vhost))) as connection:
             channel = connection.channel()
             return [channel.queue_purge(queue).method.message_count for queue in queues]
 
     @contextlib.contextmanager
     def serving(self, command: Sequence[str]) -> Iterator[None]:
-        """Run the page's `oxproxy serve`, whose last word is the configuration."""
-        words = [str(PROGRAM), *command[1:-1], str(self.directory / command[-1])]
-        process = Watched(self.directory, [words], os.environ, self.directory / "log", DRAIN_SECONDS)
+        """Run the page's `oxproxy serve` command, whose last argument is the configuration."""
+        arguments = [str(PROGRAM), *command[1:-1], str(self.directory / command[-1])]
+        process = Watched(self.directory, [arguments], os.environ, self.directory / "log", DRAIN_SECONDS)
         try:
             until(self._ready, READY_SECONDS)
             yield

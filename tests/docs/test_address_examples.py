@@ -1,4 +1,4 @@
-"""Does docs/reference/addresses.md say what the table does? Every row of its tables is asked."""
+"""Compares every row of the tables in docs/reference/addresses.md with the address table."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ TEXT = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "addresses.
 
 
 def rows(*heads: str) -> list[list[str]]:
-    """Cells of every row under the tables with these headings, without their backticks."""
-    found = []
+    """Return the cells of every row of the tables with these headings, without backticks."""
+    cells = []
     for table in re.findall(r"(?:^\|.*\|\n)+", TEXT, re.MULTILINE):
         lines = [[cell.strip().strip("`") for cell in line[1:-1].split("|")] for line in table.splitlines()]
         if tuple(lines[0]) == heads:
-            found += lines[2:]
-    return found
+            cells += lines[2:]
+    return cells
 
 
 @pytest.mark.parametrize(
     ("pattern", "translation", "address", "result"), rows("pattern", "translation", "address", "result")
 )
-def test_a_rule_makes_of_an_address_what_the_manual_says(
-    pattern: str, translation: str, address: str, result: str
-) -> None:
+def test_a_rule_translates_an_address_as_documented(pattern: str, translation: str, address: str, result: str) -> None:
     table = AddressTable([AddressRule(pattern.encode(), translation.encode())])
-    found = table.translate(address.encode())
-    assert (found.address.decode() if found is not None and found.address is not None else "no match") == result
+    translated = table.translate(address.encode())
+    assert (
+        translated.address.decode() if translated is not None and translated.address is not None else "no match"
+    ) == result
 
 
 @pytest.mark.parametrize(("publish", "address"), rows("publish", "address"))
-def test_a_publish_has_the_address_that_the_manual_says(publish: str, address: str) -> None:
-    said = re.fullmatch(r"(?:default exchange|exchange `(.*)`), key (?:`(.*)|empty)", publish)
-    assert said is not None
-    publication = Publication((said[1] or "").encode(), (said[2] or "").encode())
+def test_a_publish_has_the_documented_address(publish: str, address: str) -> None:
+    match = re.fullmatch(r"(?:default exchange|exchange `(.*)`), key (?:`(.*)|empty)", publish)
+    assert match is not None
+    publication = Publication((match[1] or "").encode(), (match[2] or "").encode())
     assert address_of(publication) == address.encode()
 
 
 @pytest.mark.parametrize("row", rows("name", "publish to exchange", "key"), ids=str)
-def test_a_name_leads_where_the_manual_says(row: list[str]) -> None:
+def test_a_name_is_published_to_the_documented_exchange_and_key(row: list[str]) -> None:
     name, exchange, key = row
     name = "" if name == "(none)" else name
     book = AddressBook(AddressTable([AddressRule(b"*", f"h{name}".encode(), hosts=None)]))
@@ -57,7 +57,7 @@ def test_a_name_leads_where_the_manual_says(row: list[str]) -> None:
         assert target.publication == (exchange.encode(), key.encode())
 
 
-def test_every_table_is_asked() -> None:
+def test_every_row_of_the_tables_is_tested() -> None:
     counts = [
         len(rows("pattern", "translation", "address", "result")),
         len(rows("publish", "address")),
@@ -66,7 +66,7 @@ def test_every_table_is_asked() -> None:
     assert counts == [26, 5, 17]
 
 
-def test_the_example_is_good_and_its_test_holds() -> None:
+def test_the_example_is_valid_and_its_test_passes() -> None:
     (example,) = re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
     loaded = load(example)
     assert (loaded.failures(), loaded.warnings) == ([], ())

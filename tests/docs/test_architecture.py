@@ -1,4 +1,4 @@
-"""docs/explanation/architecture.md describes the tree as it is: its picture, and each path, class, thread and bound."""
+"""Tests docs/explanation/architecture.md against the source tree: picture, paths, classes, threads and bounds."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def section(title: str) -> str:
 
 
 def rows(title: str) -> list[str]:
-    """The lines of the table in a section, without its head."""
+    """Return the rows of the table in a section, without its head."""
     return [line for line in section(title).splitlines() if line.startswith("| ")][1:]
 
 
-def test_the_picture_shows_the_imports_as_they_are() -> None:
+def test_the_picture_is_up_to_date() -> None:
     assert PICTURE.read_text() == picture(), "run python -m deploy.package_map"
 
 
-def test_the_page_describes_the_picture_for_those_who_do_not_see_it() -> None:
-    shown = SHOWN.search(PAGE)
-    assert shown is not None
-    assert description() in shown[1], "run python -m deploy.package_map"
+def test_the_alternative_text_of_the_picture_is_up_to_date() -> None:
+    link = SHOWN.search(PAGE)
+    assert link is not None
+    assert description() in link[1], "run python -m deploy.package_map"
 
 
-def test_every_package_has_its_place_in_the_picture() -> None:
+def test_every_package_is_in_the_picture() -> None:
     assert imports().keys() == PLACES.keys()
 
 
-def test_every_arrow_of_the_picture_leads_downwards() -> None:
+def test_every_arrow_of_the_picture_points_downwards() -> None:
     upwards = [
         (name, target)
         for name, targets in imports().items()
@@ -50,7 +50,7 @@ def test_every_arrow_of_the_picture_leads_downwards() -> None:
     assert upwards == []
 
 
-def test_every_package_has_its_row_on_the_page() -> None:
+def test_every_package_has_a_row_on_the_page() -> None:
     described = {name for line in rows("The packages") for name in re.findall(r"`proxy/(\w+)", line.split("|")[1])}
     assert described == PLACES.keys()
 
@@ -60,12 +60,12 @@ def test_every_package_has_its_row_on_the_page() -> None:
     [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "tests").rglob("*.md")), *sorted(ROOT.glob("*.md"))],
     ids=lambda page: page.stem,
 )
-def test_every_path_that_a_page_names_exists(page: Path) -> None:
+def test_every_path_in_a_page_exists(page: Path) -> None:
     named = re.findall(r"`((?:proxy|tests|deploy|docs|config|helm)/[\w./-]*)`", page.read_text())
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
 
 
-def test_every_section_of_the_page_that_the_code_refers_to_exists() -> None:
+def test_every_section_referenced_in_code_exists() -> None:
     headings = set(re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE))
     cited = {
         title
@@ -83,7 +83,7 @@ def trees() -> list[ast.Module]:
 
 
 def members(kind: ast.ClassDef) -> set[str]:
-    """Methods and attributes of a class, as far as they stand in its body."""
+    """Return methods and attributes of a class that are assigned in its body."""
     names = {node.name for node in kind.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     for node in ast.walk(kind):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -93,7 +93,7 @@ def members(kind: ast.ClassDef) -> set[str]:
     return names
 
 
-def test_every_class_and_member_that_the_page_names_exists() -> None:
+def test_every_class_and_member_on_the_page_exists() -> None:
     classes: dict[str, set[str]] = {}
     for node in (node for tree in trees() for node in ast.walk(tree)):
         if isinstance(node, ast.ClassDef):
@@ -104,7 +104,7 @@ def test_every_class_and_member_that_the_page_names_exists() -> None:
     assert [f"{name}.{member}" for name, member in named if member and member not in classes[name]] == []
 
 
-def test_every_constant_that_the_page_names_exists() -> None:
+def test_every_constant_on_the_page_exists() -> None:
     stored = {
         node.id
         for tree in trees()
@@ -116,7 +116,7 @@ def test_every_constant_that_the_page_names_exists() -> None:
     assert sorted(named - stored) == []
 
 
-def test_every_thread_that_the_page_names_is_started() -> None:
+def test_the_threads_on_the_page_are_those_that_are_started() -> None:
     started = {
         keyword.value.value
         for tree in trees()
@@ -130,7 +130,7 @@ def test_every_thread_that_the_page_names_is_started() -> None:
 
 
 @pytest.mark.parametrize("row", rows("Caches"))
-def test_the_bounds_of_the_caches_are_those_of_the_code(row: str) -> None:
+def test_the_bounds_of_caches_equal_those_in_the_code(row: str) -> None:
     path = re.search(r"`proxy/([\w/]+)\.py`", row)
     assert path is not None
     module = importlib.import_module(f"proxy.{path[1].replace('/', '.')}")

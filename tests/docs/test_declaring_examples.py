@@ -1,4 +1,4 @@
-"""Do the examples of docs/reference/declaring.md do what they say, through a running sidecar, one after another?"""
+"""Runs the examples of docs/reference/declaring.md through a running sidecar."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BEFORE, _, AFTER = TEXT.partition("\n## After a restart\n")
 
 
 def run(text: str, names: dict[str, object]) -> tuple[int, str]:
-    """Run the examples of a part, all but the address; give how many there were, and what differed."""
+    """Run the examples of a part of the page except the address. Return their number, and the differences."""
     blocks = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     test = doctest.DocTestParser().get_doctest(blocks, names, "declaring.md", None, 0)
     test.examples = [example for example in test.examples if not example.source.startswith("address =")]
@@ -32,21 +32,21 @@ def run(text: str, names: dict[str, object]) -> tuple[int, str]:
     return len(test.examples), "".join(differences)
 
 
-def stored(seen: Outside) -> None:
-    """What the page says of the broker's own bindings is so."""
-    exchange = seen.exchange("sales")
-    is_topic = seen.broker.version < (3, 13)
+def check_broker_objects(outside: Outside) -> None:
+    """Check the statements of the page about the bindings on the broker."""
+    exchange = outside.exchange("sales")
+    is_topic = outside.broker.version < (3, 13)
     assert exchange["type"] == ("topic" if is_topic else "direct")
     assert exchange["arguments"].keys() == {"x-open-exchange", "x-oxproxy", "max-payload-size"}
-    prefixes = {key[: 16 if is_keyed(key) else 14].decode() for _, _, key in seen.bindings("sales")}
+    prefixes = {key[: 16 if is_keyed(key) else 14].decode() for _, _, key in outside.bindings("sales")}
     dot = "-" if is_topic else "."
     assert prefixes == {"x.o.p.e.n.x.b.".replace(".", dot), "x.o.p.e.n.x.r.q.".replace(".", dot), "x.o.p.e.n.x.r."}
     assert all(f"`{prefix}`" in TEXT for prefix in prefixes)
     with pytest.raises(HTTPError):
-        seen.exchange("notes")
+        outside.exchange("notes")
 
 
-def test_the_examples_hold_before_and_after_a_restart(broker: Broker, vhost: str) -> None:
+def test_the_examples_are_correct_before_and_after_a_restart(broker: Broker, vhost: str) -> None:
     names: dict[str, object] = {}
     for part, least in ((BEFORE, 20), (AFTER, 4)):
         with Sidecar(broker) as sidecar:
@@ -56,6 +56,6 @@ def test_the_examples_hold_before_and_after_a_restart(broker: Broker, vhost: str
             assert isinstance(connection, pika.BlockingConnection)
             connection.close()
             if part is BEFORE:
-                stored(Outside(broker, vhost))
+                check_broker_objects(Outside(broker, vhost))
         assert differences == ""
         assert count >= least

@@ -1,4 +1,4 @@
-"""What docs/explanation/deviations.md says is what the code, the vectors and the tests say."""
+"""Tests that docs/explanation/deviations.md agrees with the code, the vectors and the tests."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ NAMED = sorted(set(re.findall(r"`(test_\w+)`", TEXT)))
 
 
 def section(title: str) -> list[str]:
-    """The rows of a section's table, without its head."""
+    """Return the rows of a section's table, without its head."""
     _, _, rest = TEXT.partition(f"\n## {title}\n")
     rows = [line for line in rest.partition("\n## ")[0].splitlines() if line.startswith("|")]
     return rows[2:]
 
 
-def test_deviations_found_by_vectors_stand_there_word_by_word() -> None:
+def test_deviations_from_the_vectors_are_listed() -> None:
     assert section("Deviations from the test vectors") == [deviation.row for deviation in DEVIATIONS]
 
 
-def test_reasons_to_follow_the_specification_are_those_of_the_vectors() -> None:
+def test_reasons_to_follow_the_specification_equal_those_of_the_vectors() -> None:
     stated = {}
     for row in section("Specification instead of plugin behaviour"):
         reason, number = re.findall(r"^\| `([\w-]+)` \| (\d+) \|", row)[0]
@@ -37,16 +37,16 @@ def test_reasons_to_follow_the_specification_are_those_of_the_vectors() -> None:
     )
 
 
-def test_the_number_of_vectors_is_said() -> None:
+def test_the_number_of_vectors_is_stated() -> None:
     assert f"\n{len(every_vector())} recorded" in TEXT
 
 
-def test_every_other_deviation_is_shown_by_a_test() -> None:
+def test_every_other_deviation_names_a_test() -> None:
     rows = section("Other deviations")
     assert rows
     assert [row for row in rows if "`test_" not in row] == []
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_every_test_that_is_named_exists(name: str) -> None:
+def test_every_test_in_the_deviations_exists(name: str) -> None:
     assert name in DEFINED

@@ -1,7 +1,4 @@
-"""Do the examples do what they say?
-
-They are the files under config/ and the YAML in docs/reference/rules.md and docs/reference/configuration.md.
-"""
+"""Tests the examples in config/, rules.md, configuration.md and other pages."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ def blocks(text: str) -> list[str]:
 
 
 def untested_bindings(loaded: LoadedRules) -> set[tuple[bytes, str]]:
-    """Bindings that are true in no test."""
+    """Return the bindings that are true in no test."""
     left = {
         (exchange.name, binding.id)
         for vhost in loaded.rules.vhosts.values()
@@ -68,23 +65,23 @@ def untested_bindings(loaded: LoadedRules) -> set[tuple[bytes, str]]:
 
 
 @pytest.mark.parametrize("path", RULES_FILES, ids=named)
-def test_a_rules_file_is_good_and_its_tests_hold(path: Path) -> None:
+def test_a_rules_file_is_valid_and_its_tests_pass(path: Path) -> None:
     findings = check_files([path], {})
-    assert [str(found) for found in (*findings.errors, *findings.warnings, *findings.failures)] == []
+    assert [str(finding) for finding in (*findings.errors, *findings.warnings, *findings.failures)] == []
 
 
-def test_the_examples_are_good_as_one_set() -> None:
+def test_the_examples_are_valid_together() -> None:
     findings = check_files([path for path in RULES_FILES if path.parent.name == "examples"], {})
-    assert [str(found) for found in (*findings.errors, *findings.warnings, *findings.failures)] == []
+    assert [str(finding) for finding in (*findings.errors, *findings.warnings, *findings.failures)] == []
 
 
 @pytest.mark.parametrize("path", RULES_FILES, ids=named)
-def test_a_rules_file_has_a_test_for_each_of_its_bindings(path: Path) -> None:
+def test_a_rules_file_tests_each_of_its_bindings(path: Path) -> None:
     assert untested_bindings(load_rules([path])) == set()
 
 
 @pytest.mark.parametrize("path", RULES_FILES, ids=named)
-def test_a_rules_file_begins_with_a_comment_that_says_what_it_shows(path: Path) -> None:
+def test_a_rules_file_begins_with_a_comment(path: Path) -> None:
     assert path.read_text().startswith("# ")
 
 
@@ -98,10 +95,10 @@ def test_the_examples_can_be_loaded_together() -> None:
     ("page", "number"),
     [(page, number) for page in PAGES_WITH_RULES for number in range(len(blocks((ROOT / "docs" / page).read_text())))],
 )
-def test_a_rules_file_of_the_documentation_is_good_and_its_tests_hold(page: str, number: int) -> None:
+def test_a_rules_file_in_the_documentation_is_valid_and_its_tests_pass(page: str, number: int) -> None:
     loaded = compile_rules([(page, blocks((ROOT / "docs" / page).read_text())[number].encode())])
     assert loaded.tests
-    assert [str(found) for found in (*loaded.warnings, *loaded.failures())] == []
+    assert [str(finding) for finding in (*loaded.warnings, *loaded.failures())] == []
     assert untested_bindings(loaded) == set()
 
 
@@ -110,7 +107,7 @@ def test_the_documentation_shows_rules_files() -> None:
 
 
 def walked() -> Iterator[BindingStep]:
-    """Every visit of every binding in the tests of the files under config/."""
+    """Yield every evaluation of a binding in the tests of the files in config/."""
     for path in RULES_FILES:
         loaded = load_rules([path])
         for test in loaded.tests:
@@ -123,14 +120,16 @@ def walked() -> Iterator[BindingStep]:
 
 @cache
 def shown() -> frozenset[tuple[str, bool]]:
-    """Operators with what became of them: conditions met or not, effects that did something."""
-    found = set()
+    """Return operators with their results: conditions that are true or false, effects that were applied."""
+    results = set()
     for visit in walked():
-        found |= {(name(step.key), step.verdict is Verdict.MATCH) for step in visit.operators}
+        results |= {(name(step.key), step.verdict is Verdict.MATCH) for step in visit.operators}
         if visit.added or visit.removed or visit.jump or visit.stopped:
             names = {name(key) for key, _ in visit.binding.arguments}
-            found |= {(each, True) for each in names if not each.endswith("-onfalse" if visit.true else "-ontrue")}
-    return frozenset(found)
+            results |= {
+                (operator, True) for operator in names if not operator.endswith("-onfalse" if visit.true else "-ontrue")
+            }
+    return frozenset(results)
 
 
 def name(key: bytes) -> str:
@@ -138,14 +137,14 @@ def name(key: bytes) -> str:
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_every_operator_has_an_example_whose_tests_hold(operator: str) -> None:
+def test_every_operator_has_an_example(operator: str) -> None:
     assert (operator, True) in shown()
     if operator.startswith("x-?"):
         assert (operator, False) in shown()
 
 
-def test_the_list_of_operators_is_that_of_the_plugin() -> None:
-    """Header, key, property and clock conditions, then routes, the producer's routes, and the rest (its README)."""
+def test_the_operators_are_those_of_the_plugin() -> None:
+    """Operators in the order of the plugin's README: conditions, routes, routes of the producer, others."""
     compared = ["=", "!=", "<", "<=", ">=", ">", "re", "!re"]
     assert set(OPERATORS) == {
         *(f"x-?hk{kind}v{test}" for kind in ("", "?") for test in compared),
@@ -168,12 +167,12 @@ def test_the_list_of_operators_is_that_of_the_plugin() -> None:
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_every_operator_stands_in_the_documentation(operator: str) -> None:
+def test_every_operator_is_documented(operator: str) -> None:
     assert re.search(rf"`\"?{re.escape(operator)}(?: NAME)?`", RULES_TEXT)
 
 
 @pytest.mark.parametrize("key", TOP_KEYS)
-def test_every_key_of_a_rules_file_stands_in_the_documentation(key: str) -> None:
+def test_every_top_level_key_of_a_rules_file_is_documented(key: str) -> None:
     assert f"| `{key}` |" in RULES_TEXT
 
 
@@ -194,22 +193,22 @@ KEYS_OF_PAGES = [
 
 
 @pytest.mark.parametrize(("page", "key"), KEYS_OF_PAGES)
-def test_every_key_within_a_rules_file_stands_in_the_documentation(page: str, key: str) -> None:
+def test_every_nested_key_of_a_rules_file_is_documented(page: str, key: str) -> None:
     assert re.search(rf"`{key}\b", (ROOT / "docs" / "reference" / f"{page}.md").read_text())
 
 
 @pytest.mark.parametrize("entry", list(entries(Settings())), ids=lambda entry: entry.path)
-def test_every_setting_stands_in_the_documentation_with_its_default(entry: object) -> None:
+def test_every_setting_is_documented_with_its_default(entry: object) -> None:
     path, default, doc = (getattr(entry, name) for name in ("path", "default", "doc"))
     assert f"| `{path}` | `{default}` | {doc} |\n" in CONFIGURATION_TEXT
 
 
-def test_the_documentation_lists_no_setting_that_is_not_there() -> None:
+def test_every_documented_setting_exists() -> None:
     listed = re.findall(r"^\| `([a-z_.\[\]]+)` \| `[^`]*` \|", CONFIGURATION_TEXT, re.MULTILINE)
     assert sorted(listed) == sorted(entry.path for entry in entries(Settings()))
 
 
-def test_the_configuration_of_the_documentation_is_good(tmp_path: Path) -> None:
+def test_the_configuration_in_the_documentation_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "oxproxy.yaml"
     (block,) = blocks(CONFIGURATION_TEXT)
     path.write_text(block)
@@ -217,11 +216,11 @@ def test_the_configuration_of_the_documentation_is_good(tmp_path: Path) -> None:
     assert load_settings(path, environ)[1] == []
 
 
-def test_the_configuration_file_has_every_key_and_runs_on_one_machine_as_it_is() -> None:
+def test_the_configuration_file_has_every_key_and_is_valid_unchanged() -> None:
     path = ROOT / "config" / "oxproxy.yaml"
     settings, warnings = load_settings(path, {})
     assert warnings == []
-    text = re.sub(r"# (tls: \{.*?\}|secrets: \[.*?\])", r"\1", path.read_text())  # these need files
+    text = re.sub(r"# (tls: \{.*?\}|secrets: \[.*?\])", r"\1", path.read_text())  # these require files
     faults = Faults()
     parse_settings(text.encode(), path, {}, faults, secrets_required=False)
     missing = ("file does not exist", "No such file or directory")
@@ -230,6 +229,6 @@ def test_the_configuration_file_has_every_key_and_runs_on_one_machine_as_it_is()
     for entry in entries(settings):
         if entry.path.endswith(("password_env", "password_file", "secrets[].env")):
             continue
-        found = written
+        value = written
         for key in entry.path.split("."):
-            found = found[key[:-2]][0] if key.endswith("[]") else found[key]
+            value = value[key[:-2]][0] if key.endswith("[]") else value[key]

@@ -1,4 +1,4 @@
-"""Every relative link of a page has an existing file and heading as its target."""
+"""Tests that every relative link in a page has an existing file and heading as its target."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def links(page: Path) -> list[str]:
 
 @cache
 def anchors(page: Path) -> frozenset[str]:
-    """Return the anchors of the headings of a page, as GitHub makes them."""
+    """Return the anchors of the headings of a page, in GitHub's form."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+def test_the_target_of_every_link_exists(page: Path) -> None:
     broken = []
     for link in links(page):
         name, _, anchor = link.partition("#")
@@ -39,7 +39,7 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     assert broken == []
 
 
-def test_every_page_of_the_documentation_is_in_its_index() -> None:
+def test_every_page_is_in_the_index() -> None:
     index = ROOT / "docs" / "README.md"
     listed = {(index.parent / link).resolve() for link in links(index)}
     pages = {page for page in PAGES if page.parent.name in ("tutorial", "how-to", "reference", "explanation")}

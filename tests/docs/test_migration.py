@@ -1,4 +1,4 @@
-"""docs/how-to/migration.md, tried: an export by rabbitmqctl, imported, routes as on the broker."""
+"""Follows docs/how-to/migration.md: definitions exported by rabbitmqctl are imported and route as on the broker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.routing.building import Plain, arguments
 from tests.sidecar import Sidecar, oxproxy
 
 QUEUES = ("invoices", "europe", "late", "pdf reports", "pdf or log", "everything")
-#: exchange, key and headers of what is published
+#: Exchange, routing key and headers of each message.
 MESSAGES: list[tuple[str, str, dict[str, Plain]]] = [
     ("by.topic", "invoice.eu", {}),
     ("by.topic", "invoice.us.late", {}),
@@ -36,8 +36,8 @@ def private() -> Iterator[PrivateBroker]:
             pytest.skip(str(missing))
 
 
-def furnish(outside: Outside) -> None:
-    """Make what somebody has who uses the broker's own exchanges."""
+def declare_topology(outside: Outside) -> None:
+    """Declare exchanges, queues and bindings of the broker's own types."""
     outside.make_queues(*QUEUES)
     for kind in ("topic", "headers", "fanout"):
         outside.make_exchange(f"by.{kind}", kind)
@@ -49,7 +49,7 @@ def furnish(outside: Outside) -> None:
 
 
 def routed(port: int, outside: Outside, message: tuple[str, str, dict[str, Plain]]) -> list[str]:
-    """Publish one message to a port; say in which queues it is."""
+    """Publish one message to a port, and return the queues that received it."""
     exchange, key, headers = message
     with Producer(port, outside.vhost).open(confirm=True) as producer:
         assert producer.send_settled(exchange, key, arguments(headers)).acked
@@ -57,9 +57,9 @@ def routed(port: int, outside: Outside, message: tuple[str, str, dict[str, Plain
 
 
 @pytest.mark.broker
-def test_what_was_imported_routes_as_the_broker_did(private: PrivateBroker, tmp_path: Path) -> None:
+def test_imported_rules_route_as_the_broker_did(private: PrivateBroker, tmp_path: Path) -> None:
     outside = Outside(private, "/")
-    furnish(outside)
+    declare_topology(outside)
     before = [routed(private.port, outside, message) for message in MESSAGES]
     definitions, rules = tmp_path / "definitions.json", tmp_path / "imported.yaml"
     private.rabbitmqctl("export_definitions", str(definitions))

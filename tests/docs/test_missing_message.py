@@ -1,4 +1,4 @@
-"""docs/how-to/missing-message.md, followed with a message that does not arrive: each command answers as it says."""
+"""Follows docs/how-to/missing-message.md: each command returns what the page states."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ exchanges:
     bindings:
       - {queue: documents.public, name: public documents, arguments: {"x-?hkv= document.type": public}}
 """
-#: with a binding whose queue nobody has made
-NEXT = (
+#: `RULES` with a binding whose queue does not exist.
+MISSING_QUEUE = (
     RULES
     + """\
       - {queue: documents.private, name: private documents, arguments: {"x-?hkv= document.type": private}}
 """
 )
-#: the same, and a test that does not hold
+#: `MISSING_QUEUE` with a test that fails.
 FAILING = (
-    NEXT
+    MISSING_QUEUE
     + """\
 tests:
-  - {name: nobody gets it, publish: {exchange: documents, headers: {document.type: private}}, expect: {}}
+  - {name: no queue receives it, publish: {exchange: documents, headers: {document.type: private}}, expect: {}}
 """
 )
 
@@ -55,7 +55,7 @@ def shared(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture
 def site(shared: Site) -> Iterator[Site]:
     write(shared, RULES)
-    asked(shared, "/-/reload")
+    curl(shared, "/-/reload")
     yield shared
     shared.bodies("documents.public")
     shared.tidy()
@@ -67,24 +67,24 @@ def write(site: Site, rules: str) -> None:
     fresh.rename(site.sidecar.folder / "rules.yaml")
 
 
-def asked(site: Site, path: str) -> str:
+def curl(site: Site, path: str) -> str:
     """Run the page's curl command for a path."""
     (command,) = re.findall(rf"^    (curl [^#\n]*{re.escape(path)}\b[^#\n|]*)", PAGE, re.MULTILINE)
     address, headers, data, method = "", {}, None, None
-    words = iter(shlex.split(command)[1:])
-    for word in words:
-        match word:
+    arguments_of_command = iter(shlex.split(command)[1:])
+    for argument in arguments_of_command:
+        match argument:
             case "-s":
                 pass
             case "-H":
-                name, _, value = next(words).partition(": ")
+                name, _, value = next(arguments_of_command).partition(": ")
                 headers[name] = value
             case "-X":
-                method = next(words)
+                method = next(arguments_of_command)
             case "--data":
-                data = next(words).encode()
+                data = next(arguments_of_command).encode()
             case _:
-                address = word
+                address = argument
     url = address.replace("http://127.0.0.1:15693", site.sidecar.admin)
     with urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method), timeout=30) as answer:
         text: bytes = answer.read()
@@ -97,66 +97,64 @@ def publish(site: Site) -> None:
 
 
 @pytest.mark.broker
-def test_the_numbers_and_the_explanation_say_that_no_binding_is_for_it(site: Site) -> None:
+def test_metrics_and_explanation_show_that_no_binding_matches(site: Site) -> None:
     publish(site)
     assert re.search(
-        r'^oxproxy_publishes_total\{exchange="documents",outcome="unrouted".* [1-9]', asked(site, "/metrics"), re.M
+        r'^oxproxy_publishes_total\{exchange="documents",outcome="unrouted".* [1-9]', curl(site, "/metrics"), re.M
     )
-    said = asked(site, "/explain")
-    assert 'mismatch  x-?hkv= document.type: "public", saw "private"' in said
-    assert "outcome   unrouted" in said
+    explanation = curl(site, "/explain")
+    assert 'mismatch  x-?hkv= document.type: "public", saw "private"' in explanation
+    assert "outcome   unrouted" in explanation
 
 
 @pytest.mark.broker
-def test_a_file_that_is_not_in_force_is_found_out(
+def test_a_rules_file_that_is_not_in_force_is_detected(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(site, FAILING)
     with pytest.raises(urllib.error.HTTPError, match="422"):
-        asked(site, "/-/reload")
-    reload = json.loads(asked(site, "/status"))["last_reload"]
-    assert "nobody gets it" in reload["errors"][0]
+        curl(site, "/-/reload")
+    reload = json.loads(curl(site, "/status"))["last_reload"]
+    assert "no queue receives it" in reload["errors"][0]
     message = tmp_path / "message.yaml"
     message.write_text("{exchange: documents, headers: {document.type: private}}")
     main(["explain", "--rules", str(site.sidecar.folder / "rules.yaml"), "--message", str(message)])
     of_file, in_force = (
-        text.splitlines()[1].split(",")[0] for text in (capsys.readouterr().out, asked(site, "/explain"))
+        text.splitlines()[1].split(",")[0] for text in (capsys.readouterr().out, curl(site, "/explain"))
     )
     assert of_file.startswith("rules ")
     assert of_file != in_force
 
 
 @pytest.mark.broker
-def test_a_destination_that_is_not_there_is_named_wherever_the_page_says(site: Site) -> None:
-    write(site, NEXT)
-    assert json.loads(asked(site, "/-/reload"))["missing"] == ["queue documents.private"]
+def test_a_missing_destination_is_reported(site: Site) -> None:
+    write(site, MISSING_QUEUE)
+    assert json.loads(curl(site, "/-/reload"))["missing"] == ["queue documents.private"]
     publish(site)
-    assert "missing   queue documents.private: " in asked(site, "/explain")
-    until(lambda: "queue documents.private" in json.loads(asked(site, "/status"))["vhosts"][0]["missing"], 15)
+    assert "missing   queue documents.private: " in curl(site, "/explain")
+    until(lambda: "queue documents.private" in json.loads(curl(site, "/status"))["vhosts"][0]["missing"], 15)
     until(lambda: site.metric("topology_missing_destinations") == 1, 15)
     assert site.logged("destinations missing")
     site.make_queue("documents.private")
     until(lambda: site.metric("topology_missing_destinations") == 0, 15)
     publish(site)
     assert len(site.take("documents.private")) == 1
-    assert json.loads(asked(site, "/-/reload"))["missing"] == []
+    assert json.loads(curl(site, "/-/reload"))["missing"] == []
 
 
 @pytest.mark.broker
-def test_the_audit_log_has_the_message_in_the_segment_that_is_open_and_when_it_is_closed(
-    broker: Broker, tmp_path: Path
-) -> None:
+def test_the_audit_log_has_the_message_in_open_and_closed_segments(broker: Broker, tmp_path: Path) -> None:
     (tmp_path / "audit").mkdir()
-    looked = '"message_id":"m1"'
-    assert PAGE.count(f"'{looked}'") == 2
+    searched = '"message_id":"m1"'
+    assert PAGE.count(f"'{searched}'") == 2
     with standing(broker, tmp_path, RULES, {"audit": {"directory": "audit"}}) as site:
         publish(site)
-        until(lambda: any(looked in path.read_text() for path in (tmp_path / "audit").rglob("_audit-*.jsonl")))
+        until(lambda: any(searched in path.read_text() for path in (tmp_path / "audit").rglob("_audit-*.jsonl")))
     closed = list(tmp_path.glob("audit/date=*/hour=*/audit-*.gz"))
-    assert [looked in gzip.open(path, "rt").read() for path in closed] == [True]
+    assert [searched in gzip.open(path, "rt").read() for path in closed] == [True]
 
 
-def test_panels_that_the_page_names_are_there() -> None:
+def test_panels_on_the_page_exist() -> None:
     sentences = re.findall(r"(?:The panels? (?:is|are)|in the panel) [^.]*\.", " ".join(PAGE.split()))
     named = {title for sentence in sentences for title in re.findall(r'"([^"]+)"', sentence)}
     board = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "oxproxy-overview.json").read_text())

@@ -1,4 +1,4 @@
-"""docs/reference/protocol-support.md mentions every class of methods; each test that tests/DEFECTS.md names exists."""
+"""Tests docs/reference/protocol-support.md and the test names in tests/DEFECTS.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFINED = frozenset(
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_every_test_that_is_named_exists(name: str) -> None:
+def test_every_test_in_the_defects_exists(name: str) -> None:
     assert name in DEFINED
 
 
@@ -32,5 +32,5 @@ def test_the_page_states_the_number_of_defects() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({name.split(".")[0].lower() for name in methods.NAMES.values()} - {"access"}))
-def test_every_class_of_methods_is_mentioned(name: str) -> None:
+def test_every_amqp_class_is_documented(name: str) -> None:
     assert f"{name}." in TEXT

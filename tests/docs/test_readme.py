@@ -1,4 +1,4 @@
-"""README, "With your own broker", followed by somebody who has read nothing else: each step does what it says."""
+"""Follows "With your own broker" in README.md."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def taken(place: Place) -> list[int]:
     return place.taken("orders.all", "orders.big")
 
 
-def test_the_check_finds_both_files_good_and_runs_the_test(place: Place) -> None:
+def test_the_check_accepts_both_files_and_runs_the_test(place: Place) -> None:
     done = place.run(CHECK)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("ok: 2 files, 1 exchange, 2 bindings, 1 test;")
 
 
-def test_a_producer_s_message_goes_where_its_amount_says_and_a_changed_rule_holds_at_once(serving: Place) -> None:
+def test_messages_are_routed_by_amount_and_changed_rules_are_reloaded(serving: Place) -> None:
     publish(serving, 2000)
     assert taken(serving) == [1, 1]
     publish(serving, "2000")
@@ -76,8 +76,8 @@ def test_a_producer_s_message_goes_where_its_amount_says_and_a_changed_rule_hold
     assert taken(serving) == [1, 0]
 
 
-def test_the_running_sidecar_says_why_a_message_did_not_arrive(serving: Place) -> None:
-    done = serving.run([*EXPLAIN, "--vhost", serving.vhost])  # it finds the sidecar by the configuration
+def test_explain_shows_why_a_message_did_not_arrive(serving: Place) -> None:
+    done = serving.run([*EXPLAIN, "--vhost", serving.vhost])  # the address is that of the configuration
     assert (done.returncode, done.stderr) == (0, "")
     (promised,) = re.findall(r"here `([^`]*)`", PART)
     assert promised in done.stdout
@@ -86,7 +86,7 @@ def test_the_running_sidecar_says_why_a_message_did_not_arrive(serving: Place) -
     assert done.returncode == 0
 
 
-def test_the_producer_of_the_page_gets_its_message_into_both_queues(serving: Place) -> None:
+def test_the_producer_of_the_page_reaches_both_queues(serving: Place) -> None:
     taken(serving)
     program, changes = re.subn(r'"amqp://[^"]*"', repr(serving.url), PRODUCER)
     assert changes == 1
@@ -94,16 +94,16 @@ def test_the_producer_of_the_page_gets_its_message_into_both_queues(serving: Pla
     assert taken(serving) == [1, 1]
 
 
-def test_the_path_that_the_page_sets_has_the_command() -> None:
+def test_the_path_on_the_page_contains_the_command() -> None:
     (line,) = re.findall(r"^    (export PATH=.*)$", PART, re.MULTILINE)
     done = subprocess.run(["bash", "-c", f"{line}; command -v oxproxy"], cwd=ROOT, capture_output=True, check=True)
     assert Path(done.stdout.decode().strip()).samefile(PROGRAM)
 
 
-def test_a_message_that_the_management_ui_publishes_is_not_routed(serving: Place) -> None:
-    """The UI shows this text where the management API answers `routed: false`."""
-    (told,) = re.findall(r"`(Message published[^`]*)`", PART)
-    assert told == "Message published, but not routed."
+def test_a_message_published_in_the_management_ui_is_not_routed(serving: Place) -> None:
+    """The UI shows this text if the management API returns `routed: false`."""
+    (shown,) = re.findall(r"`(Message published[^`]*)`", PART)
+    assert shown == "Message published, but not routed."
     message = {
         "properties": {"headers": {"amount": 2000}},
         "routing_key": "",

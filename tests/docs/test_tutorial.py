@@ -1,4 +1,4 @@
-"""The tutorial, followed step by step against a real broker; only addresses, login and virtual host are replaced."""
+"""Follows the tutorial with a real broker. Only addresses, login and virtual host are replaced."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def without_comments(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def reader(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """What a reader has after step 3: a directory and a running sidecar."""
+    """The directory and the running sidecar after step 3."""
     directory = tmp_path_factory.mktemp("tutorial")
     vhost = "tutorial"
     broker.create_vhost(vhost)
