@@ -1,4 +1,4 @@
-"""Commands that ask each worker of a running sidecar, where workers answer differently."""
+"""Tests commands that query all workers of a sidecar whose workers respond differently."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANSWER |= {"exchanges": [], "remotes": []}
 
 
 def worker(port: int, answer: dict[str, object]) -> AbstractContextManager[int]:
-    """Give one answer to every question."""
+    """Respond to every request with one explanation."""
 
     def explained(_: str, headers: Mapping[str, str]) -> tuple[int, str, bytes]:
         kind = headers["Accept"]
@@ -38,7 +38,7 @@ def worker(port: int, answer: dict[str, object]) -> AbstractContextManager[int]:
         ({"rules": "old"}, 1, "http://127.0.0.1:{0}:\nrules new\nhttp://127.0.0.1:{1}:\nrules old\n"),
     ],
 )
-def test_workers_that_differ_are_shown_one_by_one(
+def test_different_responses_of_workers_are_shown_separately(
     other: dict[str, object], status: int, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = free_ports(2)
@@ -52,7 +52,7 @@ def test_workers_that_differ_are_shown_one_by_one(
     assert ("these workers returned different results" in captured.err) == bool(status)
 
 
-def test_a_sidecar_that_listens_everywhere_is_asked_on_loopback() -> None:
+def test_a_wildcard_admin_address_is_requested_on_loopback() -> None:
     settings = Settings(admin=AdminSection(address=HostPort("0.0.0.0", 15693)), workers=2)
     assert admin_urls(settings) == ["http://127.0.0.1:15693", "http://127.0.0.1:15694"]
     assert admin_urls(Settings(admin=AdminSection(address=HostPort("::", 1)))) == ["http://[::1]:1"]

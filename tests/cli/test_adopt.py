@@ -1,4 +1,4 @@
-"""``oxproxy adopt``: what version 0.1, or a previous secret, left on the broker gets a signature and keeps routing."""
+"""Tests ``oxproxy adopt``: bindings of version 0.1, or with a previous secret, are signed and keep routing."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ FAST = {"inventory": {"refresh": "200ms"}}
 
 
 class Old:
-    """What sidecars of version 0.1 left in a virtual host: an exchange and a binding to each of two queues."""
+    """Objects that sidecars of version 0.1 leave in a virtual host: an exchange, bound to two queues."""
 
     def __init__(self, broker: Broker, vhost: str) -> None:
         self.broker, self.vhost = broker, vhost
         Outside(broker, vhost).make_queues("one", "two", "more")
         marked = ((b"x-open-exchange", Value("t", True)), (b"x-oxproxy", Value("S", pack(1, b""))))
-        with Application(broker.port, vhost) as beside:
-            beside.exchange("ox", marked, kind="direct", durable=True)
+        with Application(broker.port, vhost) as client:
+            client.exchange("ox", marked, kind="direct", durable=True)
             for sequence, queue in enumerate(("one", "two"), 2):
-                beside.bind(queue, "ox", kept(sequence, MATCH), token("queue", queue.encode()).decode())
+                client.bind(queue, "ox", kept(sequence, MATCH), token("queue", queue.encode()).decode())
 
     def signatures(self) -> list[str]:
-        """The signatures of stored bindings; "" where there is none."""
+        """Return the signatures of stored bindings; "" for unsigned ones."""
         rows = self.broker.api("GET", f"exchanges/{self.vhost}/ox/bindings/source")
         return [row["arguments"].get("x-oxproxy-signature", "") for row in rows if "x-oxproxy" in row["arguments"]]
 
     def under(self, keys: set[str]) -> set[str]:
-        """The destinations that are bound under one of these keys."""
+        """Return the destinations bound with one of these keys."""
         rows = self.broker.api("GET", f"exchanges/{self.vhost}/ox/bindings/source")
         return {row["destination"] for row in rows if row["routing_key"] in keys}
 
@@ -62,7 +62,7 @@ def old(broker: Broker, vhost: str) -> Old:
 
 @pytest.fixture
 def running(old: Old, tmp_path: Path) -> Iterator[Sidecar]:
-    """A sidecar of this version with a secret of its own."""
+    """A sidecar of this version with a secret."""
     (tmp_path / "current").write_bytes(secrets.token_bytes(32))
     settings = {**FAST, "declared": {"secrets": [{"file": "current"}]}}
     with Sidecar(old.broker, settings=settings, folder=tmp_path) as sidecar:
@@ -79,11 +79,11 @@ def reached(app: Application) -> list[str]:
 
 def unsigned(sidecar: Sidecar, old: Old) -> int:
     vhosts = json.loads(sidecar.get("/status"))["vhosts"]
-    (found,) = (one["unsigned"] for one in vhosts if one["vhost"] == old.vhost)
-    return sum(map(len, found.values()))
+    (bindings,) = (vhost["unsigned"] for vhost in vhosts if vhost["vhost"] == old.vhost)
+    return sum(map(len, bindings.values()))
 
 
-def test_what_is_adopted_reaches_again_what_its_client_may_bind(
+def test_adopted_bindings_reach_the_destinations_that_their_client_may_bind(
     running: Sidecar, old: Old, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Application(running.port, old.vhost) as app:
@@ -107,26 +107,26 @@ def test_what_is_adopted_reaches_again_what_its_client_may_bind(
         assert old.signatures() == []
 
 
-def test_what_was_signed_is_there_for_machines(running: Sidecar, old: Old, capsys: pytest.CaptureFixture[str]) -> None:
+def test_signed_bindings_are_printed_as_json(running: Sidecar, old: Old, capsys: pytest.CaptureFixture[str]) -> None:
     for more, left in ((["--dry-run"], "would be signed"), ([], None)):
         assert run(running, old, "--json", *more) == 0
-        (found,) = json.loads(capsys.readouterr().out)["vhosts"]
-        assert (found["vhost"], found["complete"], found["transition"]) == (old.vhost, True, [])
-        assert [(each["signed"], each["left"]) for each in found["bindings"]] == [(left is None, left)] * 2
-        one = next(each for each in found["bindings"] if each["binding"].startswith("queue one "))
-        assert (one["exchange"], one["user"], one["reason"]) == ("ox", "guest", "no signature")
-        assert one["arguments"] == ["x-?hkex", "x-addq-ontrue"]
+        (result,) = json.loads(capsys.readouterr().out)["vhosts"]
+        assert (result["vhost"], result["complete"], result["transition"]) == (old.vhost, True, [])
+        assert [(binding["signed"], binding["left"]) for binding in result["bindings"]] == [(left is None, left)] * 2
+        first = next(row for row in result["bindings"] if row["binding"].startswith("queue one "))
+        assert (first["exchange"], first["user"], first["reason"]) == ("ox", "guest", "no signature")
+        assert first["arguments"] == ["x-?hkex", "x-addq-ontrue"]
     assert run(running, old, "--json", "--finish") == 0
-    (found,) = json.loads(capsys.readouterr().out)["vhosts"]
-    assert found["bindings"] == []
-    assert found["transition"][0].startswith("transition finished; ")
+    (result,) = json.loads(capsys.readouterr().out)["vhosts"]
+    assert result["bindings"] == []
+    assert result["transition"][0].startswith("transition finished; ")
 
 
-def test_messages_reach_their_queues_while_they_are_adopted(running: Sidecar, old: Old) -> None:
+def test_messages_are_delivered_during_the_adoption(running: Sidecar, old: Old) -> None:
     adopted = threading.Event()
     sent = 0
-    with Application(running.port, old.vhost) as app, ThreadPoolExecutor(1) as other:
-        adopting = other.submit(run, running, old)
+    with Application(running.port, old.vhost) as app, ThreadPoolExecutor(1) as executor:
+        adopting = executor.submit(run, running, old)
         adopting.add_done_callback(lambda _: adopted.set())
         while not adopted.is_set() or sent < 100:
             assert app.send_settled("ox", "k", {"a": 1}).acked
@@ -136,20 +136,20 @@ def test_messages_reach_their_queues_while_they_are_adopted(running: Sidecar, ol
         assert [len(app.take(queue)) for queue in ("one", "two")] == [sent, sent]
 
 
-def test_version_0_1_still_reads_what_was_adopted(running: Sidecar, old: Old) -> None:
-    before = _kept(old)
+def test_version_0_1_reads_adopted_bindings(running: Sidecar, old: Old) -> None:
+    before = stored_bindings(old)
     assert run(running, old) == 0
-    assert _kept(old) == before
+    assert stored_bindings(old) == before
 
 
-def _kept(old: Old) -> list[tuple[str, str, str]]:
-    """All that version 0.1 looks at: destination, key and what is kept."""
+def stored_bindings(old: Old) -> list[tuple[str, str, str]]:
+    """Return everything that version 0.1 reads: destination, key and stored arguments."""
     rows = old.broker.api("GET", f"exchanges/{old.vhost}/ox/bindings/source")
-    found = [(row["destination"], row["routing_key"], row["arguments"].get("x-oxproxy", "")) for row in rows]
-    return sorted(row for row in found if row[2])
+    stored = [(row["destination"], row["routing_key"], row["arguments"].get("x-oxproxy", "")) for row in rows]
+    return sorted(row for row in stored if row[2])
 
 
-def test_bindings_under_a_previous_secret_are_said_and_signed_again(
+def test_bindings_with_a_previous_secret_are_listed_and_signed_again(
     running: Sidecar, old: Old, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(running, old) == 0
@@ -160,18 +160,16 @@ def test_bindings_under_a_previous_secret_are_said_and_signed_again(
     running.configuration.write_text(yaml.safe_dump(settings))
     capsys.readouterr()
     assert run(running, old, "--dry-run") == 0
-    said = capsys.readouterr().out
-    assert said.count(": signed with a previous secret: would be signed") == 2
-    assert "0 still without a valid signature, 2 still signed with a previous secret" in said
+    output = capsys.readouterr().out
+    assert output.count(": signed with a previous secret: would be signed") == 2
+    assert "0 still without a valid signature, 2 still signed with a previous secret" in output
     assert run(running, old) == 0
     assert "2 bindings signed, 0 still without a valid signature, 0 still signed" in capsys.readouterr().out
     assert not before & set(old.signatures())
 
 
-def test_the_transition_ends_when_told_so_and_every_message_still_arrives(
-    running: Sidecar, old: Old, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Then the tokens of version 0.1, which anybody can compute, are bound no more."""
+def test_ending_the_transition_loses_no_message(running: Sidecar, old: Old, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tokens of version 0.1, which are predictable, are no longer bound afterwards."""
     unkeyed = {token("queue", queue.encode()).decode() for queue in ("one", "two", "more")}
     with Application(running.port, old.vhost) as app:
         assert run(running, old) == 0
@@ -194,7 +192,7 @@ def test_the_transition_ends_when_told_so_and_every_message_still_arrives(
         assert reached(app) == []
 
 
-def test_a_signature_of_nobody_s_is_left_unless_told_otherwise(
+def test_a_signature_with_an_unknown_secret_is_replaced_only_on_request(
     running: Sidecar, old: Old, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forged = (*kept(9, {"x-?hkex": "b"}), (b"x-oxproxy-signature", Value("S", b"0" * 64)))
@@ -207,27 +205,27 @@ def test_a_signature_of_nobody_s_is_left_unless_told_otherwise(
     assert "0" * 64 not in old.signatures()
 
 
-def test_what_the_broker_refuses_is_left_and_said(
+def test_bindings_that_the_broker_refuses_are_listed_and_left(
     running: Sidecar, old: Old, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Application(old.broker.port, old.vhost) as owner:
         owner.declare("mine", exclusive=True)
         owner.bind("mine", "ox", kept(9, MATCH), token("queue", b"mine").decode())
         assert run(running, old) == 1
-        said = capsys.readouterr().out
-        assert "no signature: not signed: exclusive queue of another connection\n" in said
-        assert "2 bindings signed, 1 still without a valid signature" in said
+        output = capsys.readouterr().out
+        assert "no signature: not signed: exclusive queue of another connection\n" in output
+        assert "2 bindings signed, 1 still without a valid signature" in output
         assert sorted(map(bool, old.signatures())) == [False, True, True]
 
 
-def test_only_what_is_asked_for_is_adopted(running: Sidecar, old: Old, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_selected_bindings_are_adopted(running: Sidecar, old: Old, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(running, old, "--exchange", "other") == 0
     assert old.signatures() == ["", ""]
     assert run(running, old, "--vhost", "nope") == 2
     assert '--vhost: seen "nope", expected one of ' in capsys.readouterr().err
 
 
-def test_without_the_management_api_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_management_api_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "oxproxy.yaml"
     file.write_text("upstream: {address: 127.0.0.1:1}\n")
     assert cli.main(["adopt", "--config", str(file)]) == 2

@@ -25,7 +25,7 @@ def errors(findings: Findings, folder: Path) -> list[str]:
     return [str(error).replace(f"{folder}/", "") for error in findings.errors]
 
 
-def test_good_files_are_summed_up(tmp_path: Path) -> None:
+def test_valid_files_are_summarized(tmp_path: Path) -> None:
     paths = write(tmp_path, rules=GOOD, more="exchanges: [{name: f}, {name: g}]")
     findings = check_files(list(paths.values()), {})
     version = findings.sets[0].rules.version
@@ -33,25 +33,25 @@ def test_good_files_are_summed_up(tmp_path: Path) -> None:
     assert (findings.errors, findings.warnings, findings.failures) == ([], [], [])
 
 
-def test_a_configuration_brings_the_rules_files_that_it_names(tmp_path: Path) -> None:
+def test_rules_files_of_a_configuration_are_checked(tmp_path: Path) -> None:
     paths = write(tmp_path, config="rules: [rules.yaml]", rules=GOOD)
     findings = check_files([paths["config"]], {})
     assert findings.summary.startswith("2 files, 1 exchange, 1 binding, 1 test; ")
 
 
-def test_a_rules_file_is_not_looked_at_twice(tmp_path: Path) -> None:
+def test_a_rules_file_is_checked_only_once(tmp_path: Path) -> None:
     paths = write(tmp_path, config="rules: [rules.yaml]", rules=GOOD)
     findings = check_files([paths["rules"], paths["config"], paths["rules"]], {})
     assert errors(findings, tmp_path) == []
     assert findings.summary.startswith("2 files, 1 exchange, 1 binding, 1 test; ")
 
 
-def test_a_configuration_without_rules_is_good(tmp_path: Path) -> None:
+def test_a_configuration_without_rules_is_valid(tmp_path: Path) -> None:
     paths = write(tmp_path, config="log: {level: debug}")
     assert check_files([paths["config"]], {}).summary == "1 file, 0 exchanges, 0 bindings, 0 tests"
 
 
-def test_faults_of_all_files_are_found_at_once(tmp_path: Path) -> None:
+def test_errors_of_all_files_are_reported_together(tmp_path: Path) -> None:
     paths = write(
         tmp_path,
         config="log: {level: loud}\n",
@@ -61,8 +61,8 @@ def test_faults_of_all_files_are_found_at_once(tmp_path: Path) -> None:
         plain="just a text\n",
         broken="a: [\n",
     )
-    found = errors(check_files([*paths.values(), tmp_path / "none.yaml"], {}), tmp_path)
-    assert [line.split(": ")[0] for line in found] == [
+    messages = errors(check_files([*paths.values(), tmp_path / "none.yaml"], {}), tmp_path)
+    assert [line.split(": ")[0] for line in messages] == [
         "both.yaml:1:1",
         "broken.yaml:2:1",
         "config.yaml:1:14",
@@ -71,11 +71,11 @@ def test_faults_of_all_files_are_found_at_once(tmp_path: Path) -> None:
         "plain.yaml:1:1",
         "rules.yaml:1:20",
     ]
-    assert "seen keys of both a configuration and a rules file" in found[0]
-    assert "seen the keys a, expected those of a configuration" in found[3]
+    assert "seen keys of both a configuration and a rules file" in messages[0]
+    assert "seen the keys a, expected those of a configuration" in messages[3]
 
 
-def test_rules_files_given_together_are_one_set(tmp_path: Path) -> None:
+def test_rules_files_are_checked_as_one_set(tmp_path: Path) -> None:
     paths = write(tmp_path, a="exchanges: [{name: e}]", b="exchanges: [{name: e}]")
     assert errors(check_files(list(paths.values()), {}), tmp_path) == [
         f"b.yaml:1:14: exchanges[0].name: {paths['a']}:1 already defines an exchange of this name".replace(
@@ -84,19 +84,19 @@ def test_rules_files_given_together_are_one_set(tmp_path: Path) -> None:
     ]
 
 
-def test_rules_beside_a_configuration_are_a_set_of_their_own(tmp_path: Path) -> None:
+def test_rules_files_in_addition_to_a_configuration_are_a_separate_set(tmp_path: Path) -> None:
     paths = write(tmp_path, config="rules: [a.yaml]", a="exchanges: [{name: e}]", b="exchanges: [{name: e}]")
     findings = check_files([paths["config"], paths["b"]], {})
     assert errors(findings, tmp_path) == []
     assert len(findings.sets) == 2
 
 
-def test_a_pattern_of_a_configuration_that_matches_nothing_is_a_fault(tmp_path: Path) -> None:
+def test_a_glob_without_matches_is_an_error(tmp_path: Path) -> None:
     paths = write(tmp_path, config="rules: [none/*.yaml]")
     assert errors(check_files([paths["config"]], {}), tmp_path) == ["none/*.yaml: rules: this pattern matches no file"]
 
 
-def test_tests_that_do_not_hold_are_failures(tmp_path: Path) -> None:
+def test_failing_tests_are_failures(tmp_path: Path) -> None:
     paths = write(tmp_path, rules=GOOD.replace("queues: [q]", "queues: [r]"))
     findings = check_files(list(paths.values()), {})
     assert findings.errors == []
@@ -104,23 +104,23 @@ def test_tests_that_do_not_hold_are_failures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["password_env: NONE", "password_file: none"])
-def test_a_password_that_this_machine_does_not_have_is_a_warning(tmp_path: Path, way: str) -> None:
+def test_a_missing_password_is_a_warning(tmp_path: Path, way: str) -> None:
     paths = write(tmp_path, config=f"upstream: {{control: {{{way}}}}}")
     findings = check_files([paths["config"]], {})
     assert (findings.errors, len(findings.warnings)) == ([], 1)
 
 
 @pytest.mark.parametrize(("way", "line"), [("password_env: NONE", 6), ("password_file: none", 6)])
-def test_a_password_of_another_broker_that_this_machine_does_not_have_is_a_warning(
-    tmp_path: Path, way: str, line: int
-) -> None:
+def test_a_missing_password_of_another_broker_is_a_warning(tmp_path: Path, way: str, line: int) -> None:
     broker = f"brokers:\n  far:\n    address: far.example:5671\n    tls: {{}}\n    username: u\n    {way}\n"
     findings = check_files([write(tmp_path, rules=broker)["rules"]], {})
     assert findings.errors == []
-    assert [(each.place.line, each.key) for each in findings.warnings] == [(line, f"brokers.far.{way.split(':')[0]}")]
+    assert [(warning.place.line, warning.key) for warning in findings.warnings] == [
+        (line, f"brokers.far.{way.split(':')[0]}")
+    ]
 
 
-def test_a_way_back_to_where_the_configuration_listens_is_an_error(tmp_path: Path) -> None:
+def test_another_broker_at_the_own_listen_address_is_an_error(tmp_path: Path) -> None:
     rules = (
         "brokers:\n  near: {address: '127.0.0.1:7001'}\naddresses:\n  - {pattern: a, translation: 'localhost:7002/q'}\n"
     )

@@ -1,4 +1,4 @@
-"""Destinations of rules that a broker does not have, as ``oxproxy check --broker`` says it."""
+"""Tests ``oxproxy check --broker``: destinations, permissions and planned changes, compared with a real broker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def url_of(broker: Broker, scheme: str = "http") -> str:
     return f"{scheme}://{broker.username}:{broker.password}@{place}"
 
 
-#: Check a file with this exit status; return standard output, and lines of standard error without the file's name.
+#: Checks a file and its exit status; returns standard output, and lines of standard error without the file's name.
 Check = Callable[..., tuple[str, list[str]]]
 
 
@@ -56,7 +56,7 @@ def check(rules: Path, capsys: pytest.CaptureFixture[str]) -> Check:
 
 
 @pytest.mark.parametrize("scheme", ["http", "amqp"])
-def test_each_missing_destination_is_warned_of_at_its_line(
+def test_each_missing_destination_is_a_warning_at_its_line(
     broker: Broker, vhost: str, scheme: str, check: Check
 ) -> None:
     Outside(broker, vhost).make_queue("there")
@@ -70,7 +70,7 @@ def test_each_missing_destination_is_warned_of_at_its_line(
 @pytest.mark.parametrize(
     "url", ["nonsense", "ftp://host", "http://user:secret@127.0.0.1:1", "amqp://u:secret@127.0.0.1:1"]
 )
-def test_a_broker_that_can_not_be_asked_is_an_error_without_the_password(url: str, check: Check) -> None:
+def test_an_unreachable_broker_is_an_error_without_the_password(url: str, check: Check) -> None:
     _, err = check(url, 2, RULES.format("/"))
     assert "--broker" in str(err)
     assert "secret" not in str(err)
@@ -78,21 +78,21 @@ def test_a_broker_that_can_not_be_asked_is_an_error_without_the_password(url: st
 
 @pytest.mark.parametrize("scheme", ["http", "amqp"])
 @pytest.mark.parametrize("text", [NOTHING, "listen: [{address: '127.0.0.1:5673'}]\nrules: []\n"])
-def test_a_broker_that_can_not_be_asked_is_no_ok_where_the_rules_need_nothing_of_it(
-    scheme: str, text: str, check: Check
-) -> None:
+def test_an_unreachable_broker_is_an_error_for_rules_without_destinations(scheme: str, text: str, check: Check) -> None:
     out, err = check(f"{scheme}://127.0.0.1:1", 2, text)
     assert "--broker: could not query the broker: " in str(err)
     assert "ok" not in out
 
 
 @pytest.mark.parametrize("scheme", ["http", "amqp"])
-def test_a_broker_that_answers_is_fine_for_rules_that_need_nothing(broker: Broker, scheme: str, check: Check) -> None:
+def test_a_reachable_broker_is_sufficient_for_rules_without_destinations(
+    broker: Broker, scheme: str, check: Check
+) -> None:
     check(url_of(broker, scheme), 0, NOTHING)
 
 
 @pytest.mark.parametrize("scheme", ["http", "amqp"])
-def test_what_the_start_would_be_refused_for_is_an_error_at_its_line(
+def test_conflicts_that_prevent_the_start_are_errors_at_their_lines(
     broker: Broker, vhost: str, scheme: str, check: Check
 ) -> None:
     outside = Outside(broker, vhost)
@@ -127,9 +127,7 @@ exchanges:
     assert "fresh" not in names
 
 
-def test_an_internal_exchange_that_queue_delivery_would_publish_to_is_an_error(
-    broker: Broker, vhost: str, check: Check
-) -> None:
+def test_an_internal_exchange_in_queue_delivery_is_an_error(broker: Broker, vhost: str, check: Check) -> None:
     Outside(broker, vhost).make_exchange("inner", "fanout", internal=True)
     text = f"vhost: {vhost}\nexchanges: [{{name: e, delivery: queue, bindings: [{{exchange: inner}}]}}]\n"
     _, err = check(url_of(broker), 2, text)
@@ -137,7 +135,7 @@ def test_an_internal_exchange_that_queue_delivery_would_publish_to_is_an_error(
 
 
 @pytest.mark.parametrize("scheme", ["http", "amqp"])
-def test_what_the_address_table_rewrites_need_not_exist_but_what_stands_in_its_place(
+def test_the_result_of_an_address_translation_must_exist_instead_of_the_original(
     broker: Broker, vhost: str, scheme: str, check: Check
 ) -> None:
     _, err = check(
@@ -220,7 +218,7 @@ exchanges:
         ),
     ],
 )
-def test_permissions_that_the_control_user_lacks_are_named_at_what_needs_them(
+def test_missing_permissions_of_the_control_user_are_errors_at_their_lines(
     broker: Broker,
     vhost: str,
     tmp_path: Path,
@@ -245,7 +243,7 @@ def test_permissions_that_the_control_user_lacks_are_named_at_what_needs_them(
         ("administrator", False, "the broker's internal database has none"),
     ],
 )
-def test_permissions_that_can_not_be_asked_for_are_no_ok(
+def test_permissions_that_cannot_be_queried_are_an_error(
     broker: Broker, vhost: str, tags: str, granted: bool, why: str, check: Check
 ) -> None:
     with user(broker, tags) as name:
@@ -258,14 +256,12 @@ def test_permissions_that_can_not_be_asked_for_are_no_ok(
     assert "ok" not in out
 
 
-def test_a_control_user_that_the_broker_does_not_know_is_no_ok(
-    broker: Broker, vhost: str, tmp_path: Path, check: Check
-) -> None:
+def test_an_unknown_control_user_is_an_error(broker: Broker, vhost: str, tmp_path: Path, check: Check) -> None:
     config = tmp_path / "oxproxy.yaml"
     config.write_text("rules: r.yaml\nupstream: {control: {username: nobody, password: x}}\n")
     out, err = check(url_of(broker), 2, OWNED.format(vhost), file=config)
-    asked = f"--broker: could not query the permissions of the control user 'nobody' in virtual host {vhost}: "
-    assert asked in "".join(err)
+    message = f"--broker: could not query the permissions of the control user 'nobody' in virtual host {vhost}: "
+    assert message in "".join(err)
     assert "ok" not in out
 
 
@@ -273,7 +269,7 @@ def plan(out: str) -> list[str]:
     return [line for line in out.splitlines() if line.startswith("plan: ")]
 
 
-def test_the_plan_says_what_a_sidecar_would_declare_bind_and_unbind(
+def test_the_plan_lists_declarations_bindings_and_unbindings_of_a_sidecar(
     broker: Broker, vhost: str, rules: Path, check: Check
 ) -> None:
     Outside(broker, vhost).make_queue("there")
@@ -292,7 +288,7 @@ def test_the_plan_says_what_a_sidecar_would_declare_bind_and_unbind(
         "vhost": vhost,
         "action": "declare queue made",
     }
-    with Sidecar(broker, [rules]):  # does just that
+    with Sidecar(broker, [rules]):  # carries out the plan
         pass
     assert plan(check(url_of(broker), 0, text)[0]) == ["plan: nothing to declare, bind or unbind"]
     text = f"vhost: {vhost}\nexchanges: [{{name: e, bindings: [{{queue: made}}]}}]\n"
@@ -301,7 +297,7 @@ def test_the_plan_says_what_a_sidecar_would_declare_bind_and_unbind(
     ]
 
 
-def test_the_plan_says_the_types_of_carriers_and_warns_where_one_does_not_fit(
+def test_the_plan_lists_types_of_carriers_and_warns_of_conflicting_types(
     broker: Broker, vhost: str, check: Check
 ) -> None:
     Outside(broker, vhost).make_exchange("there", x_open_exchange=True)

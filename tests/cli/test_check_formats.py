@@ -1,4 +1,4 @@
-"""`oxproxy check` for pipelines: what makes it fail, and what other programs read."""
+"""Tests `oxproxy check` in pipelines: exit statuses, and output in machine-readable formats."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ def rules(tmp_path: Path) -> Path:
     return path
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+def run_check(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     status = main(["check", *map(str, arguments)])
     return status, *capsys.readouterr()
 
 
-def test_warnings_fail_only_where_that_is_asked_for(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, err = said(capsys, rules)
+def test_warnings_fail_only_with_the_option(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run_check(capsys, rules)
     assert (status, out[:3], err.count("warning: ")) == (0, "ok:", 1)
-    status, out, err = said(capsys, "--strict", rules)
+    status, out, err = run_check(capsys, "--strict", rules)
     assert (status, out) == (1, "")
     assert err.endswith("\n1 warning, which --strict does not allow\n")
-    assert json.loads(said(capsys, "--strict", "--json", rules)[1])["ok"] is False
+    assert json.loads(run_check(capsys, "--strict", "--json", rules)[1])["ok"] is False
 
 
 @pytest.mark.parametrize(("least", "status"), [("33.3", 0), ("33.4", 1), ("100", 1), ("0", 0)])
-def test_bindings_that_no_test_makes_true_fail_below_a_percentage(
+def test_coverage_below_the_limit_fails(
     rules: Path, capsys: pytest.CaptureFixture[str], least: str, status: int
 ) -> None:
-    seen, _, err = said(capsys, "--fail-under", least, rules)
-    assert seen == status
+    exit_status, _, err = run_check(capsys, "--fail-under", least, rules)
+    assert exit_status == status
     assert ("tests match 33.33 % of the bindings, expected" in err) == bool(status)
 
 
-def test_without_bindings_nothing_lacks_a_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_without_bindings_have_full_coverage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rules.yaml"
     path.write_text("queues: [q]\n")
-    assert said(capsys, "--fail-under", "100", path)[0] == 0
+    assert run_check(capsys, "--fail-under", "100", path)[0] == 0
 
 
 @pytest.mark.parametrize("arguments", [["--fail-under", "101"], ["--fail-under", "much"], ["--format", "yaml"]])
-def test_options_that_are_none_are_wrong_usage(rules: Path, arguments: list[str]) -> None:
+def test_invalid_options_are_usage_errors(rules: Path, arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["check", *arguments, str(rules)])
     assert ended.value.code == 2
@@ -73,16 +73,16 @@ def test_the_status_is_the_same_in_every_format_and_standard_error_is_empty(
     rules: Path, capsys: pytest.CaptureFixture[str], form: str, text: str, status: int
 ) -> None:
     rules.write_text(text)
-    seen, out, err = said(capsys, "--format", form, rules)
-    assert (seen, err) == (status, "")
+    exit_status, out, err = run_check(capsys, "--format", form, rules)
+    assert (exit_status, err) == (status, "")
     assert out.endswith("\n")
 
 
-def test_annotations_of_github_name_the_place_and_are_one_line_each(
+def test_github_annotations_have_file_and_line_and_are_one_line_each(
     rules: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rules.write_text(FAILING)
-    _, out, _ = said(capsys, "--format", "github", rules)
+    _, out, _ = run_check(capsys, "--format", "github", rules)
     warning, test = out.splitlines()
     place = str(rules).replace(",", "%2C")
     assert warning.startswith(f"::warning file={place},line=6,col=9,title=oxproxy check::")
@@ -91,13 +91,13 @@ def test_annotations_of_github_name_the_place_and_are_one_line_each(
     )
     assert "%0A" in test
     assert "second, 100%25" in test
-    _, out, _ = said(capsys, "--format", "github", "--strict", rules)
+    _, out, _ = run_check(capsys, "--format", "github", "--strict", rules)
     assert out.startswith("::error ")
 
 
 def test_junit_has_a_case_for_each_test_and_for_each_error(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rules.write_text(FAILING)
-    (suite,) = ET.fromstring(said(capsys, "--format", "junit", rules)[1])
+    (suite,) = ET.fromstring(run_check(capsys, "--format", "junit", rules)[1])
     assert suite.attrib == {"name": "oxproxy check", "tests": "2", "failures": "1", "errors": "0"}
     good, wrong = suite
     assert (good.attrib["name"], good.attrib["classname"], list(good)) == ("reports <go> to q", str(rules), [])
@@ -106,20 +106,23 @@ def test_junit_has_a_case_for_each_test_and_for_each_error(rules: Path, capsys: 
     assert failure.text is not None
     assert "mismatch  x-?hkv> n: 5, saw 5" in failure.text
     rules.write_text(BROKEN)
-    (suite,) = ET.fromstring(said(capsys, "--format", "junit", rules)[1])
-    assert [each.tag for case in suite for each in case] == ["error"] * int(suite.attrib["errors"])
+    (suite,) = ET.fromstring(run_check(capsys, "--format", "junit", rules)[1])
+    assert [child.tag for case in suite for child in case] == ["error"] * int(suite.attrib["errors"])
     assert "seen the number 5" in ET.tostring(suite, encoding="unicode")
 
 
 def test_sarif_has_a_result_with_its_region_for_each_finding(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rules.write_text(FAILING)
-    log = json.loads(said(capsys, "--format", "sarif", rules)[1])
+    log = json.loads(run_check(capsys, "--format", "sarif", rules)[1])
     assert log["version"] == "2.1.0"
     (run,) = log["runs"]
     assert run["tool"]["driver"]["version"]
     known = {rule["id"] for rule in run["tool"]["driver"]["rules"]}
-    assert [(each["ruleId"], each["level"]) for each in run["results"]] == [("warning", "warning"), ("test", "error")]
-    assert {each["ruleId"] for each in run["results"]} <= known
+    assert [(result["ruleId"], result["level"]) for result in run["results"]] == [
+        ("warning", "warning"),
+        ("test", "error"),
+    ]
+    assert {result["ruleId"] for result in run["results"]} <= known
     (place,) = run["results"][1]["locations"]
     assert place["physicalLocation"] == {
         "artifactLocation": {"uri": str(rules)},
@@ -127,9 +130,11 @@ def test_sarif_has_a_result_with_its_region_for_each_finding(rules: Path, capsys
     }
 
 
-def test_json_has_the_walk_of_a_failing_test_and_the_coverage(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_contains_the_evaluation_of_a_failing_test_and_the_coverage(
+    rules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rules.write_text(FAILING)
-    found = json.loads(said(capsys, "--format", "json", rules)[1])
-    (failure,) = found["failures"]
+    document = json.loads(run_check(capsys, "--format", "json", rules)[1])
+    (failure,) = document["failures"]
     assert "mismatch  x-?hkv> n: 5, saw 5" in failure["walk"]
-    assert found["coverage"] == 33.33
+    assert document["coverage"] == 33.33

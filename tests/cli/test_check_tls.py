@@ -1,4 +1,4 @@
-"""Files of TLS that can't be used, as ``oxproxy check`` says it: at the key that names them."""
+"""Tests errors of ``oxproxy check`` about TLS files that cannot be used, at the keys that name them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def folder(authority: Authority, tmp_path: Path) -> Path:
-    """Files that are good."""
+    """A directory with valid files."""
     for name, prefix in (("sidecar", ""), ("mover", "far")):
         certificate, key = authority.certificate(name)
         (tmp_path / (f"{prefix}.pem" if prefix else "cert.pem")).write_bytes(certificate.read_bytes())
@@ -52,16 +52,16 @@ def folder(authority: Authority, tmp_path: Path) -> Path:
 
 def check(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, list[str]]:
     status = cli.main(["check", *more, str(folder / "oxproxy.yaml")])
-    said = capsys.readouterr()
-    lines = (said.out if more else said.err).replace(f"{folder}/", "")
+    captured = capsys.readouterr()
+    lines = (captured.out if more else captured.err).replace(f"{folder}/", "")
     return status, lines.splitlines()
 
 
-def test_good_files_are_good(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_valid_files_are_accepted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(folder, capsys) == (0, [])
 
 
-def test_files_that_can_not_be_used_are_errors_at_their_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unusable_files_are_errors_at_their_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "ca.pem").write_text("none")
     (folder / "far-ca.pem").write_text("none")
     (folder / "key.pem").write_bytes((folder / "far.key").read_bytes())
@@ -77,7 +77,7 @@ def test_files_that_can_not_be_used_are_errors_at_their_keys(folder: Path, capsy
     )
 
 
-def test_a_key_of_another_broker_that_is_not_its_certificate_s_is_an_error(
+def test_a_key_that_does_not_match_the_certificate_of_another_broker_is_an_error(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "far.key").write_bytes((folder / "key.pem").read_bytes())
@@ -85,7 +85,7 @@ def test_a_key_of_another_broker_that_is_not_its_certificate_s_is_an_error(
     assert check(folder, capsys) == (2, [f"rules.yaml:4:49: brokers.far.tls.key: {message}"])
 
 
-def test_what_only_the_serving_machine_has_is_a_warning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_files_are_warnings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("key.pem", "far.key"):
         (folder / name).unlink()
     unread = "can't be read: No such file or directory"
@@ -99,12 +99,12 @@ def test_what_only_the_serving_machine_has_is_a_warning(folder: Path, capsys: py
     )
 
 
-def test_they_are_among_the_findings_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tls_errors_are_in_the_json_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "far.pem").write_text("none")
     status, lines = check(folder, capsys, "--json")
-    found = json.loads("\n".join(lines))
-    assert (status, found["ok"]) == (2, False)
-    [error] = found["errors"]
+    document = json.loads("\n".join(lines))
+    assert (status, document["ok"]) == (2, False)
+    [error] = document["errors"]
     assert (error["file"], error["line"], error["column"], error["key"]) == (
         "rules.yaml",
         4,
@@ -113,7 +113,7 @@ def test_they_are_among_the_findings_as_json(folder: Path, capsys: pytest.Captur
     )
 
 
-def test_no_key_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_private_key_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = (folder / "key.pem").read_text().replace("PRIVATE KEY", "PUBLIC KEY")
     (folder / "key.pem").write_text(content)
     _, lines = check(folder, capsys)

@@ -1,4 +1,4 @@
-"""A broker freed of what sidecars made, as the command line does it."""
+"""Tests ``oxproxy cleanup``, which removes objects of sidecars from a broker."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def run(site: Site, *more: str) -> int:
 
 def exists(site: Site, exchange: str) -> bool:
     listed = site.broker.api("GET", f"exchanges/{site.vhost}?columns=name")
-    return exchange in {each["name"] for each in listed}
+    return exchange in {listed_exchange["name"] for listed_exchange in listed}
 
 
-def test_everything_is_listed_and_removed_when_told_so(
+def test_everything_is_listed_and_removed_on_request(
     broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with standing(broker, tmp_path, RULES) as site:
@@ -54,7 +54,7 @@ def test_everything_is_listed_and_removed_when_told_so(
         assert "nothing found" in capsys.readouterr().out
 
 
-def test_what_clients_declared_and_what_sidecars_talk_over_goes_too(
+def test_objects_of_clients_and_of_sidecars_are_removed(
     broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with standing(broker, tmp_path, RULES, {"declared": {"announce": True}}) as site:
@@ -68,14 +68,14 @@ def test_what_clients_declared_and_what_sidecars_talk_over_goes_too(
         assert run(site, "--yes") == 0
         assert "exchange x.o.p.e.n.x.announce: " in capsys.readouterr().out
         listed = site.broker.api("GET", f"exchanges/{site.vhost}?columns=name")
-        assert [each["name"] for each in listed if not each["name"].startswith("amq.")] == [""]
+        assert [exchange["name"] for exchange in listed if not exchange["name"].startswith("amq.")] == [""]
         bound = site.broker.api("GET", f"bindings/{site.vhost}")
-        assert {each["source"] for each in bound} == {""}
+        assert {binding["source"] for binding in bound} == {""}
         queues = site.broker.api("GET", f"queues/{site.vhost}?columns=name")
-        assert {each["name"] for each in queues} == {"a", "b"}
+        assert {queue["name"] for queue in queues} == {"a", "b"}
 
 
-def test_an_exchange_that_others_bound_to_stays(
+def test_an_exchange_with_other_bindings_is_kept(
     broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with standing(broker, tmp_path, RULES) as site:
@@ -86,12 +86,12 @@ def test_an_exchange_that_others_bound_to_stays(
         assert site.bindings("letters") == {("queue", b"a", b"by hand")}
 
 
-def test_what_is_there_and_what_was_removed_are_there_for_machines(
+def test_existing_and_removed_objects_are_printed_as_json(
     broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with standing(broker, tmp_path, RULES) as site:
         assert site.sidecar.stop()
-        found = {
+        expected = {
             "vhost": site.vhost,
             "exchange": "letters",
             "tokens": 2,
@@ -101,7 +101,7 @@ def test_what_is_there_and_what_was_removed_are_there_for_machines(
         }
         assert run(site, "--json") == 0
         listed = json.loads(capsys.readouterr().out)["exchanges"]
-        assert found in listed
+        assert expected in listed
         assert run(site, "--json", "--yes") == 0
         assert json.loads(capsys.readouterr().out) == {"exchanges": [{**row, "removed": True} for row in listed]}
         assert run(site, "--json") == 0

@@ -38,23 +38,21 @@ def run(*arguments: object) -> int:
     return cli.main([str(argument) for argument in arguments])
 
 
-def wrong_usage(*arguments: object) -> int:
+def exit_status(*arguments: object) -> int:
     with pytest.raises(SystemExit) as raised:
         run(*arguments)
     assert isinstance(raised.value.code, int)
     return raised.value.code
 
 
-def test_check_says_in_one_line_what_is_good(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_summarizes_valid_files_in_one_line(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", rules) == 0
     out, err = capsys.readouterr()
     assert out.startswith("ok: 1 file, 1 exchange, 2 bindings, 1 test; rules ")
     assert (out.count("\n"), err) == (1, "")
 
 
-def test_check_gives_every_fault_on_standard_error_and_status_2(
-    rules: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_reports_every_error_with_status_2(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rules.write_text("exchanges: [{name: 5}]\nqueus: []\n")
     assert run("check", rules) == 2
     assert capsys.readouterr() == (
@@ -64,7 +62,7 @@ def test_check_gives_every_fault_on_standard_error_and_status_2(
     )
 
 
-def test_check_gives_failing_tests_and_status_1(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_failing_tests_with_status_1(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rules.write_text(GOOD.replace("queues: [q]", "queues: [r]"))
     assert run("check", rules) == 1
     out, err = capsys.readouterr()
@@ -76,15 +74,15 @@ def test_check_gives_failing_tests_and_status_1(rules: Path, capsys: pytest.Capt
     assert lines[-1].startswith("    ")
 
 
-def test_check_tells_warnings_and_still_says_yes(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_warnings_with_status_0(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rules.write_text("# nothing\n")
-    other = rules.with_name("other.yaml")
-    other.write_text("exchanges: [{name: e, type: topic, bindings: [{queue: q, arguments: {a: 1}}]}]\n")
-    assert run("check", other) == 0
+    rules_file = rules.with_name("other.yaml")
+    rules_file.write_text("exchanges: [{name: e, type: topic, bindings: [{queue: q, arguments: {a: 1}}]}]\n")
+    assert run("check", rules_file) == 0
     assert "warning: arguments have no effect" in capsys.readouterr().err
 
 
-def test_explain_prints_the_walk_and_the_decision(
+def test_explain_prints_the_evaluation_and_the_decision(
     rules: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"{exchange: e, headers: {a: 1}}")))
@@ -100,9 +98,7 @@ def test_explain_prints_json(rules: Path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(capsys.readouterr().out)["queues"] == ["q"]
 
 
-def test_explain_names_the_outcome_as_the_audit_log_and_the_metrics_do(
-    rules: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_explain_uses_the_outcomes_of_audit_log_and_metrics(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("explain", "--rules", rules, "--exchange", "not-in-any-file", "--json") == 0
     assert json.loads(capsys.readouterr().out)["outcome"] == "passed"
 
@@ -126,7 +122,7 @@ def test_explain_names_the_outcome_as_the_audit_log_and_the_metrics_do(
         ("h=ü 😀", '"ü 😀"'),
     ],
 )
-def test_a_header_of_the_command_line_is_that_of_a_message_in_a_file(
+def test_a_header_on_the_command_line_equals_one_in_a_message_file(
     rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], header: str, value: str
 ) -> None:
     kinds = "snbia"
@@ -137,7 +133,7 @@ def test_a_header_of_the_command_line_is_that_of_a_message_in_a_file(
     message = tmp_path / "message.yaml"
     message.write_text(f"{{exchange: e, headers: {{h: {value}}}}}")
     at = ["--at", "2026-11-21T08:00:00Z", "--json"]
-    if value.startswith("["):  # `any` takes a list for several values
+    if value.startswith("["):  # with `any`, a list means alternatives
         rules.write_text("exchanges: [{name: e, bindings: [{queue: q, arguments: {x-?hkexa: h}}]}]\n")
     assert run("explain", "--rules", rules, "--message", message, *at) == 0
     of_file = json.loads(capsys.readouterr().out)
@@ -146,7 +142,9 @@ def test_a_header_of_the_command_line_is_that_of_a_message_in_a_file(
     assert "match" in [step["verdict"] for step in of_file["walk"][0]["bindings"][0]["operators"]]
 
 
-def test_the_whole_message_can_be_given_on_the_command_line(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_parts_of_a_message_can_be_given_on_the_command_line(
+    rules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rules.write_text(
         "exchanges:\n- name: e\n  arguments: {min-payload-size: 10}\n  bindings:\n"
         "  - queue: q\n    arguments: {x-?rk=: a.b, 'x-?pr>= priority': 5, 'x-?pr= app_id': '5', type: report}\n"
@@ -170,10 +168,10 @@ def test_explain_reads_rules_from_standard_input(rules: Path, monkeypatch: pytes
         (["q", "other"], 1, "expected: queue other, which the message does not reach\n"),
     ],
 )
-def test_explain_answers_an_expectation_with_its_status(
+def test_explain_compares_the_queues_with_an_expectation(
     rules: Path, capsys: pytest.CaptureFixture[str], expected: list[str], status: int, complaint: str
 ) -> None:
-    expectations = [word for queue in expected for word in ("--expect", queue)]
+    expectations = [argument for queue in expected for argument in ("--expect", queue)]
     assert run("explain", "--rules", rules, "--exchange", "e", "--header", "a:int=1", *expectations) == status
     assert capsys.readouterr().err == complaint
 
@@ -189,7 +187,7 @@ def test_explain_takes_several_rules_files_as_one_set(
 
 
 @pytest.mark.parametrize(("text", "complaint"), [("exchange: [", "YAML syntax"), (None, "can't be read: No such file")])
-def test_a_message_that_can_not_be_read_is_status_2(
+def test_an_unreadable_message_is_status_2(
     rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, complaint: str
 ) -> None:
     message = tmp_path / "message.yaml"
@@ -220,8 +218,8 @@ def test_a_message_that_can_not_be_read_is_status_2(
         ["explain", "--rules", "a", "--exchange", "b", "--property", "Priority=5"],
     ],
 )
-def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert wrong_usage(*arguments) == 2
+def test_a_usage_error_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status(*arguments) == 2
     assert "usage: oxproxy" in capsys.readouterr().err
 
 
@@ -235,31 +233,31 @@ def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFix
         *((["check", "a", "--fail-under", text], "a percentage from 0 to 100") for text in ("x", "-1", "nan")),
     ],
 )
-def test_a_number_outside_of_its_limits_is_named_with_them(
+def test_a_number_outside_its_limits_is_an_error(
     arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert wrong_usage(*arguments) == 2
+    assert exit_status(*arguments) == 2
     assert f"argument {arguments[-2]}: seen {arguments[-1]}, expected {expected}" in capsys.readouterr().err
 
 
-def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
-    assert wrong_usage("--version") == 0
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status("--version") == 0
     assert capsys.readouterr().out.startswith("oxproxy 0.")
 
 
 def test_serve_runs_the_sidecar_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Path, bool]] = []
+    calls: list[tuple[Path, bool]] = []
 
     def run_sidecar(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None, dry_run: bool) -> int:
-        seen.append((config, environ is os.environ and slot is None and not dry_run))
+        calls.append((config, environ is os.environ and slot is None and not dry_run))
         return 0
 
     monkeypatch.setattr(app, "run", run_sidecar)
     assert run("serve", "--config", "a.yaml") == 0
-    assert seen == [(Path("a.yaml"), True)]
+    assert calls == [(Path("a.yaml"), True)]
 
 
-def test_an_interrupt_ends_without_a_trace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_prints_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None, dry_run: bool) -> int:
         raise KeyboardInterrupt
 
@@ -268,7 +266,7 @@ def test_an_interrupt_ends_without_a_trace(monkeypatch: pytest.MonkeyPatch, caps
     assert capsys.readouterr() == ("", "")
 
 
-def test_check_and_explain_load_neither_network_nor_broker(rules: Path, tmp_path: Path) -> None:
+def test_check_and_explain_import_no_network_libraries(rules: Path, tmp_path: Path) -> None:
     message = tmp_path / "message.yaml"
     message.write_text("exchange: e")
     program = (
@@ -282,7 +280,7 @@ def test_check_and_explain_load_neither_network_nor_broker(rules: Path, tmp_path
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "[]"), done.stderr
 
 
-def test_a_command_loads_only_its_own_module() -> None:
+def test_a_command_imports_only_its_own_module() -> None:
     program = (
         "import sys; from proxy.cli.main import main\n"
         "try: main(['--version'])\n"
@@ -300,7 +298,7 @@ def test_a_command_loads_only_its_own_module() -> None:
     assert lines[-1] == "['proxy.cli.commands', 'proxy.cli.console', 'proxy.cli.main', 'proxy.cli.schema']"
 
 
-def test_output_into_a_closed_pipe_ends_quietly(rules: Path) -> None:
+def test_a_closed_pipe_causes_no_traceback(rules: Path) -> None:
     command = [sys.executable, "-m", "proxy.cli.main", "check", str(rules)]
     reading, writing = os.pipe()
     os.close(reading)
@@ -313,15 +311,15 @@ def test_check_writes_every_finding_as_json(rules: Path, capsys: pytest.CaptureF
     rules.write_text(GOOD.replace("{queue: night,", "{queue: night, routing_key: '',"))
     assert run("check", "--json", rules) == 0
     out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert (found["ok"], found["errors"], found["failures"], err) == (True, [], [], "")
-    assert [each["line"] for each in found["uncovered"]] == [6]
+    document = json.loads(out)
+    assert (document["ok"], document["errors"], document["failures"], err) == (True, [], [], "")
+    assert [binding["line"] for binding in document["uncovered"]] == [6]
     rules.write_text("exchanges: [{name: 5}]\n")
     assert run("check", "--json", rules) == 2
     assert json.loads(capsys.readouterr().out)["errors"][0]["column"] == 20
 
 
-def test_coverage_names_bindings_that_no_test_makes_true(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_coverage_lists_bindings_that_are_true_in_no_test(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", "--coverage", rules) == 0
     assert capsys.readouterr().err == (
         f"{rules}:6:9: exchanges[0].bindings[1]: warning: no test makes this binding true\n"
@@ -339,7 +337,7 @@ def test_import_writes_rules_that_check_accepts(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("name", ["-", "/dev/stdin"])
-def test_check_reads_standard_input_once_and_reports_what_is_wrong_in_it(name: str) -> None:
+def test_check_reads_standard_input_once_and_reports_its_errors(name: str) -> None:
     command = [sys.executable, "-m", "proxy.cli.main", "check", name]
     bad = subprocess.run(command, input=b"exchanges: [{name: 5}]\n", capture_output=True, timeout=60, check=False)
     assert (bad.returncode, bad.stdout) == (2, b"")
@@ -349,7 +347,7 @@ def test_check_reads_standard_input_once_and_reports_what_is_wrong_in_it(name: s
     assert good.stdout.startswith(b"ok: 1 file, 1 exchange, 2 bindings, 1 test; rules ")
 
 
-def test_check_reads_a_configuration_from_standard_input_with_the_rules_that_it_names(
+def test_check_reads_a_configuration_from_standard_input_and_its_rules(
     rules: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(rules.parent)
@@ -358,9 +356,7 @@ def test_check_reads_a_configuration_from_standard_input_with_the_rules_that_it_
     assert capsys.readouterr().out.startswith("ok: 2 files, 1 exchange, 2 bindings, 1 test; rules ")
 
 
-def test_an_import_from_a_virtual_host_that_is_not_there_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_import_from_an_unknown_virtual_host_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "definitions.json"
     path.write_text('{"vhosts": [{"name": "/"}], "exchanges": [], "bindings": []}')
     assert run("import", path, "--vhost", "nope") == 2

@@ -27,9 +27,9 @@ def shown(message: bytes, terminal: bool = True) -> str:
     return written.getvalue()
 
 
-def test_the_whole_walk_is_there() -> None:
+def test_the_tree_contains_every_step() -> None:
     text = shown(b'{"exchange": "e", "headers": {"a": 1, "b": "x"}}')
-    for words in (
+    for line in (
         "filter max-payload-size: passed",
         "✓ 100 first → queue q (all)",
         "✓  x-?hkv= a  1  saw 1",
@@ -40,28 +40,28 @@ def test_the_whole_walk_is_there() -> None:
         "outcome  routed",
         "queues   r",
     ):
-        assert words in text
+        assert line in text
 
 
-def test_what_is_missing_is_said() -> None:
+def test_absent_headers_are_shown() -> None:
     text = shown(b"exchange: e")
     assert "✗ 100 first" in text
     assert "∅  x-?hkv= a  1  absent" in text
 
 
-def test_a_refused_message_shows_the_error() -> None:
+def test_a_rejected_message_shows_the_error() -> None:
     text = shown(b"{exchange: e, body_size: 11}")
     assert "channel closed" in text
     assert "rejected" in text
 
 
 @pytest.mark.parametrize("escape", ["\\e[31m", "\\u009b1m", "\\r", "\\x07"])
-def test_nothing_in_a_message_steers_the_terminal(escape: str) -> None:
+def test_control_characters_in_a_message_are_escaped(escape: str) -> None:
     text = shown(f'{{exchange: e, headers: {{a: "x{escape}y"}}}}'.encode())
     assert "x\\" in text
-    assert not any(ord(each) in (7, 13, 27, 0x9B) for each in text)
+    assert not any(ord(character) in (7, 13, 27, 0x9B) for character in text)
 
 
-def test_without_a_terminal_it_is_the_plain_text() -> None:
+def test_without_a_terminal_the_output_is_plain_text() -> None:
     explanation = explain(load(RULES), message_request(b"exchange: e", "m"), NOW)
     assert shown(b"exchange: e", terminal=False) == as_text(explanation) + "\n"

@@ -1,4 +1,4 @@
-"""Every command describes itself: help with examples and exit statuses, completion, man page."""
+"""Tests the help, shell completion and man page of every command."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.sidecar import oxproxy
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def said(*arguments: str, **environment: str) -> tuple[int, str, str]:
+def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
     done = oxproxy(*arguments, env={**os.environ, **environment})
     return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_has_a_description_an_example_and_exit_statuses_that_fit_the_width(name: str) -> None:
-    status, out, _ = said(name, "--help", COLUMNS="80")
+def test_help_has_description_examples_and_exit_statuses(name: str) -> None:
+    status, out, _ = run(name, "--help", COLUMNS="80")
     assert status == 0
     entry = COMMANDS[name]
     flat = re.sub(r"\s+", "", out)
@@ -45,43 +45,43 @@ def test_every_example_is_accepted_by_the_command_line(name: str) -> None:
     parser, _ = make_parser([name])
     for command, _ in COMMANDS[name].examples:
         inner = re.search(r"<\((.*)\)", command)
-        words = shlex.split(re.split(" [<>] ", inner[1] if inner else command)[0])
-        assert words[:2] == ["oxproxy", name]
-        assert isinstance(parser.parse_args(words[1:]), argparse.Namespace)
+        arguments = shlex.split(re.split(" [<>] ", inner[1] if inner else command)[0])
+        assert arguments[:2] == ["oxproxy", name]
+        assert isinstance(parser.parse_args(arguments[1:]), argparse.Namespace)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_says_what_it_does(name: str) -> None:
+def test_every_option_has_a_help_text(name: str) -> None:
     _, parsers = make_parser([name])
     assert [action.dest for action in parsers[name]._actions if not action.help] == []
 
 
-#: What these print is for other programs already, or for no program.
+#: Commands whose output is machine-readable, or that print nothing.
 WITHOUT_JSON = {"serve", "trace", "import", "schema", "completion"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_that_prints_for_people_prints_json_too(name: str) -> None:
+def test_every_other_command_has_the_option_json(name: str) -> None:
     _, parsers = make_parser([name])
     assert ("--json" in parsers[name]._option_string_actions) is (name not in WITHOUT_JSON)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_argument_that_takes_a_file_takes_standard_input(name: str) -> None:
+def test_every_file_argument_accepts_standard_input(name: str) -> None:
     _, parsers = make_parser([name])
     taking = [action for action in parsers[name]._actions if action.metavar in ("FILE", "RULES")]
     assert [action.dest for action in taking if "- for standard input" not in str(action.help)] == []
 
 
-def test_every_command_is_listed_with_what_it_does() -> None:
-    status, out, _ = said("--help", COLUMNS="200")
+def test_every_command_is_listed_with_its_summary() -> None:
+    status, out, _ = run("--help", COLUMNS="200")
     assert status == 0
     for name, entry in COMMANDS.items():
         assert re.search(rf"^    {name}\s+{re.escape(entry.summary[:60])}", out, re.MULTILINE)
 
 
 def completed(*words: str, at: Path = ROOT) -> list[str]:
-    """What bash offers for the last word."""
+    """Return the completions that bash offers for the last word."""
     script = oxproxy("completion", "bash", check=True).stdout
     line = " ".join(shlex.quote(word) for word in words)
     program = (
@@ -104,8 +104,8 @@ def test_bash_completes_commands_options_values_and_files(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_know_every_command_and_option(shell: str) -> None:
-    status, script, _ = said("completion", shell)
+def test_completion_of_zsh_and_fish_contains_every_command_and_option(shell: str) -> None:
+    status, script, _ = run("completion", shell)
     assert status == 0
     _, parsers = make_parser(COMMANDS)
     for name, parser in parsers.items():
@@ -113,7 +113,7 @@ def test_other_shells_know_every_command_and_option(shell: str) -> None:
         for option, action in parser._option_string_actions.items():
             shown = option if shell == "zsh" else f"-l {option.removeprefix('--')}"
             assert not option.startswith("--") or action.help == argparse.SUPPRESS or shown in script
-    if shell == "zsh":  # quotes of the shell are closed in each line that is not continued
+    if shell == "zsh":  # all quotes are closed
         assert script.count("'") % 2 == 0
 
 
@@ -121,38 +121,38 @@ def test_the_man_page_has_every_command_and_is_well_formed() -> None:
     page = MAN.read_text()
     assert all(f".SS oxproxy {name}".replace("-", "\\-") in page for name in COMMANDS)
     groff = shutil.which("groff")
-    if groff is not None:  # where the system formats man pages
+    if groff is not None:  # if man pages can be formatted here
         done = subprocess.run([groff, "-man", "-ww", "-z", str(MAN)], capture_output=True, text=True, check=True)
         assert done.stderr == ""
 
 
 @pytest.mark.parametrize("name", ["x-?hkv>=", "hkv>=", "x-?hkv>= amount", "x-addq-ontrue", "set 2", "x-match"])
 def test_an_operator_is_found_by_its_key(name: str) -> None:
-    status, out, err = said("operators", *name.split())
+    status, out, err = run("operators", *name.split())
     assert (status, err) == (0, "")
     assert "arguments: {" in out
     assert name.split()[0].removeprefix("x-match") in out
 
 
-def test_an_operator_that_is_not_there_is_answered_with_those_that_are_close() -> None:
-    status, out, err = said("operators", "x-?hvk=")
+def test_an_unknown_operator_is_answered_with_similar_ones() -> None:
+    status, out, err = run("operators", "x-?hvk=")
     assert (status, out) == (1, "")
     assert err == 'no operator is named "x-?hvk="; did you mean x-?hkv=, x-?hkv>=, x-?hkv<=?\n'
 
 
-def test_operators_are_there_for_machines_and_for_narrow_terminals() -> None:
-    status, out, _ = said("operators", "--json")
+def test_operators_are_printed_as_json_and_for_narrow_terminals() -> None:
+    status, out, _ = run("operators", "--json")
     assert status == 0
-    (entry,) = [each for each in json.loads(out) if "x-stop-ontrue" in each["keys"]]
+    (entry,) = [operator for operator in json.loads(out) if "x-stop-ontrue" in operator["keys"]]
     assert entry["meaning"] == "The binding ends the evaluation of the exchange."
-    status, out, _ = said("operators", COLUMNS="60")
+    status, out, _ = run("operators", COLUMNS="60")
     assert max(map(len, out.splitlines())) <= 60
 
 
 @pytest.mark.parametrize(
     "arguments", [["operators", "goto"], ["routes", "--help"], ["top", "--help"], ["status", "-h"]]
 )
-def test_a_command_that_draws_no_table_does_not_load_rich(arguments: list[str]) -> None:
+def test_a_command_without_a_table_does_not_import_rich(arguments: list[str]) -> None:
     program = (
         "import sys; from proxy.cli.main import main\n"
         f"try: main({arguments!r})\nexcept SystemExit: pass\n"

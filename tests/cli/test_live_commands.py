@@ -1,4 +1,4 @@
-"""Commands that ask a running sidecar: status, top, routes, rules, explain; and the JSON that they get."""
+"""Tests commands that query a running sidecar, and the JSON that the sidecar returns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RULES = """\
 # the orders of a shop
 queues: [orders.all, orders.big]
 brokers:
-  archive: {address: "127.0.0.1:1", username: mover, password: hunter2}   # far away
+  archive: {address: "127.0.0.1:1", username: mover, password: hunter2}   # never reached
 exchanges:
   - name: orders
     bindings:
@@ -50,7 +50,7 @@ def rules_of(site: Site) -> Path:
     return site.sidecar.folder / "rules.yaml"
 
 
-def said(site: Site, *arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
+def run(site: Site, *arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
     """Run a command that takes the sidecar's address from its configuration."""
     done = oxproxy(*arguments, "--config", site.sidecar.configuration, input=stdin)
     return done.returncode, done.stdout, done.stderr
@@ -62,8 +62,8 @@ def publish(site: Site, number: int, amount: int) -> None:
             channel.basic_publish("orders", "", b"", pika.BasicProperties(headers={"amount": amount}))
 
 
-def test_status_is_ready_and_names_what_is_missing(site: Site) -> None:
-    status, out, err = said(site, "status")
+def test_status_is_ready_and_lists_missing_destinations(site: Site) -> None:
+    status, out, err = run(site, "status")
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert re.fullmatch(r"oxproxy \S+ at http://127\.0\.0\.1:\d+: ready", lines[0])
@@ -73,15 +73,15 @@ def test_status_is_ready_and_names_what_is_missing(site: Site) -> None:
     assert re.search(r"^  missing    queue nowhere: ", out, re.MULTILINE)
 
 
-def test_status_is_there_for_machines(site: Site) -> None:
-    status, out, _ = said(site, "status", "--json")
+def test_status_is_printed_as_json(site: Site) -> None:
+    status, out, _ = run(site, "status", "--json")
     assert (status, json.loads(out)["ready"]) == (0, True)
 
 
 @pytest.mark.parametrize(
     "command", [["status"], ["top"], ["routes"], ["rules", "show"], ["explain", "--exchange", "e"]]
 )
-def test_a_sidecar_that_does_not_answer_is_status_2_with_its_address(command: list[str]) -> None:
+def test_an_unreachable_sidecar_is_status_2_with_its_address(command: list[str]) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     done = oxproxy(*command, "--admin", url)
     assert (done.returncode, done.stdout) == (2, "")
@@ -89,7 +89,7 @@ def test_a_sidecar_that_does_not_answer_is_status_2_with_its_address(command: li
     assert "refused" in done.stderr
 
 
-def test_a_configuration_without_an_admin_address_is_said(tmp_path: Path) -> None:
+def test_a_configuration_without_an_admin_address_is_an_error(tmp_path: Path) -> None:
     config = tmp_path / "oxproxy.yaml"
     config.write_text("admin: {address: null}\n")
     done = oxproxy("status", cwd=tmp_path)
@@ -97,53 +97,53 @@ def test_a_configuration_without_an_admin_address_is_said(tmp_path: Path) -> Non
     assert done.stderr == "oxproxy.yaml:1:9: admin.address: not set, expected the address of a running sidecar\n"
 
 
-def test_top_counts_what_is_published_meanwhile(site: Site) -> None:
+def test_top_counts_publishes(site: Site) -> None:
     command = [str(PROGRAM), "top", "--admin", site.sidecar.admin, "--interval", "0.5", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
         assert top.stdout is not None
         top.stdout.readline()
         publish(site, 20, 2000)
-        seen = 0.0
-        while seen < 19.9:
-            found = json.loads(top.stdout.readline())
-            rows = [row for row in found["bindings"] if row["binding"] == "big orders"]
-            seen += sum(row["per_second"] for row in rows) * found["seconds"]
-        assert found["destinations"]
-        assert found["publishes_per_second"] >= 0
+        total = 0.0
+        while total < 19.9:
+            interval = json.loads(top.stdout.readline())
+            rows = [row for row in interval["bindings"] if row["binding"] == "big orders"]
+            total += sum(row["per_second"] for row in rows) * interval["seconds"]
+        assert interval["destinations"]
+        assert interval["publishes_per_second"] >= 0
         top.send_signal(signal.SIGINT)
         assert top.wait(20) == 0
-    assert seen == pytest.approx(20, abs=0.1)
+    assert total == pytest.approx(20, abs=0.1)
 
 
-def test_top_writes_a_table_for_each_interval_where_no_terminal_is(site: Site) -> None:
+def test_top_without_a_terminal_prints_a_table_for_each_interval(site: Site) -> None:
     publish(site, 1, 5)
-    status, out, err = said(site, "top", "--interval", "0.2", "--count", "2")
+    status, out, err = run(site, "top", "--interval", "0.2", "--count", "2")
     assert (status, err) == (0, "")
     assert out.count("publishes/s") == 2
     assert "\x1b" not in out
     assert re.search(r"^\S* *orders +(all orders) +\d+\.\d +\d+", out, re.MULTILINE)
 
 
-def test_top_redraws_in_a_terminal_until_ctrl_c_without_colors_where_they_are_off(site: Site) -> None:
+def test_top_redraws_in_a_terminal_until_ctrl_c_and_respects_no_color(site: Site) -> None:
     parent, child = pty.openpty()
     command = [str(PROGRAM), "top", "--admin", site.sidecar.admin, "--interval", "0.2"]
     environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm", "COLUMNS": "70", "LINES": "40"}
     with subprocess.Popen(command, stdout=child, stderr=child, stdin=child, env=environment) as top:
         os.close(child)
-        seen = b""
+        output = b""
         end = time.monotonic() + 30
-        while seen.count(b"publishes/s") < 2 and time.monotonic() < end:
+        while output.count(b"publishes/s") < 2 and time.monotonic() < end:
             if select.select([parent], [], [], 1)[0]:
-                seen += os.read(parent, 65536)
+                output += os.read(parent, 65536)
         top.send_signal(signal.SIGINT)
         assert top.wait(20) == 0
     os.close(parent)
-    assert seen.count(b"publishes/s") >= 2
-    assert not re.search(rb"\x1b\[[0-9;]*3[0-7]m", seen)
+    assert output.count(b"publishes/s") >= 2
+    assert not re.search(rb"\x1b\[[0-9;]*3[0-7]m", output)
 
 
-def test_routes_of_a_sidecar_show_bindings_in_the_order_of_their_visit_and_what_is_missing(site: Site) -> None:
-    status, out, err = said(site, "routes", "--vhost", site.vhost)
+def test_routes_of_a_sidecar_show_bindings_in_order_and_missing_queues(site: Site) -> None:
+    status, out, err = run(site, "routes", "--vhost", site.vhost)
     assert (status, err) == (0, "")
     assert "hunter" not in out
     order = [out.index(name) for name in ("all orders", "big orders", "lost orders")]
@@ -154,118 +154,118 @@ def test_routes_of_a_sidecar_show_bindings_in_the_order_of_their_visit_and_what_
     assert "0 (moved): old/% → amqp://mover:***@127.0.0.1:1/queue/new" in out
 
 
-def test_routes_of_a_sidecar_know_what_clients_have_bound(site: Site) -> None:
+def test_routes_of_a_sidecar_include_bindings_of_clients(site: Site) -> None:
     with pika_channel(site.sidecar.port, site.vhost) as client:
         client.exchange_declare("of-a-client", "x-open")
         client.queue_declare("of-a-client.queue")
         client.queue_bind("of-a-client.queue", "of-a-client", "", {"x-?hkv= a": 1})
-    status, out, _ = said(site, "routes", "--exchange", "of-a-client")
+    status, out, _ = run(site, "routes", "--exchange", "of-a-client")
     assert status == 0
     assert "→ queue of-a-client.queue  bound by a client of user guest" in out
     assert "exchange orders" not in out
 
 
-def test_routes_of_files_are_those_of_the_sidecar(site: Site) -> None:
+def test_routes_of_files_equal_those_of_the_sidecar(site: Site) -> None:
     rules = rules_of(site)
-    _, of_sidecar, _ = said(site, "routes", "--exchange", "orders", "--json")
+    _, of_sidecar, _ = run(site, "routes", "--exchange", "orders", "--json")
     for stdin, name in ((None, str(rules)), (None, str(site.sidecar.configuration)), (rules.read_text(), "-")):
-        status, of_files, err = said(site, "routes", name, "--exchange", "orders", "--json", stdin=stdin)
+        status, of_files, err = run(site, "routes", name, "--exchange", "orders", "--json", stdin=stdin)
         assert (status, err) == (0, "")
         live = json.loads(of_sidecar)
         del live["missing"]
         assert json.loads(of_files) == live
 
 
-def test_an_exchange_that_is_nowhere_is_status_1(site: Site) -> None:
-    status, out, err = said(site, "routes", "--exchange", "no-such")
+def test_an_unknown_exchange_is_status_1(site: Site) -> None:
+    status, out, err = run(site, "routes", "--exchange", "no-such")
     assert (status, out, err) == (1, "", "no exchange in the rules has this name\n")
 
 
 def test_rules_in_force_are_shown_as_written_without_passwords(site: Site) -> None:
     path = rules_of(site)
-    status, out, err = said(site, "rules", "show")
+    status, out, err = run(site, "rules", "show")
     assert (status, err) == (0, "")
     expected = path.read_text().replace("hunter2", "***").replace("hunter3", "***")
     assert out.partition("\n")[2] == expected
     assert out.startswith(f"# {path}, rules ")
-    assert said(site, "rules", "show", path.name)[:2] == (0, expected)
-    status, _, err = said(site, "rules", "show", "other.yaml")
+    assert run(site, "rules", "show", path.name)[:2] == (0, expected)
+    status, _, err = run(site, "rules", "show", "other.yaml")
     assert (status, err) == (2, f"other.yaml: seen a file that is not in force, expected one of {path}\n")
 
 
-def test_a_difference_to_the_files_is_status_1_and_shows_no_password(site: Site) -> None:
+def test_changed_files_are_status_1_and_no_password_is_shown(site: Site) -> None:
     path = rules_of(site)
     text = path.read_text()
-    status, out, err = said(site, "rules", "diff")
+    status, out, err = run(site, "rules", "diff")
     assert (status, err) == (0, "")
     assert re.fullmatch(r"The files are identical to those in force: rules [0-9a-f]+\.\n", out)
     changed = text.replace("1000", "5000").replace("hunter2", "hunter4")
-    status, out, err = said(site, "rules", "diff", "-", stdin=changed)
+    status, out, err = run(site, "rules", "diff", "-", stdin=changed)
     assert (status, err) == (1, "")
     assert re.search(r"^-.*amount\": 1000", out, re.MULTILINE)
     assert re.search(r"^\+.*amount\": 5000", out, re.MULTILINE)
     assert "hunter" not in out
-    status, out, _ = said(site, "rules", "diff", "-", "--json", stdin=changed)
+    status, out, _ = run(site, "rules", "diff", "-", "--json", stdin=changed)
     assert (status, len(json.loads(out)["differences"])) == (1, 1)
 
 
-def test_files_that_differ_in_a_password_alone_differ(site: Site) -> None:
+def test_a_changed_password_is_a_difference(site: Site) -> None:
     path = rules_of(site)
-    status, out, _ = said(site, "rules", "diff", "-", stdin=path.read_text().replace("hunter2", "hunter9"))
+    status, out, _ = run(site, "rules", "diff", "-", stdin=path.read_text().replace("hunter2", "hunter9"))
     assert status == 1
     assert out.startswith("The files differ only in passwords")
 
 
-def test_a_configuration_of_standard_input_says_where_the_sidecar_is(site: Site) -> None:
+def test_the_address_is_read_from_a_configuration_on_standard_input(site: Site) -> None:
     done = oxproxy("status", "--config", "-", "--json", input=site.sidecar.configuration.read_text())
     assert (done.returncode, json.loads(done.stdout)["ready"], done.stderr) == (0, True, "")
 
 
-def test_a_running_sidecar_looks_an_address_up_without_its_password(site: Site) -> None:
-    for address, wanted in (("old/letters", 0), ("new/letters", 1)):
-        status, out, err = said(site, "explain", "--address", address)
+def test_a_running_sidecar_translates_an_address_without_its_password(site: Site) -> None:
+    for address, expected in (("old/letters", 0), ("new/letters", 1)):
+        status, out, err = run(site, "explain", "--address", address)
         done = oxproxy("explain", "--rules", rules_of(site), "--address", address)
-        assert (status, out, err) == (wanted, done.stdout, "")
+        assert (status, out, err) == (expected, done.stdout, "")
         assert "hunter3" not in out
-    status, out, _ = said(site, "explain", "--address", "old/letters", "--json")
+    status, out, _ = run(site, "explain", "--address", "old/letters", "--json")
     assert (status, json.loads(out)["rule"]) == (0, 0)
 
 
 def test_a_running_sidecar_explains_a_message_of_the_command_line(site: Site) -> None:
     described = ["--exchange", "orders", "--vhost", site.vhost]
-    status, out, err = said(site, "explain", *described, "--header", "amount=2000")
+    status, out, err = run(site, "explain", *described, "--header", "amount=2000")
     assert (status, err) == (0, "")
     assert 'mismatch  x-?hkv>= amount: 1000, saw "2000"' in out
-    status, out, _ = said(site, "explain", *described, "--header", "amount:int=2000", "--expect", "orders.big")
+    status, out, _ = run(site, "explain", *described, "--header", "amount:int=2000", "--expect", "orders.big")
     assert status == 0
     assert "match     x-?hkv>= amount: 1000, saw 2000" in out
-    status, out, err = said(site, "explain", *described, "--expect", "orders.big", "--json")
+    status, out, err = run(site, "explain", *described, "--expect", "orders.big", "--json")
     assert (status, json.loads(out)["queues"]) == (1, ["orders.all"])
     assert err == "expected: queue orders.big, which the message does not reach\n"
 
 
-def test_a_running_sidecar_explains_for_another_time_than_now(site: Site) -> None:
+def test_a_running_sidecar_explains_for_a_given_time(site: Site) -> None:
     message = json.dumps({"exchange": "orders", "vhost": site.vhost})
     for described, stdin in ((["--exchange", "orders", "--vhost", site.vhost], None), (["--message", "-"], message)):
-        status, out, _ = said(site, "explain", *described, "--at", "2026-11-21T08:00:00Z", "--json", stdin=stdin)
+        status, out, _ = run(site, "explain", *described, "--at", "2026-11-21T08:00:00Z", "--json", stdin=stdin)
         assert (status, json.loads(out)["at"]) == (0, "2026-11-21T08:00:00Z")
 
 
-def test_what_the_sidecar_refuses_comes_with_its_place(site: Site) -> None:
-    status, out, err = said(site, "explain", "--message", "-", stdin="exchange: 5\n")
+def test_an_invalid_message_is_reported_with_its_position(site: Site) -> None:
+    status, out, err = run(site, "explain", "--message", "-", stdin="exchange: 5\n")
     assert (status, out) == (2, "")
     assert err.startswith("message:1:11: exchange: seen the number 5")
 
 
-def test_pages_of_rules_are_guarded_and_have_what_is_documented(site: Site) -> None:
+def test_pages_of_rules_are_guarded_and_their_keys_are_documented(site: Site) -> None:
     for page in ("/api/rules", "/api/routes"):
         request = urllib.request.Request(site.sidecar.admin + page, headers={"Origin": "http://evil.example"})
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(request, timeout=10)
     documented = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "api.md").read_text()
-    found: dict[str, Any] = json.loads(site.sidecar.get("/api/routes"))
-    vhost = next(vhost for vhost in found["vhosts"] if vhost["vhost"] == site.vhost)
-    keys = {*found, *vhost, *vhost["exchanges"][0], *vhost["exchanges"][0]["bindings"][0], *vhost["addresses"][0]}
+    document: dict[str, Any] = json.loads(site.sidecar.get("/api/routes"))
+    vhost = next(vhost for vhost in document["vhosts"] if vhost["vhost"] == site.vhost)
+    keys = {*document, *vhost, *vhost["exchanges"][0], *vhost["exchanges"][0]["bindings"][0], *vhost["addresses"][0]}
     keys |= {*json.loads(site.sidecar.get("/api/rules")), *json.loads(site.sidecar.get("/status"))}
     keys |= set(json.loads(site.sidecar.get("/status"))["vhosts"][0])
     assert sorted(key for key in keys if f"`{key}`" not in documented) == []

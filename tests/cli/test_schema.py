@@ -20,7 +20,7 @@ RULES = sorted([*CONFIG.glob("rules/*.yaml"), *CONFIG.glob("examples/*.yaml")])
 
 
 def plain(node: Node | None) -> object:
-    """The document as JSON has it; a tagged scalar as its text."""
+    """Return a document as in JSON, with tagged scalars as strings."""
     match node:
         case None:
             return None
@@ -35,19 +35,19 @@ def document(text: str) -> object:
     return plain(read_document(text, "file", Faults()))
 
 
-def good(schema: dict[str, object], text: str) -> bool:
+def is_valid(schema: dict[str, object], text: str) -> bool:
     return jsonschema.Draft202012Validator(schema).is_valid(document(text))
 
 
 @pytest.mark.parametrize(("name", "file"), [("config", "oxproxy.schema.json"), ("rules", "rules.schema.json")])
 def test_the_command_prints_the_published_schema(name: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Update it with ``oxproxy schema config > config/oxproxy.schema.json``, and likewise for rules."""
+    """To update it, run ``oxproxy schema config > config/oxproxy.schema.json``; for rules likewise."""
     assert main(["schema", name]) == 0
     assert capsys.readouterr() == ((CONFIG / file).read_text(), "")
 
 
 @pytest.mark.parametrize("arguments", [["schema"], ["schema", "message"]])
-def test_another_format_is_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_format_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         main(arguments)
     assert raised.value.code == 2
@@ -55,7 +55,7 @@ def test_another_format_is_wrong_usage(arguments: list[str], capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_the_schema_is_one(name: str) -> None:
+def test_the_schema_is_valid(name: str) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
 
 
@@ -86,13 +86,13 @@ def test_every_key_of_a_rules_file_is_in_the_schema() -> None:
         "tests: [{name: t, publish: {exchange: e}, expect: {outcome: lost}}]",
     ],
 )
-def test_what_is_wrong_in_rules_is_marked(text: str) -> None:
-    assert not good(SCHEMAS["rules"], text)
+def test_invalid_rules_are_rejected(text: str) -> None:
+    assert not is_valid(SCHEMAS["rules"], text)
 
 
 @pytest.mark.parametrize("text", ["listen: []", "limits: {connections: 0}", "lsten: []", "log: {level: loud}"])
-def test_what_is_wrong_in_a_configuration_is_marked(text: str) -> None:
-    assert not good(SCHEMAS["config"], text)
+def test_an_invalid_configuration_is_rejected(text: str) -> None:
+    assert not is_valid(SCHEMAS["config"], text)
 
 
 @pytest.mark.parametrize("path", sorted(CONFIG.rglob("*.yaml")), ids=lambda path: path.name)
@@ -113,7 +113,7 @@ def argument_schemas() -> dict[str, object]:
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_every_operator_of_a_binding_is_described(operator: str) -> None:
+def test_every_operator_has_a_description(operator: str) -> None:
     schema = argument_schemas()[operator]
     assert isinstance(schema, dict)
     assert len(schema["description"]) > 10
@@ -135,6 +135,6 @@ def test_every_operator_of_a_binding_is_described(operator: str) -> None:
         ("any header: [1, {a: b}]", True),
     ],
 )
-def test_values_of_operators_are_marked_where_they_are_wrong(arguments: str, right: bool) -> None:
+def test_values_of_operators_are_checked(arguments: str, right: bool) -> None:
     rules = f"exchanges: [{{name: e, bindings: [{{queue: q, arguments: {{{arguments}}}}}]}}]"
-    assert good(SCHEMAS["rules"], rules) is right
+    assert is_valid(SCHEMAS["rules"], rules) is right

@@ -1,4 +1,4 @@
-"""What a shadow says to a person; `test_shadow` runs the command against a sidecar."""
+"""Tests the printed report of ``oxproxy shadow``; tests/app/test_shadow.py runs the command against a sidecar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxy.cli.shadow import Report, compare, destinations_text, print_tables
 from proxy.errors import ConfigErrors
 from tests.private_broker import free_port
 
-NOWHERE: Report = {"outcome": "unrouted", "queues": [], "exchanges": [], "remotes": [], "error": None, "failed": []}
+UNROUTED: Report = {"outcome": "unrouted", "queues": [], "exchanges": [], "remotes": [], "error": None, "failed": []}
 REPORT: Report = {
     "seconds": 60.2,
     "skipped": 7,
@@ -35,8 +35,8 @@ REPORT: Report = {
             "differences": [
                 {
                     "publishes": 3,
-                    "live": NOWHERE,
-                    "candidate": {**NOWHERE, "outcome": "routed", "queues": ["bills", "all"]},
+                    "live": UNROUTED,
+                    "candidate": {**UNROUTED, "outcome": "routed", "queues": ["bills", "all"]},
                     "example": {"routing_key": "a\x1b[2Jb", "headers": {"type": "bill"}},
                 }
             ],
@@ -49,15 +49,15 @@ REPORT: Report = {
 }
 
 
-def said(report: Report) -> str:
-    """What is written, one blank for any, without lines around it."""
+def printed(report: Report) -> str:
+    """Return the output with single blanks and without table lines."""
     out = io.StringIO()
     print_tables(report, Console(file=out, width=200, highlight=False))
-    return " ".join("".join(" " if each in "│┃" else each for each in out.getvalue()).split())
+    return " ".join("".join(" " if character in "│┃" else character for character in out.getvalue()).split())
 
 
 def test_the_report_has_totals_exchanges_examples_and_bindings() -> None:
-    text = said(REPORT)
+    text = printed(REPORT)
     compared = (
         "candidate bbb compared with the rules in force aaa for 60 s: 12 publishes compared, 8 equal, 4 different"
     )
@@ -71,36 +71,36 @@ def test_the_report_has_totals_exchanges_examples_and_bindings() -> None:
     assert "and 3 more 3 " in text
 
 
-def test_nothing_from_a_message_steers_the_terminal() -> None:
-    assert "\x1b[2J" not in said(REPORT)
+def test_control_characters_in_a_message_are_escaped() -> None:
+    assert "\x1b[2J" not in printed(REPORT)
 
 
-def test_a_quiet_report_is_short() -> None:
+def test_a_report_without_differences_is_short() -> None:
     quiet = {**REPORT, "exchanges": [], "bindings": [], "random": 0, "skipped": 0}
-    assert said(quiet).endswith("4 different")
+    assert printed(quiet).endswith("4 different")
 
 
-def test_virtual_hosts_are_named_where_there_are_several() -> None:
+def test_several_virtual_hosts_are_named() -> None:
     first = REPORT["exchanges"][0]
     several = {**REPORT, "exchanges": [{**first, "differences": []}, {**first, "vhost": "two", "differences": []}]}
-    assert "two letters 12" in said(several)
+    assert "two letters 12" in printed(several)
 
 
-def test_where_a_message_goes_is_said_in_destinations_text() -> None:
-    assert destinations_text(NOWHERE) == "unrouted"
-    everything = {**NOWHERE, "outcome": "routed", "queues": ["q"], "exchanges": ["e"], "remotes": ["r"]}
+def test_destinations_text_describes_the_destinations_of_a_message() -> None:
+    assert destinations_text(UNROUTED) == "unrouted"
+    everything = {**UNROUTED, "outcome": "routed", "queues": ["q"], "exchanges": ["e"], "remotes": ["r"]}
     assert destinations_text(everything) == "routed: queue q, exchange e, remote r"
-    assert destinations_text({**NOWHERE, "outcome": "rejected", "error": "too large"}) == 'rejected: 406 "too large"'
-    assert destinations_text({**NOWHERE, "failed": ["why"]}) == "unrouted: failed: why"
+    assert destinations_text({**UNROUTED, "outcome": "rejected", "error": "too large"}) == 'rejected: 406 "too large"'
+    assert destinations_text({**UNROUTED, "failed": ["why"]}) == "unrouted: failed: why"
 
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "127.0.0.1:15693", "http://127.0.0.1:{port}"])
-def test_a_sidecar_that_cannot_be_asked_is_said(url: str) -> None:
+def test_an_unreachable_sidecar_is_an_error(url: str) -> None:
     admin = AdminClient(url.format(port=free_port()), "oxproxy shadow")
     with pytest.raises(ConfigErrors, match="oxproxy shadow: "):
         admin.request("GET", "/-/shadow")
 
 
-def test_files_that_cannot_be_read_are_said_before_anybody_is_asked(tmp_path: Path) -> None:
+def test_unreadable_files_are_an_error_before_any_request(tmp_path: Path) -> None:
     with pytest.raises(ConfigErrors, match="can't be read"):
         compare([tmp_path / "none.yaml"], [AdminClient("nowhere", "oxproxy shadow")], 1)

@@ -1,4 +1,4 @@
-"""Tests in files of their own: ``tests: orders_test.yaml`` in a rules file."""
+"""Tests test files that rules files name: ``tests: orders_test.yaml``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
         (["rules/orders_test.yaml", "oxproxy.yaml"], 3),
     ],
 )
-def test_check_runs_the_tests_of_a_file_that_rules_name(
+def test_check_runs_the_tests_of_a_test_file(
     folder: Path, files: list[str], count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, out, err = check(capsys, "--fail-under", "100", *files)
@@ -67,16 +67,16 @@ def test_check_runs_the_tests_of_a_file_that_rules_name(
         ("spare_test.yaml", TESTS, 0, "rules/spare_test.yaml: warning: this test file is not run: no rules file names"),
     ],
 )
-def test_what_is_wrong_is_reported_at_its_place_in_its_own_file(
+def test_errors_are_reported_at_their_position_in_the_test_file(
     folder: Path, file: str, text: str, status: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "rules" / file).write_text(text)
-    found, _, err = check(capsys, "oxproxy.yaml")
-    assert found == status
-    assert any(each.startswith(line) for each in err.splitlines()), err
+    exit_status, _, err = check(capsys, "oxproxy.yaml")
+    assert exit_status == status
+    assert any(message.startswith(line) for message in err.splitlines()), err
 
 
-def test_a_file_of_tests_is_no_rules_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_test_file_is_not_a_rules_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = check(capsys, "rules/orders_test.yaml")
     assert (status, out) == (2, "")
     assert "seen a test file, expected the rules file that names it" in err
@@ -86,7 +86,7 @@ def test_a_file_of_tests_is_no_rules_file(folder: Path, capsys: pytest.CaptureFi
     assert "expected a rules file that names it under tests" in check(capsys, "oxproxy.yaml")[2]
 
 
-def test_a_sidecar_reads_no_file_of_tests(folder: Path) -> None:
+def test_a_sidecar_does_not_read_test_files(folder: Path) -> None:
     # Given
     settings, _ = load_settings(folder / "oxproxy.yaml", {})
     loaded = load_rules(rules_files(settings))
