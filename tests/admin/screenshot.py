@@ -1,7 +1,7 @@
-"""Takes pictures of the console, for README.md and for who changes its looks: ``python -m tests.admin.screenshot``.
+"""Takes pictures of the console: ``python -m tests.admin.screenshot [DIRECTORY]``.
 
-It runs a private RabbitMQ, a sidecar with the rules of a shop, producers and Chromium. Without arguments it writes
-docs/pictures/console.png; with a directory it writes there every view, narrow, usual and wide, light and dark.
+Runs a private RabbitMQ, a sidecar with the rules of a shop, producers and Chromium. Without arguments, the picture is
+written to docs/pictures/console.png. With a directory, all views are written there, in three widths, light and dark.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.sidecar import Sidecar, pika_channel
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "console.png"
 VIEWS = ("overview", "map", "rules", "explain", "recent", "shadow")
 WIDTHS = (360, 1280, 2560)
-#: Seconds of traffic before the picture of README.md, and until a page has drawn what it was sent.
+#: Seconds of traffic before the picture for README.md, and until a page has drawn received data.
 TRAFFIC_SECONDS, SETTLING_SECONDS = 30.0, 2.5
 #: Height of the highest picture.
 MOST_PIXELS = 6000
@@ -82,7 +82,7 @@ def message() -> tuple[str, dict[str, object]]:
 
 @contextlib.contextmanager
 def traffic(sidecar: Sidecar, rate: float = 250.0) -> Iterator[None]:
-    """Publish from three producers as long as the context lasts."""
+    """Publish from three producers while the context is active."""
     over = threading.Event()
 
     def produce() -> None:
@@ -120,7 +120,7 @@ def shop(folder: Path) -> Iterator[Sidecar]:
             yield sidecar
 
 
-#: When a view is complete.
+#: Expression that is true when a view is complete.
 READY = {
     "overview": "Boolean(document.querySelector('#chart polygon') && document.querySelector('#vhosts td'))",
     "map": "document.querySelectorAll('.edge.active').length > 3",
@@ -138,7 +138,7 @@ async def until(tab: Tab, expression: str) -> None:
 
 
 async def look(tab: Tab, view: str, pixels: int, scheme: Scheme) -> bytes:
-    """Take a picture of a view, as high as it is."""
+    """Take a picture of a view in its full height."""
     await tab.page.emulate_media(color_scheme=scheme)
     await tab.width(pixels)
     await tab.value(f"location.hash = '{view}'")
@@ -150,7 +150,7 @@ async def look(tab: Tab, view: str, pixels: int, scheme: Scheme) -> bytes:
 
 
 async def explained(tab: Tab) -> None:
-    """Load a message that failed into the form and have it explained."""
+    """Load a failed message into the form and explain it."""
     await tab.value("location.hash = 'recent'")
     await until(tab, READY["recent"])
     await tab.value("document.querySelector('#failed button').click()")
@@ -167,7 +167,7 @@ def compare(sidecar: Sidecar) -> None:
 
 
 async def picture(sidecar: Sidecar) -> dict[str, bytes]:
-    """Return the picture of README.md."""
+    """Return the picture for README.md."""
     async with browser(program() or "chromium") as tab:
         await tab.page.goto(sidecar.admin + "/")
         await asyncio.sleep(TRAFFIC_SECONDS)
@@ -175,7 +175,7 @@ async def picture(sidecar: Sidecar) -> dict[str, bytes]:
 
 
 async def gallery(sidecar: Sidecar, views: Sequence[str]) -> dict[str, bytes]:
-    """Return pictures of views, by name of the file."""
+    """Return pictures of all views, by file name."""
     async with browser(program() or "chromium") as tab:
         await tab.page.goto(sidecar.admin + "/")
         await asyncio.sleep(SETTLING_SECONDS)

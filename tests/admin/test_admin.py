@@ -67,9 +67,7 @@ async def test_alive_while_not_ready(start: Start, http: aiohttp.ClientSession) 
         assert response.status == 200
 
 
-async def test_what_is_degraded_is_said_and_does_not_keep_producers_away(
-    start: Start, http: aiohttp.ClientSession
-) -> None:
+async def test_degraded_is_reported_and_readiness_stays_200(start: Start, http: aiohttp.ClientSession) -> None:
     base = await start(degraded=lambda: ["no management API"])
     async with http.get(f"{base}/readyz") as response:
         assert (response.status, await response.text()) == (200, "ready\ndegraded: no management API\n")
@@ -91,7 +89,7 @@ async def test_readiness_follows_its_reasons(start: Start, http: aiohttp.ClientS
         assert (response.status, await response.text()) == (200, "ready\n")
 
 
-async def test_status_is_json_whatever_it_holds(start: Start, http: aiohttp.ClientSession) -> None:
+async def test_status_is_json_for_any_content(start: Start, http: aiohttp.ClientSession) -> None:
     status = {"rules": "abc", "missing": {b"q\xff", b"p"}, "nested": {"n": 1}}
     base = await start(status=lambda: status)
     async with http.get(base + "/status") as response:
@@ -159,7 +157,7 @@ async def test_a_body_that_can_not_be_decoded_is_the_clients_fault(
         ("", (), False),
     ],
 )
-async def test_guarded_pages_are_for_loopback_and_allowed_networks(
+async def test_guarded_pages_allow_loopback_and_configured_networks(
     start: Start,
     http: aiohttp.ClientSession,
     monkeypatch: pytest.MonkeyPatch,
@@ -175,7 +173,7 @@ async def test_guarded_pages_are_for_loopback_and_allowed_networks(
         assert response.status == 200
 
 
-async def test_a_guarded_page_refuses_pages_in_a_browser(start: Start, http: aiohttp.ClientSession) -> None:
+async def test_a_guarded_page_refuses_other_origins(start: Start, http: aiohttp.ClientSession) -> None:
     async def reload(request: web.Request) -> web.Response:
         return web.Response(text="reloaded")
 
@@ -186,14 +184,14 @@ async def test_a_guarded_page_refuses_pages_in_a_browser(start: Start, http: aio
         assert response.status == 403
 
 
-async def test_a_page_answers_with_what_it_was_given(start: Start, http: aiohttp.ClientSession) -> None:
-    async def answering(body: bytes) -> tuple[int, object]:
+async def test_json_and_text_responses_are_negotiated(start: Start, http: aiohttp.ClientSession) -> None:
+    async def as_json(body: bytes) -> tuple[int, object]:
         return (200, {"got": body.decode()}) if body else (422, '{"text": "ready-made"}')
 
-    async def texting(body: bytes) -> tuple[int, object]:
+    async def as_text(body: bytes) -> tuple[int, object]:
         return (200, "a line") if body else (422, {"errors": []})
 
-    routes = [json_route("POST", "/ask", answering, texting=texting), json_route("POST", "/short", answering, 4)]
+    routes = [json_route("POST", "/ask", as_json, texting=as_text), json_route("POST", "/short", as_json, 4)]
     base = await start(routes=routes)
     plain = {"Accept": "text/plain"}
     async with http.post(base + "/ask", data=b"hello") as answer:
@@ -208,12 +206,12 @@ async def test_a_page_answers_with_what_it_was_given(start: Start, http: aiohttp
         assert answer.status == 413
 
 
-def test_a_network_that_is_none_is_an_error() -> None:
+def test_an_invalid_network_is_an_error() -> None:
     with pytest.raises(ValueError, match="everybody"):
         AdminServer(Exposition(Counters()), tuple, dict, ["everybody"])
 
 
-async def test_a_taken_port_is_an_error_and_can_be_stopped() -> None:
+async def test_a_port_in_use_is_an_error_and_the_server_can_be_stopped() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -223,18 +221,18 @@ async def test_a_taken_port_is_an_error_and_can_be_stopped() -> None:
         await admin.stop()
 
 
-async def test_a_stop_ends_a_request_that_never_answers(http: aiohttp.ClientSession) -> None:
-    asked = asyncio.Event()
+async def test_stop_ends_a_request_without_response(http: aiohttp.ClientSession) -> None:
+    received = asyncio.Event()
 
     async def never(request: web.Request) -> web.Response:
-        asked.set()
+        received.set()
         await asyncio.Event().wait()
         raise AssertionError
 
     admin = AdminServer(Exposition(Counters()), tuple, dict, (), [GuardedRoute("GET", "/never", never)])
     host, port = await admin.start("127.0.0.1", 0)
     pending = asyncio.ensure_future(http.get(f"http://{host}:{port}/never"))
-    await asked.wait()
+    await received.wait()
     await admin.stop()
     with pytest.raises(aiohttp.ClientError):
         await pending
@@ -261,7 +259,7 @@ async def test_a_stop_ends_a_request_that_never_answers(http: aiohttp.ClientSess
         ("localhost.evil.example:15693", 403),
     ],
 )
-async def test_a_guarded_page_wants_a_host_that_no_page_in_a_browser_has(
+async def test_a_guarded_page_checks_the_host_header(
     start: Start, http: aiohttp.ClientSession, host: str, status: int
 ) -> None:
     base = await start(hosts=["Sidecar.internal"])
@@ -279,7 +277,7 @@ async def test_a_guarded_page_wants_a_host_that_no_page_in_a_browser_has(
 @pytest.mark.parametrize(
     ("path", "kind"), [("/", "text/html"), ("/console.css", "text/css"), ("/console.js", "text/javascript")]
 )
-async def test_every_file_comes_with_its_type_and_a_strict_policy(
+async def test_files_of_the_console_have_a_type_and_a_strict_policy(
     start: Start, http: aiohttp.ClientSession, path: str, kind: str
 ) -> None:
     base = await start(routes=console_routes())
@@ -291,7 +289,7 @@ async def test_every_file_comes_with_its_type_and_a_strict_policy(
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-async def test_the_page_itself_may_ask_and_no_other_page(start: Start, http: aiohttp.ClientSession) -> None:
+async def test_only_the_consoles_own_origin_is_allowed(start: Start, http: aiohttp.ClientSession) -> None:
     base = await start(routes=console_routes())
     origins = {base: 200, base.rpartition(":")[0] + ":1": 403, "http://evil.example": 403, "null": 403}
     for origin, status in origins.items():
@@ -299,16 +297,14 @@ async def test_the_page_itself_may_ask_and_no_other_page(start: Start, http: aio
             assert answer.status == status, origin
 
 
-async def test_a_name_that_was_made_to_lead_here_is_no_origin_of_ours(
-    start: Start, http: aiohttp.ClientSession
-) -> None:
+async def test_a_rebound_name_is_refused_as_origin(start: Start, http: aiohttp.ClientSession) -> None:
     base = await start(routes=console_routes())
     headers = {"Host": "evil.example", "Origin": "http://evil.example"}
     async with http.get(base + "/", headers=headers) as answer:
         assert answer.status == 403
 
 
-# -- connections that take no part ------------------------------------------------------------------------------------
+# -- slow and idle connections -----------------------------------------------------------------------------------------
 
 
 async def raw(base: str, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -318,7 +314,7 @@ async def raw(base: str, sent: bytes = b"") -> tuple[asyncio.StreamReader, async
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the end of a connection."""
+    """Return all data until the end of a connection."""
     async with asyncio.timeout(20):
         with contextlib.suppress(ConnectionResetError):
             return await reader.read()
@@ -336,9 +332,7 @@ async def ended(reader: asyncio.StreamReader) -> bytes:
     ],
     ids=["silent", "half a request", "half a body", "idle after its answer", "half a second request"],
 )
-async def test_a_connection_without_a_whole_request_is_closed(
-    start: Start, monkeypatch: pytest.MonkeyPatch, sent: bytes
-) -> None:
+async def test_an_incomplete_request_times_out(start: Start, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     monkeypatch.setattr(admin, "REQUEST_SECONDS", 0.1)
 
     async def echo(body: bytes) -> tuple[int, object]:
@@ -352,14 +346,14 @@ async def test_a_connection_without_a_whole_request_is_closed(
     writer.close()
 
 
-async def test_an_answer_that_is_not_read_ends_its_connection(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unread_response_ends_its_connection(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "REQUEST_SECONDS", 0.1)
-    gone = asyncio.Event()
-    lost = admin._Connection.connection_lost
+    connection_ended = asyncio.Event()
+    original = admin._Connection.connection_lost
 
     def losing(self: admin._Connection, error: Exception | None) -> None:
-        lost(self, error)
-        gone.set()
+        original(self, error)
+        connection_ended.set()
 
     monkeypatch.setattr(admin._Connection, "connection_lost", losing)
 
@@ -371,13 +365,13 @@ async def test_an_answer_that_is_not_read_ends_its_connection(start: Start, monk
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     writer.write(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
     async with asyncio.timeout(20):
-        await gone.wait()
+        await connection_ended.wait()
     writer.transport.resume_reading()  # type: ignore[attr-defined]
     assert len(await ended(reader)) < 50_000_000
     writer.close()
 
 
-async def test_a_page_that_takes_its_time_is_waited_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_page_does_not_time_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "REQUEST_SECONDS", 0.1)
 
     async def slow(request: web.Request) -> web.Response:
@@ -389,7 +383,7 @@ async def test_a_page_that_takes_its_time_is_waited_for(start: Start, monkeypatc
         assert await response.text() == "done"
 
 
-async def test_for_one_connection_too_many_the_one_that_was_idle_for_longest_goes(
+async def test_above_the_limit_the_longest_idle_connection_is_closed(
     start: Start, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin, "MOST_CONNECTIONS", 3)
@@ -404,7 +398,9 @@ async def test_for_one_connection_too_many_the_one_that_was_idle_for_longest_goe
         writer.close()
 
 
-async def test_where_all_connections_are_new_one_more_is_told_so(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_above_the_limit_of_new_connections_another_gets_503(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admin, "MOST_CONNECTIONS", 3)
     monkeypatch.setattr(admin, "NEW_SECONDS", 60.0)
     base = await start()
@@ -416,24 +412,24 @@ async def test_where_all_connections_are_new_one_more_is_told_so(start: Start, m
         writer.close()
 
 
-async def test_where_all_connections_are_being_answered_one_more_is_told_so(
+async def test_above_the_limit_of_busy_connections_another_gets_503(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin, "MOST_CONNECTIONS", 2)
-    asked, go_on = asyncio.Semaphore(0), asyncio.Event()
+    received, release = asyncio.Semaphore(0), asyncio.Event()
 
     async def slow(request: web.Request) -> web.Response:
-        asked.release()
-        await go_on.wait()
+        received.release()
+        await release.wait()
         return web.Response(text="done")
 
     base = await start(routes=[GuardedRoute("GET", "/slow", slow)])
     busy = [await raw(base, b"GET /slow HTTP/1.0\r\n\r\n") for _ in range(2)]
     for _ in busy:
-        await asked.acquire()
+        await received.acquire()
     surplus = await raw(base, b"GET /livez HTTP/1.1\r\n")
     assert (await ended(surplus[0])).startswith(b"HTTP/1.1 503 ")
-    go_on.set()
+    release.set()
     for reader, _ in busy:
         assert (await ended(reader)).endswith(b"done")
     for _, writer in (*busy, surplus):

@@ -1,4 +1,4 @@
-"""Does a real browser show the console of a running sidecar: every view, by keyboard, with hostile names?"""
+"""Tests the console of a running sidecar in Chromium: all views, use by keyboard, and hostile names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.sidecar import pika_channel
 
 pytestmark = pytest.mark.matrix
 
-#: Views that show the whole name of each exchange.
+#: Views that show the full name of each exchange.
 HAS_NAMES = ("overview", "rules", "recent")
 WIDTHS = (360, 1280, 3840)
 VIEWS = ("overview", "map", "rules", "explain", "recent", "shadow")
@@ -96,7 +96,7 @@ async def see(tab: Tab, view: str) -> None:
     await shows(tab, COMPLETE[view])
 
 
-#: When everything that a view shows is there.
+#: Expression that is true when a view is complete.
 COMPLETE = {
     "overview": "Boolean(document.querySelector('#tiles dd') && document.querySelector('#vhosts td'))",
     "map": "Boolean(document.querySelector('#graph .node') && document.querySelector('#map-detail h3'))",
@@ -107,21 +107,21 @@ COMPLETE = {
 }
 
 
-def nothing_complained(tab: Tab) -> None:
+def assert_no_errors(tab: Tab) -> None:
     assert tab.complaints == []
 
 
-async def test_the_browser_asks_nobody_else_and_has_nothing_to_complain_of(tab: Tab, site: Site) -> None:
+async def test_the_console_requests_only_the_sidecar_and_causes_no_errors(tab: Tab, site: Site) -> None:
     for view in VIEWS:
         await see(tab, view)
     assert all(url.startswith((site.sidecar.admin + "/", "data:")) for url in tab.requested)
-    nothing_complained(tab)
+    assert_no_errors(tab)
 
 
 # -- what the views show -----------------------------------------------------------------------------------------------
 
 
-async def test_overview_says_ready_and_draws_the_rate_by_outcome(tab: Tab, site: Site) -> None:
+async def test_the_overview_shows_readiness_and_the_rate_by_outcome(tab: Tab, site: Site) -> None:
     await shows(tab, "document.querySelector('#tiles .good dd')?.textContent", "ready")
     await shows(tab, "/missing queue nowhere/.test(document.getElementById('vhosts').textContent)")
     publish(site, "order")
@@ -133,7 +133,7 @@ async def test_overview_says_ready_and_draws_the_rate_by_outcome(tab: Tab, site:
     await shows(tab, "/^at \\d\\d:\\d\\d/.test(document.getElementById('chart-time').textContent)")
 
 
-async def test_the_map_names_conditions_and_rates_of_a_line_by_keyboard(tab: Tab, site: Site) -> None:
+async def test_the_map_shows_conditions_and_rates_of_the_focused_line(tab: Tab, site: Site) -> None:
     await see(tab, "map")
     publish(site, "order")
     edge = "[...document.querySelectorAll('.edge')].find(edge => /orders to orders\\.all/.test(edge.ariaLabel))"
@@ -145,10 +145,10 @@ async def test_the_map_names_conditions_and_rates_of_a_line_by_keyboard(tab: Tab
     unused = "[...document.querySelectorAll('.edge.unused')].map(edge => edge.ariaLabel).join()"
     assert "orders to inner" in await tab.value(unused)
     assert await tab.value("document.querySelectorAll('.node.missing').length") == 2
-    nothing_complained(tab)
+    assert_no_errors(tab)
 
 
-async def test_the_map_names_conditions_and_rates_of_what_the_pointer_is_on(tab: Tab, site: Site) -> None:
+async def test_the_map_shows_conditions_and_rates_under_the_pointer(tab: Tab, site: Site) -> None:
     await tab.width(1280)
     await see(tab, "map")
     publish(site, "order")
@@ -164,7 +164,7 @@ async def test_the_map_names_conditions_and_rates_of_what_the_pointer_is_on(tab:
     await shows(tab, f"/matches now, [1-9]\\d* in total, 3 bindings/.test({detail})")
 
 
-async def test_rules_are_as_written_with_counts_and_without_secrets(tab: Tab, site: Site) -> None:
+async def test_rules_are_shown_as_written_with_counts_and_without_secrets(tab: Tab, site: Site) -> None:
     publish(site, "order")
     await see(tab, "rules")
     total = "document.querySelectorAll('.file li')[7].querySelector('.total').textContent"
@@ -175,11 +175,11 @@ async def test_rules_are_as_written_with_counts_and_without_secrets(tab: Tab, si
     assert "never matches" in await tab.value("document.querySelector('.file .warning').textContent")
 
 
-async def test_rules_show_what_differs_on_disk(tab: Tab, site: Site) -> None:
-    (file,) = [Path(each["name"]) for each in json.loads(site.sidecar.get("/api/rules"))["files"]]
+async def test_differences_to_the_files_are_shown(tab: Tab, site: Site) -> None:
+    (file,) = [Path(entry["name"]) for entry in json.loads(site.sidecar.get("/api/rules"))["files"]]
     written = file.read_text()
     try:
-        file.write_text(written + "nonsense: password\n")  # which is not brought into force
+        file.write_text(written + "nonsense: password\n")  # not reloaded
         await see(tab, "rules")
         await shows(tab, "/^\\+nonsense: password$/m.test(document.querySelector('.diff')?.textContent)")
     finally:
@@ -206,11 +206,11 @@ async def test_a_failed_publish_is_shown_and_loaded_into_the_form_by_keyboard(ta
     assert "Decided without headers that are not known: <script>" in walk
     summaries = "[...document.querySelectorAll('.walk summary')].map(each => each.textContent).join('\\n')"
     assert "? not known asks" in await tab.value(summaries)
-    assert "✗ false both" in await tab.value(summaries)  # its kind is known, and another
-    nothing_complained(tab)
+    assert "✗ false both" in await tab.value(summaries)  # its kind is known and differs
+    assert_no_errors(tab)
 
 
-async def test_an_explanation_is_a_test_that_the_rules_pass(tab: Tab, site: Site) -> None:
+async def test_an_explanation_contains_a_test_that_passes(tab: Tab, site: Site) -> None:
     await see(tab, "explain")
     fill = {"exchange": "orders", "key": "a.b", "header": "kind", "size": "7", "at": "2026-11-21T08:00:00Z"}
     for field, text in fill.items():
@@ -224,7 +224,7 @@ async def test_an_explanation_is_a_test_that_the_rules_pass(tab: Tab, site: Site
     await tab.value(
         "[...document.querySelectorAll('#answer button')].find(each => each.textContent === 'Copy').click()"
     )
-    assert await tab.value(copied) == test  # selected, whatever the browser then permits
+    assert await tab.value(copied) == test  # selected, even if the browser denies copying
     loaded = compile_rules([("rules.yaml", f"vhost: /\n{RULES}tests:\n{test}\n".encode())])
     assert [test.message.facts.body_size_bytes for test in loaded.tests] == [7]
     assert loaded.failures() == []
@@ -263,7 +263,7 @@ async def test_rules_files_are_uploaded_as_one_candidate(tab: Tab, site: Site, t
     assert "queue orders.all" in await tab.value("document.querySelector('#comparison tbody').textContent")
     await tab.value("document.getElementById('stop').click()")
     await shows(tab, "document.getElementById('candidate').hidden", False)
-    nothing_complained(tab)
+    assert_no_errors(tab)
 
 
 async def test_a_thousand_bindings_are_grouped_and_a_group_opens(
@@ -284,10 +284,10 @@ async def test_a_thousand_bindings_are_grouped_and_a_group_opens(
             await shows(tab, "document.querySelectorAll('#graph .edge').length", 1)
             await see(tab, "rules")
             await shows(tab, "document.querySelectorAll('.file li').length > 1000")
-            nothing_complained(tab)
+            assert_no_errors(tab)
 
 
-async def test_a_broker_that_goes_away_and_a_sidecar_that_ends_are_said_on_the_page(
+async def test_a_lost_broker_and_a_stopped_sidecar_are_shown(
     broker: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with standing(broker, tmp_path_factory.mktemp("away"), RULES) as site:
@@ -304,7 +304,7 @@ async def test_a_broker_that_goes_away_and_a_sidecar_that_ends_are_said_on_the_p
             await shows(tab, "document.getElementById('state').textContent !== 'no answer'")
 
 
-async def test_each_worker_says_which_one_it_is_and_links_to_the_others(
+async def test_each_worker_shows_its_number_and_links_to_the_others(
     broker: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with standing(broker, tmp_path_factory.mktemp("workers"), RULES, {"workers": 2}) as site:
@@ -315,10 +315,10 @@ async def test_each_worker_says_which_one_it_is_and_links_to_the_others(
             assert await tab.value("location.port") == str(site.sidecar.admin_port + 1)
 
 
-# -- how they look -----------------------------------------------------------------------------------------------------
+# -- layout and keyboard -----------------------------------------------------------------------------------------------
 
 
-async def test_every_view_is_reached_by_keyboard_alone(tab: Tab) -> None:
+async def test_every_view_is_reachable_by_keyboard(tab: Tab) -> None:
     for view in VIEWS:
         await tab.page.keyboard.press("Tab")
         await tab.page.keyboard.press("Enter")
@@ -326,9 +326,7 @@ async def test_every_view_is_reached_by_keyboard_alone(tab: Tab) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-async def test_every_control_of_a_view_is_reached_by_tab_in_turn_and_shows_its_focus(
-    tab: Tab, site: Site, view: str
-) -> None:
+async def test_every_control_of_a_view_is_reachable_by_tab_and_shows_its_focus(tab: Tab, site: Site, view: str) -> None:
     publish(site, "lost")
     await see(tab, view)
     controls = "a[href], button, input, select, textarea, summary, [tabindex='0']"
@@ -339,16 +337,14 @@ async def test_every_control_of_a_view_is_reached_by_tab_in_turn_and_shows_its_f
         await tab.page.keyboard.press("Tab")
         reached.append(await tab.value(f"{visible}.indexOf(document.activeElement)"))
         outline = "getComputedStyle(document.activeElement).outlineStyle"
-        colored = "document.activeElement.matches('.edge')"  # a line of the map has another color instead
+        colored = "document.activeElement.matches('.edge')"  # lines of the map change their colour instead
         assert await tab.value(f"{outline} !== 'none' || {colored}"), reached
     assert sorted(reached) == list(range(len(reached)))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("pixels", WIDTHS)
-async def test_no_view_is_wider_than_the_window(
-    tab: Tab, site: Site, pixels: int, scheme: Scheme, tmp_path: Path
-) -> None:
+async def test_no_view_overflows_the_window(tab: Tab, site: Site, pixels: int, scheme: Scheme, tmp_path: Path) -> None:
     publish(site, "lost", key=HOSTILE)
     publish(site, "order", exchange=LONG_EXCHANGE)
     await tab.page.emulate_media(color_scheme=scheme)
@@ -365,4 +361,4 @@ async def test_no_view_is_wider_than_the_window(
             named = json.dumps("<script>fail()</script>\\u{202e}e")
             await shows(tab, f"document.getElementById('view-{view}').textContent.includes({named})")
         await tab.page.screenshot(path=pictures / f"{view}-{pixels}-{scheme}.png")
-    nothing_complained(tab)
+    assert_no_errors(tab)

@@ -1,4 +1,4 @@
-"""POST /explain without a broker; `tests/app/test_workers.py` requests it of a running sidecar."""
+"""Tests POST /explain without a broker; tests/app/test_workers.py requests it from a running sidecar."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ exchanges:
 """
 
 
-def asked() -> tuple[ExplainPage, VhostState]:
+def explain_page() -> tuple[ExplainPage, VhostState]:
     loaded = load(RULES)
     state = VhostState("/", loaded.routers["/"], owned_exchanges(loaded.rules.vhosts["/"]))
     state.queues = QueueNames((b"elsewhere", b"there1"))
@@ -30,18 +30,18 @@ async def explained(page: ExplainPage, body: bytes) -> dict[str, object]:
     code, text = await page.explain(body)
     assert code == 200
     assert isinstance(text, str)
-    found: dict[str, object] = json.loads(text)
-    return found
+    explanation: dict[str, object] = json.loads(text)
+    return explanation
 
 
-async def test_queues_that_exist_are_seen_by_regex_routes() -> None:
-    page, _ = asked()
-    found = await explained(page, b"exchange: e")
-    assert (found["queues"], found["at"]) == (["q", "there1"], "2026-11-21T08:00:00Z")
+async def test_regex_routes_match_existing_queues() -> None:
+    page, _ = explain_page()
+    explanation = await explained(page, b"exchange: e")
+    assert (explanation["queues"], explanation["at"]) == (["q", "there1"], "2026-11-21T08:00:00Z")
 
 
-async def test_what_clients_declared_is_explained() -> None:
-    page, state = asked()
+async def test_exchanges_declared_by_clients_are_explained() -> None:
+    page, state = explain_page()
     theirs = OwnedExchange(
         b"xo", "x-open", Delivery.CARRIER, b"xo", declared=DeclaredExchange(True, False, False, b"", 1)
     )
@@ -51,7 +51,7 @@ async def test_what_clients_declared_is_explained() -> None:
     assert (await explained(page, b"{exchange: xo, vhost: /}"))["queues"] == ["theirs"]
 
 
-async def test_faults_of_a_question_are_given() -> None:
-    code, found = await asked()[0].explain(b"{}")
+async def test_errors_in_a_request_are_returned() -> None:
+    code, errors = await explain_page()[0].explain(b"{}")
     assert code == 422
-    assert "exchange" in str(found)
+    assert "exchange" in str(errors)

@@ -1,4 +1,4 @@
-"""``GET /api/live`` and ``/api/traffic``: what is sent, to how many, and what becomes of clients that do not read."""
+"""Tests ``GET /api/live`` and ``/api/traffic``: events, limits, and clients that do not read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def publish(counters: Counters, publishes: int) -> None:
 # -- sampling ----------------------------------------------------------------------------------------------------------
 
 
-async def test_rates_are_known_from_the_second_look(counters: Counters, clock: Clock) -> None:
+async def test_rates_are_available_from_the_second_sample(counters: Counters, clock: Clock) -> None:
     sampler = TrafficSampler(counters, clock, clock)
     await sampler.sample(True)
     first: Any = await sampler.look()
@@ -73,19 +73,19 @@ async def test_rates_are_known_from_the_second_look(counters: Counters, clock: C
     assert sampler.news()["bindings"] == []  # nothing has changed
 
 
-async def test_a_quarter_of_an_hour_is_kept_whether_or_not_somebody_looks(counters: Counters, clock: Clock) -> None:
+async def test_history_is_kept_for_15_minutes_without_clients(counters: Counters, clock: Clock) -> None:
     sampler = TrafficSampler(counters, clock, clock)
     for _ in range(600):
         publish(counters, 10)
         clock.now += 2.0
         await sampler.sample(False)
-    found: Any = await sampler.look()
-    points = found["history"]["points"]
+    traffic: Any = await sampler.look()
+    points = traffic["history"]["points"]
     assert (points[0][0], points[-1][0]) == (clock.now - 900.0, clock.now)
-    assert {point[1 + found["history"]["series"].index("routed")] for point in points} == {5.0}
+    assert {point[1 + traffic["history"]["series"].index("routed")] for point in points} == {5.0}
 
 
-async def test_rules_that_forget_an_exchange_give_no_negative_rate(counters: Counters, clock: Clock) -> None:
+async def test_a_removed_exchange_causes_no_negative_rate(counters: Counters, clock: Clock) -> None:
     sampler = TrafficSampler(counters, clock, clock)
     publish(counters, 100)
     await sampler.sample(True)
@@ -99,7 +99,7 @@ def live_series(sampler: TrafficSampler) -> Iterator[str]:
     return iter(sampler.news()["per_second"])  # type: ignore[call-overload, no-any-return]
 
 
-async def test_confirm_latency_is_that_of_the_last_minute(counters: Counters, clock: Clock) -> None:
+async def test_confirm_latency_covers_the_last_minute(counters: Counters, clock: Clock) -> None:
     sampler = TrafficSampler(counters, clock, clock)
     counters.confirm_seconds.observe(5.0)
     await sampler.sample(False)
@@ -107,11 +107,11 @@ async def test_confirm_latency_is_that_of_the_last_minute(counters: Counters, cl
         clock.now += 2.0
         counters.confirm_seconds.observe(0.0003)
         await sampler.sample(False)
-    found: Any = await sampler.look()
-    assert 0.00025 < found["confirm_seconds"]["p50"] <= found["confirm_seconds"]["p99"] <= 0.0005
+    traffic: Any = await sampler.look()
+    assert 0.00025 < traffic["confirm_seconds"]["p50"] <= traffic["confirm_seconds"]["p99"] <= 0.0005
 
 
-def test_a_quantile_lies_within_its_bucket() -> None:
+def test_a_quantile_is_within_its_bucket() -> None:
     histogram = Histogram(CONFIRM_BOUNDS)
     counts = [0] * (len(CONFIRM_BOUNDS) + 1)
     assert quantile(histogram, counts, 0.5) is None
@@ -154,24 +154,24 @@ async def events(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, Any
                 yield name, json.loads(line[6:])
 
 
-async def test_a_stream_begins_with_everything_and_goes_on_with_what_changes(
+async def test_a_stream_begins_with_the_complete_state_and_continues_with_changes(
     running: Running, counters: Counters
 ) -> None:
     async with aiohttp.ClientSession() as http, http.get(running.url + "/api/live?topics=status,traffic") as answer:
         assert answer.content_type == "text/event-stream"
         stream = events(answer)
         assert await anext(stream) == ("status", {"ready": True})
-        name, whole = await anext(stream)
-        assert (name, whole["complete"], whole["rules"]) == ("traffic", True, "abc")
+        name, complete = await anext(stream)
+        assert (name, complete["complete"], complete["rules"]) == ("traffic", True, "abc")
         publish(counters, 5)
         running.status["ready"] = False
-        seen = {}
+        latest = {}
         async for name, data in stream:
             if name == "status" or data["bindings"]:
-                seen[name] = data
-            if len(seen) == 2 and not seen["status"]["ready"]:
+                latest[name] = data
+            if len(latest) == 2 and not latest["status"]["ready"]:
                 break
-        assert seen["traffic"]["bindings"][0]["total"] == 5
+        assert latest["traffic"]["bindings"][0]["total"] == 5
 
 
 async def test_an_unknown_topic_is_refused(running: Running) -> None:
@@ -180,7 +180,7 @@ async def test_an_unknown_topic_is_refused(running: Running) -> None:
         assert await answer.json() == {"errors": ["topics: seen 'secrets', expected any of traffic, status"]}
 
 
-async def test_other_pages_of_a_browser_get_no_stream(running: Running) -> None:
+async def test_other_origins_get_no_stream(running: Running) -> None:
     refused = [
         {"Origin": "http://evil.example"},
         {"Host": "evil.example"},
@@ -196,10 +196,10 @@ async def test_other_pages_of_a_browser_get_no_stream(running: Running) -> None:
             assert answer.status == 200
 
 
-async def test_of_a_thousand_streams_those_beyond_the_limit_get_503_and_probes_still_answer(
+async def test_streams_above_the_limit_get_503_and_probes_are_answered(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "NEW_SECONDS", 60.0)  # requests may take their time here
+    monkeypatch.setattr(server, "NEW_SECONDS", 60.0)  # the requests of this test are slow
     connector = aiohttp.TCPConnector(limit=0)
     results: list[int | str] = []
     over, in_turn = asyncio.Event(), asyncio.Semaphore(50)
@@ -265,11 +265,11 @@ async def test_streams_end_with_the_feed(counters: Counters) -> None:
     await admin.stop()
 
 
-async def test_traffic_is_a_page_as_well(running: Running, counters: Counters) -> None:
+async def test_traffic_is_also_a_page(running: Running, counters: Counters) -> None:
     publish(counters, 7)
     async with aiohttp.ClientSession() as http, http.get(running.url + "/api/traffic") as answer:
-        found = await answer.json()
-    assert found["exchanges"][0] == {
+        traffic = await answer.json()
+    assert traffic["exchanges"][0] == {
         "vhost": "/",
         "exchange": "orders",
         "outcome": "routed",

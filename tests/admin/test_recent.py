@@ -1,4 +1,4 @@
-"""``GET /api/recent`` and ``oxproxy tail``: what is kept of publishes that failed, and what is not shown."""
+"""Tests ``GET /api/recent`` and ``oxproxy tail``: recorded failed publishes, and values that are not disclosed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ exchanges:
 def site(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     settings = {"audit": {"headers": ["amount"]}, "limits": {"message_size": 1000}}
     with standing(broker, tmp_path_factory.mktemp("recent"), RULES, settings, small_queue) as running:
-        recent(running)  # unroutable publishes are recorded from the first request on
+        recent(running)  # recording starts with the first request
         yield running
 
 
@@ -46,7 +46,7 @@ def small_queue(outside: Any) -> None:  # of tests.broker.world
 
 
 def publish(site: Site, amount: int, key: str = "k", body: bytes = b"12345", *, mandatory: bool = False) -> None:
-    """Publish one message, and wait for the broker's answer, whatever it is."""
+    """Publish one message and wait for the broker's reply."""
     properties = pika.BasicProperties(headers={"amount": amount, "secret": "hunter2"})
     with pika_channel(site.sidecar.port, site.vhost) as channel, contextlib.suppress(pika.exceptions.AMQPError):
         channel.basic_publish("orders", key, body, properties, mandatory=mandatory)
@@ -58,20 +58,22 @@ def recent(site: Site, after: object = 0) -> dict[str, Any]:
 
 
 def new(site: Site, amount: int, **more: Any) -> list[dict[str, Any]]:
-    """What one publish adds."""
+    """Return the records that one publish adds."""
     before = recent(site)["count"]
     publish(site, amount, **more)
-    found: list[dict[str, Any]] = recent(site, before)["publishes"]
-    return found
+    publishes: list[dict[str, Any]] = recent(site, before)["publishes"]
+    return publishes
 
 
-def test_a_publish_that_reaches_a_queue_is_not_kept(site: Site) -> None:
+def test_a_routed_publish_is_not_recorded(site: Site) -> None:
     assert new(site, 1) == []
 
 
-def test_one_that_no_binding_takes_is_kept_without_undisclosed_values(site: Site) -> None:
-    (kept,) = new(site, 4, key="a.b")
-    assert {name: kept[name] for name in ("result", "reason", "exchange", "routing_key", "size", "vhost", "user")} == {
+def test_an_unroutable_publish_is_recorded_without_undisclosed_values(site: Site) -> None:
+    (record,) = new(site, 4, key="a.b")
+    assert {
+        name: record[name] for name in ("result", "reason", "exchange", "routing_key", "size", "vhost", "user")
+    } == {
         "result": "unroutable",
         "reason": "no binding matches",
         "exchange": "orders",
@@ -80,57 +82,62 @@ def test_one_that_no_binding_takes_is_kept_without_undisclosed_values(site: Site
         "vhost": site.vhost,
         "user": "guest",
     }
-    assert kept["header_names"] == ["amount", "secret"]
-    assert kept["headers"] == {"amount": 4}
+    assert record["header_names"] == ["amount", "secret"]
+    assert record["headers"] == {"amount": 4}
     assert "hunter2" not in site.sidecar.get("/api/recent")
 
 
-def test_one_whose_destinations_do_not_exist_is_kept(site: Site) -> None:
-    (kept,) = new(site, 3)
-    assert (kept["result"], kept["reason"]) == ("unroutable", "no destination exists")
+def test_a_publish_to_missing_destinations_is_recorded(site: Site) -> None:
+    (record,) = new(site, 3)
+    assert (record["result"], record["reason"]) == ("unroutable", "no destination exists")
 
 
-def test_one_that_is_too_large_is_rejected(site: Site) -> None:
-    (kept,) = new(site, 1, body=b"x" * 1001)
-    assert (kept["result"], kept["size"], kept["header_names"]) == ("rejected", 1001, ["amount", "secret"])
-    assert kept["reason"] == "406 message size 1001 is larger than configured max size 1000"
+def test_a_publish_that_is_too_large_is_recorded_as_rejected(site: Site) -> None:
+    (record,) = new(site, 1, body=b"x" * 1001)
+    assert (record["result"], record["size"], record["header_names"]) == ("rejected", 1001, ["amount", "secret"])
+    assert record["reason"] == "406 message size 1001 is larger than configured max size 1000"
 
 
-def test_one_that_comes_back_is_unroutable_and_returned(site: Site) -> None:
+def test_a_returned_publish_is_recorded_as_unroutable_and_returned(site: Site) -> None:
     first, second = new(site, 4, mandatory=True, key="back")
     assert (first["result"], second["result"], second["reason"]) == ("unroutable", "returned", "312 NO_ROUTE")
     assert (second["exchange"], second["routing_key"], second["size"]) == ("orders", "back", 5)
     assert {"amount", "secret"} <= set(second["header_names"])
 
 
-def test_one_that_the_broker_refuses_is_nacked_and_has_no_address(site: Site) -> None:
+def test_a_nacked_publish_is_recorded_without_exchange(site: Site) -> None:
     publish(site, 2)
-    (kept,) = new(site, 2)
-    assert (kept["result"], kept["exchange"], kept["size"], kept["header_names"]) == ("nacked", None, None, None)
-    assert kept["reason"] == "the broker refused publish 1 of the channel"
+    (record,) = new(site, 2)
+    assert (record["result"], record["exchange"], record["size"], record["header_names"]) == (
+        "nacked",
+        None,
+        None,
+        None,
+    )
+    assert record["reason"] == "the broker refused publish 1 of the channel"
 
 
-def test_the_last_two_hundred_are_kept_and_numbers_go_on(site: Site) -> None:
+def test_the_last_200_publishes_are_kept_with_consecutive_numbers(site: Site) -> None:
     before = recent(site)["count"]
     with site.producer() as producer:
         for number in range(250):
             producer.publish("orders", str(number))
         producer.settle_all(250)
     until(lambda: recent(site)["count"] == before + 250)
-    kept = recent(site)["publishes"]
-    assert [publish["routing_key"] for publish in kept] == [str(number) for number in range(50, 250)]
-    assert [publish["number"] for publish in kept] == list(range(before + 51, before + 251))
-    assert [each["routing_key"] for each in recent(site, before + 248)["publishes"]] == ["248", "249"]
+    record = recent(site)["publishes"]
+    assert [publish["routing_key"] for publish in record] == [str(number) for number in range(50, 250)]
+    assert [publish["number"] for publish in record] == list(range(before + 51, before + 251))
+    assert [publish["routing_key"] for publish in recent(site, before + 248)["publishes"]] == ["248", "249"]
 
 
-def test_a_number_that_is_none_is_refused(site: Site) -> None:
+def test_an_invalid_number_is_refused(site: Site) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         recent(site, "x")
     assert refused.value.code == 422
     assert json.loads(refused.value.read()) == {"errors": ["after: seen 'x', expected a number"]}
 
 
-def test_tail_follows_until_ctrl_c_and_escapes_what_could_steer_a_terminal(site: Site) -> None:
+def test_tail_follows_until_ctrl_c_and_escapes_control_characters(site: Site) -> None:
     command = [str(PROGRAM), "tail", "--follow", "--admin", site.sidecar.admin]
     publish(site, 4, key="first")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tail:
@@ -145,7 +152,7 @@ def test_tail_follows_until_ctrl_c_and_escapes_what_could_steer_a_terminal(site:
     assert "headers=[amount=4, secret]" in line
 
 
-def test_tail_is_there_for_machines(site: Site) -> None:
+def test_tail_prints_json(site: Site) -> None:
     publish(site, 4, key="json")
     lines = oxproxy("tail", "--json", "--admin", site.sidecar.admin, check=True).stdout.splitlines()
     assert json.loads(lines[-1])["routing_key"] == "json"
