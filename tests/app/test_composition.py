@@ -31,7 +31,7 @@ def configured(text: str) -> Settings:
     return parse_settings(text.encode(), Path("oxproxy.yaml"), {}, Faults())
 
 
-def test_without_a_word_in_the_configuration_nothing_is_limited_but_connections_and_handshakes() -> None:
+def test_by_default_only_connections_and_handshakes_are_limited() -> None:
     settings = Settings()
     assert not UserRateLimits(rates(settings))
     session = session_limits(settings)
@@ -42,7 +42,7 @@ def test_without_a_word_in_the_configuration_nothing_is_limited_but_connections_
     assert client_rules(settings, Secrets()).strict_unbind
 
 
-def test_every_limit_reaches_its_room() -> None:
+def test_every_limit_is_passed_on() -> None:
     settings = configured("""
 limits:
   connections: 5
@@ -78,22 +78,22 @@ def loaded(folder: Path, more: str = "") -> Settings:
     return load_settings(file, {"KEY": KEY})[0]
 
 
-def test_without_a_directory_there_is_no_audit_log_but_what_may_be_told_holds(tmp_path: Path) -> None:
-    found = loaded(tmp_path, "audit: {headers: [type]}\n")
-    assert audit_policy(found) is None
-    assert audit_privacy(found).headers == {b"type"}
+def test_without_a_directory_there_is_no_audit_log_but_privacy_applies(tmp_path: Path) -> None:
+    settings = loaded(tmp_path, "audit: {headers: [type]}\n")
+    assert audit_policy(settings) is None
+    assert audit_privacy(settings).headers == {b"type"}
 
 
-def test_the_audit_log_is_asked_for_as_configured(tmp_path: Path) -> None:
-    found = loaded(tmp_path, "audit: {directory: log, hash: [rk], hash_key_env: KEY}\n")
-    policy, privacy = audit_policy(found), audit_privacy(found)
+def test_the_audit_log_has_the_configured_policy(tmp_path: Path) -> None:
+    settings = loaded(tmp_path, "audit: {directory: log, hash: [rk], hash_key_env: KEY}\n")
+    policy, privacy = audit_policy(settings), audit_privacy(settings)
     assert policy is not None
     assert (policy.directory, policy.mode, policy.instance) == (tmp_path / "log", AuditMode.BEST_EFFORT, gethostname())
     assert (policy.retention, policy.segment_bytes) == (Retention(), 128 << 20)
     assert privacy == Privacy(hashed=frozenset(("rk",)), key=KEY.encode())
 
 
-def test_sizes_and_times_of_the_audit_log_reach_it_in_bytes_and_seconds(tmp_path: Path) -> None:
+def test_sizes_and_times_of_the_audit_log_are_converted_to_bytes_and_seconds(tmp_path: Path) -> None:
     audit = "{directory: log, mode: strict, instance: a, buffer_mib: 2, segment_mib: 3, keep_days: 4, keep_mib: 5}"
     policy = audit_policy(loaded(tmp_path, f"audit: {audit}\n"))
     assert policy == AuditPolicy(
@@ -111,26 +111,26 @@ def test_a_hash_without_a_key_is_refused(tmp_path: Path) -> None:
         audit_privacy(Settings(audit=AuditSection(hash=("rk",))))
 
 
-def test_the_key_of_the_hashes_is_read_from_its_file(tmp_path: Path) -> None:
+def test_the_hash_key_is_read_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(KEY + "\n")
-    found = loaded(tmp_path, "audit: {directory: log, hash: [rk], hash_key_file: key}\n")
-    assert audit_privacy(found).key == KEY.encode()
+    settings = loaded(tmp_path, "audit: {directory: log, hash: [rk], hash_key_file: key}\n")
+    assert audit_privacy(settings).key == KEY.encode()
 
 
-def test_what_clients_declare_is_ruled_as_configured(tmp_path: Path) -> None:
+def test_declarations_of_clients_follow_the_configuration(tmp_path: Path) -> None:
     rules = client_rules(
         loaded(tmp_path, "declared: {delivery: queue, unbind: broker, client_routes: any}\n"), Secrets()
     )
     assert (rules.delivery, rules.strict_unbind, rules.own_routes) == (Delivery.QUEUE, False, False)
 
 
-def test_without_secrets_the_control_users_login_gives_the_key(tmp_path: Path) -> None:
+def test_without_secrets_the_key_is_derived_from_the_control_users_login(tmp_path: Path) -> None:
     secrets = secrets_of(loaded(tmp_path))
     assert secrets.verify(secrets_of(loaded(tmp_path)).sign(b"a"), b"a") == 0
-    other = loaded(tmp_path)
-    control = other.upstream.control.model_copy(update={"password": SecretStr("guess")})
-    upstream = other.upstream.model_copy(update={"control": control})
-    assert secrets.verify(secrets_of(other.model_copy(update={"upstream": upstream})).sign(b"a"), b"a") is None
+    settings = loaded(tmp_path)
+    control = settings.upstream.control.model_copy(update={"password": SecretStr("guess")})
+    upstream = settings.upstream.model_copy(update={"control": control})
+    assert secrets.verify(secrets_of(settings.model_copy(update={"upstream": upstream})).sign(b"a"), b"a") is None
     assert secrets.verify(Secrets().sign(b"a"), b"a") is None
 
 

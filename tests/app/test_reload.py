@@ -1,4 +1,4 @@
-"""New rules in a running sidecar: each publish by one version, and nothing changed by files that are not good."""
+"""Tests reloads in a running sidecar: each publish uses one version, and invalid files change nothing."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tests.producer import Producer, until
 from tests.rabbitmq import Broker
 from tests.sidecar import request_page
 
-#: Two queues a version: a publish that two versions had judged would be in queues of both, or in one alone.
+#: Two queues per version. A publish decided by two versions would be in queues of both, or in only one queue.
 RULES = """
 queues: [a1, a2, b1, b2]
 exchanges:
   - name: letters
     bindings: [{queue: %s1}, {queue: %s2}]
 """
-#: Reloads under load, half a second apart, and publishes that may be unsettled meanwhile.
+#: Number of reloads under load, every half second, and of publishes that may be unsettled.
 RELOADS, WINDOW = 8, 64
-#: Seconds until the sidecar has seen a changed file: two looks.
+#: Timeout in seconds for the sidecar to notice a changed file, which takes two polls.
 SEEN_SECONDS = 15.0
 
 
@@ -37,7 +37,7 @@ def rules(site: Site, version: str) -> str:
 
 
 def write(site: Site, text: str) -> None:
-    """Replace the rules file at once, as editors and ConfigMaps do."""
+    """Replace the rules file atomically, as editors and ConfigMaps do."""
     fresh = site.sidecar.folder / "rules.fresh"
     fresh.write_text(text)
     fresh.rename(site.sidecar.folder / "rules.yaml")
@@ -49,8 +49,8 @@ def post(site: Site, path: str, body: bytes = b"") -> tuple[int, dict[str, objec
 
 
 def status(site: Site) -> dict[str, object]:
-    found: dict[str, object] = json.loads(site.sidecar.get("/status"))
-    return found
+    status_page: dict[str, object] = json.loads(site.sidecar.get("/status"))
+    return status_page
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def site(shared: Site) -> Iterator[Site]:
 
 
 def routed(site: Site) -> str:
-    """Publish one message; say which version's queues it is in."""
+    """Publish one message, and return the version to whose queues it was delivered."""
     producer = site.producer()
     assert producer.send_settled("letters").acked
     held = site.bodies("a1", "a2", "b1", "b2")
@@ -77,7 +77,7 @@ def routed(site: Site) -> str:
     return "a" if held[0] else "b"
 
 
-def test_a_request_makes_new_rules_hold(site: Site) -> None:
+def test_a_request_reloads_the_rules(site: Site) -> None:
     assert routed(site) == "a"
     write(site, rules(site, "b"))
     code, answer = post(site, "/-/reload")
@@ -87,15 +87,15 @@ def test_a_request_makes_new_rules_hold(site: Site) -> None:
     assert status(site)["rules"] == answer["rules"]
 
 
-def test_a_changed_file_is_noticed(site: Site) -> None:
+def test_a_changed_file_is_reloaded(site: Site) -> None:
     before = status(site)["rules"]
     write(site, rules(site, "b"))
     until(lambda: status(site)["rules"] != before, SEEN_SECONDS)
     assert routed(site) == "b"
 
 
-def test_a_config_map_s_turned_link_is_noticed(broker: Broker, tmp_path: Path) -> None:
-    """The folder as the kubelet makes it: the file is a link through ``..data``, which is replaced at once."""
+def test_a_replaced_link_of_a_config_map_is_reloaded(broker: Broker, tmp_path: Path) -> None:
+    """The kubelet creates the file as a link through ``..data``, and replaces ``..data`` atomically."""
     for version in ("one", "two"):
         (tmp_path / f"..{version}").mkdir()
     (tmp_path / "..data").symlink_to("..one")
@@ -110,7 +110,7 @@ def test_a_config_map_s_turned_link_is_noticed(broker: Broker, tmp_path: Path) -
         assert routed(site) == "b"
 
 
-def test_a_hangup_reloads(site: Site) -> None:
+def test_sighup_reloads_the_rules(site: Site) -> None:
     before = site.metric("rules_reload_total", result="ok")
     os.kill(site.sidecar.process_id, signal.SIGHUP)
     until(lambda: site.metric("rules_reload_total", result="ok") > before)
@@ -127,7 +127,7 @@ def test_a_hangup_reloads(site: Site) -> None:
     ],
     ids=["refused binding", "broken YAML", "test that fails", "refused name"],
 )
-def test_a_bad_file_changes_nothing_but_what_is_said(site: Site, text: str, error: str) -> None:
+def test_an_invalid_file_is_reported_and_changes_nothing(site: Site, text: str, error: str) -> None:
     before, errors = status(site)["rules"], site.metric("rules_reload_total", result="error")
     write(site, f"vhost: {site.vhost}\n{text}\n")
     code, answer = post(site, "/-/reload")
@@ -141,7 +141,7 @@ def test_a_bad_file_changes_nothing_but_what_is_said(site: Site, text: str, erro
     assert routed(site) == "a"
 
 
-def test_an_exchange_in_the_way_changes_nothing(site: Site) -> None:
+def test_a_conflicting_exchange_changes_nothing(site: Site) -> None:
     site.make_exchange("taken", "topic")
     write(site, rules(site, "b") + "  - {name: taken, bindings: [{queue: b1}]}\n")
     code, answer = post(site, "/-/reload")
@@ -151,7 +151,7 @@ def test_an_exchange_in_the_way_changes_nothing(site: Site) -> None:
     site.delete_exchange("taken")
 
 
-def test_what_clients_declared_outlives_a_reload(site: Site) -> None:
+def test_declarations_of_clients_are_kept_at_a_reload(site: Site) -> None:
     producer = site.producer()
     queue = producer.declare("theirs")
     producer.ask(commands.Queue.Bind(queue=queue, exchange="letters", arguments={"x-?hkv= to": "theirs"}))
@@ -163,16 +163,16 @@ def test_what_clients_declared_outlives_a_reload(site: Site) -> None:
 
 
 def await_acks(producer: Producer, tags: set[int]) -> None:
-    """Read until all of these publishes are acked."""
+    """Read until all these publishes are acked."""
     while tags:
         arguments = producer.expect("Basic.Ack").arguments
         tag = arguments["delivery_tag"]
         assert isinstance(tag, int)
-        tags -= {one for one in tags if one == tag or (arguments["multiple"] and one < tag)}
+        tags -= {unsettled for unsettled in tags if unsettled == tag or (arguments["multiple"] and unsettled < tag)}
 
 
-def test_under_load_each_publish_is_judged_by_one_version(broker: Broker, tmp_path: Path) -> None:
-    """Two reloads a second while a producer publishes; the audit names the version that chose the queues."""
+def test_under_load_each_publish_is_decided_by_one_version(broker: Broker, tmp_path: Path) -> None:
+    """Two reloads per second during publishes. The audit log names the version that selected the queues."""
     directory = tmp_path / "audit"
     directory.mkdir()
     with standing(broker, tmp_path, RULES % ("a", "a"), {"audit": {"directory": str(directory)}}) as site:
@@ -209,9 +209,9 @@ def test_under_load_each_publish_is_judged_by_one_version(broker: Broker, tmp_pa
     ] == []
 
 
-def test_rules_for_another_virtual_host_hold_after_a_reload(site: Site, vhost: str) -> None:
+def test_rules_for_a_new_virtual_host_apply_after_a_reload(site: Site, vhost: str) -> None:
     with Producer(site.sidecar.port, vhost).open(confirm=True) as producer:
-        assert producer.send_settled("").acked  # the producer is there before the rules are
+        assert producer.send_settled("").acked  # the producer connects before the reload
         write(site, f"vhost: {vhost}\n" + RULES % ("a", "b"))
         assert post(site, "/-/reload")[0] == 200
         assert producer.send_settled("letters").acked

@@ -1,4 +1,4 @@
-"""When rules are loaded again; `test_reload` has what attempts come to."""
+"""Tests when rules are reloaded, and reports of failures. test_reload.py tests the effects in a running sidecar."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ BEFORE = "exchanges: [{name: letters, bindings: [{queue: a}]}]\n"
 AFTER = "exchanges: [{name: letters, bindings: [{queue: b}]}]\n"
 
 
-class Asked(Reload):
-    """Attempts that come to what a test says."""
+class ScriptedReload(Reload):
+    """Reloads with results that a test specifies."""
 
     def __init__(self, folder: Path) -> None:
         self.file, self.certificate = folder / "rules.yaml", folder / "cert.pem"
@@ -40,7 +40,7 @@ class Asked(Reload):
         self.counters = counters.rules
         self.counters.version = loaded.rules.version
         self.results: list[ReloadReport] = []
-        self.held: list[str] = []
+        self.activated: list[str] = []
         self.fault: Exception | None = None
         self.at_work = 0
         state, topology = VhostState("/", Router(())), cast("Topology", None)
@@ -58,7 +58,7 @@ class Asked(Reload):
     def brokers(self, loaded: LoadedRules) -> Activation:
         if self.fault is not None:
             raise self.fault
-        return lambda: self.held.append(loaded.rules.version)
+        return lambda: self.activated.append(loaded.rules.version)
 
     async def _activate(self, loaded: LoadedRules, activation: Activation) -> ReloadReport:
         assert not self.at_work
@@ -73,8 +73,8 @@ class Asked(Reload):
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Asked:
-    return Asked(tmp_path)
+def reload(tmp_path: Path) -> ScriptedReload:
+    return ScriptedReload(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -84,42 +84,44 @@ def asked(tmp_path: Path) -> Asked:
         (ZeroDivisionError("oh"), "ZeroDivisionError while loading: oh"),
     ],
 )
-async def test_what_can_not_be_prepared_is_an_answer_and_holds_nowhere(
-    asked: Asked, fault: Exception, error: str
+async def test_an_error_while_loading_is_reported_and_activates_nothing(
+    reload: ScriptedReload, fault: Exception, error: str
 ) -> None:
-    asked.fault = fault
-    asked.file.write_text(AFTER)
-    answer = await asked.reload("request")
+    reload.fault = fault
+    reload.file.write_text(AFTER)
+    answer = await reload.reload("request")
     assert answer.errors[0].startswith(error)
     assert answer.invalid
-    assert answer.version == asked.counters.version
-    assert asked.held == []
-    assert asked.counters.reloads == {"ok": 0, "error": 1}
+    assert answer.version == reload.counters.version
+    assert reload.activated == []
+    assert reload.counters.reloads == {"ok": 0, "error": 1}
 
 
-async def test_attempts_do_not_meet(asked: Asked) -> None:
-    answers: Sequence[object] = await asyncio.gather(*(asked.reload("request") for _ in range(5)))
-    assert len(answers) == len(asked.held) == 5
+async def test_reloads_do_not_overlap(reload: ScriptedReload) -> None:
+    answers: Sequence[object] = await asyncio.gather(*(reload.reload("request") for _ in range(5)))
+    assert len(answers) == len(reload.activated) == 5
 
 
-async def followed(asked: Asked, change: Callable[[], object], attempts: int) -> None:
-    """FileWatch until so many attempts have been made."""
-    watching = asyncio.ensure_future(asked.watch())
+async def watch_files(reload: ScriptedReload, change: Callable[[], object], attempts: int) -> None:
+    """Run the file watch until this number of reloads has been attempted."""
+    watching = asyncio.ensure_future(reload.watch())
     change()
     try:
         async with asyncio.timeout(30):
-            while sum(asked.counters.reloads.values()) < attempts:  # noqa: ASYNC110 -- files are looked at in turns
+            while sum(reload.counters.reloads.values()) < attempts:  # noqa: ASYNC110 -- files are polled
                 await asyncio.sleep(0.01)
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 
 
-async def test_good_rules_that_could_not_hold_are_tried_again(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_valid_rules_are_retried_after_a_failed_activation(
+    reload: ScriptedReload, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("proxy.app.reload.RETRY_SECONDS", 0.01)
-    asked.results = [ReloadReport(["the broker is away"])]
-    await followed(asked, lambda: asked.file.write_text(AFTER), 2)
-    assert asked.counters.reloads == {"ok": 1, "error": 1}
+    reload.results = [ReloadReport(["the broker is away"])]
+    await watch_files(reload, lambda: reload.file.write_text(AFTER), 2)
+    assert reload.counters.reloads == {"ok": 1, "error": 1}
 
 
 @pytest.mark.parametrize(
@@ -130,21 +132,21 @@ async def test_good_rules_that_could_not_hold_are_tried_again(asked: Asked, monk
         (ReloadReport(["no broker"]), 503),
     ],
 )
-async def test_the_status_of_the_page_tells_invalid_files_from_an_unreachable_broker(
-    asked: Asked, result: ReloadReport, status: int
+async def test_the_http_status_distinguishes_invalid_files_from_an_unreachable_broker(
+    reload: ScriptedReload, result: ReloadReport, status: int
 ) -> None:
-    asked.results = [result]
-    admin = AdminServer(Exposition(Counters()), tuple, dict, routes=[asked.route])
+    reload.results = [result]
+    admin = AdminServer(Exposition(Counters()), tuple, dict, routes=[reload.route])
     host, port = await admin.start("127.0.0.1", 0)
     try:
         async with aiohttp.ClientSession() as http, http.post(f"http://{host}:{port}/-/reload") as answer:
-            assert asked.last is not None
-            assert (answer.status, await answer.json()) == (status, asked.last.as_json())
+            assert reload.last is not None
+            assert (answer.status, await answer.json()) == (status, reload.last.as_json())
     finally:
         await admin.stop()
 
 
-async def test_old_rules_are_freed_once_nothing_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_old_rules_are_freed_when_they_are_no_longer_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reloading, "POLL_SECONDS", 0.0)
     bindings = [to_queue(f"q{number}") for number in range(200)]
     exchanges = [exchange(*bindings)]
@@ -158,7 +160,7 @@ async def test_old_rules_are_freed_once_nothing_uses_them(monkeypatch: pytest.Mo
     assert sys.getrefcount(bindings[7]) < references
 
 
-async def test_old_rules_that_stay_in_use_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_old_rules_in_use_are_not_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reloading, "POLL_SECONDS", 0.0)
     user = exchange(to_queue("q"))
     await free_exchanges([user])

@@ -1,4 +1,4 @@
-"""A second rules file on live traffic: without a broker for its limits, with one for what it promises."""
+"""Tests the comparison with candidate rules: limits without a broker, and its results with a running sidecar."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OTHER = LIVE.replace("queue: q", "queue: r")
 
 
 class Started(Tasks):
-    """Tasks that a test may wait for."""
+    """Tasks that a test can await."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Started(Tasks):
 
 
 class Stage:
-    """A shadow before a virtual host that no broker stands behind, with a clock that the test turns."""
+    """A shadow for a virtual host without a broker, with a clock that the test sets."""
 
     def __init__(self, privacy: Privacy | None = None) -> None:
         self.now = 100.0
@@ -84,7 +84,7 @@ class Stage:
         self.state.swap(owned_exchanges(loaded.rules.vhosts["/"]), loaded.routers["/"])
 
     def use(self, loaded: LoadedRules) -> None:
-        """Judge by other rules, as after a reload."""
+        """Use other rules, as after a reload."""
         self.reload.loaded = loaded
         self._swap()
 
@@ -95,49 +95,49 @@ class Stage:
             self.shadow.observe(ObservedDecision("/", exchange, key.encode(), header, decided, NOW))
 
     async def begin(self, text: str = OTHER) -> Json:
-        status, found = await self.shadow.begin(text.encode())
-        assert status == 200, found
-        return cast("Json", found)
+        status, report = await self.shadow.begin(text.encode())
+        assert status == 200, report
+        return cast("Json", report)
 
     async def end(self) -> Json:
-        status, found = await self.shadow.end(b"")
+        status, report = await self.shadow.end(b"")
         assert status == 200
-        return cast("Json", found)
+        return cast("Json", report)
 
 
-async def test_a_candidate_that_is_not_good_is_refused_with_every_fault() -> None:
+async def test_an_invalid_candidate_is_refused_with_all_errors() -> None:
     stage = Stage()
-    status, found = await stage.shadow.begin(b"exchanges: [{name: e, tpye: x-open}]\nqueues: 1\n")
+    status, report = await stage.shadow.begin(b"exchanges: [{name: e, tpye: x-open}]\nqueues: 1\n")
     assert status == 422
-    errors = cast("Json", found)["errors"]
+    errors = cast("Json", report)["errors"]
     assert [line.partition(": ")[0] for line in errors] == ["candidate:1:23", "candidate:2:9"]
     assert stage.shadow.version is None
     assert not stage.shadow.wants("/", b"xo")
 
 
-async def test_a_candidate_whose_tests_do_not_hold_is_refused() -> None:
+async def test_a_candidate_with_failing_tests_is_refused() -> None:
     failing = LIVE + "tests: [{name: wrong, publish: {exchange: xo}, expect: {queues: [q]}}]\n"
-    status, found = await Stage().shadow.begin(failing.encode())
+    status, report = await Stage().shadow.begin(failing.encode())
     assert status == 422
-    assert "wrong" in str(found)
+    assert "wrong" in str(report)
 
 
-async def test_without_a_candidate_there_is_nothing_to_read_or_to_end() -> None:
+async def test_without_a_candidate_report_and_end_are_errors() -> None:
     shadow = Stage().shadow
     assert (await shadow.report(b""))[0] == (await shadow.end(b""))[0] == 404
 
 
-async def test_what_was_seen_is_compared() -> None:
+async def test_observed_publishes_are_compared() -> None:
     stage = Stage()
     await stage.begin()
     stage.see(3)
-    found = await stage.end()
-    assert (found["compared"], found["different"], found["skipped"]) == (3, 3, 0)
-    assert found["exchanges"][0]["differences"][0]["candidate"]["queues"] == ["r"]
+    report = await stage.end()
+    assert (report["compared"], report["different"], report["skipped"]) == (3, 3, 0)
+    assert report["exchanges"][0]["differences"][0]["candidate"]["queues"] == ["r"]
     assert stage.shadow.version is None
 
 
-async def test_what_waits_is_bounded_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_backlog_is_bounded_and_skipped_publishes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shadow_module, "BUFFERED", 10)
     stage = Stage()
     await stage.begin()
@@ -145,17 +145,17 @@ async def test_what_waits_is_bounded_and_the_rest_is_counted(monkeypatch: pytest
     assert (await stage.end())["skipped"] == 15
 
 
-async def test_what_waits_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_backlog_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
     await stage.begin()
     header = len(split(publish("k", REPORT))[1].raw)
     monkeypatch.setattr(shadow_module, "BUFFERED_BYTES", 3 * header)
     stage.see(5)
-    found = await stage.end()
-    assert (found["compared"], found["skipped"]) == (3, 2)
+    report = await stage.end()
+    assert (report["compared"], report["skipped"]) == (3, 2)
 
 
-async def test_a_shadow_that_nobody_asks_about_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_shadow_whose_report_is_not_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shadow_module, "REST_SECONDS", 0.0)
     stage = Stage()
     await stage.begin()
@@ -168,7 +168,7 @@ async def test_a_shadow_that_nobody_asks_about_is_dropped(monkeypatch: pytest.Mo
     assert not stage.shadow.wants("/", b"xo")
 
 
-async def test_another_candidate_takes_the_place() -> None:
+async def test_a_new_candidate_replaces_the_previous_one() -> None:
     stage = Stage()
     first = await stage.begin()
     second = await stage.begin(LIVE)
@@ -177,18 +177,18 @@ async def test_another_candidate_takes_the_place() -> None:
     assert (await stage.end())["equal"] == 1
 
 
-async def test_after_a_reload_the_comparison_begins_anew() -> None:
+async def test_a_reload_restarts_the_comparison() -> None:
     stage = Stage()
     await stage.begin()
     stage.see(2)
     stage.use(load(OTHER))
     stage.see(1)
-    found = await stage.end()
-    assert found["live"] == load(OTHER).rules.version
-    assert (found["compared"], found["live"] == found["candidate"]) == (1, True)
+    report = await stage.end()
+    assert report["live"] == load(OTHER).rules.version
+    assert (report["compared"], report["live"] == report["candidate"]) == (1, True)
 
 
-async def test_examples_show_what_the_audit_log_would() -> None:
+async def test_examples_disclose_only_what_the_audit_log_does() -> None:
     stage = Stage(Privacy(frozenset({b"type"}), frozenset({"rk"}), b"0123456789abcdef"))
     await stage.begin()
     stage.see(key="secret")
@@ -198,11 +198,11 @@ async def test_examples_show_what_the_audit_log_would() -> None:
     quiet = Stage()
     await quiet.begin()
     quiet.see(key="shown")
-    found = (await quiet.end())["exchanges"][0]["differences"][0]["example"]
-    assert found == {"routing_key": "shown", "headers": {}}
+    example = (await quiet.end())["exchanges"][0]["differences"][0]["example"]
+    assert example == {"routing_key": "shown", "headers": {}}
 
 
-async def test_bindings_of_clients_go_on_under_the_candidate() -> None:
+async def test_bindings_of_clients_apply_to_the_candidate() -> None:
     stage = Stage()
     theirs = OwnedExchange(
         b"theirs", "x-open", Delivery.CARRIER, b"theirs", declared=DeclaredExchange(True, False, False, b"", 1)
@@ -214,17 +214,17 @@ async def test_bindings_of_clients_go_on_under_the_candidate() -> None:
     assert not stage.shadow.wants("/", b"theirs")
     assert stage.shadow.wants("/", b"xo")
     stage.see()
-    found = (await stage.end())["exchanges"][0]["differences"][0]["candidate"]
-    assert found["queues"] == ["chained"]
+    decision = (await stage.end())["exchanges"][0]["differences"][0]["candidate"]
+    assert decision["queues"] == ["chained"]
 
 
-async def test_only_what_either_side_touches_is_looked_at() -> None:
+async def test_only_exchanges_of_either_rules_are_compared() -> None:
     stage = Stage()
     await stage.begin(OTHER.replace("name: xo", "name: new"))
     assert [stage.shadow.wants("/", name) for name in (b"xo", b"new", b"else", b"")] == [True, True, False, False]
 
 
-def test_a_request_brings_the_text_of_one_file_or_several() -> None:
+def test_a_request_contains_one_file_or_several() -> None:
     assert uploaded_files(b"exchanges: []") == [("candidate", b"exchanges: []")]
     assert uploaded_files(b'{"exchanges": []}') == [("candidate", b'{"exchanges": []}')]
     assert uploaded_files(b'{"files": [["a", "x"], ["b", "y"]]}') == [("a", b"x"), ("b", b"y")]
@@ -242,7 +242,7 @@ exchanges:
       - {queue: reports, name: reports, arguments: {"x-?hkv= type": report}}
       - {queue: bills, name: bills, arguments: {"x-?hkv= type": bill}}
 """
-#: the same, but bills go to the queue of everything as well
+#: `RULES`, with an additional destination for bills.
 CANDIDATE = (
     RULES
     + """\
@@ -285,20 +285,20 @@ def send(site: Site) -> None:
 
 
 @pytest.mark.broker
-def test_live_traffic_is_compared_and_goes_where_it_went(site: Site) -> None:
+def test_live_traffic_is_compared_and_still_delivered(site: Site) -> None:
     status, began = ask(site, "POST", candidate(site))
     assert (status, began["compared"]) == (200, 0)
     assert json.loads(site.sidecar.get("/status"))["shadow"] == began["candidate"]
     send(site)
     until(lambda: ask(site, "GET")[1]["compared"] == 5)
-    status, found = ask(site, "DELETE")
-    assert (status, found["equal"], found["different"], found["skipped"]) == (200, 3, 2, 0)
-    (exchange,) = found["exchanges"]
+    status, report = ask(site, "DELETE")
+    assert (status, report["equal"], report["different"], report["skipped"]) == (200, 3, 2, 0)
+    (exchange,) = report["exchanges"]
     (kind,) = exchange["differences"]
     assert (kind["live"]["queues"], kind["candidate"]["queues"]) == (["bills"], ["all", "bills"])
     assert kind["example"] == {"routing_key": "k", "headers": {"type": "bill"}}
-    assert "hidden" not in json.dumps(found)
-    assert {each["binding"]: each["matches"] for each in found["bindings"]} == {
+    assert "hidden" not in json.dumps(report)
+    assert {binding["binding"]: binding["matches"] for binding in report["bindings"]} == {
         "reports": 3, "bills": 2, "everything": 2,
     }  # fmt: skip
     assert [len(bodies) for bodies in site.bodies("reports", "bills", "all")] == [3, 2, 0]
@@ -306,21 +306,21 @@ def test_live_traffic_is_compared_and_goes_where_it_went(site: Site) -> None:
 
 
 @pytest.mark.broker
-def test_what_arrives_is_byte_for_byte_the_same_with_a_shadow(site: Site) -> None:
+def test_delivered_messages_are_identical_with_a_shadow(site: Site) -> None:
     send(site)
-    plain = [[one[1:] for one in site.take(queue)] for queue in ("reports", "bills")]
+    plain = [[message[1:] for message in site.take(queue)] for queue in ("reports", "bills")]
     ask(site, "POST", candidate(site))
     send(site)
-    shadowed = [[one[1:] for one in site.take(queue)] for queue in ("reports", "bills")]
+    shadowed = [[message[1:] for message in site.take(queue)] for queue in ("reports", "bills")]
     ask(site, "DELETE")
     assert plain == shadowed
 
 
 @pytest.mark.broker
-def test_a_bad_candidate_is_refused_and_nothing_is_compared(site: Site) -> None:
-    status, found = ask(site, "POST", candidate(site, RULES.replace("queue: bills", "quue: bills")))
+def test_an_invalid_candidate_is_refused_and_nothing_is_compared(site: Site) -> None:
+    status, report = ask(site, "POST", candidate(site, RULES.replace("queue: bills", "quue: bills")))
     assert status == 422
-    assert "candidate:8" in found["errors"][0]
+    assert "candidate:8" in report["errors"][0]
     assert ask(site, "GET")[0] == 404
 
 
@@ -331,7 +331,7 @@ def command(site: Site, folder: Path, *more: str, text: str = CANDIDATE) -> list
 
 
 @pytest.mark.broker
-def test_the_command_reports_until_it_is_interrupted_and_takes_the_candidate_away(site: Site, tmp_path: Path) -> None:
+def test_the_command_reports_when_it_is_interrupted_and_ends_the_comparison(site: Site, tmp_path: Path) -> None:
     with (
         subprocess.Popen([PROGRAM, *command(site, tmp_path)], stdout=subprocess.PIPE, text=True) as running,
         ExitStack() as stack,
@@ -341,21 +341,21 @@ def test_the_command_reports_until_it_is_interrupted_and_takes_the_candidate_awa
         send(site)
         until(lambda: ask(site, "GET")[1]["compared"] == 5)
         running.send_signal(signal.SIGINT)
-        said, _ = running.communicate(timeout=30)
+        output, _ = running.communicate(timeout=30)
     assert running.returncode == 1
-    assert "5 publishes compared, 3 equal, 2 different" in said
-    assert "differences for letters" in said
+    assert "5 publishes compared, 3 equal, 2 different" in output
+    assert "differences for letters" in output
     assert ask(site, "GET")[0] == 404
 
 
 @pytest.mark.broker
-def test_the_command_gives_json_and_status_0_where_nothing_differs(site: Site, tmp_path: Path) -> None:
+def test_without_differences_the_command_prints_json_with_status_0(site: Site, tmp_path: Path) -> None:
     done = oxproxy(*command(site, tmp_path, "--seconds", "0.1", "--json", text=RULES))
     assert (done.returncode, json.loads(done.stdout)["different"]) == (0, 0)
 
 
 @pytest.mark.broker
-def test_the_command_says_what_is_wrong_with_a_candidate(site: Site, tmp_path: Path) -> None:
+def test_the_command_reports_errors_in_a_candidate(site: Site, tmp_path: Path) -> None:
     done = oxproxy(*command(site, tmp_path, text="a: 1\n" + "\n" * 8 + "b: 2\ntests: 5\n"))
     assert done.returncode == 2
     places = [line.partition(": ")[0] for line in done.stderr.splitlines()]

@@ -1,4 +1,4 @@
-"""Two workers before a real broker: one address for producers, an admin port for each worker."""
+"""Tests two workers with a real broker: a shared address for producers, and an admin port for each worker."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ OTHER_RULES = RULES.replace("all letters", "every letter")
 BAD_RULES = RULES.replace("queue: a", "quee: a")
 
 
-def test_messages_go_through_both_workers_and_their_pages_of_metrics_add_up(pair: Pair) -> None:
-    producers = pair.producers(16)  # distributed by the kernel: all to one of two would be a chance of 1 in 32,768
+def test_both_workers_forward_messages_and_their_metrics_add_up(pair: Pair) -> None:
+    producers = pair.producers(16)  # distributed by the kernel; the probability that one worker gets all is 1 in 32,768
     for number, producer in enumerate(producers):
         assert producer.send_settled("letters", "k", body=b"%d" % number) == (True, [])
     with Producer(pair.broker.port, pair.vhost).open() as direct:
@@ -50,7 +50,7 @@ def test_messages_go_through_both_workers_and_their_pages_of_metrics_add_up(pair
     assert {name for name in instances if any(name in path.name for path in audited.rglob("*"))} == instances
 
 
-def test_a_hangup_makes_good_rules_hold_in_all_workers_and_bad_ones_in_none(pair: Pair) -> None:
+def test_sighup_reloads_valid_rules_in_all_workers_and_invalid_ones_in_none(pair: Pair) -> None:
     (before,) = pair.rules_in_force()
     pair.write_rules(BAD_RULES)
     pair.running.process.send_signal(signal.SIGHUP)
@@ -71,14 +71,14 @@ def test_a_hangup_makes_good_rules_hold_in_all_workers_and_bad_ones_in_none(pair
     assert pair.matches("every letter") == 8
 
 
-def test_a_changed_file_is_taken_by_all_workers(pair: Pair) -> None:
+def test_a_changed_file_is_reloaded_by_all_workers(pair: Pair) -> None:
     (before,) = pair.rules_in_force()
     pair.write_rules(OTHER_RULES)
     until(lambda: before not in pair.rules_in_force())
     assert all(count >= 1 for count in pair.metrics("rules_reload_total", result="ok"))
 
 
-def test_a_request_reloads_the_worker_that_it_is_sent_to(pair: Pair) -> None:
+def test_a_request_reloads_only_its_worker(pair: Pair) -> None:
     pair.write_rules(BAD_RULES)
     status, answer = pair.reload(1)
     assert (status, answer["result"]) == (422, "error")
@@ -86,32 +86,32 @@ def test_a_request_reloads_the_worker_that_it_is_sent_to(pair: Pair) -> None:
     assert pair.status(1)["last_reload"]["errors"] == answer["errors"]
 
 
-def explained(pair: Pair, question: dict[str, str], accept: str) -> tuple[int, str]:
-    """Status and text of an answer."""
-    return request_page(f"http://127.0.0.1:{pair.running.admin}/explain", json.dumps(question).encode(), Accept=accept)
+def explained(pair: Pair, request: dict[str, str], accept: str) -> tuple[int, str]:
+    """Return status and content of a response to POST /explain."""
+    return request_page(f"http://127.0.0.1:{pair.running.admin}/explain", json.dumps(request).encode(), Accept=accept)
 
 
-def test_explain_answers_by_the_rules_in_force_in_both_forms(pair: Pair) -> None:
-    question = {"vhost": pair.vhost, "exchange": "letters"}
-    status, text = explained(pair, question, "application/json")
-    found = json.loads(text)
-    assert (status, found["queues"], found["rules"]) == (200, ["a"], pair.status()["rules"])
-    status, text = explained(pair, question, "text/plain")
+def test_explain_uses_the_rules_in_force_for_json_and_text(pair: Pair) -> None:
+    request = {"vhost": pair.vhost, "exchange": "letters"}
+    status, text = explained(pair, request, "application/json")
+    explanation = json.loads(text)
+    assert (status, explanation["queues"], explanation["rules"]) == (200, ["a"], pair.status()["rules"])
+    status, text = explained(pair, request, "text/plain")
     assert status == 200
     assert "all letters" in text
     assert not text.startswith("{")
     assert not text.endswith("\n\n")
     pair.write_rules(OTHER_RULES)
     assert pair.reload()[0] == 200
-    assert "every letter" in explained(pair, question, "text/plain")[1]
-    # What clients declared is among it, whichever worker they came through.
+    assert "every letter" in explained(pair, request, "text/plain")[1]
+    # Bindings of clients are included, whichever worker declared them.
     producer = pair.producers(1)[0]
     queue = producer.declare("theirs")
     producer.ask(commands.Queue.Bind(queue=queue, exchange="letters", arguments={}))
-    until(lambda: set(json.loads(explained(pair, question, "application/json")[1])["queues"]) == {"a", queue})
+    until(lambda: set(json.loads(explained(pair, request, "application/json")[1])["queues"]) == {"a", queue})
 
 
-def test_explain_asks_all_workers_and_names_one_that_does_not_answer(pair: Pair, tmp_path: Path) -> None:
+def test_explain_queries_all_workers_and_names_one_that_does_not_respond(pair: Pair, tmp_path: Path) -> None:
     message = tmp_path / "message.yaml"
     message.write_text(f"vhost: {pair.vhost}\nexchange: letters\n")
     command = ["explain", "--config", str(pair.running.configuration), "--message", str(message)]
@@ -127,7 +127,7 @@ def test_explain_asks_all_workers_and_names_one_that_does_not_answer(pair: Pair,
     assert f"http://127.0.0.1:{pair.running.admin + 1}/explain: " in done.stderr
 
 
-def test_a_shadow_compares_what_each_worker_carries(pair: Pair, tmp_path: Path) -> None:
+def test_a_shadow_compares_the_publishes_of_each_worker(pair: Pair, tmp_path: Path) -> None:
     candidate = tmp_path / "candidate.yaml"
     candidate.write_text(f"vhost: {pair.vhost}\nexchanges: [{{name: letters, bindings: [{{queue: x, name: all}}]}}]\n")
     admins = [f"http://127.0.0.1:{pair.running.admin + worker}" for worker in range(WORKERS)]
@@ -147,7 +147,7 @@ def test_a_shadow_compares_what_each_worker_carries(pair: Pair, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/plain"])
-def test_a_question_that_is_none_is_said_to_be_none(pair: Pair, accept: str) -> None:
+def test_an_invalid_explain_request_is_an_error(pair: Pair, accept: str) -> None:
     status, text = explained(pair, {"exchanges": "letters"}, accept)
     assert status == 422
     assert any("exchanges: unknown key" in error for error in json.loads(text)["errors"])
@@ -166,7 +166,7 @@ def test_sigterm_drains_every_worker(pair: Pair) -> None:
     assert pair.running.log.read_text().count("event=stopped") == WORKERS + 1
 
 
-def test_an_address_that_is_taken_ends_the_start_with_2(pair: Pair) -> None:
+def test_an_address_in_use_is_exit_status_2(pair: Pair) -> None:
     second = pair.running.configuration.with_name("second.yaml")
     settings = yaml.safe_load(pair.running.configuration.read_text())
     settings["admin"] = {"address": f"127.0.0.1:{free_ports(WORKERS)}"}
@@ -176,28 +176,26 @@ def test_an_address_that_is_taken_ends_the_start_with_2(pair: Pair) -> None:
     assert f"listen on 127.0.0.1:{pair.running.port}: " in done.stderr
 
 
-def test_a_broker_that_refuses_the_control_user_ends_the_start_with_2(broker: Broker, tmp_path: Path) -> None:
+def test_refused_credentials_of_the_control_user_are_exit_status_2(broker: Broker, tmp_path: Path) -> None:
     upstream = broker.upstream | {"control": {"username": "nobody", "password": secrets.token_hex(4)}}
     (tmp_path / "rules.yaml").write_text(f"vhost: /\n{RULES}")
     running = Running(tmp_path, {"workers": WORKERS, "upstream": upstream, "rules": ["rules.yaml"]})
     assert running.process.wait(30) == 2
 
 
-def test_another_broker_that_can_not_be_used_ends_the_start_with_2_before_any_worker(
+def test_an_invalid_configuration_of_another_broker_is_exit_status_2_before_any_worker(
     broker: Broker, tmp_path: Path
 ) -> None:
     (tmp_path / "ca.pem").write_text("none")
     (tmp_path / "rules.yaml").write_text("brokers:\n  far:\n    address: far:1\n    tls: {ca: ca.pem}\n")
     running = Running(tmp_path, {"workers": WORKERS, "rules": ["rules.yaml"]})
     assert running.process.wait(30) == 2
-    said = running.log.read_text()
-    assert f"{tmp_path / 'rules.yaml'}:4:11: brokers.far.tls.ca: {tmp_path / 'ca.pem'}: no " in said
-    assert "worker started" not in said
+    log = running.log.read_text()
+    assert f"{tmp_path / 'rules.yaml'}:4:11: brokers.far.tls.ca: {tmp_path / 'ca.pem'}: no " in log
+    assert "worker started" not in log
 
 
-def test_a_new_certificate_is_shown_by_all_workers_and_one_without_its_key_by_none(
-    broker: Broker, tmp_path: Path
-) -> None:
+def test_all_workers_use_a_new_certificate_and_none_uses_one_without_its_key(broker: Broker, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     port = free_port()
     listen = [{"address": f"127.0.0.1:{port}", "tls": {"certificate": "cert.pem", "key": "key.pem"}}]
@@ -207,18 +205,18 @@ def test_a_new_certificate_is_shown_by_all_workers_and_one_without_its_key_by_no
         (tmp_path / "cert.pem").write_bytes(certificate.read_bytes())
         (tmp_path / "key.pem").write_bytes(key.read_bytes())
 
-    def shown() -> set[str]:
-        """Names in the certificates that sixteen connections are shown: those of both workers, all but surely."""
+    def certificate_names() -> set[str]:
+        """Return the names in the certificates of 16 connections, almost certainly to both workers."""
         context = authority.client()
         context.check_hostname = False
-        found = set()
+        names = set()
         for _ in range(16):
             with (
                 socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
                 context.wrap_socket(plain) as secure,
             ):
-                found |= set(re.findall(r"\w+\.example", str((secure.getpeercert() or {})["subjectAltName"])))
-        return found
+                names |= set(re.findall(r"\w+\.example", str((secure.getpeercert() or {})["subjectAltName"])))
+        return names
 
     install(*first)
     running = Running(tmp_path, {"workers": WORKERS, "listen": listen, "upstream": broker.upstream})
@@ -226,14 +224,14 @@ def test_a_new_certificate_is_shown_by_all_workers_and_one_without_its_key_by_no
     pair = Pair(broker, "/", running, tmp_path / "rules.yaml")
     try:
         running.await_ready()
-        assert shown() == {"first.example"}
+        assert certificate_names() == {"first.example"}
         install(second[0], first[1])
         running.process.send_signal(signal.SIGHUP)
         running.await_log('event="reload failed" reason=signal')
-        assert shown() == {"first.example"}
+        assert certificate_names() == {"first.example"}
         install(*second)
         running.process.send_signal(signal.SIGHUP)
-        until(lambda: shown() == {"second.example"})
+        until(lambda: certificate_names() == {"second.example"})
         ends = {"side": "downstream", "file": str(tmp_path / "cert.pem")}
         until(
             lambda: (
