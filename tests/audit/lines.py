@@ -1,4 +1,4 @@
-"""Lines of publishes, put together as the publish path does."""
+"""Creates audit lines of publishes as the publish path does."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def line(
     headers: str = "{}",
     decide_us: float = -1.0,
 ) -> bytes:
-    """The line of one publish; fields are those of `RecordTemplate.line`."""
+    """Return the line of one publish; the fields are those of `RecordTemplate.line`."""
     return template.line(opening(ts) + origin, seq, routing_key, message_id, size, headers, decide_us).encode()

@@ -1,6 +1,6 @@
-"""How many lines a second does the writer take in for good? `python -m tests.audit.speed FOLDER`.
+"""Measures how many lines per second the audit writer accepts continuously: `python -m tests.audit.speed DIRECTORY`.
 
-The lines of a generated day, about 330 bytes each, in `backpressure`: none is dropped.
+The lines of a generated day, of about 330 bytes each, are written in mode `backpressure`, in which none is dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TURN = 1000
 
 
 def made(folder: Path) -> list[bytes]:
-    """Lines as a sidecar writes them."""
+    """Return lines as a sidecar writes them."""
     Day(100_000, dirty=False).write(folder)
     return [
         line for path in sorted(folder.rglob("*.gz")) for line in gzip.decompress(path.read_bytes()).splitlines(True)
@@ -32,7 +32,7 @@ def made(folder: Path) -> list[bytes]:
 
 
 async def measure(folder: Path) -> None:
-    """Write, close, and print both times."""
+    """Write all lines, close the writer, and print both times."""
     writer = AuditWriter(AuditPolicy(directory=folder, instance="speed", mode=AuditMode.BACKPRESSURE), AuditCounters())
     drained = asyncio.Event()
     writer.on_full = lambda full: None if full else drained.set()

@@ -1,4 +1,4 @@
-"""What the wire gives, as lines."""
+"""Tests the audit lines of publishes and settlements."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def publish_log(lines: list[bytes], *, ruled_only: bool = False) -> PublishLog:
     )
 
 
-def test_time_is_that_of_the_clock_it_was_given() -> None:
+def test_the_time_is_that_of_the_clock() -> None:
     assert publish_log([]).opening() == '{"ts":"1970-01-01T00:00:00.250000Z'
 
 
-def test_the_rules_in_force_when_the_decision_was_made_stand_in_its_lines() -> None:
+def test_a_line_contains_the_version_of_the_rules_that_decided() -> None:
     lines: list[bytes] = []
     made = publish_log(lines)
     template = made.template(b"e", "unrouted", (), (), (), "because")
@@ -32,7 +32,7 @@ def test_the_rules_in_force_when_the_decision_was_made_stand_in_its_lines() -> N
     assert (record["rules"], record["reason"], record["seq"], record["ch"]) == ("v2", "because", 7, 2)
 
 
-def test_a_settle_record_names_no_exchange() -> None:
+def test_a_settle_record_has_no_exchange() -> None:
     lines: list[bytes] = []
     publish_log(lines).settle("c", 1, 3, "nacked")
     record = json.loads(lines[0])
@@ -40,7 +40,7 @@ def test_a_settle_record_names_no_exchange() -> None:
     assert "exchange" not in record
 
 
-def test_scope_and_names_are_what_was_asked_for() -> None:
+def test_scope_and_header_names_are_passed_on() -> None:
     made = publish_log([], ruled_only=True)
     assert made.ruled_only
     assert made.names == {b"to"}
@@ -51,7 +51,7 @@ def written(directory: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in gzip.decompress(segment.read_bytes()).splitlines()]
 
 
-async def test_appended_lines_stand_in_a_closed_segment_at_the_end(tmp_path: Path) -> None:
+async def test_appended_lines_are_in_a_closed_segment(tmp_path: Path) -> None:
     counters = AuditCounters()
     writer = AuditWriter(AuditPolicy(tmp_path, "one"), counters)
     made = PublishLog(LineRenderer("one"), writer.append, lambda: "v1", lambda: 0.25, ruled_only=False)

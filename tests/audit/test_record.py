@@ -46,8 +46,8 @@ def parsed(line: bytes) -> dict[str, Any]:  # Any: what JSON holds
     assert line.endswith(b"}\n")
     assert line.count(b"\n") == 1
     assert line.isascii()
-    found: dict[str, Any] = json.loads(line, object_pairs_hook=no_duplicates)
-    return found
+    record: dict[str, Any] = json.loads(line, object_pairs_hook=no_duplicates)
+    return record
 
 
 def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -82,27 +82,27 @@ def test_a_publish_has_the_documented_fields() -> None:
     }
 
 
-def test_what_is_known_of_some_publishes_only_is_written_for_those() -> None:
-    found = parsed(line(TEMPLATE, TS, ORIGIN, 1, b"", None, 0, '{"a":"b"}'))
-    assert found["message_id"] is None
-    assert found["headers"] == {"a": "b"}
-    assert "decide_us" not in found
+def test_optional_fields_are_written_only_if_known() -> None:
+    record = parsed(line(TEMPLATE, TS, ORIGIN, 1, b"", None, 0, '{"a":"b"}'))
+    assert record["message_id"] is None
+    assert record["headers"] == {"a": "b"}
+    assert "decide_us" not in record
 
 
-def test_how_long_a_decision_took_is_in_its_line() -> None:
+def test_a_line_contains_the_duration_of_the_decision() -> None:
     template = RECORDS.template(b"documents", "routed")
     timed = parsed(line(template, TS, ORIGIN, 1, b"k", None, 0, decide_us=12.345))
     assert timed.pop("decide_us") == 12.3
     assert timed == parsed(line(template, TS, ORIGIN, 1, b"k", None, 0))
 
 
-def test_the_hour_of_every_kind_of_record_is_at_its_place() -> None:
+def test_the_hour_is_at_the_same_position_in_every_kind_of_record() -> None:
     lines = [
         line(TEMPLATE, TS, ORIGIN, 1, b"", None, 0),
         RECORDS.settle(TS, "c7", 3, 12, "returned"),
         RECORDS.gap(TS, 2, TS, TS),
     ]
-    assert {each[HOUR] for each in lines} == {b"2026-11-21T07"}
+    assert {record[HOUR] for record in lines} == {b"2026-11-21T07"}
 
 
 def test_settle_and_gap_records() -> None:
@@ -133,23 +133,23 @@ def test_settle_and_gap_records() -> None:
 @given(st.binary(max_size=40), st.none() | st.binary(max_size=40))
 @example(b'"\\\n\r\x00\x7f\xff', b"\xe2\x80\xa8 \xed\xa0\x80")
 def test_any_bytes_make_one_line_of_json(routing_key: bytes, message_id: bytes | None) -> None:
-    found = parsed(line(TEMPLATE, TS, ORIGIN, 1, routing_key, message_id, 5))
-    assert found["rk"] == routing_key.decode(errors="backslashreplace")
-    assert found["message_id"] == (None if message_id is None else message_id.decode(errors="backslashreplace"))
-    assert found["size"] == 5
+    record = parsed(line(TEMPLATE, TS, ORIGIN, 1, routing_key, message_id, 5))
+    assert record["rk"] == routing_key.decode(errors="backslashreplace")
+    assert record["message_id"] == (None if message_id is None else message_id.decode(errors="backslashreplace"))
+    assert record["size"] == 5
 
 
 @given(st.text(), st.binary(), st.text(), st.binary(), st.text())
 def test_any_names_make_one_line_of_json(conn: str, user: bytes, vhost: str, name: bytes, binding: str) -> None:
     records = LineRenderer(vhost)
     template = records.template(name, "routed", [name], [name], [name], [binding], None, conn, binding)
-    found = parsed(line(template, TS, records.origin(conn, user, vhost, 1), 1, b"", None, 0))
+    record = parsed(line(template, TS, records.origin(conn, user, vhost, 1), 1, b"", None, 0))
     shown = name.decode(errors="backslashreplace")
-    assert (found["exchange"], found["queues"], found["bindings"]) == (shown, [shown], [binding])
-    assert (found["conn"], found["user"], found["vhost"]) == (conn, user.decode(errors="backslashreplace"), vhost)
+    assert (record["exchange"], record["queues"], record["bindings"]) == (shown, [shown], [binding])
+    assert (record["conn"], record["user"], record["vhost"]) == (conn, user.decode(errors="backslashreplace"), vhost)
 
 
-def test_bytes_that_are_not_utf_8_are_shown() -> None:
+def test_bytes_that_are_not_utf_8_are_escaped() -> None:
     assert quoted(b"a\xff") == '"a\\\\xff"'
 
 
@@ -182,9 +182,9 @@ def test_another_key_gives_other_hashes() -> None:
 
 def test_only_chosen_fields_are_hashed() -> None:
     records = LineRenderer("m", Privacy(hashed=frozenset(["message_id"]), key=KEY))
-    found = parsed(line(records.template(b"x", "routed"), TS, records.origin("c", "u", "/", 1), 1, b"k", b"i", 0))
-    assert (found["rk"], found["user"]) == ("k", "u")
-    assert found["message_id"] != "i"
+    record = parsed(line(records.template(b"x", "routed"), TS, records.origin("c", "u", "/", 1), 1, b"k", b"i", 0))
+    assert (record["rk"], record["user"]) == ("k", "u")
+    assert record["message_id"] != "i"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_only_chosen_fields_are_hashed() -> None:
         (["rk"], b"x" * 65, "expected 16 to 64"),
     ],
 )
-def test_a_choice_that_can_not_hold_is_refused(hashed: list[str], key: bytes, message: str) -> None:
+def test_invalid_privacy_settings_are_refused(hashed: list[str], key: bytes, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         Privacy(hashed=frozenset(hashed), key=key)
     assert caught.value.key == "audit.hash"
@@ -207,7 +207,7 @@ def header(name: bytes, letter: str, value: object) -> tuple[bytes, bytes]:
     return name, encode_value(Value(letter, value))
 
 
-def test_headers_are_written_from_the_list_alone() -> None:
+def test_only_listed_headers_are_written() -> None:
     records = LineRenderer("m", Privacy(headers=frozenset([b"kind", b"n"])))
     entries = [
         header(b"secret", "S", b"hunter2"),
@@ -219,7 +219,7 @@ def test_headers_are_written_from_the_list_alone() -> None:
     assert LineRenderer("m").headers(entries) == "{}"
 
 
-def test_a_header_that_is_malformed_or_long_stays_one_short_text() -> None:
+def test_a_malformed_or_long_header_is_written_as_a_short_string() -> None:
     records = LineRenderer("m", Privacy(headers=frozenset([b"bad", b"long"])))
     entries = [(b"bad", b"I\x00"), header(b"long", "S", b"x" * 10_000)]
     shown = json.loads(records.headers(entries))
@@ -245,7 +245,7 @@ def test_a_header_that_is_malformed_or_long_stays_one_short_text() -> None:
         ("F", ((b"k", Value("T", 0)),), {"k": "1970-01-01T00:00:00Z"}),
     ],
 )
-def test_every_type_of_header_keeps_its_kind(letter: str, value: object, expected: object) -> None:
+def test_values_of_every_header_type_are_converted_to_json(letter: str, value: object, expected: object) -> None:
     assert header_value(Value(letter, value)) == expected
 
 

@@ -18,7 +18,7 @@ def put(directory: Path, hour: str, name: str = "audit-a-s-1.jsonl.gz", size: in
     return path
 
 
-def test_hours_that_ended_long_enough_ago_go(tmp_path: Path) -> None:
+def test_segments_of_expired_hours_are_removed(tmp_path: Path) -> None:
     old = put(tmp_path, "2026-11-21T09")
     just = put(tmp_path, "2026-11-21T10")
     kept = put(tmp_path, "2026-11-21T11")
@@ -27,7 +27,7 @@ def test_hours_that_ended_long_enough_ago_go(tmp_path: Path) -> None:
     assert expire(tmp_path, Retention(seconds=3600.1), NOW) == []
 
 
-def test_beyond_the_size_the_oldest_go_first(tmp_path: Path) -> None:
+def test_above_the_size_limit_the_oldest_segments_are_removed(tmp_path: Path) -> None:
     newest = put(tmp_path, "2026-11-21T11")
     second = put(tmp_path, "2026-11-20T23", "audit-a-s-2.jsonl.gz", age=10)
     first = put(tmp_path, "2026-11-20T23", "audit-z-s-1.jsonl.gz", age=20)
@@ -36,7 +36,7 @@ def test_beyond_the_size_the_oldest_go_first(tmp_path: Path) -> None:
     assert newest.exists()
 
 
-def test_open_segments_count_but_stay(tmp_path: Path) -> None:
+def test_open_segments_count_but_are_kept(tmp_path: Path) -> None:
     still_open = put(tmp_path, "2020-01-01T00", "_audit-a-s-1.jsonl", 1000)
     being_closed = put(tmp_path, "2020-01-01T00", "_audit-a-s-2.jsonl.gz", 1000)
     closed = put(tmp_path, "2026-11-21T11")
@@ -45,18 +45,18 @@ def test_open_segments_count_but_stay(tmp_path: Path) -> None:
     assert being_closed.exists()
 
 
-def test_nothing_of_others_is_touched(tmp_path: Path) -> None:
-    others = [
+def test_other_files_are_kept(tmp_path: Path) -> None:
+    foreign = [
         put(tmp_path, "2020-01-01T00", "notes.txt"),
         put(tmp_path, "2020-01-01T00", "audit-a.parquet"),
         put(tmp_path, "2020-99-01T00"),
         put(tmp_path, "elsewhereT00"),
     ]
     assert expire(tmp_path, Retention(seconds=1, size_bytes=0), NOW) == []
-    assert all(path.exists() for path in others)
+    assert all(path.exists() for path in foreign)
 
 
-def test_folders_that_became_empty_go_and_others_stay(tmp_path: Path) -> None:
+def test_only_empty_directories_are_removed(tmp_path: Path) -> None:
     put(tmp_path, "2026-11-20T00")
     put(tmp_path, "2026-11-19T00")
     still_open = put(tmp_path, "2026-11-19T01", "_audit-a-s-1.jsonl")
@@ -65,7 +65,7 @@ def test_folders_that_became_empty_go_and_others_stay(tmp_path: Path) -> None:
     assert [path.name for path in still_open.parent.parent.iterdir()] == ["hour=01"]
 
 
-def test_without_limits_everything_stays(tmp_path: Path) -> None:
+def test_without_limits_nothing_is_removed(tmp_path: Path) -> None:
     path = put(tmp_path, "1999-01-01T00")
     assert expire(tmp_path, Retention(), NOW) == []
     assert path.exists()

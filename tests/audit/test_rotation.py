@@ -36,8 +36,8 @@ def line(offset_seconds: float = 0, text: str = "x") -> bytes:
     return f'{{"ts":"{moment.replace("+00:00", "Z")}","text":"{text}"}}\n'.encode()
 
 
-class Desk:
-    """A log with a clock of its own; `ended` are the segments it gave away."""
+class LogWithClock:
+    """A rotating log with a clock that the test sets; `ended` are the completed segments."""
 
     def __init__(
         self,
@@ -52,47 +52,47 @@ class Desk:
         self.log = RotatingLog(wanted, self.ended.append, self.clock.wall, self.clock.timer, make)
 
     def files(self) -> list[tuple[str, bytes]]:
-        """Hour and content of each segment, in the order they were made."""
+        """Return hour and content of each segment, in the order of creation."""
         paths = sorted(self.directory.rglob("_*.jsonl"), key=lambda path: path.name)
         return [(path.parent.name, path.read_bytes()) for path in paths]
 
 
 def test_lines_of_one_hour_share_a_segment(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    desk = LogWithClock(tmp_path)
     for text in "abc":
         desk.log.write([line(0, text)])
     assert desk.files() == [("hour=07", line(0, "a") + line(0, "b") + line(0, "c"))]
     assert desk.ended == []
 
 
-def test_a_line_lies_in_the_folder_of_its_own_hour(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+def test_a_line_is_written_to_the_directory_of_its_hour(tmp_path: Path) -> None:
+    desk = LogWithClock(tmp_path)
     batch = [line(1799.999999), line(1800), line(1801), line(3600 * 17)]
     desk.log.write(batch)
     assert batch == []
-    found = sorted(str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("_*.jsonl"))
-    assert found == ["date=2026-11-21/hour=07", "date=2026-11-21/hour=08", "date=2026-11-22/hour=00"]
+    directories = sorted(str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("_*.jsonl"))
+    assert directories == ["date=2026-11-21/hour=07", "date=2026-11-21/hour=08", "date=2026-11-22/hour=00"]
     assert len(desk.ended) == 2
 
 
-def test_a_segment_ends_before_it_becomes_too_large(tmp_path: Path) -> None:
+def test_a_segment_ends_before_the_size_limit(tmp_path: Path) -> None:
     size = len(line())
-    desk = Desk(tmp_path, segment_bytes=2 * size)
+    desk = LogWithClock(tmp_path, segment_bytes=2 * size)
     desk.log.write([line()])
     desk.log.write([line()])
     desk.log.write([line()])
     assert [len(content) // size for _, content in desk.files()] == [2, 1]
 
 
-def test_lines_of_one_read_are_divided_if_they_are_larger_than_a_segment(tmp_path: Path) -> None:
+def test_a_batch_larger_than_a_segment_is_divided(tmp_path: Path) -> None:
     size = len(line())
-    desk = Desk(tmp_path, segment_bytes=2 * size)
+    desk = LogWithClock(tmp_path, segment_bytes=2 * size)
     desk.log.write([5 * line()])
     assert [len(content) // size for _, content in desk.files()] == [2, 2, 1]
 
 
-def test_a_segment_ends_when_it_was_open_for_long_enough(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, segment_seconds=60)
+def test_a_segment_ends_after_its_maximum_age(tmp_path: Path) -> None:
+    desk = LogWithClock(tmp_path, segment_seconds=60)
     assert desk.log.wait_seconds() is None
     desk.log.write([line()])
     desk.clock.seconds = 59
@@ -106,8 +106,8 @@ def test_a_segment_ends_when_it_was_open_for_long_enough(tmp_path: Path) -> None
     assert len(desk.files()) == 2
 
 
-def test_a_segment_ends_with_its_hour_also_without_traffic(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, segment_seconds=86400)
+def test_a_segment_ends_with_its_hour_without_traffic(tmp_path: Path) -> None:
+    desk = LogWithClock(tmp_path, segment_seconds=86400)
     desk.log.write([line()])
     assert desk.log.wait_seconds() == 1802
     desk.clock.seconds = 1802
@@ -115,14 +115,14 @@ def test_a_segment_ends_with_its_hour_also_without_traffic(tmp_path: Path) -> No
     assert len(desk.ended) == 1
 
 
-def test_a_line_without_a_time_lies_in_the_hour_of_now(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+def test_a_line_without_a_time_is_written_to_the_current_hour(tmp_path: Path) -> None:
+    desk = LogWithClock(tmp_path)
     desk.log.write([b"not one of ours\n"])
     assert desk.files() == [("hour=07", b"not one of ours\n")]
 
 
 class Faulty(OpenSegment):
-    """A segment whose next writes and syncs fail as `faults` says, writing half of the data before."""
+    """A segment whose writes and syncs fail as `faults` specifies, after writing half of the data."""
 
     faults: list[tuple[str, int]]
 
@@ -150,8 +150,8 @@ def faulty(faults: list[tuple[str, int]]) -> Callable[[Path, str, str, float], O
     return make
 
 
-def test_a_segment_that_somebody_removed_is_followed_by_another(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+def test_a_removed_segment_is_replaced_by_a_new_one(tmp_path: Path) -> None:
+    desk = LogWithClock(tmp_path)
     desk.log.write([line(0, "a")])
     next(tmp_path.rglob("_*.jsonl")).unlink()
     batch = [line(0, "b")]
@@ -167,11 +167,11 @@ def test_a_segment_that_somebody_removed_is_followed_by_another(tmp_path: Path) 
     st.integers(1, 400),
     st.lists(st.sampled_from([("write", ENOSPC), ("write", EIO), ("sync", EIO), ("make", ENOSPC)]), max_size=6),
 )
-def test_every_line_is_written_exactly_once_whatever_fails(
+def test_every_line_is_written_exactly_once_despite_failures(
     batches: list[list[tuple[int, int]]], segment_bytes: int, faults: list[tuple[str, int]]
 ) -> None:
     with TemporaryDirectory() as folder, patch.object(segments, "sync_directory"):
-        desk = Desk(Path(folder), faulty(faults), segment_bytes=segment_bytes, mode=AuditMode.STRICT)
+        desk = LogWithClock(Path(folder), faulty(faults), segment_bytes=segment_bytes, mode=AuditMode.STRICT)
         number = 0
         sent = []
         for groups in batches:

@@ -28,7 +28,7 @@ def closer(directory: Path, retention: Retention | None = None) -> SegmentCloser
     return SegmentCloser(directory, "m", retention or Retention(), lambda: 0.0)
 
 
-def test_segments_are_closed_before_the_end(tmp_path: Path) -> None:
+def test_segments_are_closed_before_the_closer_stops(tmp_path: Path) -> None:
     thread = closer(tmp_path)
     thread.start([])
     thread.close_segment(left_open(tmp_path, "m", 1))
@@ -36,7 +36,7 @@ def test_segments_are_closed_before_the_end(tmp_path: Path) -> None:
     assert shown(tmp_path) == {"m": b"1\n"}
 
 
-def test_a_start_closes_what_dead_processes_left_and_leaves_the_living_alone(tmp_path: Path) -> None:
+def test_a_start_closes_segments_of_ended_processes_only(tmp_path: Path) -> None:
     own, dead, living = (left_open(tmp_path, name, number) for number, name in enumerate("mdl"))
     claim = InstanceLock.acquire(tmp_path, "l")
     assert claim is not None
@@ -49,9 +49,7 @@ def test_a_start_closes_what_dead_processes_left_and_leaves_the_living_alone(tmp
     claim.release()
 
 
-def test_a_segment_that_can_not_be_closed_is_tried_again_and_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_a_segment_is_retried_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Path] = []
 
     def full_once(path: Path) -> Path | None:
@@ -70,7 +68,7 @@ def test_a_segment_that_can_not_be_closed_is_tried_again_and_kept(
     assert [(entry["event"], entry["log_level"]) for entry in logs] == [("audit segment can't be closed", "error")]
 
 
-def test_the_end_says_whether_something_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_returns_whether_segments_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
@@ -82,7 +80,7 @@ def test_the_end_says_whether_something_is_left(tmp_path: Path, monkeypatch: pyt
     assert path.exists()
 
 
-def test_a_segment_that_somebody_removed_is_no_reason_to_stop(tmp_path: Path) -> None:
+def test_a_removed_segment_is_skipped(tmp_path: Path) -> None:
     gone = left_open(tmp_path, "m", 1)
     gone.unlink()
     thread = closer(tmp_path)
@@ -91,7 +89,7 @@ def test_a_segment_that_somebody_removed_is_no_reason_to_stop(tmp_path: Path) ->
     assert shown(tmp_path) == {"m": b"2\n"}
 
 
-def test_retention_is_kept_after_each_segment(tmp_path: Path) -> None:
+def test_retention_is_applied_after_each_segment(tmp_path: Path) -> None:
     thread = closer(tmp_path, Retention(size_bytes=0))
     with capture_logs() as logs:
         thread.start([left_open(tmp_path, "m", 1)])

@@ -31,11 +31,11 @@ def make(directory: Path, text: bytes = b"one\ntwo\n", name: str = NAME) -> Open
 
 
 def visible(directory: Path) -> list[str]:
-    """Names that Spark reads: it leaves out what begins with _ or a dot."""
+    """Return the file names that Spark reads, which do not begin with an underscore or a dot."""
     return sorted(path.name for path in directory.rglob("[!_.]*") if path.is_file())
 
 
-def test_an_open_segment_is_not_visible_and_not_for_everybody(tmp_path: Path) -> None:
+def test_an_open_segment_is_hidden_and_not_world_readable(tmp_path: Path) -> None:
     segment = make(tmp_path)
     assert segment.path == tmp_path / "date=2026-11-21" / "hour=07" / f"_{NAME}.jsonl"
     assert segment.path.read_bytes() == b"one\ntwo\n"
@@ -45,7 +45,7 @@ def test_an_open_segment_is_not_visible_and_not_for_everybody(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("isal", [True, False])
-def test_publishing_leaves_one_visible_compressed_file(
+def test_closing_leaves_one_visible_compressed_file(
     tmp_path: Path, isal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert segments.ISAL is not None, "make setup installs isal"
@@ -61,7 +61,7 @@ def test_publishing_leaves_one_visible_compressed_file(
     assert not shown.stat().st_mode & stat.S_IRWXO
 
 
-def test_a_torn_last_line_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_kept_unchanged(tmp_path: Path) -> None:
     segment = make(tmp_path, b'{"ts":"2026"}\n{"ts":"20')
     segment.close()
     shown = compress_segment(segment.path)
@@ -69,7 +69,7 @@ def test_a_torn_last_line_is_kept_as_it_is(tmp_path: Path) -> None:
     assert gzip.decompress(shown.read_bytes()) == b'{"ts":"2026"}\n{"ts":"20'
 
 
-def test_an_empty_segment_goes(tmp_path: Path) -> None:
+def test_an_empty_segment_is_removed(tmp_path: Path) -> None:
     segment = make(tmp_path, b"")
     segment.close()
     assert compress_segment(segment.path) is None
@@ -77,7 +77,7 @@ def test_an_empty_segment_goes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["_gzip", "Path.rename", "sync_directory", "Path.unlink"])
-def test_after_a_crash_at_any_step_a_second_try_ends_with_one_file(
+def test_after_a_crash_at_any_step_a_retry_leaves_one_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     class Crash(BaseException):
@@ -98,7 +98,7 @@ def test_after_a_crash_at_any_step_a_second_try_ends_with_one_file(
     assert len(list(segment.path.parent.iterdir())) == 1
 
 
-def test_a_disk_that_fills_while_compressing_leaves_the_segment_as_it_was(
+def test_a_full_disk_during_compression_leaves_the_segment_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(source: Path, target: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_disk_that_fills_while_compressing_leaves_the_segment_as_it_was(
     assert segment.path.read_bytes() == b"one\ntwo\n"
 
 
-def test_a_file_that_was_removed_does_not_swallow_lines(tmp_path: Path) -> None:
+def test_a_write_to_a_removed_file_is_an_error(tmp_path: Path) -> None:
     segment = make(tmp_path)
     segment.path.unlink()
     with pytest.raises(FileNotFoundError, match="has been removed"):
@@ -122,7 +122,7 @@ def test_a_file_that_was_removed_does_not_swallow_lines(tmp_path: Path) -> None:
     segment.close()
 
 
-def test_restoring_cuts_off_what_was_half_written(tmp_path: Path) -> None:
+def test_restore_truncates_a_partial_write(tmp_path: Path) -> None:
     segment = make(tmp_path)
     os.write(segment.descriptor, b"thr")
     assert segment.restore(segment.size)
@@ -132,15 +132,13 @@ def test_restoring_cuts_off_what_was_half_written(tmp_path: Path) -> None:
     assert not segment.restore(0), "a closed file can't be cut"
 
 
-def test_two_segments_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_a_duplicate_segment_name_is_refused(tmp_path: Path) -> None:
     make(tmp_path).close()
     with pytest.raises(FileExistsError):
         make(tmp_path)
 
 
-def test_a_folder_that_retention_removes_in_between_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_removed_by_retention_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = os.open
     removed: list[Path] = []
 
@@ -158,7 +156,7 @@ def test_a_folder_that_retention_removes_in_between_is_made_again(
     segment.close()
 
 
-def test_no_folder_is_made_of_what_is_no_hour(tmp_path: Path) -> None:
+def test_an_invalid_hour_creates_no_directory(tmp_path: Path) -> None:
     for wrong in ("../../../x", "2026-11-21", "2026-11-21T07:00", ""):
         with pytest.raises(ValueError, match="is not an hour"):
             hour_directory(tmp_path, wrong)
@@ -170,24 +168,24 @@ def test_instance_names_are_safe_in_paths() -> None:
     assert len(safe_instance("x" * 1000)) == 100
 
 
-def test_open_segments_are_found_by_instance_also_with_dashes(tmp_path: Path) -> None:
+def test_open_segments_are_grouped_by_instance_with_dashes_in_its_name(tmp_path: Path) -> None:
     first = make(tmp_path, name="audit-pod-a-1-20261121T075959000000Z-000001")
     second = make(tmp_path, name="audit-pod-a-1-20261121T075959000000Z-000002")
     closed = make(tmp_path, name="audit-pod-a-1-20261121T075959000000Z-000003")
-    other = make(tmp_path, name="audit-b-20261121T075959000000Z-000001")
-    for segment in (first, second, closed, other):
+    of_other_instance = make(tmp_path, name="audit-b-20261121T075959000000Z-000001")
+    for segment in (first, second, closed, of_other_instance):
         segment.close()
     compress_segment(closed.path)
-    assert open_segments(tmp_path) == {"pod-a-1": [first.path, second.path], "b": [other.path]}
+    assert open_segments(tmp_path) == {"pod-a-1": [first.path, second.path], "b": [of_other_instance.path]}
 
 
-def test_a_name_is_claimed_once_and_free_again_after_release(tmp_path: Path) -> None:
+def test_an_instance_lock_is_exclusive_until_its_release(tmp_path: Path) -> None:
     claim = InstanceLock.acquire(tmp_path, "main")
     assert claim is not None
     assert InstanceLock.acquire(tmp_path, "main") is None
-    other = InstanceLock.acquire(tmp_path, "other")
-    assert other is not None
-    other.release()
+    second = InstanceLock.acquire(tmp_path, "other")
+    assert second is not None
+    second.release()
     claim.release()
     again = InstanceLock.acquire(tmp_path, "main")
     assert again is not None
@@ -205,7 +203,7 @@ sys.stdin.read()
 """
 
 
-def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
+def test_an_instance_lock_ends_with_its_process(tmp_path: Path) -> None:
     make(tmp_path).close()
     command = [sys.executable, "-c", CLAIM_AND_WAIT, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:

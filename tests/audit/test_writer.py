@@ -26,7 +26,7 @@ from proxy.audit.writer_thread import RotatingLog
 from proxy.errors import ConfigError
 from proxy.relay.counters import AuditCounters
 
-#: in an hour that is not over
+#: A time in the future, so that the hour does not end.
 TS = "2196-11-21T07:59:59.000001Z"
 SECONDS = 20.0
 
@@ -40,9 +40,9 @@ def policy(directory: Path, mode: AuditMode = AuditMode.BEST_EFFORT, **changes: 
 
 
 def records(directory: Path) -> list[dict[str, Any]]:  # Any: what JSON holds
-    """What Spark would read: files that begin with neither _ nor a dot."""
+    """Return the records that Spark would read, from files that do not begin with an underscore or a dot."""
     read = []
-    for path in sorted(found(directory, "[!_.]*.gz")):
+    for path in sorted(matching_files(directory, "[!_.]*.gz")):
         read += [json.loads(text) for text in gzip.decompress(path.read_bytes()).splitlines()]
     return read
 
@@ -51,7 +51,7 @@ def numbers(directory: Path) -> list[int]:
     return [record["n"] for record in records(directory) if "n" in record]
 
 
-def found(directory: Path, pattern: str) -> list[Path]:
+def matching_files(directory: Path, pattern: str) -> list[Path]:
     return list(directory.rglob(pattern))
 
 
@@ -62,7 +62,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Disk:
-    """What a test does to the log of a writer: refuse lines, or hold them up."""
+    """Lets a test reject or delay the writes of a log."""
 
     def __init__(self) -> None:
         self.refusing = threading.Event()
@@ -94,7 +94,7 @@ async def writing(policy: AuditPolicy, disk: Disk | None = None) -> AsyncIterato
         await audit.close(SECONDS)
 
 
-async def test_every_line_is_visible_after_the_end_and_counted(tmp_path: Path) -> None:
+async def test_every_line_is_counted_and_visible_after_close(tmp_path: Path) -> None:
     async with writing(policy(tmp_path)) as (audit, counters):
         for number in range(1000):
             audit.append(line(number))
@@ -102,17 +102,17 @@ async def test_every_line_is_visible_after_the_end_and_counted(tmp_path: Path) -
     assert counters.lines == 1000
     assert counters.text_bytes == sum(len(line(number)) for number in range(1000))
     assert counters.dropped == 0
-    assert not found(tmp_path, "_*"), "nothing hidden is left"
+    assert not matching_files(tmp_path, "_*"), "nothing hidden is left"
 
 
 async def test_lines_reach_the_disk_without_further_traffic(tmp_path: Path) -> None:
     async with writing(policy(tmp_path, flush_seconds=0.01)) as (audit, counters):
         audit.append(line(1))
         await until(lambda: counters.lines == 1)
-        assert [path.read_bytes() for path in found(tmp_path, "_audit-*.jsonl")] == [line(1)]
+        assert [path.read_bytes() for path in matching_files(tmp_path, "_audit-*.jsonl")] == [line(1)]
 
 
-async def test_a_line_after_the_end_is_counted_as_dropped(tmp_path: Path) -> None:
+async def test_a_line_after_close_is_counted_as_dropped(tmp_path: Path) -> None:
     async with writing(policy(tmp_path)) as (audit, counters):
         pass
     audit.append(line(1))
@@ -127,7 +127,7 @@ async def test_a_line_after_the_end_is_counted_as_dropped(tmp_path: Path) -> Non
         (lambda path: (path.rmdir(), path.write_bytes(b"")), "is not a directory"),
     ],
 )
-async def test_a_directory_that_can_not_be_made_is_an_error_at_the_start(
+async def test_a_directory_that_cannot_be_created_is_an_error_at_the_start(
     tmp_path: Path, prepare: Callable[[Path], object], message: str
 ) -> None:
     directory = tmp_path / "logs" / "audit"
@@ -140,7 +140,7 @@ async def test_a_directory_that_can_not_be_made_is_an_error_at_the_start(
     await audit.close(SECONDS)
 
 
-async def test_a_directory_that_can_not_be_written_is_an_error_at_the_start(
+async def test_an_unwritable_directory_is_an_error_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(path: Path, flags: int, mode: int = 0) -> int:
@@ -163,7 +163,7 @@ async def test_a_full_disk_is_an_error_at_the_start(tmp_path: Path, monkeypatch:
         await audit.start()
 
 
-async def test_two_writers_of_one_name_are_an_error_at_the_start(tmp_path: Path) -> None:
+async def test_two_writers_with_the_same_name_are_an_error_at_the_start(tmp_path: Path) -> None:
     async with writing(policy(tmp_path)):
         second = AuditWriter(policy(tmp_path), AuditCounters())
         with pytest.raises(ConfigError, match="another process already writes to this directory as m"):
@@ -173,7 +173,7 @@ async def test_two_writers_of_one_name_are_an_error_at_the_start(tmp_path: Path)
     assert numbers(tmp_path) == [1]
 
 
-async def test_best_effort_drops_beyond_the_buffer_and_says_how_many(tmp_path: Path) -> None:
+async def test_best_effort_drops_lines_beyond_the_buffer_and_counts_them(tmp_path: Path) -> None:
     disk = Disk()
     disk.open.clear()
     buffer_bytes = 100 * len(line(100))
@@ -198,7 +198,7 @@ async def test_best_effort_drops_beyond_the_buffer_and_says_how_many(tmp_path: P
     assert {entry["event"] for entry in logs} == {"audit lines dropped"}
 
 
-async def test_best_effort_goes_on_when_the_disk_has_room_again(
+async def test_best_effort_continues_when_the_disk_has_space_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "RETRY_SECONDS", 0.01)
@@ -225,27 +225,27 @@ async def test_best_effort_goes_on_when_the_disk_has_room_again(
 
 
 @pytest.mark.parametrize("mode", [AuditMode.BACKPRESSURE, AuditMode.STRICT])
-async def test_producers_wait_while_the_disk_can_not_keep_up_and_none_is_lost(tmp_path: Path, mode: AuditMode) -> None:
+async def test_a_slow_disk_holds_producers_and_loses_no_line(tmp_path: Path, mode: AuditMode) -> None:
     disk = Disk()
-    told: list[str] = []
+    events: list[str] = []
     async with writing(policy(tmp_path, mode, buffer_bytes=4000), disk) as (audit, counters):
-        audit.on_full = lambda full: told.append("full" if full else "drained")
+        audit.on_full = lambda full: events.append("full" if full else "drained")
         disk.open.clear()
         number = 0
         while not audit.full:
             audit.append(line(number))
             number += 1
-        assert told == ["full"]
+        assert events == ["full"]
         assert number * len(line(100)) < 8000
         disk.open.set()
         await until(lambda: not audit.full)
-        assert told == ["full", "drained"]
+        assert events == ["full", "drained"]
     assert numbers(tmp_path) == list(range(number))
     assert counters.dropped == 0
 
 
 @pytest.mark.parametrize("mode", [AuditMode.BACKPRESSURE, AuditMode.STRICT])
-async def test_what_the_disk_refuses_is_kept_and_written_later(
+async def test_lines_are_kept_and_written_after_a_disk_error(
     tmp_path: Path, mode: AuditMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_thread, "RETRY_SECONDS", 0.01)
@@ -264,21 +264,19 @@ async def test_what_the_disk_refuses_is_kept_and_written_later(
     assert (counters.lines, counters.dropped) == (10, 0)
 
 
-async def test_a_disk_that_does_not_answer_is_failing_until_it_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_hung_disk_is_reported_as_failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "STALL_SECONDS", 0.05)
     disk = Disk()
-    told: list[str] = []
+    failures: list[str] = []
     with capture_logs() as logs:
         async with writing(policy(tmp_path, AuditMode.STRICT), disk) as (audit, counters):
-            audit.on_failing = lambda: told.append(str(audit.failure))
+            audit.on_failing = lambda: failures.append(str(audit.failure))
             disk.open.clear()
             audit.append(line(1))
             point = audit.commit_point()
             assert point == audit.appended
             await until(lambda: audit.failure is not None)
-            assert (told, counters.failing) == (["the disk has not responded for 0.05 s"], True)
+            assert (failures, counters.failing) == (["the disk has not responded for 0.05 s"], True)
             disk.open.set()
             await until(lambda: audit.durable == point)
             assert (audit.failure, counters.failing) == (None, False)
@@ -286,9 +284,7 @@ async def test_a_disk_that_does_not_answer_is_failing_until_it_does(
     assert numbers(tmp_path) == [1]
 
 
-async def test_the_end_does_not_wait_for_a_disk_that_refuses_forever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_close_does_not_wait_for_a_failing_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_thread, "RETRY_SECONDS", 60.0)
     disk = Disk()
     counters = AuditCounters()
@@ -305,9 +301,7 @@ async def test_the_end_does_not_wait_for_a_disk_that_refuses_forever(
     assert "audit lines lost at shutdown" in [entry["event"] for entry in logs]
 
 
-async def test_strict_tells_which_lines_are_on_disk_and_never_too_early(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_strict_reports_lines_as_durable_only_after_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = 0
     real = os.fdatasync
 
@@ -317,9 +311,9 @@ async def test_strict_tells_which_lines_are_on_disk_and_never_too_early(
         synced = os.fstat(descriptor).st_size
 
     monkeypatch.setattr(os, "fdatasync", counting)
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     async with writing(policy(tmp_path, AuditMode.STRICT)) as (audit, _):
-        audit.on_durable = lambda sequence: told.append((sequence, synced))
+        audit.on_durable = lambda sequence: reports.append((sequence, synced))
         points = []
         for number in range(100, 200):
             audit.append(line(number))
@@ -330,11 +324,11 @@ async def test_strict_tells_which_lines_are_on_disk_and_never_too_early(
         await until(lambda: audit.durable == last)
     assert last == 100
     assert points == sorted(points)
-    assert all(on_disk >= sequence * len(line(100)) for sequence, on_disk in told)
-    assert [sequence for sequence, _ in told] == sorted({sequence for sequence, _ in told})
+    assert all(on_disk >= sequence * len(line(100)) for sequence, on_disk in reports)
+    assert [sequence for sequence, _ in reports] == sorted({sequence for sequence, _ in reports})
 
 
-async def test_only_strict_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_strict_syncs_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(descriptor: int) -> None:
         raise AssertionError("synced")
 
@@ -346,7 +340,7 @@ async def test_only_strict_waits_for_the_disk(tmp_path: Path, monkeypatch: pytes
     assert numbers(tmp_path) == [1]
 
 
-async def test_a_thread_that_dies_is_told_and_stops_producers_that_must_not_lose(tmp_path: Path) -> None:
+async def test_a_failed_thread_is_reported_and_holds_producers(tmp_path: Path) -> None:
     class Bug(RotatingLog):
         def write(self, lines: list[bytes]) -> None:
             raise ZeroDivisionError
@@ -367,7 +361,7 @@ async def test_a_thread_that_dies_is_told_and_stops_producers_that_must_not_lose
         threading.excepthook = hook
 
 
-async def test_an_instance_with_odd_characters_keeps_its_name_in_records(tmp_path: Path) -> None:
+async def test_an_instance_name_with_special_characters_is_unchanged_in_records(tmp_path: Path) -> None:
     disk = Disk()
     disk.refusing.set()
     async with writing(policy(tmp_path, instance="a/b ü"), disk) as (audit, counters):
@@ -377,27 +371,27 @@ async def test_an_instance_with_odd_characters_keeps_its_name_in_records(tmp_pat
         disk.refusing.clear()
         audit._emit_gap()
         await until(lambda: counters.lines == 1)
-    (path,) = found(tmp_path, "*.gz")
+    (path,) = matching_files(tmp_path, "*.gz")
     assert path.name.startswith("audit-a_b__-")
     assert records(tmp_path)[0]["proxy"] == "a/b ü"
 
 
-async def test_a_reader_never_sees_a_record_twice_and_at_the_end_sees_all(tmp_path: Path) -> None:
+async def test_a_concurrent_reader_sees_every_record_exactly_once(tmp_path: Path) -> None:
     stop = threading.Event()
     problems: list[str] = []
     looks = 0
 
     def read() -> None:
         nonlocal looks
-        seen: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         files: set[str] = set()
         while not stop.is_set():
             for path in tmp_path.rglob("[!_.]*"):
                 if path.is_file() and path.name not in files:
                     files.add(path.name)
-                    seen.update(json.loads(text)["n"] for text in gzip.open(path))
+                    counts.update(json.loads(text)["n"] for text in gzip.open(path))
             looks += 1
-            problems.extend(f"{number} twice" for number, count in seen.items() if count > 1)
+            problems.extend(f"{number} twice" for number, count in counts.items() if count > 1)
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -416,7 +410,7 @@ async def test_a_reader_never_sees_a_record_twice_and_at_the_end_sees_all(tmp_pa
     assert sorted(numbers(tmp_path)) == list(range(3000))
 
 
-async def test_retention_spares_the_open_segment(tmp_path: Path) -> None:
+async def test_retention_keeps_the_open_segment(tmp_path: Path) -> None:
     keep_nothing = Retention(seconds=0, size_bytes=0)
     wanted = policy(tmp_path, retention=keep_nothing, segment_bytes=100, flush_seconds=0.001)
     async with writing(wanted) as (audit, counters):
@@ -424,12 +418,12 @@ async def test_retention_spares_the_open_segment(tmp_path: Path) -> None:
             audit.append(line(number))
         audit.commit_point()
         await until(lambda: counters.lines == 20)
-        assert found(tmp_path, "_audit-*.jsonl")
+        assert matching_files(tmp_path, "_audit-*.jsonl")
     assert numbers(tmp_path) == []
 
 
 @pytest.mark.parametrize("mode", [AuditMode.BEST_EFFORT, AuditMode.STRICT])
-async def test_a_disk_that_really_is_full(small_disk: Path, mode: AuditMode, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_file_system(small_disk: Path, mode: AuditMode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_thread, "RETRY_SECONDS", 0.01)
     ballast = small_disk / "ballast"
     async with writing(policy(small_disk, mode)) as (audit, counters):
@@ -481,18 +475,18 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("after", [1, 40, 120])
-async def test_after_kill_9_every_line_told_to_be_on_disk_is_there_once(tmp_path: Path, after: int) -> None:
+async def test_after_sigkill_every_durable_line_exists_once(tmp_path: Path, after: int) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert process.stdout is not None
-    told = [await asyncio.wait_for(process.stdout.readline(), SECONDS) for _ in range(after)]
+    output = [await asyncio.wait_for(process.stdout.readline(), SECONDS) for _ in range(after)]
     process.send_signal(signal.SIGKILL)
-    told += (await process.stdout.read()).splitlines(keepends=True)
+    output += (await process.stdout.read()).splitlines(keepends=True)
     await process.wait()
-    durable = max(int(text) for text in told if text.endswith(b"\n"))
+    durable = max(int(text) for text in output if text.endswith(b"\n"))
     async with writing(policy(tmp_path)):
         pass
     kept = numbers(tmp_path)
     assert sorted(kept) == list(range(1, len(kept) + 1)), "each line once and none missing in between"
     assert len(kept) >= durable
-    assert not found(tmp_path, "_*")
+    assert not matching_files(tmp_path, "_*")
