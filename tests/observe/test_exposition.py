@@ -27,7 +27,7 @@ def many(series: int) -> Counters:
     return counters
 
 
-async def test_a_family_of_many_series_has_one_headline() -> None:
+async def test_a_family_with_many_series_has_one_header() -> None:
     page, _ = await Exposition(many(200)).render()
     lines = page.decode().splitlines()
     headlines = [line.split()[2] for line in lines if line.startswith("# TYPE")]
@@ -36,7 +36,7 @@ async def test_a_family_of_many_series_has_one_headline() -> None:
     assert len(list(parse(page.decode()))) == len(headlines)
 
 
-async def test_openmetrics_is_written_where_it_is_asked_for() -> None:
+async def test_openmetrics_is_negotiated() -> None:
     page, content_type = await Exposition(many(65)).render(OPENMETRICS)
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")
     assert page.endswith(b"# EOF\n")
@@ -45,10 +45,10 @@ async def test_openmetrics_is_written_where_it_is_asked_for() -> None:
     assert {"oxproxy_connections", "oxproxy_connections_total", "oxproxy_channels"} <= names
 
 
-async def test_both_formats_name_the_same_series() -> None:
+async def test_both_formats_contain_the_same_series() -> None:
     def series(page: bytes) -> set[str]:
         lines = [line.rpartition(" ")[0] for line in page.decode().splitlines() if not line.startswith("#")]
-        # OpenMetrics wants bounds of buckets as floats in another form.
+        # OpenMetrics formats the bounds of buckets differently.
         return {re.sub(r'le="[^"]*"', "le", line) for line in lines}
 
     exposition = Exposition(many(3))
@@ -63,11 +63,11 @@ async def test_other_tasks_run_while_a_large_page_is_written() -> None:
     while not rendering.done():
         await asyncio.sleep(0)
         turns += 1
-    # 10,000 series are tens of milliseconds of work anywhere; in one go there would be a handful of turns.
+    # 10,000 series take tens of milliseconds; without interruptions other tasks would run only a few times.
     assert turns > 10
 
 
-async def test_every_series_of_a_worker_has_its_number() -> None:
+async def test_every_series_of_a_worker_has_the_workers_number() -> None:
     counters = many(2)
     for form in ("", OPENMETRICS):
         page, _ = await Exposition(counters, worker=1).render(form)
@@ -77,7 +77,7 @@ async def test_every_series_of_a_worker_has_its_number() -> None:
         assert b"worker=" not in page
 
 
-async def test_counting_goes_on_while_a_page_is_written() -> None:
+async def test_counters_change_while_a_page_is_written() -> None:
     counters = many(2000)
     held = [counters.traffic.tally("/", b"x", "routed", (), (b"q%d" % n,)) for n in range(2000)]
     rendering = asyncio.ensure_future(Exposition(counters).render())
@@ -92,7 +92,7 @@ async def test_counting_goes_on_while_a_page_is_written() -> None:
     assert f'exchange="x",outcome="routed",vhost="/"}} {float(published)}\n' in page.decode()
 
 
-async def test_the_process_shows_its_own_use() -> None:
+async def test_process_metrics_are_exposed() -> None:
     page, _ = await Exposition(Counters()).render()
     assert b"process_resident_memory_bytes" in page
     assert b"python_info" in page

@@ -31,7 +31,7 @@ def logging_to(style: str, level: str = "info") -> tuple[structlog.typing.Filter
     return structlog.get_logger(), lambda: stream.getvalue().splitlines()
 
 
-def test_text_style_is_key_value_with_time_level_and_event_first() -> None:
+def test_text_format_is_key_value_with_time_level_and_event_first() -> None:
     log, lines = logging_to("text")
     log.info("upstream connected", address="127.0.0.1:5672", attempts=2, tls=False, reason=None)
     (line,) = lines()
@@ -41,7 +41,7 @@ def test_text_style_is_key_value_with_time_level_and_event_first() -> None:
     assert rest == 'level=info event="upstream connected" address=127.0.0.1:5672 attempts=2 tls=false reason='
 
 
-def test_json_style_is_one_object_a_line() -> None:
+def test_json_format_is_one_object_per_line() -> None:
     log, lines = logging_to("json")
     log.warning("x", name=b"\xff", nested={"a": [1, b"b"]})
     got = json.loads(lines()[0])
@@ -49,7 +49,7 @@ def test_json_style_is_one_object_a_line() -> None:
     assert got == {"level": "warning", "event": "x", "name": "\\xff", "nested": {"a": [1, "b"]}}
 
 
-def test_the_level_holds_back_what_is_below() -> None:
+def test_lines_below_the_level_are_not_written() -> None:
     log, lines = logging_to("text", "warning")
     log.info("no")
     log.warning("yes")
@@ -84,8 +84,10 @@ def test_an_exception_is_one_line() -> None:
 
 
 @given(st.lists(st.text()), st.text(), st.text())
-def test_any_text_is_one_line_and_json_reads_it_back(values: list[str], value: str, event: str) -> None:
-    event, value, *values = (text.replace("://", "") for text in (event, value, *values))  # no address, that is masked
+def test_any_text_is_one_line_and_round_trips_through_json(values: list[str], value: str, event: str) -> None:
+    event, value, *values = (
+        text.replace("://", "") for text in (event, value, *values)
+    )  # without URLs, whose passwords are masked
     log, lines = logging_to("text")
     log.info(event, value=value, values=values)
     (line,) = lines()
@@ -97,7 +99,7 @@ def test_any_text_is_one_line_and_json_reads_it_back(values: list[str], value: s
     assert (got["event"], got["value"], got["values"]) == (event, value, values)
 
 
-def test_repeats_are_left_out_and_counted_per_event_and_key() -> None:
+def test_repeated_events_are_suppressed_and_counted_per_event_and_key() -> None:
     now = 0.0
     limit = RepeatLimit(10, lambda: now)
     log: list[dict[str, object]] = []
@@ -124,21 +126,21 @@ def test_repeats_are_left_out_and_counted_per_event_and_key() -> None:
     ]
 
 
-def test_events_without_a_repeat_key_are_never_left_out() -> None:
+def test_events_without_a_repeat_key_are_never_suppressed() -> None:
     log, lines = logging_to("text")
     for _ in range(3):
         log.info("same")
     assert len(lines()) == 3
 
 
-def test_keys_of_repeats_are_bounded() -> None:
+def test_the_number_of_repeat_keys_is_bounded() -> None:
     limit = RepeatLimit(10, lambda: 0.0)
     for number in range(5000):
         limit(None, "", {"event": "e", "repeat": number})
     assert len(limit._seen) <= 1024
 
 
-def test_lines_of_libraries_take_the_same_way() -> None:
+def test_log_lines_of_libraries_have_the_same_format() -> None:
     _, lines = logging_to("json")
     logging.getLogger("some.library").warning("lost %s", "amqp://a:hunter2@b")
     logging.getLogger("some.library").info("chatter")
@@ -150,7 +152,7 @@ def test_lines_of_libraries_take_the_same_way() -> None:
     ]
 
 
-def test_a_stream_that_fails_does_not_fail_the_caller() -> None:
+def test_a_failing_stream_raises_no_error() -> None:
     class Broken(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError

@@ -22,17 +22,17 @@ async def scrape(counters: Counters) -> dict[str, float]:
 
 
 def samples(families: Iterable[Metric]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for family in families:
         for sample in family.samples:
             labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
             key = f"{sample.name}{{{labels}}}"
-            assert key not in found, f"{key} stands twice"
-            found[key] = sample.value
-    return found
+            assert key not in values, f"{key} is duplicated"
+            values[key] = sample.value
+    return values
 
 
-async def test_counters_are_read_at_the_moment_of_the_scrape() -> None:
+async def test_counters_are_read_at_the_scrape() -> None:
     counters = Counters()
     exposition = Exposition(counters)
     for expected in (1, 2):
@@ -41,7 +41,7 @@ async def test_counters_are_read_at_the_moment_of_the_scrape() -> None:
         assert f"oxproxy_returns_total {expected}.0\n" in page.decode()
 
 
-async def test_every_plain_counter_shows_under_its_name() -> None:
+async def test_every_plain_counter_has_its_documented_name() -> None:
     counters = Counters(version="1.2.3")
     counters.workers, counters.worker_restarts = 3, 4
     relay = counters.relay("/")
@@ -101,7 +101,7 @@ async def test_every_plain_counter_shows_under_its_name() -> None:
     assert {key: got.get(key) for key in expected} == expected
 
 
-async def test_traffic_of_the_rules_shows_with_zeros_for_what_did_not_happen() -> None:
+async def test_traffic_of_rules_includes_series_with_value_zero() -> None:
     counters = Counters()
     counters.traffic.name(counters.traffic.labels([("/", b"x")], [("/", b"x", "b0"), ("/", b"x", "b1")], [("/", b"q")]))
     held = counters.traffic.tally("/", b"x", "routed", ((b"x", "b0"),), (b"q",))
@@ -118,7 +118,7 @@ async def test_traffic_of_the_rules_shows_with_zeros_for_what_did_not_happen() -
     assert {key: got.get(key) for key in expected} == expected
 
 
-async def test_a_binding_keeps_its_total_wherever_it_is_in_new_rules_and_loses_it_with_them() -> None:
+async def test_a_binding_keeps_its_total_in_new_rules_until_it_is_removed() -> None:
     counters = Counters(2)
     traffic = counters.traffic
 
@@ -133,7 +133,7 @@ async def test_a_binding_keeps_its_total_wherever_it_is_in_new_rules_and_loses_i
     assert sorted(traffic.matches()) == [("/", b"other", "other", 4), ("/", b"x", "b4", 0)]
 
 
-async def test_equal_names_of_two_virtual_hosts_are_two_series() -> None:
+async def test_equal_names_in_two_virtual_hosts_are_separate_series() -> None:
     counters = Counters()
     hosts = ("a", "b")
     counters.traffic.name(
@@ -153,7 +153,7 @@ async def test_equal_names_of_two_virtual_hosts_are_two_series() -> None:
     assert {key: got.get(key) for key in expected} == expected
 
 
-async def test_virtual_hosts_add_up_where_the_metric_has_no_vhost() -> None:
+async def test_metrics_without_vhost_are_sums_over_virtual_hosts() -> None:
     counters = Counters()
     for vhost, code in (("a", 404), ("b", 404), ("b", 406)):
         counters.relay(vhost).protocol_error(code)
@@ -164,7 +164,7 @@ async def test_virtual_hosts_add_up_where_the_metric_has_no_vhost() -> None:
     assert got["oxproxy_returns_total{}"] == 3
 
 
-async def test_what_passes_and_what_the_rules_call_other_share_one_series() -> None:
+async def test_passed_publishes_and_an_exchange_named_other_share_a_series() -> None:
     counters = Counters()
     counters.traffic.add("/", b"unnamed", "passed", (), (), 1, 10)
     counters.relay("/").publishes_passed = 2
@@ -172,7 +172,7 @@ async def test_what_passes_and_what_the_rules_call_other_share_one_series() -> N
     assert got["oxproxy_publishes_total{exchange=other,outcome=passed,vhost=/}"] == 3
 
 
-async def test_names_with_any_bytes_make_a_page_that_parses() -> None:
+async def test_names_with_any_bytes_are_escaped() -> None:
     odd = [
         b'quo"te',
         b"back\\slash",
@@ -196,7 +196,7 @@ async def test_names_with_any_bytes_make_a_page_that_parses() -> None:
     assert got["oxproxy_binding_matches_total{binding=\\udc80,exchange=x,vhost=/}"] == 0
 
 
-async def test_a_histogram_counts_up_to_each_bound() -> None:
+async def test_histogram_buckets_are_cumulative() -> None:
     counters = Counters()
     counters.confirm_seconds.observe(0.003)
     got = await scrape(counters)
@@ -206,7 +206,7 @@ async def test_a_histogram_counts_up_to_each_bound() -> None:
     assert got["oxproxy_confirm_seconds_sum{}"] == 0.003
 
 
-def test_the_documentation_lists_exactly_these_metrics() -> None:
+def test_the_documentation_lists_exactly_the_existing_metrics() -> None:
     rows = re.findall(r"^\| `(oxproxy_\w+)` \| (\w+) \| ([^|]*) \| (.+) \|$", DOCS.read_text(), re.MULTILINE)
     assert rows == [(spec.name, spec.kind.value, ", ".join(spec.labels), spec.help) for spec in METRICS]
 
