@@ -1,4 +1,4 @@
-"""One Spark for all tests of the report; where there is no Java they are skipped."""
+"""A Spark session for all tests of the report. Without Java they are skipped."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: Seconds for a test that has no other limit: the first one starts Spark, and CI runs these beside all others.
+#: Default timeout of a test in seconds: the first one starts Spark, and CI runs other tests at the same time.
 SPARK_SECONDS = 300
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses Spark, so that ``-m "not spark"`` leaves out all of it."""
+    """Mark tests that use Spark, so that ``-m "not spark"`` excludes them."""
     for item in items:
         if {"spark", "java"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.spark)
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def java() -> None:
-    """Skip where there is no Java or no pyspark."""
+    """Skip the test if Java or pyspark is missing."""
     pytest.importorskip("pyspark")
     from proxy.report.session import has_java
 
@@ -39,7 +39,7 @@ def java() -> None:
 
 @pytest.fixture(scope="session")
 def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A Spark on two cores, shared by all tests of the run."""
+    """A Spark session on two cores, shared by all tests."""
     from proxy.report.session import session
 
     folder = tmp_path_factory.mktemp("spark")

@@ -1,8 +1,8 @@
-"""A day of audit log as a few busy sidecars would write it, any number of records, the same for the same seed.
+"""Generates a day of audit logs of several busy sidecars, with any number of records, reproducible by a seed.
 
-Lines are written here by hand, not by `proxy.audit`, so that the report is not tested against the code that it reads.
-Some things in it are meant to be found: gaps, message ids that come again, messages that pass two sidecars, returns,
-torn and foreign lines. `python -m tests.report.generator FOLDER RECORDS` writes one.
+The lines are not created by `proxy.audit`, so that the report is tested independently. The log contains cases that the
+report detects: gaps, repeated message ids, messages that pass through two sidecars, returns, torn and foreign lines.
+`python -m tests.report.generator DIRECTORY RECORDS` writes a log.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ DAY = date(2026, 11, 20)
 PROXIES = ("edge-a", "edge-b", "edge-c")
 HOURS = 24
 RULES = ("5f0c2a9d11", "77aa01bc22")
-#: Weight of each hour: a day has a night.
+#: Relative number of publishes in each hour.
 RHYTHM = (1, 1, 1, 1, 1, 2, 3, 5, 8, 9, 9, 8, 7, 8, 9, 9, 8, 6, 5, 4, 3, 2, 2, 1)
 CONNECTIONS = 40
 DECISIONS = 120
-#: The hot exchange has this share of all publishes.
+#: Share of publishes to the most used exchange.
 HOT_SHARE = 0.7
 
 
 @dataclass
 class Day:
-    """What is written.
+    """The log to write.
 
     Args:
-        records: publish records.
-        day: their day.
-        seed: of everything random.
-        dirty: whether torn and foreign lines, gaps and repeated ids are among them.
-        packed: whether segments are compressed; else every second one is.
+        records: number of publish records.
+        day: date of the records.
+        seed: seed of the random numbers.
+        dirty: whether to include torn and foreign lines, gaps and repeated ids.
+        packed: whether all segments are compressed, or every second one.
     """
 
     records: int
@@ -73,7 +73,7 @@ class Day:
             path.write_bytes(text)
 
     def _decisions(self) -> tuple[list[tuple[str, str, bool]], list[float]]:
-        """Constant parts of lines (exchange, the rest, whether the broker may return it) and their weights."""
+        """Return constant parts of lines (exchange, other fields, whether it may be returned) and their weights."""
         parts: list[tuple[str, str, bool]] = []
         weights = []
         for number in range(DECISIONS):
@@ -154,13 +154,13 @@ class Day:
         if number % 5003 == 17:
             return f"again-{hour}"
         if number % 4001 == 23:
-            return f"way-{hour}-{number}"  # the same at every sidecar
+            return f"way-{hour}-{number}"  # equal for all sidecars
         return name
 
     @staticmethod
     def _dirt(number: int, ts: str, channel: Channel) -> Iterator[str]:
         if number % 3001 == 5:
-            channel.seq += 3  # publishes of which there is no line
+            channel.seq += 3  # publishes without a line
         if number % 7001 == 11:
             yield f'{{"ts":"{ts}","v":1,"kind":"publish","proxy":"{channel.proxy}","conn":"torn\n'
         if number % 9001 == 13:

@@ -1,4 +1,4 @@
-"""The numbers of a day computed a second time, by DuckDB and without a line of the report."""
+"""Computes the report's numbers of a day with DuckDB from the raw lines, independently of the report's code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import pytest
 
-#: Fields by name; what a line has beside them does not matter here.
+#: Fields by name; other fields of a line are ignored.
 _FIELDS = {
     **dict.fromkeys(("v", "ch", "seq", "size", "dropped"), "BIGINT"),
     **dict.fromkeys(("kind", "ts", "proxy", "conn", "user", "vhost", "exchange", "rk", "message_id"), "VARCHAR"),
@@ -22,11 +22,11 @@ _FIELDS = {
 
 Row = tuple[Any, ...]  # values of any column
 
-#: The error that docs/reference/audit.md states, and a little for the arithmetic.
+#: The error stated in docs/reference/audit.md, with a margin for rounding.
 ERRORS = {"latency": 0.0005 + 1e-9, "producers": 0.005 + 1e-9}
-#: In place of a number of percentiles: the report's rows are some of the log's.
+#: In place of a number of percentiles: the report's rows are a subset of the log's.
 PART = -1
-#: Words of a routing key that stand for one of many, as docs/reference/audit.md has them.
+#: Variable words of a routing key, as defined in docs/reference/audit.md.
 _IDENTITY = re.compile(r"(?<![^.])(?:[^.]*[0-9][^.]*|[0-9a-fA-F-]{16,})(?![^.])")
 
 TABLES = ("traffic", "destinations", "bindings", "unroutable", "latency", "producers", "anomalies", "trace")
@@ -145,11 +145,11 @@ QUESTIONS: tuple[tuple[str, str, str, int], ...] = (
 
 
 class Computed:
-    """What DuckDB makes of a log and of the tables of a report.
+    """Queries a log and the tables of a report with DuckDB.
 
     Args:
-        log: folder of the log.
-        report: folder of the report.
+        log: directory of the log.
+        report: directory of the report.
     """
 
     def __init__(self, log: Path, report: Path) -> None:
@@ -169,17 +169,17 @@ class Computed:
             self._duck.execute(f"CREATE VIEW {name} AS FROM lines WHERE kind = '{kind}'{whole}")
 
     def answers(self) -> Iterator[tuple[str, list[Row], list[Row], int]]:
-        """Yield each question's name, what the log says, what the report says, and how many percentiles are in it."""
+        """Yield the name of each question, the rows of the log, those of the report, and the number of percentiles."""
         names = {path.name: f"read_parquet('{path}/*/*.parquet')" for path in self._report.iterdir() if path.is_dir()}
         for name, of_log, of_report, percentiles in QUESTIONS:
             if all(f"{{{table}}}" not in of_report or table in names for table in TABLES):
                 yield name, self.ask(of_log), self.ask(of_report.format_map(names)), percentiles
 
     def compare(self) -> set[str]:
-        """Compare every answer.
+        """Compare all rows.
 
         Returns:
-            The names of those that have rows.
+            The names of the questions that have rows.
         """
         full = set()
         for name, of_log, of_report, percentiles in self.answers():
@@ -197,9 +197,9 @@ class Computed:
         return full
 
     def days(self) -> list[date]:
-        """Give the days that the log has publishes of."""
+        """Return the days with publishes in the log."""
         return [row[0] for row in self.ask("SELECT DISTINCT t::DATE FROM publishes")]
 
     def ask(self, question: str) -> list[Row]:
-        """Give the rows of an answer in order."""
+        """Return the sorted rows of a query."""
         return sorted(self._duck.execute(question).fetchall(), key=str)

@@ -1,4 +1,4 @@
-"""Audit lines and segments, as short as a test wants them."""
+"""Creates audit lines and segments for tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 TS = "2026-11-20T07:30:00.000001Z"
 
-#: A publish that is routed; a test changes what it is about.
+#: A routed publish, in which tests replace fields.
 PUBLISH: dict[str, Any] = {  # as JSON has it
     "ts": TS,
     "v": 1,
@@ -69,7 +69,7 @@ def gap(**changes: object) -> str:
 
 
 def segment(folder: Path, lines: Iterable[str], day: str = "2026-11-20", hour: int = 7, name: str = "p-1-1") -> Path:
-    """Write a closed segment; one whose name ends with .jsonl is not compressed."""
+    """Write a closed segment, compressed unless its name ends with .jsonl."""
     path = folder / f"date={day}" / f"hour={hour:02d}" / f"audit-{name}"
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{line}\n" for line in lines).encode()

@@ -1,6 +1,6 @@
-"""A picture of the report's page as a browser shows it: ``python -m tests.report.preview``, with Chromium installed.
+"""Takes a picture of the report's page in Chromium: ``python -m tests.report.preview``.
 
-It shows made-up figures and is written to docs/dashboards. The browser may reach nothing but the file.
+The page shows generated figures. The picture is written to docs/dashboards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.browser import browser, program
 from tests.report.sample import DAY, figures
 
 TARGET = Path(__file__).resolve().parents[2] / "docs/dashboards/oxproxy-report.png"
-#: The upper part: tiles, charts over time, the beginning of the lists.
+#: Size of the picture, which shows the upper part of the page.
 WIDTH_PIXELS, HEIGHT_PIXELS = 1120, 1900
 
 
@@ -28,7 +28,6 @@ async def draw(command: str, file: Path) -> None:
 
 
 def main() -> int:
-    """Draw it."""
     command = program()
     if command is None:
         print("no Chromium (apt-get install chromium)", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Figures of a made-up day, for tests of the page that need no Spark."""
+"""Figures of a generated day, for tests of the page without Spark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from proxy.report.figures import Figures, Row, Step
 
 DAY = date(2026, 11, 20)
-#: A name as machines make it.
+#: A long generated name.
 LONG = "service-account-of-a-shop.with.parts.in.production.eu-central-1"
 BEGIN = datetime(2026, 11, 20, tzinfo=UTC)
 

@@ -1,9 +1,9 @@
-"""Measures time, memory and CPU of reports. ``python -m tests.report.speed FOLDER [COPIES...]``.
+"""Measures time, memory and CPU of reports: ``python -m tests.report.speed DIRECTORY [COPIES...]``.
 
-A day of two million records is written into the folder, in the given numbers of copies, each of sidecars of its own; 0
-is a day of seven records. For each number ``oxproxy report`` runs on two cores: from scratch, after an hour of further
-segments from as many sidecars, and with nothing new. Memory and CPU time are those of Java, of the tasks' Python and of
-the driver; memory that they share counts for each.
+A day of two million records is written to the directory in the given numbers of copies, each from other sidecars; 0
+means a day of seven records. For each number, ``oxproxy report`` runs on two cores: from scratch, after an additional
+hour from the same number of sidecars, and without new segments. Memory and CPU time include Java, the Python of tasks,
+and the driver; shared memory counts for each process.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tests.report.generator import Day
 from tests.sidecar import PROGRAM
 
 RECORDS, FEW_RECORDS = 2_000_000, 7
-#: The hour that comes later; an hour of the day has about so many records.
+#: The additional hour.
 NEW_HOUR = "hour=07"
 SAMPLE_SECONDS = 0.1
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
 def copies(folder: Path, count: int) -> Path:
-    """Write a day in so many copies, and give its folder."""
+    """Write this number of copies of a day, and return their directory."""
     first, made = folder / "day-1", folder / f"day-{count}"
     if made.exists():
         return made
@@ -45,7 +45,7 @@ def copies(folder: Path, count: int) -> Path:
 
 
 def copy(segments: Iterable[Path], source: Path, target: Path, sidecar: str) -> int:
-    """Copy segments as those of other sidecars; return the number of publishes."""
+    """Copy segments under the names of other sidecars, and return the number of publishes."""
     publishes = 0
     for path in segments:
         text = gzip.decompress(path.read_bytes())
@@ -57,7 +57,7 @@ def copy(segments: Iterable[Path], source: Path, target: Path, sidecar: str) -> 
 
 
 def measure(folder: Path, output: Path, count: int) -> None:
-    """Make the reports and print what they cost."""
+    """Create the reports and print their cost."""
     shutil.rmtree(output, ignore_errors=True)
     records = count * RECORDS or FEW_RECORDS
     first = copies(folder.parent, min(count, 1))
@@ -66,8 +66,8 @@ def measure(folder: Path, output: Path, count: int) -> None:
         for state in ("from scratch", "a new hour", "nothing new"):
             if state == "a new hour":
                 records += sum(copy(hour, first, folder, f"late{number}-") for number in range(count))
-            seconds, peak, spent, said = reported(folder, output)
-            assert said.startswith(f"{records:,} publishes"), said
+            seconds, peak, spent, output_text = reported(folder, output)
+            assert output_text.startswith(f"{records:,} publishes"), output_text
             cost = f"{seconds:.1f} s, at most {peak >> 20} MiB, {spent:.1f} s of CPU"
             print(f"{records:>10} records, {state}: {cost}", flush=True)
     finally:
@@ -76,14 +76,14 @@ def measure(folder: Path, output: Path, count: int) -> None:
 
 
 def reported(folder: Path, output: Path) -> tuple[float, int, float, str]:
-    """Make a report; return its seconds, the greatest size in bytes, seconds of CPU and what it printed."""
+    """Create a report. Return seconds, largest size in bytes, seconds of CPU, and the output."""
     command = [str(PROGRAM), "report", "--input", str(folder), "--output", str(output), "--master", "local[2]"]
     begin, peak, spent = time.monotonic(), 0, dict[int, float]()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
             size = 0
             for pid in family(process.pid):
-                with contextlib.suppress(OSError):  # ended
+                with contextlib.suppress(OSError):  # the process has ended
                     resident, spent[pid] = used(pid)
                     size += resident
             peak = max(peak, size)
@@ -93,7 +93,7 @@ def reported(folder: Path, output: Path) -> tuple[float, int, float, str]:
 
 
 def family(process: int) -> Iterator[int]:
-    """Yield a process and all that it has started, directly or not."""
+    """Yield a process and all its descendants."""
     yield process
     with contextlib.suppress(OSError):
         for task in list(Path(f"/proc/{process}/task").iterdir()):
@@ -102,7 +102,7 @@ def family(process: int) -> Iterator[int]:
 
 
 def used(process: int) -> tuple[int, float]:
-    """Resident bytes, and seconds of CPU."""
+    """Return resident bytes and seconds of CPU of a process."""
     stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return int(stat[21]) * _PAGE, (int(stat[11]) + int(stat[12])) / _TICKS
 

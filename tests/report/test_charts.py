@@ -24,7 +24,7 @@ def upright(most: float = 100, least: float = 0) -> Upright:
         (23_500, [0, 5000, 10_000, 15_000, 20_000, 25_000]),
     ],
 )
-def test_marks_are_round_and_reach_beyond_the_largest_value(most: float, marks: list[float]) -> None:
+def test_marks_are_round_numbers_up_to_at_least_the_largest_value(most: float, marks: list[float]) -> None:
     assert rounds(most) == marks
 
 
@@ -35,12 +35,12 @@ def test_marks_of_a_logarithmic_axis_are_powers_of_ten(least: float, most: float
     assert decades(least, most) == marks
 
 
-def test_counts_have_no_marks_between_whole_numbers() -> None:
+def test_marks_of_counts_are_integers() -> None:
     assert rounds(1) == [0, 1]
     assert rounds(12) == [0, 5, 10, 15]
 
 
-def test_both_axes_say_what_they_measure() -> None:
+def test_both_axes_have_titles() -> None:
     chart = columns(DAY, HOUR, [Series("routed", {BEGIN: 5.0}, 0)], upright(), "t")
     assert (chart.span.title, chart.upright.title) == ("2026-11-20, UTC", "publishes per hour")
     assert [text for _, text in chart.span.times][:2] == ["00:00", "03:00"]
@@ -50,14 +50,14 @@ def test_both_axes_say_what_they_measure() -> None:
 @pytest.mark.parametrize(
     ("days", "first"), [(0.01, "00:00"), (1, "00:00"), (4, "11-20 00 h"), (20, "2026-11-20"), (400, "2026-11-20")]
 )
-def test_marks_of_time_fit_the_span(days: float, first: str) -> None:
+def test_time_marks_depend_on_the_span(days: float, first: str) -> None:
     marks = Span(BEGIN, BEGIN + timedelta(days=days)).times
     assert marks[0] == (0.0, first)
     assert 2 <= len(marks) <= 12
     assert all(0 <= place <= 100 for place, _ in marks)
 
 
-def test_a_mark_of_time_is_never_left_of_the_plot() -> None:
+def test_time_marks_are_within_the_plot() -> None:
     span = Span(BEGIN + 10 * HOUR + timedelta(minutes=7), BEGIN + 12 * HOUR)
     assert span.times[0][0] >= 0
 
@@ -67,7 +67,7 @@ def test_a_span_over_midnight_names_both_days() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2, 29])
-def test_little_data_makes_no_large_blocks(number: int) -> None:
+def test_few_values_are_drawn_as_narrow_columns(number: int) -> None:
     minute = timedelta(minutes=1)
     begin = BEGIN + 9 * HOUR + 17 * minute
     span = covering(begin, begin + number * minute, minute)
@@ -77,23 +77,23 @@ def test_little_data_makes_no_large_blocks(number: int) -> None:
     assert [mark.width <= 3 for mark in marks] == [True]
 
 
-def test_a_long_time_is_shown_as_it_is() -> None:
+def test_a_long_span_is_not_extended() -> None:
     assert covering(BEGIN + HOUR, BEGIN + 40 * HOUR, HOUR) == Span(BEGIN + HOUR, BEGIN + 40 * HOUR)
 
 
-def test_series_stand_on_top_of_each_other() -> None:
+def test_columns_of_several_series_are_stacked() -> None:
     chart = columns(DAY, HOUR, [Series("a", {BEGIN: 40.0}, 0), Series("b", {BEGIN: 20.0}, 1)], upright(), "t")
     lower, higher = chart.marks
     assert higher.y + higher.height == pytest.approx(lower.y)
     assert lower.height == pytest.approx(2 * higher.height)
 
 
-def test_every_mark_tells_its_value() -> None:
+def test_every_mark_has_a_tooltip() -> None:
     (mark,) = columns(DAY, HOUR, [Series("routed", {BEGIN: 5.0}, 0)], upright(), "t").marks
     assert mark.tooltip == "2026-11-20 00:00 routed: 5.0"
 
 
-def test_all_of_a_chart_lies_within_its_plot() -> None:
+def test_all_marks_are_within_the_plot() -> None:
     series = [Series("a", {BEGIN + hour * HOUR: 10.0 * hour + 1 for hour in range(24)}, 0)]
     for mark in columns(DAY, HOUR, series, upright(250), "t").marks:
         assert 0 <= mark.x <= mark.x + mark.width <= 100
@@ -103,7 +103,7 @@ def test_all_of_a_chart_lies_within_its_plot() -> None:
         assert 0 <= dot.y <= DEPTH
 
 
-def test_a_logarithmic_axis_gives_each_power_of_ten_the_same_room() -> None:
+def test_powers_of_ten_are_equidistant_on_a_logarithmic_axis() -> None:
     axis = upright(1000, 1)
     places = [axis.at(value) for value in (1, 10, 100, 1000)]
     assert places[0] - places[1] == pytest.approx(places[1] - places[2])
@@ -117,9 +117,9 @@ def test_a_line_has_a_dot_for_each_value_and_strokes_between_them() -> None:
     assert {(left.colour, right.colour) for left, right in chart.strokes} == {(0, 0)}
 
 
-def test_bars_are_as_long_as_their_values() -> None:
+def test_bars_are_proportional_to_their_values() -> None:
     assert bars([("a", 10.0), ("b", 5.0)]) == [("a", 10.0, 100.0), ("b", 5.0, 50.0)]
 
 
-def test_no_bars_are_no_fault() -> None:
+def test_an_empty_list_of_bars_is_valid() -> None:
     assert bars([]) == []

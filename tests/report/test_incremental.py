@@ -1,4 +1,4 @@
-"""A segment is read once in its life: growing logs, copies, removed segments, kills, output of version 0.1."""
+"""Tests incremental reports: new, copied and removed segments, killed runs, and output of version 0.1."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.producer import until
 from tests.report.lines import PUBLISH, publish, segment, settle
 
 NOW = datetime(2026, 11, 22, 5, tzinfo=UTC)
-#: Kills its process group before the first change of the output that has a name.
+#: Kills its process group before the change of the output that is named by the first argument.
 KILLED = """
 import os, signal, sys
 from proxy.cli.main import main
@@ -53,7 +53,7 @@ sys.exit(main(["report", "--input", *sys.argv[1:2], "--output", *sys.argv[2:], "
 
 
 class Place:
-    """A log and the report on it."""
+    """A log and its report."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark, self.input, self.output = spark, folder / "in", folder / "out"
@@ -76,7 +76,7 @@ def place(spark: SparkSession, tmp_path: Path) -> Place:
     return Place(spark, tmp_path)
 
 
-def test_a_day_that_grows_is_read_where_it_is_new(place: Place) -> None:
+def test_only_new_segments_of_a_day_are_read(place: Place) -> None:
     segment(place.input, [publish(), publish(seq=2)])
     segment(place.input, [publish(ts="2026-11-19T07:00:00Z")], "2026-11-19")
     first = place.run()
@@ -91,14 +91,14 @@ def test_a_day_that_grows_is_read_where_it_is_new(place: Place) -> None:
     assert place.publishes() == {"2026-11-19": 1, "2026-11-20": 3}
 
 
-def test_days_that_are_compared_with_each_other_are_made_once(place: Place) -> None:
+def test_tables_of_compared_days_are_created_once(place: Place) -> None:
     for day in ("2026-11-19", "2026-11-20"):
         segment(place.input, [publish(ts=f"{day}T07:00:00Z")], day)
     assert place.run().made == ["2026-11-19", "2026-11-20"]
     assert place.run().made == []
 
 
-def test_invalid_lines_of_a_loose_segment_are_kept_whatever_days_are_asked_for(place: Place) -> None:
+def test_invalid_lines_of_a_segment_without_date_are_kept_for_any_range(place: Place) -> None:
     segment(place.input, [publish()])
     (place.input / "loose.jsonl").write_text(f"{publish(ts='2026-11-18T01:00:00Z')}\nrubbish\n")
     day = datetime(2026, 11, 20, tzinfo=UTC).date()
@@ -106,7 +106,7 @@ def test_invalid_lines_of_a_loose_segment_are_kept_whatever_days_are_asked_for(p
     assert [path.name for path in (place.output / "_rejected").iterdir()] == ["date=unknown"]
 
 
-def test_a_segment_that_changed_is_read_again_and_counts_as_it_is_now(place: Place) -> None:
+def test_a_changed_segment_is_read_again_and_replaces_its_previous_content(place: Place) -> None:
     path = segment(place.input, [publish(), publish(seq=2)], name="p-1-1.jsonl")
     place.run()
     path.write_text(publish(seq=9) + "\n")
@@ -114,7 +114,7 @@ def test_a_segment_that_changed_is_read_again_and_counts_as_it_is_now(place: Pla
     assert place.publishes() == {"2026-11-20": 1}
 
 
-def test_a_copy_counts_once_and_is_named(place: Place) -> None:
+def test_a_copied_segment_counts_once_and_is_reported(place: Place) -> None:
     path = segment(place.input, [publish(), publish(seq=2)])
     assert place.run().duplicates == []
     shutil.copy(path, path.with_name("audit-copy.jsonl.gz"))
@@ -127,7 +127,7 @@ def test_a_copy_counts_once_and_is_named(place: Place) -> None:
     assert "audit-moved.jsonl.gz" in (place.output / "report.html").read_text()
 
 
-def test_a_segment_that_was_moved_is_no_copy(place: Place) -> None:
+def test_a_renamed_segment_is_not_a_copy(place: Place) -> None:
     path = segment(place.input, [publish()])
     place.run()
     path.rename(path.with_name("audit-p-1-2.jsonl.gz"))
@@ -135,7 +135,7 @@ def test_a_segment_that_was_moved_is_no_copy(place: Place) -> None:
     assert place.publishes() == {"2026-11-20": 1}
 
 
-def test_partials_outlive_their_segments_until_they_are_forgotten(place: Place) -> None:
+def test_partials_of_removed_segments_are_kept_until_forget(place: Place) -> None:
     gone = segment(place.input, [publish(), publish(seq=2)])
     segment(place.input, [publish(seq=3)], hour=8)
     old = segment(place.input, [publish(ts="2026-11-19T07:00:00Z")], "2026-11-19")
@@ -145,13 +145,13 @@ def test_partials_outlive_their_segments_until_they_are_forgotten(place: Place) 
     place.run(since=None)
     assert place.publishes() == {"2026-11-19": 1, "2026-11-20": 3}
     place.run(forget=True)
-    # Of the older day nothing is left, so it is not asked for and keeps its tables.
+    # The older day has no segments left, so it is not rebuilt and keeps its tables.
     assert place.publishes() == {"2026-11-19": 1, "2026-11-20": 1}
     place.run()
     assert place.publishes() == {"2026-11-19": 1, "2026-11-20": 1}
 
 
-def test_a_return_finds_its_publish_in_another_segment_also_beyond_midnight(place: Place) -> None:
+def test_a_return_is_matched_with_a_publish_in_another_segment_or_day(place: Place) -> None:
     segment(
         place.input, [publish(ts="2026-11-20T07:59:59.9Z", rk="k1"), publish(ts="2026-11-20T07:00:00Z", seq=5, rk="k5")]
     )
@@ -173,7 +173,7 @@ def test_a_return_finds_its_publish_in_another_segment_also_beyond_midnight(plac
     assert "1 return without a publish in the log" in str(summary)
 
 
-def test_the_following_day_is_read_for_returns_where_a_range_is_asked_for(place: Place) -> None:
+def test_the_day_after_a_range_is_read_for_returns(place: Place) -> None:
     segment(place.input, [publish(ts="2026-11-20T23:59:59.9Z")], hour=23)
     segment(place.input, [settle(ts="2026-11-21T00:00:00.1Z")], "2026-11-21", 0)
     segment(place.input, [publish(ts="2026-11-21T01:00:00.1Z")], "2026-11-21", 1)
@@ -183,7 +183,7 @@ def test_the_following_day_is_read_for_returns_where_a_range_is_asked_for(place:
     assert place.ask("SELECT returned FROM {unroutable}") == [(1,)]
 
 
-def test_a_record_in_the_folder_of_another_day_counts_on_its_own(place: Place) -> None:
+def test_a_record_in_the_directory_of_another_day_counts_for_its_own_day(place: Place) -> None:
     segment(place.input, [publish(), publish(ts="2026-11-19T07:00:00Z", seq=2)])
     summary = place.run()
     assert place.publishes() == {"2026-11-19": 1, "2026-11-20": 1}
@@ -191,14 +191,14 @@ def test_a_record_in_the_folder_of_another_day_counts_on_its_own(place: Place) -
     assert "1 record in the directory of a different day" in (place.output / "report.html").read_text()
 
 
-def test_the_peak_of_a_second_that_lies_in_two_segments_is_the_sum(place: Place) -> None:
+def test_the_peak_per_second_is_summed_over_segments(place: Place) -> None:
     segment(place.input, [publish(seq=number, ts=f"2026-11-20T07:30:0{number // 4}.0Z") for number in range(1, 8)])
     segment(place.input, [publish(seq=number, ts="2026-11-20T07:30:01.5Z") for number in range(8, 11)], name="p-1-2")
     place.run()
     assert place.ask("SELECT peak_per_second FROM {producers}") == [(7,)]
 
 
-def test_the_trace_table_is_made_where_it_is_asked_for(place: Place) -> None:
+def test_the_trace_table_is_created_only_on_request(place: Place) -> None:
     segment(place.input, [publish(message_id="m")])
     place.run()
     assert not (place.output / "trace").exists()
@@ -208,7 +208,7 @@ def test_the_trace_table_is_made_where_it_is_asked_for(place: Place) -> None:
     assert place.publishes() == {"2026-11-20": 1}
 
 
-def test_many_small_files_of_partials_become_one(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_files_of_partials_are_joined(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_MOST_FILES", 2)
     for number in range(4):
         segment(place.input, [publish(seq=number + 1), settle(seq=number + 1)], name=f"p-1-{number}")
@@ -223,7 +223,7 @@ def test_many_small_files_of_partials_become_one(place: Place, monkeypatch: pyte
     assert place.ask("SELECT publishes, returned FROM {unroutable}") == [(4, 4)]
 
 
-def test_output_of_version_0_1_stays_and_the_first_run_says_what_it_makes_again(place: Place) -> None:
+def test_output_of_version_0_1_is_kept_or_rebuilt_and_reported(place: Place) -> None:
     for day in ("2026-11-18", "2026-11-20"):
         for name in ("traffic", "trace"):
             folder = place.output / name / f"date={day}"
@@ -243,12 +243,12 @@ def test_output_of_version_0_1_stays_and_the_first_run_says_what_it_makes_again(
     assert "earlier version" not in str(place.run())
 
 
-#: What changes the output: methods by the class that has them.
+#: Methods that change the output, by class.
 CHANGES = {Storage: ("remove", "make", "put", "move", "write"), store.Partials: ("_read",)}
 
 
 def before_changes(patch: Callable[[type, str, Any], None], look: Callable[[str], None]) -> None:
-    """Call a function before each change that a run makes in its output, with the name of the change."""
+    """Call a function before each change of the output, with the name of the change."""
 
     def looked_at(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def change(*arguments: Any, **more: Any) -> Any:
@@ -263,7 +263,7 @@ def before_changes(patch: Callable[[type, str, Any], None], look: Callable[[str]
 
 
 def step(method: str, arguments: Sequence[Any]) -> str:
-    """The name of a change: what is done, and to what in the output."""
+    """Return the name of a change: the operation and the affected part of the output."""
     if method == "_read":
         return "read segments"
     path = arguments[2 if method in ("put", "move") else 1]
@@ -271,13 +271,13 @@ def step(method: str, arguments: Sequence[Any]) -> str:
 
 
 def content(folder: Path) -> frozenset[tuple[str, bytes]]:
-    """All that a directory holds, to compare it."""
+    """Return the names and contents of all files in a directory."""
     paths = ((str(path.relative_to(folder)), path) for path in folder.rglob("*"))
     return frozenset((name, path.read_bytes() if path.is_file() else b"") for name, path in paths)
 
 
-def much_to_do(place: Place) -> None:
-    """A report whose next run reads, joins and forgets segments, and makes two days."""
+def prepare_changes(place: Place) -> None:
+    """Create a report whose next run reads, joins and forgets segments, and creates the tables of two days."""
     for number in range(2):
         segment(place.input, [publish(seq=number + 1), settle(seq=number + 1)], name=f"p-1-{number}")
         place.run()
@@ -288,7 +288,7 @@ def much_to_do(place: Place) -> None:
     segment(place.input, [publish(ts="2026-11-21T07:00:00Z")], "2026-11-21")
 
 
-def is_whole_after_a_run(place: Place, killed_at: str) -> None:
+def check_after_another_run(place: Place, killed_at: str) -> None:
     place.run(forget=True)
     assert place.publishes() == {"2026-11-20": 3, "2026-11-21": 1}, killed_at
     assert place.ask("SELECT returned FROM {unroutable}") == [(2,)], killed_at
@@ -297,12 +297,12 @@ def is_whole_after_a_run(place: Place, killed_at: str) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_killed_before_any_change_of_the_output_nothing_is_lost_and_nothing_counted_twice(
+def test_a_run_killed_before_any_change_loses_nothing_and_counts_nothing_twice(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    much_to_do(place)
+    prepare_changes(place)
     monkeypatch.setattr(store, "_MOST_FILES", 3)
-    # What a killed process leaves is what lay there before its next change: one run gives the states of all kills.
+    # A process killed before a change leaves the state before this change, so one run provides the states of all kills.
     states: dict[frozenset[tuple[str, bytes]], tuple[str, Path]] = {}
 
     def keep(name: str) -> None:
@@ -317,13 +317,13 @@ def test_killed_before_any_change_of_the_output_nothing_is_lost_and_nothing_coun
     for name, state in states.values():
         shutil.rmtree(place.output)
         state.rename(place.output)
-        is_whole_after_a_run(place, f"{name}, {state.name}")
+        check_after_another_run(place, f"{name}, {state.name}")
 
 
 @pytest.mark.matrix
 @pytest.mark.timeout(1800)
 def test_a_process_killed_at_each_step_loses_nothing_and_counts_nothing_twice(place: Place) -> None:
-    much_to_do(place)
+    prepare_changes(place)
     started = place.output.rename(place.output.with_name("started"))
     for name in STEPS:
         shutil.rmtree(place.output, ignore_errors=True)
@@ -331,10 +331,10 @@ def test_a_process_killed_at_each_step_loses_nothing_and_counts_nothing_twice(pl
         command = [sys.executable, "-c", KILLED, name, str(place.input), str(place.output)]
         done = subprocess.run(command, start_new_session=True, check=False, timeout=300, capture_output=True, text=True)
         assert done.returncode == -signal.SIGKILL, (name, done.stdout, done.stderr)
-        is_whole_after_a_run(place, name)
+        check_after_another_run(place, name)
 
 
-def test_killed_while_tasks_run_nothing_is_lost_and_nothing_counted_twice(place: Place) -> None:
+def test_a_run_killed_during_tasks_loses_nothing_and_counts_nothing_twice(place: Place) -> None:
     for number in range(6):
         lines = [publish(seq=line + 1, queues=[f"q{number}"], proxy=f"p{number}") for line in range(40)]
         segment(place.input, lines, name=f"p{number}-1-1")
@@ -344,7 +344,7 @@ def test_killed_while_tasks_run_nothing_is_lost_and_nothing_counted_twice(place:
     try:
         until(lambda: process.poll() is not None or partials.exists(), 140)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # with its Java virtual machine
+        os.killpg(process.pid, signal.SIGKILL)  # includes its Java virtual machine
         process.wait()
     done = subprocess.run(command, check=False, timeout=140, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -353,13 +353,13 @@ def test_killed_while_tasks_run_nothing_is_lost_and_nothing_counted_twice(place:
     assert counted == {f"q{number}": 40 for number in range(6)}
 
 
-def test_following_says_what_is_new(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_reports_new_segments(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "session", lambda _: nullcontext(place.spark))
     segment(place.input, [publish()])
-    said: list[Summary] = []
+    summaries: list[Summary] = []
     for _ in range(2):
-        follow(Request(str(place.input), str(place.output)), said.append, once=True)
-    assert ["read 1 new segment" in str(summary) for summary in said] == [True, False]
-    assert [summary.read for summary in said] == [1, 0]
-    assert (said[0].publishes, said[0].page) == (1, f"file:{place.output}/report.html")
+        follow(Request(str(place.input), str(place.output)), summaries.append, once=True)
+    assert ["read 1 new segment" in str(summary) for summary in summaries] == [True, False]
+    assert [summary.read for summary in summaries] == [1, 0]
+    assert (summaries[0].publishes, summaries[0].page) == (1, f"file:{place.output}/report.html")
     assert PUBLISH["proxy"] in str(place.ask("SELECT proxy FROM {producers}"))

@@ -21,7 +21,7 @@ D19, D20, D21 = (date(2026, 11, number) for number in (19, 20, 21))
 NOW = datetime(2026, 11, 22, 5, tzinfo=UTC)
 KNOWN = (KnownBinding("/", "e", "b", "r9"), KnownBinding("/", "e", "dead", "r9"))
 
-#: Tables and columns as they are promised to readers; columns may be added.
+#: Documented tables and columns; further columns may be added.
 PROMISED = {
     "traffic": "hour minute vhost exchange outcome proxy publishes bytes",
     "destinations": "vhost destination kind publishes first_seen last_seen",
@@ -35,7 +35,7 @@ PROMISED = {
 
 
 class Place:
-    """A log and the report on it."""
+    """A log and its report."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark = spark
@@ -68,7 +68,7 @@ def place(spark: SparkSession, tmp_path: Path) -> Place:
 
 @pytest.fixture(scope="module")
 def done(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, str]:
-    """A report on a bit of everything."""
+    """A report on a log with records of every kind, and its summary."""
     place = Place(spark, tmp_path_factory.mktemp("job"))
     lines = [
         publish(seq=1, message_id="m1", decide_us=5.0),
@@ -92,7 +92,7 @@ def done(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return place, place.run(bindings=KNOWN, trace=True)
 
 
-def test_the_tables_have_the_columns_that_are_promised(done: tuple[Place, str]) -> None:
+def test_the_tables_have_the_documented_columns(done: tuple[Place, str]) -> None:
     place, _ = done
     assert PROMISED.keys() == set(TABLES)
     for name, columns in PROMISED.items():
@@ -103,7 +103,7 @@ def test_every_publish_is_counted_once(done: tuple[Place, str]) -> None:
     assert done[0].publishes() == {D20: 5, D21: 1}
 
 
-def test_each_question_has_its_answer(done: tuple[Place, str]) -> None:
+def test_each_table_has_the_expected_rows(done: tuple[Place, str]) -> None:
     place, _ = done
     assert place.rows("destinations", "date destination kind publishes") == [
         (D20, "far", "remote", 1),
@@ -111,7 +111,7 @@ def test_each_question_has_its_answer(done: tuple[Place, str]) -> None:
         (D21, "q", "queue", 1),
     ]
     assert (D20, "dead", 0, True) in place.rows("bindings", "date binding matches in_file")
-    # The broker returned what the next day tells of the last publish of this one.
+    # The last publish of this day was returned on the next day.
     assert place.rows("unroutable", "date rk_pattern publishes returned") == [(D20, "a.*", 1, 0), (D20, "a.b", 2, 2)]
     assert place.rows("latency", "hour what p50_us samples") == [(7, "confirm", 800.0, 1), (7, "decide", 5.0, 1)]
     assert place.rows("producers", "date proxy publishes") == [(D20, "p", 4), (D20, "p2", 1), (D21, "p", 1)]
@@ -119,20 +119,20 @@ def test_each_question_has_its_answer(done: tuple[Place, str]) -> None:
     assert place.rows("trace", "message_id proxy") == [("m1", "p"), ("m1", "p"), ("m1", "p2"), ("m3", "p")]
 
 
-def test_lines_that_are_no_records_are_kept_and_counted(done: tuple[Place, str]) -> None:
-    place, said = done
+def test_invalid_lines_are_kept_and_counted(done: tuple[Place, str]) -> None:
+    place, summary = done
     kept = [json.loads(row.value) for row in place.spark.read.text(f"{place.output}/_rejected").collect()]
     assert sorted((line["why"], line["line"]) for line in kept) == [("foreign", "rubbish"), ("torn", publish()[:50])]
-    assert "1 foreign, 1 torn" in said
+    assert "1 foreign, 1 torn" in summary
 
 
-def test_the_run_says_what_it_did_and_where(done: tuple[Place, str]) -> None:
-    place, said = done
-    assert said.splitlines()[0] == "6 publishes in 3 segments, 2026-11-20 to 2026-11-21"
-    assert said.splitlines()[-1] == f"file:{place.output}/report.html"
+def test_the_summary_names_publishes_and_page(done: tuple[Place, str]) -> None:
+    place, summary = done
+    assert summary.splitlines()[0] == "6 publishes in 3 segments, 2026-11-20 to 2026-11-21"
+    assert summary.splitlines()[-1] == f"file:{place.output}/report.html"
 
 
-def test_the_page_shows_it(done: tuple[Place, str]) -> None:
+def test_the_page_shows_the_tables(done: tuple[Place, str]) -> None:
     place, _ = done
     page = (place.output / "report.html").read_text()
     same = (place.output / "pages/2026-11-20_2026-11-21.html").read_text()
@@ -141,7 +141,7 @@ def test_the_page_shows_it(done: tuple[Place, str]) -> None:
         assert text in page
 
 
-def test_each_day_has_a_page_that_leads_to_the_next_one_and_the_index_has_all(done: tuple[Place, str]) -> None:
+def test_each_day_has_a_page_with_links_to_adjacent_days_and_in_the_index(done: tuple[Place, str]) -> None:
     pages = done[0].output / "pages"
     days = ["2026-11-20", "2026-11-21"]
     assert sorted(path.name for path in pages.glob("*.html")) == sorted(
@@ -156,13 +156,13 @@ def test_each_day_has_a_page_that_leads_to_the_next_one_and_the_index_has_all(do
     assert re.findall(r'<td data-head="publishes" class="n">(\d*)</td>', index)[1] == "5"
 
 
-def test_nothing_stays_beside_tables_and_pages(done: tuple[Place, str]) -> None:
+def test_no_temporary_files_are_left(done: tuple[Place, str]) -> None:
     names = {path.name for path in done[0].output.iterdir()}
     assert names == {*TABLES, "_rejected", "_partials", "_days", "report.html", "pages"}
     assert not [path for path in done[0].output.rglob("*") if path.suffix == ".crc" and "html" in path.name]
 
 
-def test_a_day_is_replaced_or_goes_and_no_other_is_touched(place: Place) -> None:
+def test_a_day_is_replaced_or_removed_without_changing_other_days(place: Place) -> None:
     for day in (D19, D20):
         segment(place.input, [publish(ts=f"{day}T07:00:00Z"), "rubbish"], str(day))
     place.run()
@@ -174,10 +174,10 @@ def test_a_day_is_replaced_or_goes_and_no_other_is_touched(place: Place) -> None
     assert len(before) >= len(TABLES)
     assert "2026-11-20.html" in (place.output / "pages/2026-11-19.html").read_text()
     more = segment(place.input, [publish(seq=2)], hour=8)
-    said = place.run(since=D20, until=D20)
+    summary = place.run(since=D20, until=D20)
     assert place.publishes() == {D19: 1, D20: 2}
     again = place.run(since=D20, until=D20)
-    assert again.splitlines()[:2] == [said.splitlines()[0], "read 0 new segments, created the tables of 0 days"]
+    assert again.splitlines()[:2] == [summary.splitlines()[0], "read 0 new segments, created the tables of 0 days"]
     assert place.publishes() == {D19: 1, D20: 2}
 
     for path in more.parents[1].rglob("*.gz"):
@@ -189,7 +189,7 @@ def test_a_day_is_replaced_or_goes_and_no_other_is_touched(place: Place) -> None
     assert of_the_other_day() == before
 
 
-def test_days_whose_log_was_removed_keep_their_tables(place: Place) -> None:
+def test_days_with_a_removed_log_keep_their_tables(place: Place) -> None:
     paths = [segment(place.input, [publish(ts=f"{day}T07:00:00Z")], str(day)) for day in (D19, D20)]
     place.run()
     for path in (paths[0], *list(paths[0].parents)[:2]):
@@ -198,7 +198,7 @@ def test_days_whose_log_was_removed_keep_their_tables(place: Place) -> None:
     assert place.publishes() == {D19: 1, D20: 1}
 
 
-def test_hours_are_compared_with_days_of_which_only_tables_remain(place: Place) -> None:
+def test_anomalies_are_computed_from_tables_of_removed_logs(place: Place) -> None:
     for number in range(14, 20):
         day = f"2026-11-{number}"
         segment(place.input, [publish(ts=f"{day}T07:00:{second:02d}Z", seq=second + 1) for second in range(5)], day)
@@ -209,20 +209,20 @@ def test_hours_are_compared_with_days_of_which_only_tables_remain(place: Place) 
     assert place.rows("anomalies", "date what seen expected")[-1] == (D20, "publishes", 500.0, 5.0)
 
 
-def test_an_empty_input_gives_a_friendly_page_and_no_fault(place: Place) -> None:
-    said = place.run()
-    assert "0 publishes in 0 segments, no day" in said
+def test_an_empty_log_creates_a_page(place: Place) -> None:
+    summary = place.run()
+    assert "0 publishes in 0 segments, no day" in summary
     assert "Nothing was published" in (place.output / "report.html").read_text()
 
 
-def test_a_log_of_rubbish_alone_gives_the_friendly_page_too(place: Place) -> None:
+def test_a_log_without_valid_lines_creates_a_page(place: Place) -> None:
     segment(place.input, ["rubbish", ""])
     assert "1 foreign" in place.run()
     assert "Nothing was published" in (place.output / "report.html").read_text()
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["segments that come whole", "segments that come line by line"])
-def test_of_damaged_segments_what_is_before_the_damage_counts(
+@pytest.mark.parametrize("whole", [True, False], ids=["segments read at once", "segments read line by line"])
+def test_records_before_the_damage_of_a_segment_count(
     place: Place, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     if not whole:
@@ -238,13 +238,13 @@ def test_of_damaged_segments_what_is_before_the_damage_counts(
     assert "read 0 new segments" in place.run()
 
 
-def test_an_input_that_is_not_there_is_a_fault_that_names_it(place: Place) -> None:
+def test_a_missing_input_directory_is_an_error(place: Place) -> None:
     place.input.rmdir()
     with pytest.raises(ConfigError, match="no such directory"):
         place.run()
 
 
-def test_names_that_mean_something_to_patterns_are_no_patterns(spark: SparkSession, tmp_path: Path) -> None:
+def test_glob_characters_in_paths_are_literal(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "a {b} [c]*"
     folder.mkdir()
     place = Place(spark, folder)
@@ -253,8 +253,8 @@ def test_names_that_mean_something_to_patterns_are_no_patterns(spark: SparkSessi
     assert spark.read.parquet(literal(str(folder / "out/traffic"))).count() == 1
 
 
-def test_all_file_work_goes_through_hadoops_file_systems(place: Place) -> None:
-    """Paths of ``viewfs:`` mean nothing to whoever does not ask Hadoop, as those of a cluster do."""
+def test_all_files_are_accessed_through_hadoop(place: Place) -> None:
+    """``viewfs:`` paths, like those of a cluster, can only be resolved by Hadoop."""
     place.output.mkdir()
     hadoop = place.spark._jsc.hadoopConfiguration()
     for folder in (place.input, place.output):
@@ -264,10 +264,10 @@ def test_all_file_work_goes_through_hadoops_file_systems(place: Place) -> None:
     broken.write_bytes(broken.read_bytes()[:-9])
     segment(place.input, [publish(), "rubbish"])
     for _ in range(2):
-        said = str(run(place.spark, request))
-    assert said.splitlines()[-1] == "viewfs://logs/out/report.html"
-    assert "1 damaged file, 1 foreign" in said
-    assert "read 0 new segments" in said
+        summary = str(run(place.spark, request))
+    assert summary.splitlines()[-1] == "viewfs://logs/out/report.html"
+    assert "1 damaged file, 1 foreign" in summary
+    assert "read 0 new segments" in summary
     assert place.publishes()[D20] in (1, 2)
     shown = {path.name for path in place.output.iterdir() if not path.name.startswith(".")}
     assert shown == {*TABLES, "_rejected", "_partials", "_days", "report.html", "pages"} - {"trace"}

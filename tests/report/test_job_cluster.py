@@ -1,4 +1,4 @@
-"""The report by spark-submit on a standalone cluster: a master and two workers on loopback, ``file://`` paths."""
+"""Tests spark-submit on a standalone cluster: a master and two workers on loopback, ``file://`` paths."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Cluster:
     """A running cluster.
 
     Args:
-        folder: for its log and the workers' files.
-        home: of Spark.
+        folder: directory for its log and the workers' files.
+        home: Spark's home directory.
     """
 
     def __init__(self, folder: Path, home: Path) -> None:
         port, web = free_port(), free_port()
         self.url, self.state = f"spark://{LOOPBACK}:{port}", f"http://{LOOPBACK}:{web}/json/"
         self.home, self.folder = home, folder
-        # Executors do not know this package; their Python has DuckDB and nothing that PYTHONPATH names.
+        # Executors cannot import this package: their Python has DuckDB, and PYTHONPATH is not set.
         self.environment = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "LANG") if name in os.environ}
         self.environment |= {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": LOOPBACK, "HOME": str(folder)}
         start = [str(home / "bin/spark-class")]
@@ -50,7 +50,7 @@ class Cluster:
         self.processes = Watched(folder / "run", commands, self.environment, folder / "cluster.log")
 
     def workers(self) -> int:
-        """How many workers the master knows."""
+        """Return the number of workers registered with the master."""
         try:
             with urllib.request.urlopen(self.state, timeout=5) as answer:
                 return int(json.load(answer)["aliveworkers"])
@@ -58,7 +58,7 @@ class Cluster:
             return 0
 
     def submit(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run the report with nothing but the archive."""
+        """Run the report with only the archive."""
         packed = self.folder / "report.zip"
         archive.write(packed)
         options = ["--master", self.url, "--py-files", str(packed), "--executor-memory", "700m"]
@@ -85,7 +85,7 @@ def cluster(java: None, tmp_path: Path) -> Iterator[Cluster]:
 @pytest.mark.spark
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
-def test_a_cluster_makes_the_report_with_duckdb_and_the_archive(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_cluster_creates_the_report_with_only_duckdb_and_the_archive(cluster: Cluster, tmp_path: Path) -> None:
     log, output = tmp_path / "in", tmp_path / "out"
     Day(RECORDS).write(log)
     rules = ROOT / "config/rules/documents.yaml"
@@ -94,7 +94,7 @@ def test_a_cluster_makes_the_report_with_duckdb_and_the_archive(cluster: Cluster
     assert f"{RECORDS:,} publishes in 72 segments" in done.stdout
     Computed(log, output).compare()
     assert "public documents" in (output / "report.html").read_text()
-    # Both workers had an executor, and all that was written is in place.
+    # Both workers ran an executor, and all output is complete.
     assert [len(list((tmp_path / f"worker-{number}").glob("app-*/*/stderr"))) for number in range(2)] == [1, 1]
     assert {path.name for path in output.iterdir()} >= {"report.html", "_rejected", "traffic"}
 

@@ -1,4 +1,4 @@
-"""Logs computed twice: by the report and by DuckDB over the raw lines."""
+"""Compares reports with numbers that DuckDB computes from the raw lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.report.generator import Day
 from tests.report.independent import QUESTIONS, Computed
 from tests.report.lines import GAP, PUBLISH, SETTLE
 
-#: What names may hold.
+#: Names with special characters.
 NAMES = (
     "plain",
     "with space",
@@ -34,7 +34,7 @@ NAMES = (
     "{}",
     "😀",
 )
-#: Around midnight, at the ends of hours and at changes of summer time, all in UTC.
+#: Times around midnight, at the end of hours and at changes to and from daylight saving time, in UTC.
 TIMES = tuple(
     datetime.fromisoformat(text)
     for text in (
@@ -45,27 +45,25 @@ TIMES = tuple(
 )
 
 
-def compared(spark: SparkSession, folder: Path, records: int) -> None:
+def check_generated_day(spark: SparkSession, folder: Path, records: int) -> None:
     Day(records, packed=False).write(folder / "in")
     summary = run(spark, Request(str(folder / "in"), str(folder / "out"), trace=True))
     assert summary.publishes == records
     assert len(Computed(folder / "in", folder / "out").compare()) >= len(QUESTIONS) - 1
 
 
-def test_a_day_of_a_hundred_thousand_records_has_the_numbers_that_duckdb_finds(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    compared(spark, tmp_path, 100_000)
+def test_a_day_of_100000_records_equals_the_independent_numbers(spark: SparkSession, tmp_path: Path) -> None:
+    check_generated_day(spark, tmp_path, 100_000)
 
 
 @pytest.mark.matrix
 @pytest.mark.timeout(1800)
-def test_a_day_of_two_million_records_has_the_numbers_that_duckdb_finds(spark: SparkSession, tmp_path: Path) -> None:
-    compared(spark, tmp_path, 2_000_000)
+def test_a_day_of_two_million_records_equals_the_independent_numbers(spark: SparkSession, tmp_path: Path) -> None:
+    check_generated_day(spark, tmp_path, 2_000_000)
 
 
-def nasty(rnd: random.Random, count: int) -> list[tuple[datetime, dict[str, Any]]]:
-    """Records of two sidecars, with everything that names and times may be."""
+def random_records(rnd: random.Random, count: int) -> list[tuple[datetime, dict[str, Any]]]:
+    """Return records of two sidecars with all kinds of names and times."""
     made: list[tuple[datetime, dict[str, Any]]] = []
     numbers: dict[tuple[str, str, int], int] = {}
     for _ in range(count):
@@ -91,17 +89,17 @@ def nasty(rnd: random.Random, count: int) -> list[tuple[datetime, dict[str, Any]
             record["decide_us"] = rnd.choice((0.0, 0.1, 12.3456, 98_765.4))
         made.append((at, record))
         if rnd.random() < 0.4:
-            told = at + timedelta(seconds=rnd.choice((0.001, 2, 400)))
+            settled_at = at + timedelta(seconds=rnd.choice((0.001, 2, 400)))
             settle = SETTLE | place | {"result": rnd.choice(("returned", "returned", "acked", "nacked", "lost"))}
             if settle["result"] == "acked":
                 settle["confirm_us"] = rnd.uniform(0, 1e6)
-            made += [(told, settle)] * rnd.choice((1, 1, 2))
+            made += [(settled_at, settle)] * rnd.choice((1, 1, 2))
     made += [(rnd.choice(TIMES), GAP | {"proxy": "edge-a", "dropped": number}) for number in range(5)]
     return made
 
 
-def spread(rnd: random.Random, folder: Path, made: list[tuple[datetime, dict[str, Any]]]) -> int:
-    """Write records to several segments for each hour of each sidecar; how many lines that are no records are there."""
+def write_segments(rnd: random.Random, folder: Path, made: list[tuple[datetime, dict[str, Any]]]) -> int:
+    """Write records to several segments per hour and sidecar. Return the number of invalid lines."""
     files: dict[Path, list[str]] = {}
     for at, record in made:
         line = json.dumps(record | {"ts": f"{at:%Y-%m-%dT%H:%M:%S.%f}Z"}, ensure_ascii=rnd.random() < 0.5)
@@ -119,16 +117,16 @@ def spread(rnd: random.Random, folder: Path, made: list[tuple[datetime, dict[str
     return len(files) + -(-len(files) // 3)
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["segments that come whole", "segments that come line by line"])
-def test_nasty_input_has_the_numbers_that_duckdb_finds(
+@pytest.mark.parametrize("whole", [True, False], ids=["segments read at once", "segments read line by line"])
+def test_random_records_equal_the_independent_numbers(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     if not whole:
         monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
     rnd = random.Random(whole)
-    made = nasty(rnd, 1500)
-    bad = spread(rnd, tmp_path / "in", made)
-    # In two runs, the first of them over part of the log.
+    made = random_records(rnd, 1500)
+    bad = write_segments(rnd, tmp_path / "in", made)
+    # Two runs; the first one reads only a part of the log.
     later = sorted((tmp_path / "in").rglob("audit-*"))[::3]
     for path in later:
         path.rename(path.with_name(f"_{path.name}"))

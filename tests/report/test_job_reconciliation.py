@@ -1,4 +1,4 @@
-"""Publishes through a running sidecar, lines of its log, numbers of the report, messages in the queues: all equal."""
+"""Tests that publishes through a sidecar, audit lines, numbers in the report and messages in queues agree."""
 
 from __future__ import annotations
 

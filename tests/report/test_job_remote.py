@@ -1,4 +1,4 @@
-"""A log and a report on a file system that is not this machine's: that of Hadoop's own client for HDFS over HTTP."""
+"""Tests a log and a report on a remote file system, with Hadoop's client for WebHDFS."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.report.webhdfs import WebHdfs
 NOW = datetime(2026, 11, 22, 5, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["segments that come whole", "segments that come line by line"])
-def test_log_and_output_may_lie_on_hdfs(
+@pytest.mark.parametrize("whole", [True, False], ids=["segments read at once", "segments read line by line"])
+def test_log_and_output_can_be_on_hdfs(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     if not whole:
         monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
     Day(2_000).write(tmp_path / "log")
     for hour in (tmp_path / "log").rglob("hour=*"):
-        if hour.name not in ("hour=08", "hour=09"):  # each file costs some ten requests
+        if hour.name not in ("hour=08", "hour=09"):  # each file takes about ten requests
             shutil.rmtree(hour)
     segments = {f"/{path.relative_to(tmp_path)}": path.stat().st_size for path in (tmp_path / "log").rglob("audit-*")}
     with WebHdfs(tmp_path) as hdfs:

@@ -15,27 +15,27 @@ from proxy.report.page import Days, explain_command, relinked, render, render_in
 from tests.report.sample import DAY, Finding, Lost, Named, Sender, Sent, Stop, Timed, at, figures
 
 HOSTILE = '"><script>alert(1)</script>'
-#: Elements without an end.
+#: Elements without an end tag.
 VOID = {"meta", "rect", "line", "circle", "polyline"}
 
 
 class Outline(HTMLParser):
-    """Which elements there are, and whether each is closed in turn."""
+    """The elements of a page. Checks that end tags match."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
         if tag not in VOID:
@@ -46,44 +46,44 @@ class Outline(HTMLParser):
 
 
 def outline(page: str) -> Outline:
-    found = Outline(page)
-    assert found.open == []
-    return found
+    parser = Outline(page)
+    assert parser.open == []
+    return parser
 
 
-def test_every_table_has_its_section_in_order() -> None:
-    sections = [attributes.get("id") for tag, attributes in outline(render(figures())).seen if tag == "section"]
+def test_the_sections_are_in_order() -> None:
+    sections = [attributes.get("id") for tag, attributes in outline(render(figures())).elements if tag == "section"]
     assert sections == [
         *("traffic", "destinations", "bindings", "unroutable", "latency", "producers", "anomalies", "trace")
     ]
 
 
-def test_there_are_charts_with_a_description_each() -> None:
-    seen = outline(render(figures())).seen
-    charts = [attributes for tag, attributes in seen if tag == "svg" and "aria-hidden" not in attributes]
+def test_every_chart_has_a_description() -> None:
+    elements = outline(render(figures())).elements
+    charts = [attributes for tag, attributes in elements if tag == "svg" and "aria-hidden" not in attributes]
     assert len(charts) == 5
     assert all(chart["role"] == "img" and chart["aria-label"] for chart in charts)
-    lists = [attributes for tag, attributes in seen if tag == "ol" and attributes.get("class") == "bars"]
+    lists = [attributes for tag, attributes in elements if tag == "ol" and attributes.get("class") == "bars"]
     assert len(lists) == 5
     assert all(attributes["aria-label"] for attributes in lists)
 
 
-def test_nothing_is_loaded_and_nothing_runs() -> None:
+def test_the_page_loads_no_resources_and_runs_no_scripts() -> None:
     page = outline(render(figures()))
     loading = {"script", "link", "img", "iframe", "object", "embed", "video", "audio", "base", "form"}
-    assert [tag for tag, _ in page.seen if tag in loading] == []
-    assert [name for _, attributes in page.seen for name in attributes if name in ("src", "onload", "style")] == []
-    policies = [attributes["content"] for tag, attributes in page.seen if "http-equiv" in attributes]
+    assert [tag for tag, _ in page.elements if tag in loading] == []
+    assert [name for _, attributes in page.elements for name in attributes if name in ("src", "onload", "style")] == []
+    policies = [attributes["content"] for tag, attributes in page.elements if "http-equiv" in attributes]
     assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
 
 
-def test_the_page_says_for_which_days_it_is_and_when_it_was_made() -> None:
+def test_the_page_shows_its_days_and_the_time_of_creation() -> None:
     text = outline(render(figures())).text
     assert "Message routing, 2026-11-20" in text
     assert "generated 2026-11-21 02:05:00 UTC from 864 segments" in text
 
 
-def test_text_of_the_log_can_not_become_markup() -> None:
+def test_strings_of_the_log_are_escaped() -> None:
     hostile = replace(
         figures(),
         exchanges=[Named(HOSTILE, 1, 1)],
@@ -101,18 +101,18 @@ def test_text_of_the_log_can_not_become_markup() -> None:
     assert HOSTILE in outline(page).text
 
 
-def test_what_is_lost_has_a_chart_of_its_own_beside_the_mass_of_the_rest() -> None:
+def test_publishes_without_destination_have_a_separate_chart() -> None:
     assert "Publishes without destination over time" in render(figures())
     fine = replace(figures(), steps=[step._replace(outcomes={"routed": 1}) for step in figures().steps])
     assert "Publishes without destination over time" not in render(fine)
 
 
-def test_an_outcome_that_came_after_this_report_is_shown_too() -> None:
+def test_an_unknown_outcome_is_shown() -> None:
     newer = replace(figures(), steps=[step._replace(outcomes={"postponed": 3}) for step in figures().steps])
     assert "postponed 100.0 %" in outline(render(newer)).text
 
 
-def test_a_list_that_was_cut_says_so() -> None:
+def test_a_truncated_table_is_marked() -> None:
     assert render(figures()).count("The table has more rows.") == 1
     assert "more than 2" in outline(render(replace(figures(), found={"anomalies": 3}))).text
 
@@ -123,35 +123,35 @@ def test_dead_bindings_need_rules_files() -> None:
     assert "every binding in the rules files matched" in outline(render(replace(figures(), dead=[]))).text
 
 
-def test_an_empty_log_gives_a_friendly_page() -> None:
+def test_an_empty_log_has_a_page_with_an_explanation() -> None:
     page = outline(render(Figures((DAY,), at(1))))
     assert "Nothing was published" in page.text
     assert "five minutes after its first line" in page.text
-    assert [tag for tag, _ in page.seen if tag == "svg"] == []
+    assert [tag for tag, _ in page.elements if tag == "svg"] == []
 
 
-def test_a_log_without_a_day_is_said_to_be_without_a_publish() -> None:
+def test_a_log_without_days_has_a_page_with_an_explanation() -> None:
     text = outline(render(Figures((), at(1)))).text
     assert "The audit log contains no publishes. This may be correct." in text
     assert re.search(r"Message routing\s+From", text)
 
 
-def test_an_empty_log_tells_what_was_kept_aside() -> None:
+def test_a_page_without_publishes_shows_rejected_lines() -> None:
     assert "3 foreign: in _rejected" in outline(render(Figures((), at(1), rejected={"foreign": 3}))).text
 
 
-def test_a_day_with_nothing_but_one_publish_has_all_sections() -> None:
+def test_a_day_with_one_publish_has_all_sections() -> None:
     bare = replace(Figures((DAY,), at(1), 1), steps=[figures().steps[0]._replace(outcomes={"passed": 1}, bytes=0)])
     text = outline(render(bare)).text
     for sentence in ("No publish had a destination.", "No binding matched.", "No samples.", "None found."):
         assert sentence in text
 
 
-def test_numbers_are_readable() -> None:
+def test_large_numbers_have_a_prefix() -> None:
     assert re.search(r"1\.86 M\s*publishes", outline(render(figures())).text)
 
 
-def test_queues_and_bindings_of_two_virtual_hosts_can_be_told_apart() -> None:
+def test_queues_and_bindings_of_two_virtual_hosts_are_distinguished() -> None:
     base = figures()
     two = replace(
         base,
@@ -163,10 +163,10 @@ def test_queues_and_bindings_of_two_virtual_hosts_can_be_told_apart() -> None:
         assert name in text
 
 
-def test_the_table_of_contents_leads_to_every_section() -> None:
-    seen = outline(render(figures())).seen
-    targets = [attributes["href"] for tag, attributes in seen if tag == "a" and str(attributes["href"])[0] == "#"]
-    assert {f"#{attributes['id']}" for tag, attributes in seen if tag == "section"} <= set(targets)
+def test_the_table_of_contents_links_to_every_section() -> None:
+    elements = outline(render(figures())).elements
+    targets = [attributes["href"] for tag, attributes in elements if tag == "a" and str(attributes["href"])[0] == "#"]
+    assert {f"#{attributes['id']}" for tag, attributes in elements if tag == "section"} <= set(targets)
 
 
 def test_rejected_and_filtered_publishes_count_as_without_a_destination() -> None:
@@ -177,7 +177,7 @@ def test_rejected_and_filtered_publishes_count_as_without_a_destination() -> Non
     assert "every publish had a destination" not in outline(render(none_unrouted)).text
 
 
-def test_what_there_is_one_of_is_not_named_as_several() -> None:
+def test_singular_and_plural_are_correct() -> None:
     base = figures()
     single = replace(
         base,
@@ -200,40 +200,40 @@ def test_what_there_is_one_of_is_not_named_as_several() -> None:
 
 
 @pytest.mark.parametrize(("hours", "charts"), [(1, 3), (2, 3), (3, 5)])
-def test_few_hours_of_latency_are_a_table(hours: int, charts: int) -> None:
+def test_latency_of_few_hours_is_shown_as_a_table(hours: int, charts: int) -> None:
     latency = [Timed(at(hour), what, 1.0, 2.0, 3.0, 1) for hour in range(hours) for what in ("decide", "confirm")]
     page = render(replace(figures(), latency=latency))
     assert page.count('class="chart"') == charts
     assert ('<th class="n">p95</th>' in page) == (charts == 3)
 
 
-def test_the_axis_of_latency_says_so() -> None:
+def test_the_latency_axis_has_a_title() -> None:
     page = render(figures())
     assert page.count('<p class="axis-title">latency</p>') == 2
 
 
-def test_a_page_links_to_the_days_around_it() -> None:
-    first, other, last = date(2026, 11, 18), DAY, date(2026, 11, 25)
-    page = render(figures(), Days.around(other, other, [last, first, other], "pages/"))
-    links = [attributes["href"] for tag, attributes in outline(page).seen if tag == "a" and "rel" in attributes]
+def test_a_page_links_to_adjacent_days() -> None:
+    first, current, last = date(2026, 11, 18), DAY, date(2026, 11, 25)
+    page = render(figures(), Days.around(current, current, [last, first, current], "pages/"))
+    links = [attributes["href"] for tag, attributes in outline(page).elements if tag == "a" and "rel" in attributes]
     assert links == ["pages/2026-11-18.html", "pages/2026-11-25.html"]
     assert 'href="pages/index.html"' in page
 
 
-def test_a_page_of_before_gets_a_link_to_a_day_that_came_later() -> None:
+def test_a_link_to_a_later_day_is_added_to_an_existing_page() -> None:
     page = render(figures())
     later = relinked(page, Days.around(DAY, DAY, [DAY, date(2026, 11, 21)]))
     assert later == render(figures(), Days(next=date(2026, 11, 21)))
     assert relinked("no such page", Days()) == "no such page"
 
 
-def test_the_index_has_every_day_also_without_numbers() -> None:
+def test_the_index_has_every_day_even_without_numbers() -> None:
     counts = {"publishes": 7, "undelivered": 1, "returned": 0, "anomalies": 2}
     page = render_index([{"name": "2026-11-21"} | counts, {"name": "2026-11-20"}], ["2026-11-20_2026-11-21"])
-    found = outline(page)
-    links = [attributes["href"] for tag, attributes in found.seen if tag == "a"]
+    index = outline(page)
+    links = [attributes["href"] for tag, attributes in index.elements if tag == "a"]
     assert links == ["../report.html", "2026-11-21.html", "2026-11-20.html", "2026-11-20_2026-11-21.html"]
-    assert "2026-11-20 to 2026-11-21" in found.text
+    assert "2026-11-20 to 2026-11-21" in index.text
     assert "No pages for single days yet" in render_index([], [])
 
 
@@ -248,7 +248,7 @@ exchanges:
 """
 
 
-def test_the_command_of_an_unroutable_row_is_answered_by_the_rules(tmp_path: Path) -> None:
+def test_the_explain_command_of_an_unroutable_row_can_be_run(tmp_path: Path) -> None:
     key = "a.'$(touch oops)'.\\n\u00e4"
     lost = Lost("/", 'it\'s "orders"', "a.*", 1, 0, key, None, at(7))
     command = explain_command(lost)

@@ -1,4 +1,4 @@
-"""Does a real browser show the report's page as it is meant: whole, at every width, and without asking anybody?"""
+"""Tests the report's page in Chromium: layout at every width, and no requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.report.sample import figures
 
 pytestmark = pytest.mark.matrix
 
-#: A phone, a tablet, and two screens.
+#: Widths of a phone, a tablet and two screens.
 WIDTHS = (360, 800, 1120, 1920)
 
 
@@ -26,25 +26,25 @@ async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
         yield tab
 
 
-async def test_it_asks_for_nothing_but_itself_and_the_browser_has_nothing_to_complain_of(tab: Tab) -> None:
+async def test_the_page_requests_nothing_and_causes_no_errors(tab: Tab) -> None:
     assert [url.rpartition("/")[2] for url in tab.requested if not url.startswith("data:")] == ["report.html"]
     assert tab.complaints == []
 
 
-async def test_it_is_written_by_the_rules_of_html(tab: Tab) -> None:
+async def test_the_page_is_standard_html(tab: Tab) -> None:
     assert await tab.value("document.compatMode") == "CSS1Compat"
     assert await tab.value("document.characterSet") == "UTF-8"
 
 
 @pytest.mark.parametrize("pixels", WIDTHS)
-async def test_it_is_never_wider_than_the_window(tab: Tab, pixels: int) -> None:
+async def test_the_page_does_not_overflow_the_window(tab: Tab, pixels: int) -> None:
     await tab.width(pixels)
     assert await tab.value("innerWidth") == pixels
     assert await tab.value("document.documentElement.scrollWidth") <= pixels
 
 
 @pytest.mark.parametrize("pixels", WIDTHS)
-async def test_nothing_on_it_scrolls_sideways(tab: Tab, pixels: int) -> None:
+async def test_no_element_scrolls_horizontally(tab: Tab, pixels: int) -> None:
     await tab.width(pixels)
     wider = """[...document.querySelectorAll('table, td, details, ol, ul, div')].filter(
         part => part.clientWidth && part.scrollWidth > part.clientWidth + 1).map(part => part.outerHTML.slice(0, 80))"""
@@ -53,9 +53,11 @@ async def test_nothing_on_it_scrolls_sideways(tab: Tab, pixels: int) -> None:
 
 
 @pytest.mark.parametrize("pixels", WIDTHS)
-async def test_every_chart_has_a_size_and_its_text_lies_in_the_window(tab: Tab, pixels: int) -> None:
+async def test_charts_have_a_size_and_their_text_is_in_the_window(tab: Tab, pixels: int) -> None:
     await tab.width(pixels)
-    charts = await tab.value("[...document.querySelectorAll('.marks')].map(one => one.getBoundingClientRect().width)")
+    charts = await tab.value(
+        "[...document.querySelectorAll('.marks')].map(chart => chart.getBoundingClientRect().width)"
+    )
     assert len(charts) > 2
     assert all(width > 200 for width in charts)
     outside = """[...document.querySelectorAll('svg text')].filter(text => {
@@ -66,7 +68,7 @@ async def test_every_chart_has_a_size_and_its_text_lies_in_the_window(tab: Tab, 
 
 
 @pytest.mark.parametrize("pixels", WIDTHS)
-async def test_text_of_charts_is_readable_and_labels_of_time_do_not_meet(tab: Tab, pixels: int) -> None:
+async def test_text_of_charts_is_readable_and_time_labels_do_not_overlap(tab: Tab, pixels: int) -> None:
     await tab.width(pixels)
     shown = (
         "[...document.querySelectorAll('svg text')].map(text => text.getBoundingClientRect()).filter(at => at.width)"
@@ -81,7 +83,7 @@ async def test_text_of_charts_is_readable_and_labels_of_time_do_not_meet(tab: Ta
 
 
 @pytest.mark.parametrize("pixels", WIDTHS)
-async def test_names_of_bars_stay_in_their_place(tab: Tab, pixels: int) -> None:
+async def test_names_of_bars_do_not_overflow(tab: Tab, pixels: int) -> None:
     await tab.width(pixels)
     over = """[...document.querySelectorAll('.bars li')].filter(
         bar => [...bar.children].some(part => part.scrollWidth > part.clientWidth + 1 && part.clientWidth)).length"""

@@ -1,4 +1,4 @@
-"""What becomes of the lines of a segment, and of rules files, without Spark."""
+"""Tests the conversion of segments and rules files to partials, without Spark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from proxy.report.tables import Tables
 from tests.report.lines import TS, gap, publish, settle
 
 RECORD, TORN, FOREIGN, NEWER, BLANK = "records", "torn", "foreign", "version", "blank"
-#: What each line is.
+#: The kind of each line.
 JUDGED = {
     publish(): RECORD,
     settle(): RECORD,
@@ -72,64 +72,64 @@ Row = dict[str, Any]  # values of any column
 
 
 def partial(folder: Path, *segments: tuple[str, bytes]) -> dict[str, list[Row]]:
-    """The tables of the partials of segments, given by name and content."""
-    found: dict[str, list[Row]] = {}
+    """Return the tables of the partials of segments, given by name and content."""
+    tables: dict[str, list[Row]] = {}
     for number, piece in enumerate(read(((f"{FOLDER}/{name}", 1, content) for name, content in segments), traced=True)):
         file = folder / f"{number}.parquet"
         file.write_bytes(piece.data)
         with duckdb.connect() as duck:
             result = duck.execute(f"FROM '{file}'")
             columns = [column[0] for column in result.description]
-            found.setdefault(piece.name, []).extend(dict(zip(columns, row, strict=True)) for row in result.fetchall())
-    return found
+            tables.setdefault(piece.name, []).extend(dict(zip(columns, row, strict=True)) for row in result.fetchall())
+    return tables
 
 
 def text(*lines: str) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def test_every_line_is_a_record_or_says_why_it_is_none(tmp_path: Path) -> None:
+def test_every_line_is_a_record_or_rejected_with_a_reason(tmp_path: Path) -> None:
     lines = list(JUDGED)
     made = partial(tmp_path, *((f"{number}.jsonl", text(line)) for number, line in enumerate(lines)))
     kinds = (RECORD, TORN, FOREIGN, NEWER)
     judged = {}
     for row in made["segments"]:
-        seen = [kind for kind in kinds if row[kind]]
-        judged[lines[int(row["name"].removesuffix(".jsonl"))]] = seen[0] if seen else BLANK
+        matching = [kind for kind in kinds if row[kind]]
+        judged[lines[int(row["name"].removesuffix(".jsonl"))]] = matching[0] if matching else BLANK
     assert judged == JUDGED
     kept = {row["line"] for row in made["rejected"]}
     assert kept == {line.strip() for line, kind in JUDGED.items() if kind not in (RECORD, BLANK)}
 
 
-def test_bytes_that_are_no_text_are_a_line_that_is_no_record(tmp_path: Path) -> None:
+def test_a_line_of_invalid_utf_8_is_foreign(tmp_path: Path) -> None:
     made = partial(tmp_path, ("a.jsonl", b"\xff\xfe{}\n" + text(publish())))
     assert [(row["records"], row["foreign"]) for row in made["segments"]] == [(1, 1)]
 
 
-def test_the_last_line_needs_no_end_and_a_segment_of_several_gzip_members_is_one(tmp_path: Path) -> None:
+def test_a_missing_line_end_and_several_gzip_members_are_valid(tmp_path: Path) -> None:
     packed = gzip.compress(text(publish())) + gzip.compress(publish(seq=2).encode()) + b"\0" * 100
     made = partial(tmp_path, ("a.jsonl.gz", packed), ("b.jsonl", publish().encode()), ("c.jsonl.gz", b""))
     assert [(row["records"], row["damaged"]) for row in made["segments"]] == [(2, False), (1, False), (None, False)]
 
 
 @pytest.mark.parametrize("cut", [-3, -9, -3000])
-def test_of_a_damaged_segment_everything_before_the_damage_counts(tmp_path: Path, cut: int) -> None:
-    whole = gzip.compress(text(*(publish(seq=number, rk=f"k{number * 7919}") for number in range(1, 5001))))
+def test_records_before_the_damage_of_a_segment_are_read(tmp_path: Path, cut: int) -> None:
+    packed = gzip.compress(text(*(publish(seq=number, rk=f"k{number * 7919}") for number in range(1, 5001))))
     noise = b"\x1f\x8b\x08\x00 this is no gzip"
-    made = partial(tmp_path, ("a.jsonl.gz", whole[:cut]), ("b.jsonl.gz", noise))
+    made = partial(tmp_path, ("a.jsonl.gz", packed[:cut]), ("b.jsonl.gz", noise))
     first, second = made["segments"]
     assert (first["damaged"], second["damaged"], second["records"]) == (True, True, None)
     assert 1 < first["records"] <= 5000
     assert first["torn"] == 0
 
 
-def test_rejected_lines_are_all_counted_and_some_are_kept(tmp_path: Path) -> None:
+def test_all_rejected_lines_are_counted_and_a_bounded_number_is_kept(tmp_path: Path) -> None:
     made = partial(tmp_path, ("a.jsonl", text(*(f"rubbish {number}" for number in range(KEPT_LINES + 5)))))
     assert made["segments"][0]["foreign"] == KEPT_LINES + 5
     assert len(made["rejected"]) == KEPT_LINES
 
 
-def test_a_large_segment_keeps_the_publishes_that_a_later_one_can_still_ask_for(tmp_path: Path) -> None:
+def test_a_large_segment_keeps_publishes_that_later_returns_can_refer_to(tmp_path: Path) -> None:
     def at(number: int) -> str:
         return f"2026-11-20T07:{number // 100:02d}:{number // 2 % 60:02d}.{number % 100:02d}Z"
 
@@ -141,7 +141,7 @@ def test_a_large_segment_keeps_the_publishes_that_a_later_one_can_still_ask_for(
     assert TAIL + 500 in kept
 
 
-def test_keys_become_patterns(tmp_path: Path) -> None:
+def test_routing_keys_are_grouped_by_pattern(tmp_path: Path) -> None:
     keys = {
         "orders.created": "orders.created",
         "orders.17.created": "orders.*.created",
@@ -157,13 +157,13 @@ def test_keys_become_patterns(tmp_path: Path) -> None:
     assert {row["example"]["rk"]: row["rk_pattern"] for row in made["unrouted"]} == keys
 
 
-def test_numbers_of_a_channel_are_ranges_however_they_come(tmp_path: Path) -> None:
+def test_sequence_numbers_of_a_channel_are_stored_as_ranges(tmp_path: Path) -> None:
     lines = [publish(seq=number) for number in (3, 1, 2, 2, 7, 8, 20)]
     made = partial(tmp_path, ("a.jsonl", text(*lines)))
     assert sorted((row["first"], row["last"]) for row in made["ranges"]) == [(1, 3), (7, 8), (20, 20)]
 
 
-def test_a_hundred_thousand_bindings_of_rules_files_are_taken_in_less_than_three_seconds_of_cpu(
+def test_100000_bindings_of_rules_files_take_less_than_three_seconds_of_cpu(
     tmp_path: Path,
 ) -> None:
     known = tuple(KnownBinding("/", "orders", f"binding {number}", "r1") for number in range(100_000))

@@ -16,36 +16,36 @@ def request(since: date | None = None, until: date | None = None) -> Request:
 
 
 @pytest.mark.parametrize(("text", "expected"), [("2026-11-20", D20), ("today", D21), ("yesterday", D20)])
-def test_a_day_is_a_date_or_a_word(text: str, expected: date) -> None:
+def test_a_day_is_a_date_today_or_yesterday(text: str, expected: date) -> None:
     assert day(text, "--since", NOW) == expected
 
 
 @pytest.mark.parametrize("text", ["", "2026-13-01", "20261120", "2026-11-20T07", "tomorrow", "2026-W47-5"])
-def test_anything_else_is_no_day_and_the_fault_names_the_option(text: str) -> None:
+def test_an_invalid_day_is_an_error_that_names_the_option(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--since: seen .* expected a day"):
         day(text, "--since", NOW)
 
 
-def test_a_range_without_a_beginning_names_no_days() -> None:
+def test_a_range_without_a_first_day_has_no_listed_days() -> None:
     assert request().named_days() is None
     assert request(until=D20).named_days() is None
 
 
-def test_a_range_with_a_beginning_names_each_day_up_to_the_last() -> None:
+def test_a_range_lists_each_day_up_to_the_last() -> None:
     assert request(D20, D22).named_days() == [D20, D21, D22]
 
 
-def test_a_range_without_an_end_ends_with_the_day_of_the_run() -> None:
+def test_a_range_without_a_last_day_ends_with_the_day_of_the_run() -> None:
     assert request(D20).named_days() == [D20, D21]
 
 
-def test_both_ends_of_a_range_belong_to_it() -> None:
+def test_a_range_includes_its_first_and_last_day() -> None:
     assert [known for known in (D20, D21, D22) if request(D20, D21).wants(known)] == [D20, D21]
     assert [known for known in (D20, D21, D22) if request(until=D21).wants(known)] == [D20, D21]
 
 
 @pytest.mark.parametrize(("since", "until"), [(D21, D20), (D22, None)])
-def test_a_range_that_ends_before_it_begins_is_a_fault(since: date, until: date | None) -> None:
+def test_a_range_that_ends_before_its_first_day_is_an_error(since: date, until: date | None) -> None:
     with pytest.raises(ConfigError, match=r"^oxproxy: --since: .* comes after the last day"):
         request(since, until)
 
@@ -55,6 +55,6 @@ def test_a_setting_may_have_an_equals_sign_in_its_value() -> None:
 
 
 @pytest.mark.parametrize("text", ["spark.ui.enabled", "ui.enabled=false", "=x"])
-def test_what_is_no_setting_of_spark_is_a_fault(text: str) -> None:
+def test_an_invalid_spark_setting_is_an_error(text: str) -> None:
     with pytest.raises(ConfigError, match=r"expected spark\.NAME=VALUE"):
         setting(text)

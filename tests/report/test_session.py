@@ -18,7 +18,7 @@ def request(master: str | None = None, *settings: tuple[str, str]) -> Request:
 
 
 @pytest.mark.parametrize("master", [None, "local[2]"])
-def test_on_this_machine_nothing_listens_beyond_loopback(master: str | None) -> None:
+def test_local_spark_listens_on_loopback_only(master: str | None) -> None:
     settings = chosen(request(master))
     assert settings["spark.driver.bindAddress"] == settings["spark.driver.host"] == "127.0.0.1"
     assert settings["spark.ui.enabled"] == "false"
@@ -26,7 +26,7 @@ def test_on_this_machine_nothing_listens_beyond_loopback(master: str | None) -> 
 
 
 @pytest.mark.parametrize(("master", "is_submitted"), [("spark://host:7077", False), (None, True)])
-def test_on_a_cluster_its_own_settings_hold(
+def test_settings_of_a_cluster_are_not_overridden(
     monkeypatch: pytest.MonkeyPatch, master: str | None, is_submitted: bool
 ) -> None:
     if is_submitted:
@@ -36,17 +36,17 @@ def test_on_a_cluster_its_own_settings_hold(
     assert settings.get("spark.master") == master
 
 
-def test_the_operator_has_the_last_word() -> None:
+def test_given_settings_override_the_defaults() -> None:
     assert chosen(request(None, ("spark.ui.enabled", "true")))["spark.ui.enabled"] == "true"
 
 
-def test_without_java_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_java_is_an_error_that_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="default-jre-headless"), session(request()):
         pass
 
 
-def test_a_master_that_is_none_is_told_in_a_sentence(java: None, tmp_path: Path) -> None:
+def test_an_invalid_master_is_an_error_without_traceback(java: None, tmp_path: Path) -> None:
     program = str(Path(sys.executable).with_name("oxproxy"))
     command = [program, "report", "--input", str(tmp_path), "--output", str(tmp_path / "out"), "--master", "nonsense"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
@@ -55,7 +55,7 @@ def test_a_master_that_is_none_is_told_in_a_sentence(java: None, tmp_path: Path)
     assert "Traceback" not in done.stderr
 
 
-def test_without_the_jar_of_a_file_system_a_sentence_says_what_to_do(java: None, tmp_path: Path) -> None:
+def test_a_missing_jar_of_a_file_system_is_an_error_with_advice(java: None, tmp_path: Path) -> None:
     program = str(Path(sys.executable).with_name("oxproxy"))
     command = [program, "report", "--input", "s3a://logs/audit", "--output", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
@@ -73,7 +73,7 @@ def test_an_archive_of_classes_can_be_written_and_used(java: None, tmp_path: Pat
     def reported(options: str) -> subprocess.CompletedProcess[str]:
         program = str(Path(sys.executable).with_name("oxproxy"))
         command = [program, "report", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
-        # The end of the output is also the end of Java, which writes the archive after the command has ended.
+        # Java closes its output when it exits. It writes the archive after the command has ended.
         environment = {**os.environ, "SPARK_SUBMIT_OPTS": f"-Xlog:disable {options}"}
         return subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
 

@@ -10,18 +10,18 @@ from tests.report.sample import figures
 STYLE = (Path(proxy.report.__file__).parent / "templates/style.css").read_text()
 
 
-def test_every_class_on_the_page_has_a_rule() -> None:
-    used = {name for found in re.findall(r'class="([^"]+)"', render(figures())) for name in found.split()}
+def test_every_class_on_the_page_has_a_style_rule() -> None:
+    used = {name for names in re.findall(r'class="([^"]+)"', render(figures())) for name in names.split()}
     assert sorted(name for name in used if not re.search(rf"\.{name}\b", STYLE)) == []
 
 
-def test_nothing_is_loaded_by_the_style() -> None:
+def test_the_style_loads_no_resources() -> None:
     assert not re.search(r"url\(|@import|https?:", STYLE)
 
 
-def test_the_page_has_the_style_as_it_is() -> None:
+def test_the_page_contains_the_style() -> None:
     assert STYLE in render(figures())
 
 
-def test_dark_screens_have_colours_of_their_own() -> None:
+def test_the_style_has_a_dark_colour_scheme() -> None:
     assert "prefers-color-scheme: dark" in STYLE

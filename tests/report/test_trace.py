@@ -1,4 +1,4 @@
-"""oxproxy trace, without Spark."""
+"""Tests `oxproxy trace`, without Spark."""
 
 from __future__ import annotations
 
@@ -33,41 +33,41 @@ def log(tmp_path: Path) -> Path:
 
 def traced(capsys: pytest.CaptureFixture[str], log: Path, message_id: str, *more: str) -> tuple[int, list[str], str]:
     status = main(["trace", message_id, "--input", str(log), *more])
-    said = capsys.readouterr()
-    records = [json.loads(line) for line in said.out.splitlines()]
-    return status, [f"{record['kind']} {record['proxy']} {record['seq']}" for record in records], said.err
+    output = capsys.readouterr()
+    records = [json.loads(line) for line in output.out.splitlines()]
+    return status, [f"{record['kind']} {record['proxy']} {record['seq']}" for record in records], output.err
 
 
-def test_every_record_of_a_message_is_printed_in_the_order_of_time(
+def test_all_records_of_a_message_are_printed_in_chronological_order(
     log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert traced(capsys, log, 'a "quoted" ü') == (0, ["publish p 1", "settle p 1", "publish far 1"], "")
 
 
-def test_a_message_that_is_not_there_is_status_1(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, records, said = traced(capsys, log, "nobody")
+def test_an_unknown_message_is_status_1(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, records, errors = traced(capsys, log, "unknown")
     assert (status, records) == (1, [])
-    assert "4 segments read, 0 skipped" in said
-    status, _, said = traced(capsys, log, "m11", "--since", "2026-11-21", "--until", "2026-11-22")
-    assert (status, "0 segments read" in said) == (1, True)
+    assert "4 segments read, 0 skipped" in errors
+    status, _, errors = traced(capsys, log, "m11", "--since", "2026-11-21", "--until", "2026-11-22")
+    assert (status, "0 segments read" in errors) == (1, True)
 
 
-def test_segments_whose_partial_says_no_are_left_out(
+def test_segments_without_the_message_in_their_partial_are_skipped(
     log: Path, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
     run(spark, Request(str(log), str(output)))
     for number in range(10, 400, 30):
         assert traced(capsys, log, f"m{number}", "--output", str(output))[0] == 0
-    status, _, said = traced(capsys, log, "surely nobody", "--output", str(output))
+    status, _, errors = traced(capsys, log, "unknown message", "--output", str(output))
     assert status == 1
-    assert "4 skipped" in said
-    # A segment that the report has not read is read.
+    assert "4 skipped" in errors
+    # Segments without a partial are read.
     segment(log, [publish(message_id="new")], hour=10)
     assert traced(capsys, log, "new", "--output", str(output))[1] == ["publish p 1"]
 
 
-def test_partials_are_read_once_however_many_segments_there_are(
+def test_partials_are_listed_once_for_all_segments(
     log: Path, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "out"
@@ -84,7 +84,7 @@ def test_partials_are_read_once_however_many_segments_there_are(
     assert listed.count(f"{output}/_partials/1") == 1
 
 
-def test_segments_that_are_removed_meanwhile_are_skipped(
+def test_segments_removed_during_the_search_are_skipped(
     log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetch = LocalFiles.fetch
@@ -100,7 +100,7 @@ def test_segments_that_are_removed_meanwhile_are_skipped(
 
 
 @pytest.mark.parametrize("name", ["none", "x" * 300])
-def test_a_folder_that_is_not_there_is_a_fault(name: str, tmp_path: Path) -> None:
+def test_a_missing_directory_is_an_error(name: str, tmp_path: Path) -> None:
     program = str(Path(sys.executable).with_name("oxproxy"))
     command = [program, "trace", "m", "--input", str(tmp_path / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -108,6 +108,6 @@ def test_a_folder_that_is_not_there_is_a_fault(name: str, tmp_path: Path) -> Non
     assert done.stderr == f"{tmp_path / name}: --input: no such directory\n"
 
 
-def test_a_folder_that_cannot_be_read_is_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, said = traced(capsys, log, "m11", "--output", str(log / ("x" * 300)))
-    assert (status, said) == (2, f"oxproxy trace: {log / ('x' * 300)}/_partials/1: File name too long\n")
+def test_an_unreadable_directory_is_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, errors = traced(capsys, log, "m11", "--output", str(log / ("x" * 300)))
+    assert (status, errors) == (2, f"oxproxy trace: {log / ('x' * 300)}/_partials/1: File name too long\n")

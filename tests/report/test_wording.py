@@ -22,23 +22,23 @@ TIME = datetime(2026, 11, 20, 23, 5, 9, 123456, tzinfo=UTC)
         (0.5, "0.5"),
     ],
 )
-def test_short_numbers_have_three_digits_at_most(number: float, text: str) -> None:
+def test_short_numbers_have_at_most_three_digits(number: float, text: str) -> None:
     assert wording.short(number) == text
 
 
-def test_a_unit_stands_behind_its_prefix() -> None:
+def test_a_unit_follows_its_prefix() -> None:
     assert wording.short(1_250_000, "B") == "1.25 MB"
     assert wording.short(12, "B") == "12 B"
 
 
-def test_what_is_beyond_the_last_prefix_is_still_a_number() -> None:
+def test_numbers_above_the_last_prefix_are_written_out() -> None:
     assert wording.short(5e18) == "5000 P"
 
 
 @pytest.mark.parametrize(
     ("time", "text"), [(0.5, "0.5 µs"), (12.34, "12.3 µs"), (999, "999 µs"), (1500, "1.5 ms"), (2_500_000, "2.5 s")]
 )
-def test_times_have_the_unit_that_makes_them_short(time: float, text: str) -> None:
+def test_times_have_a_suitable_unit(time: float, text: str) -> None:
     assert wording.micros(time) == text
 
 
@@ -46,7 +46,7 @@ def test_times_have_the_unit_that_makes_them_short(time: float, text: str) -> No
     ("count", "text"),
     [(1, "minute"), (10, "10 minutes"), (60, "hour"), (120, "2 hours"), (1440, "day"), (10080, "week")],
 )
-def test_steps_are_named_by_the_largest_unit_that_fits(count: int, text: str) -> None:
+def test_steps_are_named_by_the_largest_suitable_unit(count: int, text: str) -> None:
     assert wording.minutes(count) == text
 
 
@@ -54,28 +54,28 @@ def test_steps_are_named_by_the_largest_unit_that_fits(count: int, text: str) ->
     ("part", "whole", "text"),
     [(0, 0, "0 %"), (0, 10, "0.0 %"), (1, 8, "12.5 %"), (1, 10**6, "< 0.1 %"), (5, 5, "100.0 %")],
 )
-def test_a_share_of_something_is_never_shown_as_nothing(part: int, whole: int, text: str) -> None:
+def test_a_small_share_is_not_shown_as_zero(part: int, whole: int, text: str) -> None:
     assert wording.share(part, whole) == text
 
 
-def test_counts_are_grouped() -> None:
+def test_digits_of_counts_are_grouped() -> None:
     assert wording.whole(2_000_000) == "2,000,000"
 
 
-def test_a_time_is_shown_to_the_second_and_none_as_nothing() -> None:
+def test_a_time_is_shown_to_the_second() -> None:
     assert wording.moment(TIME) == "2026-11-20 23:05:09"
     assert wording.moment(None) == ""
 
 
-def test_an_hour_says_when_it_ends() -> None:
+def test_an_hour_is_shown_with_its_end() -> None:
     assert wording.hour(TIME) == "2026-11-20 23-00 h"
 
 
-def test_the_default_exchange_has_a_name_for_people() -> None:
+def test_the_default_exchange_has_a_display_name() -> None:
     assert (wording.exchange(""), wording.exchange("e")) == ("(default)", "e")
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 segments"), (1, "1 segment"), (2000, "2,000 segments")])
-def test_what_is_counted_is_one_or_several(number: int, text: str) -> None:
+def test_nouns_are_singular_or_plural(number: int, text: str) -> None:
     assert wording.several(number, "segment") == text
     assert wording.several(number, "publish", "publishes").endswith("es") == (number != 1)

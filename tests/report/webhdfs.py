@@ -1,7 +1,7 @@
-"""A folder of this machine behind the REST interface of HDFS, for Hadoop's own client ``webhdfs://``.
+"""Serves a local directory through HDFS' REST interface, for Hadoop's client ``webhdfs://``.
 
-Source: Hadoop documentation, "WebHDFS REST API". Reads and writes take two requests: the first one is answered with
-where the data is.
+Source: Hadoop documentation, "WebHDFS REST API". Reads and writes take two requests; the response to the first contains
+the location of the data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHUNK = 1 << 16
 
 
 class WebHdfs:
-    """The server; ``read_bytes`` counts what was read, by path."""
+    """The server. ``read_bytes`` counts the bytes read, by path."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -51,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
     service: WebHdfs
 
     def log_message(self, *_: object) -> None:
-        """Keep quiet."""
+        """Disable the log."""
 
     def _serve(self) -> None:
         parts = urlsplit(self.path)
@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _json(self, content: object, status: int = 200) -> None:
         body = json.dumps(content).encode()
-        # No type: the jars of pyspark lack what Hadoop's client parses it with.
+        # No content type: the jars of pyspark lack the parser that Hadoop's client would use.
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -82,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._json({"RemoteException": {"exception": name, "javaClassName": java, "message": message}}, status)
 
     def _redirect(self) -> bool:
-        """Send the client to the place of the data, which is here; whether it has been sent."""
+        """Redirect the client to the data on this server; return whether the redirect was sent."""
         if "data" in self.query:
             return False
         self.send_response(307)
