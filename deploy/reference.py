@@ -31,14 +31,14 @@ class KeyEntry(NamedTuple):
 def entries(section: FileModel, path: str = "") -> Iterator[KeyEntry]:
     """Yield every key of a section; the values in the section are the defaults."""
     for key, (attribute, field) in key_names(type(section)).items():
-        value, here = getattr(section, attribute), join(path, key)
+        value, entry_path = getattr(section, attribute), join(path, key)
         kind = key_type(type(section), key)
         if not kind.is_section:
-            yield KeyEntry(here, _written(attribute, value), field.description or "")
+            yield KeyEntry(entry_path, _written(attribute, value), field.description or "")
         elif kind.several:
-            yield from entries(value[0] if value else kind.item(), here + "[]")
+            yield from entries(value[0] if value else kind.item(), entry_path + "[]")
         else:
-            yield from entries(kind.item() if value is None else value, here)
+            yield from entries(kind.item() if value is None else value, entry_path)
 
 
 def _written(attribute: str, value: object) -> str:

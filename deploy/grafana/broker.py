@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from deploy.grafana.dashboard import Dashboard, Row, Variable
 from deploy.grafana.panels import RED, Heatmap, Lines, Number, Query, States
-from deploy.grafana.selectors import MARKS, VARIABLES, chosen, each, per_second, quantile, rate, summed, total
+from deploy.grafana.selectors import MARKS, VARIABLES, chosen, per_second, per_sidecar, quantile, rate, summed, total
 
 _RABBITMQ = Variable("rabbitmq", "RabbitMQ", "label_values(rabbitmq_build_info, job)")
 
@@ -79,9 +79,9 @@ _CONNECTIONS = Row(
             "Back-pressure",
             "Connections blocked by RabbitMQ, and producers whose sockets are not read.",
             [
-                each("oxproxy_upstream_blocked", "blocked"),
-                each("oxproxy_paused_producers", "paused"),
-                each("oxproxy_throttled_producers", "rate limited"),
+                per_sidecar("oxproxy_upstream_blocked", "blocked"),
+                per_sidecar("oxproxy_paused_producers", "paused"),
+                per_sidecar("oxproxy_throttled_producers", "rate limited"),
             ],
             width=6,
         ),

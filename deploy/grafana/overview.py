@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from deploy.grafana.dashboard import Dashboard, Row
 from deploy.grafana.panels import RED, YELLOW, Bars, Lines, Number, Query
-from deploy.grafana.selectors import MARKS, VARIABLES, chosen, each, increase, per_second, quantile, rate, summed, total
+from deploy.grafana.selectors import (
+    MARKS,
+    VARIABLES,
+    chosen,
+    increase,
+    per_second,
+    per_sidecar,
+    quantile,
+    rate,
+    summed,
+    total,
+)
 
 _UNDELIVERED = 'outcome=~"unrouted|filtered|rejected"'
 _PUBLISHES = "oxproxy_publishes_total"
@@ -114,7 +125,7 @@ _NOBODY = Row(
         Lines(
             "Missing destinations",
             "Number per sidecar. The sidecar's /status contains names and reasons.",
-            [each("oxproxy_topology_missing_destinations")],
+            [per_sidecar("oxproxy_topology_missing_destinations")],
         ),
     ],
 )
@@ -174,7 +185,7 @@ _AUDIT = Row(
         Lines(
             "Disk errors",
             "1 while the disk refuses writes: depending on `audit.mode`, producers wait or lines are dropped.",
-            [each("oxproxy_audit_failing")],
+            [per_sidecar("oxproxy_audit_failing")],
             width=6,
         ),
         Lines(
@@ -193,7 +204,7 @@ _PROCESSES = Row(
         Lines(
             "Memory",
             "Resident memory of each sidecar.",
-            [each("process_resident_memory_bytes")],
+            [per_sidecar("process_resident_memory_bytes")],
             "bytes",
         ),
         Lines(

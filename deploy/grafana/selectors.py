@@ -57,7 +57,7 @@ def summed(metric: str, *labels: str, legend: str = "") -> Query:
     return Query(total(chosen(metric), *labels), legend or _values(labels))
 
 
-def each(metric: str, suffix: str = "") -> Query:
+def per_sidecar(metric: str, suffix: str = "") -> Query:
     """Return a query for a gauge of each sidecar; ``suffix`` follows the sidecar's address in the legend."""
     return Query(chosen(metric), f"{{{{instance}}}} {suffix}".rstrip())
 

@@ -87,10 +87,10 @@ class Message:
     def facts(self) -> str:
         """The message's facts that rules can test, on one line."""
         publish = self.publish
-        seen = {"key": publish.get("routing_key", ""), **publish.get("headers", {}), **publish.get("properties", {})}
+        facts = {"key": publish.get("routing_key", ""), **publish.get("headers", {}), **publish.get("properties", {})}
         if "body_size" in publish:
-            seen["size"] = publish["body_size"]
-        return ", ".join(f"{name} {value}" for name, value in seen.items() if value != "")
+            facts["size"] = publish["body_size"]
+        return ", ".join(f"{name} {value}" for name, value in facts.items() if value != "")
 
 
 def sample(rules: Path) -> list[Message]:
@@ -196,7 +196,7 @@ def reasons(explanation: dict[str, Any]) -> Iterator[str]:
         yield "no binding matches"
 
 
-def told(number: int, message: Message) -> str:
+def describe(number: int, message: Message) -> str:
     """Return a readable description of a message, its result and the reason."""
     lines = [
         f"{number}. {message.name}",
@@ -253,9 +253,9 @@ def demonstrate(broker: Broker, vhost: str) -> bool:
     print(
         "\nA pika producer publishes with confirms, a pika consumer listens on each queue, all through the sidecar:\n"
     )
-    print("\n".join(told(number, message) for number, message in enumerate(messages, 1)))
+    print("\n".join(describe(number, message) for number, message in enumerate(messages, 1)))
     print(f"\nFrom {sidecar.admin}/metrics, saved in {shown(OUTPUT / 'metrics.txt')}:\n")
-    print(textwrap.indent("\n".join(worth_a_look(metrics)), "   "))
+    print(textwrap.indent("\n".join(changed_counters(metrics)), "   "))
     print(f"\nLog {shown(sidecar.log)}, settings {shown(sidecar.configuration)}. Each step of a decision:")
     print(f"\n   .venv/bin/oxproxy explain --rules {shown(rules)} --message {shown(OUTPUT)}/message-4.json")
     if not ended_well:
@@ -320,7 +320,7 @@ def exchange_traffic(address: Broker, vhost: str, messages: list[Message]) -> No
         consumers.close()
 
 
-def worth_a_look(metrics: str) -> list[str]:
+def changed_counters(metrics: str) -> list[str]:
     """Return the lines of ``/metrics`` that the traffic has changed."""
     names = "|".join(SHOWN_METRICS)
     return [line for line in metrics.splitlines() if re.match(rf"oxproxy_(?:{names})\b.* (?!0\.0$)", line)]

@@ -13,7 +13,18 @@ from pathlib import Path
 import pika
 import pytest
 
-from deploy.local.demo import CONFIRMED, OUTPUT, REFUSED, RETURNED, RULES, Message, reasons, sample, told, worth_a_look
+from deploy.local.demo import (
+    CONFIRMED,
+    OUTPUT,
+    REFUSED,
+    RETURNED,
+    RULES,
+    Message,
+    changed_counters,
+    describe,
+    reasons,
+    sample,
+)
 from deploy.local.run import overrides
 from tests.rabbitmq import Broker
 
@@ -101,7 +112,7 @@ def test_the_sample_has_each_outcome_of_a_message() -> None:
 @pytest.mark.parametrize("queues", [["one"], ["one", "two", "two"], ["one", "two", "three"], []])
 def test_a_missing_or_extra_copy_is_reported(queues: list[str]) -> None:
     assert not delivered(queues).right
-    assert "WRONG" in told(1, delivered(queues))
+    assert "WRONG" in describe(1, delivered(queues))
 
 
 def test_the_order_of_queues_does_not_matter() -> None:
@@ -122,4 +133,4 @@ def test_reasons_name_the_matching_bindings_and_operators() -> None:
 
 def test_only_counters_above_zero_are_shown() -> None:
     metrics = 'oxproxy_publishes_total{a="b"} 2.0\noxproxy_returns_total 0.0\noxproxy_channels 3.0\n'
-    assert worth_a_look(metrics) == ['oxproxy_publishes_total{a="b"} 2.0']
+    assert changed_counters(metrics) == ['oxproxy_publishes_total{a="b"} 2.0']
