@@ -146,18 +146,12 @@ class Sidecar:
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + self._ready_seconds
-        while not self._ready():
+        while not is_ready(f"{self.admin}/readyz"):
             if self._processes is None or not self._processes.running:
                 raise SidecarFailed(f"oxproxy ended at its start:\n{self.last_words()}")
             if time.monotonic() > deadline:
                 raise SidecarFailed(f"oxproxy was not ready after {self._ready_seconds:g} s:\n{self.last_words()}")
             time.sleep(0.05)
-
-    def _ready(self) -> bool:
-        with contextlib.suppress(OSError, urllib.error.URLError):
-            self.get("/readyz")
-            return True
-        return False
 
     def last_words(self) -> str:
         """Return the end of the log."""
@@ -181,6 +175,13 @@ def request_page(url: str, body: bytes | None = None, method: str | None = None,
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+def is_ready(url: str) -> bool:
+    """Return whether a page returns status 200."""
+    with contextlib.suppress(OSError):
+        return request_page(url)[0] == 200
+    return False
 
 
 #: Maps path and headers of a request to status, content type and content of the response.

@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from tests.private_broker import free_port
+from tests.sidecar import is_ready
 from tests.watched import Watched
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,7 +89,7 @@ class Prometheus:
         ]
         self._processes = Watched(self._folder, [command], os.environ, self._folder / "prometheus.log")
         deadline = time.monotonic() + START_SECONDS
-        while not self._answers():
+        while not is_ready(f"http://{self._address}/-/ready"):
             assert self._processes.running, (self._folder / "prometheus.log").read_text()
             assert time.monotonic() < deadline, "Prometheus gave no answer"
             time.sleep(0.05)
@@ -130,13 +131,6 @@ class Prometheus:
             if samples or time.monotonic() > deadline:
                 return samples
             time.sleep(0.1)
-
-    def _answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://{self._address}/-/ready", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
 
     def _get(self, what: str, arguments: Mapping[str, str]) -> Any:  # JSON of any shape
         url = f"http://{self._address}/api/v1/{what}?{urllib.parse.urlencode(arguments)}"

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 import tomllib
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import yaml
 
 from tests.deploy.prometheus import ROOT
 from tests.private_broker import PrivateBroker, free_port
-from tests.sidecar import pika_channel
+from tests.sidecar import is_ready, pika_channel
 from tests.watched import Watched
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
@@ -183,7 +182,7 @@ def test_the_container_routes_messages_and_drains_with_a_read_only_root(root: Pa
         serve = inside(root, "/opt/oxproxy/bin/oxproxy", "serve", "--config", "/etc/oxproxy/oxproxy.yaml")
         container = Watched(tmp_path, [serve], {"PATH": os.environ["PATH"]}, tmp_path / "log", 15.0)
         deadline = time.monotonic() + START_SECONDS
-        while not ready(admin):
+        while not is_ready(f"http://127.0.0.1:{admin}/readyz"):
             assert container.running, (tmp_path / "log").read_text()
             assert time.monotonic() < deadline, (tmp_path / "log").read_text()
             time.sleep(0.1)
@@ -194,11 +193,3 @@ def test_the_container_routes_messages_and_drains_with_a_read_only_root(root: Pa
             channel.basic_publish("documents", "a.b", b"body", properties, mandatory=True)
             assert channel.basic_get("documents.public", auto_ack=True)[2] == b"body"
         assert container.end(), "it did not end with 0 after SIGTERM"
-
-
-def ready(admin: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{admin}/readyz", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pika
 from tests.private_broker import free_port
 from tests.producer import until
 from tests.rabbitmq import Broker
-from tests.sidecar import DRAIN_SECONDS, PROGRAM, READY_SECONDS, oxproxy
+from tests.sidecar import DRAIN_SECONDS, PROGRAM, READY_SECONDS, is_ready, oxproxy
 from tests.watched import Watched
 
 
@@ -75,15 +74,10 @@ class Place:
         arguments = [str(PROGRAM), *command[1:-1], str(self.directory / command[-1])]
         process = Watched(self.directory, [arguments], os.environ, self.directory / "log", DRAIN_SECONDS)
         try:
-            until(self._ready, READY_SECONDS)
+            until(lambda: is_ready(f"http://{self.admin}/readyz"), READY_SECONDS)
             yield
         finally:
             process.end(keep=True)
-
-    def _ready(self) -> bool:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{self.admin}/readyz", timeout=10) as answer:
-            return bool(answer.status == 200)
-        return False
 
 
 def run(directory: Path, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
