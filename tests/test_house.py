@@ -197,14 +197,3 @@ def test_every_make_target_has_a_description() -> None:
     assert targets is not None
     explained = re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE)
     assert sorted(targets[1].split()) == sorted(explained)
-
-
-def test_targets_of_links_between_documents_exist() -> None:
-    documents = [path for path in tracked_texts() if path.suffix == ".md"]
-    broken = [
-        f"{named(path)}: {target}"
-        for path in documents
-        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text())
-        if not (path.parent / target).exists()
-    ]
-    assert broken == []
