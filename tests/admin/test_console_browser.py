@@ -230,13 +230,8 @@ async def test_an_explanation_contains_a_test_that_passes(tab: Tab, site: Site) 
     assert loaded.failures() == []
 
 
-async def test_a_candidate_is_compared_and_stopped(tab: Tab, site: Site) -> None:
-    await see(tab, "shadow")
-    await tab.value("document.querySelector('#candidate textarea').value = 'nonsense: 1'")
-    await tab.value("document.querySelector('#candidate button').click()")
-    await shows(tab, "/nonsense/.test(document.querySelector('#comparison .bad')?.textContent)")
-    rules = f"vhost: {site.vhost}\n{RULES.replace('queue: nowhere', 'queue: orders.all')}"
-    await tab.value(f"document.querySelector('#candidate textarea').value = {json.dumps(rules)}")
+async def compare_and_stop(tab: Tab, site: Site) -> None:
+    """Start the comparison, publish a message whose destination differs, check the result, and stop."""
     await tab.value("document.querySelector('#candidate button').click()")
     await shows(tab, "document.getElementById('candidate').hidden")
     publish(site, "lost")
@@ -244,6 +239,16 @@ async def test_a_candidate_is_compared_and_stopped(tab: Tab, site: Site) -> None
     assert "queue orders.all" in await tab.value("document.querySelector('#comparison tbody').textContent")
     await tab.value("document.getElementById('stop').click()")
     await shows(tab, "document.getElementById('candidate').hidden", False)
+
+
+async def test_a_candidate_is_compared_and_stopped(tab: Tab, site: Site) -> None:
+    await see(tab, "shadow")
+    await tab.value("document.querySelector('#candidate textarea').value = 'nonsense: 1'")
+    await tab.value("document.querySelector('#candidate button').click()")
+    await shows(tab, "/nonsense/.test(document.querySelector('#comparison .bad')?.textContent)")
+    rules = f"vhost: {site.vhost}\n{RULES.replace('queue: nowhere', 'queue: orders.all')}"
+    await tab.value(f"document.querySelector('#candidate textarea').value = {json.dumps(rules)}")
+    await compare_and_stop(tab, site)
     assert json.loads(site.sidecar.get("/status"))["shadow"] is None
 
 
@@ -256,13 +261,7 @@ async def test_rules_files_are_uploaded_as_one_candidate(tab: Tab, site: Site, t
         (tmp_path / name).write_text(f"vhost: {site.vhost}\n{text.replace('queue: nowhere', 'queue: orders.all')}")
     await see(tab, "shadow")
     await tab.page.locator("[name=files]").set_input_files([tmp_path / name for name in files])
-    await tab.value("document.querySelector('#candidate button').click()")
-    await shows(tab, "document.getElementById('candidate').hidden")
-    publish(site, "lost")
-    await shows(tab, "document.querySelector('#comparison tbody td')?.textContent", "1")
-    assert "queue orders.all" in await tab.value("document.querySelector('#comparison tbody').textContent")
-    await tab.value("document.getElementById('stop').click()")
-    await shows(tab, "document.getElementById('candidate').hidden", False)
+    await compare_and_stop(tab, site)
     assert_no_errors(tab)
 
 
