@@ -204,12 +204,12 @@ async def test_examples_disclose_only_what_the_audit_log_does() -> None:
 
 async def test_bindings_of_clients_apply_to_the_candidate() -> None:
     stage = Stage()
-    theirs = OwnedExchange(
+    declared = OwnedExchange(
         b"theirs", "x-open", Delivery.CARRIER, b"theirs", declared=DeclaredExchange(True, False, False, b"", 1)
     )
     exchange = Exchange(b"theirs", "x-open")
     exchange.bind(to_queue("chained"))
-    stage.state.add_exchange(theirs, exchange)
+    stage.state.add_exchange(declared, exchange)
     await stage.begin(LIVE.replace("queue: q", "exchange: theirs"))
     assert not stage.shadow.wants("/", b"theirs")
     assert stage.shadow.wants("/", b"xo")

@@ -196,8 +196,8 @@ def test_a_signature_with_an_unknown_secret_is_replaced_only_on_request(
     running: Sidecar, old: Old, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forged = (*kept(9, {"x-?hkex": "b"}), (b"x-oxproxy-signature", Value("S", b"0" * 64)))
-    with Application(old.broker.port, old.vhost) as beside:
-        beside.bind("one", "ox", forged, token("queue", b"one").decode())
+    with Application(old.broker.port, old.vhost) as client:
+        client.bind("one", "ox", forged, token("queue", b"one").decode())
     assert run(running, old) == 0
     assert "2 bindings signed, 1 still without a valid signature" in capsys.readouterr().out
     assert "0" * 64 in old.signatures()

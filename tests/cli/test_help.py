@@ -80,12 +80,12 @@ def test_every_command_is_listed_with_its_summary() -> None:
         assert re.search(rf"^    {name}\s+{re.escape(entry.summary[:60])}", out, re.MULTILINE)
 
 
-def completed(*words: str, at: Path = ROOT) -> list[str]:
+def completed(*arguments: str, at: Path = ROOT) -> list[str]:
     """Return the completions that bash offers for the last word."""
     script = oxproxy("completion", "bash", check=True).stdout
-    line = " ".join(shlex.quote(word) for word in words)
+    line = " ".join(shlex.quote(word) for word in arguments)
     program = (
-        f'{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _oxproxy; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        f'{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(arguments) - 1}; _oxproxy; printf "%s\\n" "${{COMPREPLY[@]}}"'
     )
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, cwd=at)
     assert done.stderr == ""

@@ -100,8 +100,8 @@ def fixed_color(panel: JSON, name: str) -> str | None:
 def lines(axes: Axes, panel: JSON, answers: Answers) -> None:
     """Draw values over time."""
     named = named_series(panel, answers)
-    others = itertools.cycle(["tab:blue", "tab:cyan", "tab:purple", "tab:brown", "tab:gray", "tab:olive", "tab:pink"])
-    colors = [fixed_color(panel, name) or next(others) for name, _ in named]
+    palette = itertools.cycle(["tab:blue", "tab:cyan", "tab:purple", "tab:brown", "tab:gray", "tab:olive", "tab:pink"])
+    colors = [fixed_color(panel, name) or next(palette) for name, _ in named]
     custom = panel["fieldConfig"]["defaults"]["custom"]
     if custom["stacking"]["mode"] == "normal":
         times = sorted({time for _, series in named for time in points(series)[0]})

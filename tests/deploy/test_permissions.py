@@ -58,7 +58,7 @@ def sidecar(broker: PrivateBroker, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def speak(sidecar: Sidecar) -> Iterator[Callable[[str], Producer]]:
+def log_in(sidecar: Sidecar) -> Iterator[Callable[[str], Producer]]:
     opened: list[Producer] = []
 
     def open_as(user: str) -> Producer:
@@ -79,7 +79,7 @@ def administrator(broker: PrivateBroker, sidecar: Sidecar) -> Iterator[Producer]
             producer.take(queue)
 
 
-Speak = Callable[[str], Producer]
+LogIn = Callable[[str], Producer]
 
 
 def assert_refused(producer: Producer, command: base.Frame) -> None:
@@ -106,9 +106,9 @@ def test_the_control_user_can_declare_and_bind_everything(sidecar: Sidecar) -> N
 
 @pytest.mark.parametrize(("user", "exchange"), [("carrier-producer", "documents"), ("queue-producer", "orders")])
 def test_a_producer_publishes_to_every_destination_of_its_exchange(
-    speak: Speak, administrator: Producer, user: str, exchange: str
+    log_in: LogIn, administrator: Producer, user: str, exchange: str
 ) -> None:
-    producer = speak(user)
+    producer = log_in(user)
     for to, queue in (("archive", "archive"), ("copies", "box"), ("nobody", "fallback")):
         assert producer.send_settled(exchange, "k", {"to": to}, to.encode()) == (True, [])
         assert [message.body for message in administrator.take(queue)] == [to.encode()]
@@ -119,9 +119,9 @@ def test_a_producer_publishes_to_every_destination_of_its_exchange(
     [("carrier-producer", ("", "copies", "spare", "amq.direct")), ("queue-producer", ("documents", "amq.direct"))],
 )
 def test_a_producer_cannot_publish_elsewhere_declare_or_consume(
-    speak: Speak, user: str, exchanges: tuple[str, ...]
+    log_in: LogIn, user: str, exchanges: tuple[str, ...]
 ) -> None:
-    producer = speak(user)
+    producer = log_in(user)
     for exchange in exchanges:
         assert_publish_refused(producer, exchange)
     assert_refused(producer, commands.Queue.Declare(queue="mine"))
@@ -133,9 +133,9 @@ def test_a_producer_cannot_publish_elsewhere_declare_or_consume(
 
 
 def test_a_team_can_declare_bind_publish_and_consume_its_own_objects(
-    speak: Speak, sidecar: Sidecar, broker: PrivateBroker
+    log_in: LogIn, sidecar: Sidecar, broker: PrivateBroker
 ) -> None:
-    client = speak("team")
+    client = log_in("team")
     client.ask(commands.Exchange.Declare(exchange="team.letters", exchange_type="x-open", durable=True))
     for queue in ("team.a", "team.b"):
         client.ask(commands.Queue.Declare(queue=queue, durable=True))
@@ -162,8 +162,8 @@ def test_a_team_can_declare_bind_publish_and_consume_its_own_objects(
         client.ask(commands.Queue.Delete(queue=queue))
 
 
-def test_a_team_cannot_use_objects_of_others(speak: Speak) -> None:
-    client = speak("team")
+def test_a_team_cannot_use_objects_of_others(log_in: LogIn) -> None:
+    client = log_in("team")
     for exchange in ("documents", "orders", "copies", ""):
         assert_publish_refused(client, exchange)
     assert_refused(client, commands.Exchange.Declare(exchange="theirs", exchange_type="x-open"))

@@ -30,7 +30,7 @@ PART = -1
 _IDENTITY = re.compile(r"(?<![^.])(?:[^.]*[0-9][^.]*|[0-9a-fA-F-]{16,})(?![^.])")
 
 TABLES = ("traffic", "destinations", "bindings", "unroutable", "latency", "producers", "anomalies", "trace")
-#: What is asked of both: a name, the question to the log, the question to the report's tables, and how many of the
+#: Queries on both: a name, the query on the log, the query on the report's tables, and how many of the
 #: last columns are percentiles, which may differ by the error that is stated (`ERRORS`).
 QUESTIONS: tuple[tuple[str, str, str, int], ...] = (
     (
@@ -191,9 +191,9 @@ class Computed:
             assert [row[: len(row) - percentiles] for row in of_report] == [
                 row[part] for row, part in zip(of_log, cut, strict=True)
             ], name
-            for ours, theirs in zip(of_report, of_log, strict=True):
-                rest = len(ours) - percentiles
-                assert ours[rest:] == pytest.approx(theirs[rest:], rel=ERRORS.get(name, 0)), name
+            for report_row, log_row in zip(of_report, of_log, strict=True):
+                rest = len(report_row) - percentiles
+                assert report_row[rest:] == pytest.approx(log_row[rest:], rel=ERRORS.get(name, 0)), name
         return full
 
     def days(self) -> list[date]:

@@ -219,9 +219,9 @@ def test_alerts_can_be_disabled_and_the_url_of_runbooks_changed() -> None:
 
 def test_templates_in_alerts_are_not_rendered_by_helm() -> None:
     spec = the("PrometheusRule", MONITORED)["spec"]
-    mine = {rule["alert"]: rule["annotations"]["summary"] for rule in rules() if "alert" in rule}
+    expected = {rule["alert"]: rule["annotations"]["summary"] for rule in rules() if "alert" in rule}
     made_of = {rule["alert"]: rule for group in spec["groups"] for rule in group["rules"] if "alert" in rule}
-    assert {name: rule["annotations"]["summary"] for name, rule in made_of.items()} == mine
+    assert {name: rule["annotations"]["summary"] for name, rule in made_of.items()} == expected
 
 
 def test_dashboards_equal_those_for_grafana_and_fit_into_a_config_map() -> None:

@@ -48,7 +48,7 @@ SWITCHES: dict[str, JSON] = {
     "one after the other": {"updateStrategy": {"type": "Recreate"}},
     "open network policy": {"networkPolicy": {"enabled": True}},
     "service monitor": {"serviceMonitor": {"enabled": True}},
-    "pod monitor beside a gateway": {"podMonitor": {"enabled": True}},
+    "pod monitor for a gateway": {"podMonitor": {"enabled": True}},
     "no account": {"serviceAccount": {"create": False}},
     "no budget": {"podDisruptionBudget": {"enabled": False}},
     "autoscaling": {"autoscaling": {"enabled": True}},
@@ -317,9 +317,9 @@ def test_an_existing_signing_secret_can_be_used() -> None:
     assert configuration(values)["declared"] == {"secrets": files}
     (volume,) = (document for document in volumes(values) if document["name"] == "oxproxy-declared")
     assert volume["secret"]["secretName"] == "signing"
-    mine = {"config": {"declared": {"secrets": [{"env": "SECRET"}]}}}
-    assert "oxproxy-declared" not in {document["name"] for document in volumes(mine)}
-    assert configuration(mine)["declared"] == {"secrets": [{"env": "SECRET"}]}
+    values_with_config = {"config": {"declared": {"secrets": [{"env": "SECRET"}]}}}
+    assert "oxproxy-declared" not in {document["name"] for document in volumes(values_with_config)}
+    assert configuration(values_with_config)["declared"] == {"secrets": [{"env": "SECRET"}]}
 
 
 def volumes(values: JSON) -> list[JSON]:
