@@ -266,36 +266,41 @@ def test_an_interrupt_prints_no_traceback(monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr() == ("", "")
 
 
+def imported(*arguments: object) -> set[str]:
+    """Run a command in a new process, and return the modules that it imported."""
+    program = (
+        "import sys; from proxy.cli.main import main\n"
+        "try: status = main(sys.argv[1:])\n"
+        "except SystemExit as exit: status = exit.code\n"
+        "print(*sys.modules)\n"
+        "sys.exit(status)"
+    )
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
 def test_check_and_explain_import_no_network_libraries(rules: Path, tmp_path: Path) -> None:
     message = tmp_path / "message.yaml"
     message.write_text("exchange: e")
-    program = (
-        "import sys; from proxy.cli.main import main\n"
-        f"assert main(['check', {str(rules)!r}]) == 0\n"
-        f"assert main(['explain', '--rules', {str(rules)!r}, '--message', {str(message)!r}]) == 0\n"
-        "heavy = {'asyncio', 'aio_pika', 'aiohttp', 'uvloop', 'prometheus_client', 'pyspark', 'proxy.app.sidecar'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "[]"), done.stderr
+    heavy = {"asyncio", "aio_pika", "aiohttp", "uvloop", "prometheus_client", "pyspark", "proxy.app.sidecar"}
+    assert heavy & imported("check", rules) == set()
+    assert heavy & imported("explain", "--rules", rules, "--message", message) == set()
 
 
 def test_a_command_imports_only_its_own_module() -> None:
-    program = (
-        "import sys; from proxy.cli.main import main\n"
-        "try: main(['--version'])\n"
-        "except SystemExit: pass\n"
-        "print(sorted(name for name in sys.modules if name.startswith('proxy.')))\n"
-        "assert main(['schema', 'config']) == 0\n"
-        "print(sorted(name for name in sys.modules if name.startswith('proxy.cli.')))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    lines = done.stdout.splitlines()
-    assert (
-        lines[1]
-        == "['proxy.cli', 'proxy.cli.commands', 'proxy.cli.console', 'proxy.cli.main', 'proxy.errors', 'proxy.native']"
-    )
-    assert lines[-1] == "['proxy.cli.commands', 'proxy.cli.console', 'proxy.cli.main', 'proxy.cli.schema']"
+    main = {"proxy.cli.commands", "proxy.cli.console", "proxy.cli.main"}
+    modules = {name for name in imported("--version") if name.startswith("proxy.")}
+    assert modules == main | {"proxy.cli", "proxy.errors", "proxy.native"}
+    modules = {name for name in imported("schema", "config") if name.startswith("proxy.cli.")}
+    assert modules == main | {"proxy.cli.schema"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["operators", "goto"], ["routes", "--help"], ["top", "--help"], ["status", "-h"]]
+)
+def test_a_command_without_a_table_does_not_import_rich(arguments: list[str]) -> None:
+    assert {"rich", "asyncio", "aiohttp"} & imported(*arguments) == set()
 
 
 def test_a_closed_pipe_causes_no_traceback(rules: Path) -> None:

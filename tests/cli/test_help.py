@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -147,16 +146,3 @@ def test_operators_are_printed_as_json_and_for_narrow_terminals() -> None:
     assert entry["meaning"] == "The binding ends the evaluation of the exchange."
     status, out, _ = run("operators", COLUMNS="60")
     assert max(map(len, out.splitlines())) <= 60
-
-
-@pytest.mark.parametrize(
-    "arguments", [["operators", "goto"], ["routes", "--help"], ["top", "--help"], ["status", "-h"]]
-)
-def test_a_command_without_a_table_does_not_import_rich(arguments: list[str]) -> None:
-    program = (
-        "import sys; from proxy.cli.main import main\n"
-        f"try: main({arguments!r})\nexcept SystemExit: pass\n"
-        "print(sorted({'rich', 'asyncio', 'aiohttp'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
