@@ -78,7 +78,7 @@ def test_a_changed_file_is_reloaded_by_all_workers(pair: Pair) -> None:
     assert all(count >= 1 for count in pair.metrics("rules_reload_total", result="ok"))
 
 
-def test_a_request_reloads_only_its_worker(pair: Pair) -> None:
+def test_a_request_reloads_the_worker_that_receives_it(pair: Pair) -> None:
     pair.write_rules(BAD_RULES)
     status, answer = pair.reload(1)
     assert (status, answer["result"]) == (422, "error")
