@@ -27,7 +27,7 @@ def run(site: Site, *more: str) -> int:
 
 def exists(site: Site, exchange: str) -> bool:
     listed = site.broker.api("GET", f"exchanges/{site.vhost}?columns=name")
-    return exchange in {listed_exchange["name"] for listed_exchange in listed}
+    return exchange in {row["name"] for row in listed}
 
 
 def test_everything_is_listed_and_removed_on_request(
